@@ -1,0 +1,85 @@
+"""One inference request, from the moment a frontend has decoded it."""
+
+from __future__ import annotations
+
+from asyncio import TimerHandle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from time import monotonic_ns
+from typing import TypeAlias
+
+from penstock.errors import PenstockError
+from penstock.messages.response import InferResponse
+from penstock.messages.tensor import Tensor
+
+Parameter: TypeAlias = "str | int | bool | float"
+
+#: Called on the event loop with each answer; the second argument is true exactly once, last.
+#: ``None`` with true ends a decoupled request that has nothing more to say.
+Respond: TypeAlias = Callable[["InferResponse | PenstockError | None", bool], None]
+
+
+@dataclass(slots=True, frozen=True)
+class Undecoded:
+    """An input that cannot become a `Tensor`: its bytes contradict its shape, or its data type
+    is unknown. ``Signature.check`` always refuses it, and words the refusal in Triton's order."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    buffer: memoryview
+
+    @property
+    def element_count(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(slots=True, eq=False)
+class InferRequest:
+    """What a frontend asks of a model. Compared and hashed by identity.
+
+    The frontend fills the first block. ``inputs`` are views on the received buffer, in the order
+    sent. ``outputs`` are the names requested; empty means all. ``timeout_us`` 0 means none. Once
+    ``submit`` returns, the request belongs to the scheduler; whoever removes it from the queue
+    owns it, and calls ``respond`` on the event loop.
+    """
+
+    model_name: str
+    inputs: dict[str, Tensor | Undecoded]
+    respond: Respond
+    outputs: Sequence[str] = ()
+    id: str = ""
+    model_version: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    priority: int = 0
+    timeout_us: int = 0
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    arrival_ns: int = field(default_factory=monotonic_ns)
+
+    #: Set by ``Signature.check``: rows along the batch axis (1 for a model without one), and what
+    #: must be equal among the requests of a batch (None when nothing can differ).
+    rows: int = 1
+    batch_key: object = None
+    #: Set by the scheduler when it accepts the request.
+    queued_ns: int = 0
+    #: True once the caller has gone; read by long executions. Set through ``cancel`` only.
+    cancelled: bool = False
+    #: Set by the scheduler while the request waits: takes it out of the queue.
+    on_cancel: Callable[[InferRequest], None] | None = None
+    #: Set by the scheduler if the request may expire: when (0 for never), and what will end it.
+    deadline_ns: int = 0
+    timer: TimerHandle | None = None
+
+    def cancel(self) -> None:
+        """The caller has gone. Event loop only; safe to call at any time, more than once."""
+        if not self.cancelled:
+            self.cancelled = True
+            if self.on_cancel is not None:
+                self.on_cancel(self)
+
+    @property
+    def log_id(self) -> str:
+        """The prefix that Triton puts before messages about a request."""
+        return f"[request id: {self.id or '<id_unknown>'}] "

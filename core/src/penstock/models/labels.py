@@ -1,0 +1,26 @@
+"""Label files of outputs (behaviours.md section 3.4)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.errors import LoadError, Unsupported
+
+
+def read_labels(config: ModelConfig, model_path: Path) -> dict[str, list[str]]:
+    """The lines of each output's label file, blank lines kept.
+
+    Raises `Unsupported` for a file outside the model directory, `LoadError` for an unreadable one.
+    """
+    return {io.name: _read(config.name, io.name, io.label_filename, model_path) for io in config.output if io.label_filename}
+
+
+def _read(model: str, output: str, filename: str, model_path: Path) -> list[str]:
+    path = (model_path / filename).resolve()
+    if not path.is_relative_to(model_path.resolve()):
+        raise Unsupported(f"label file path '{filename}' for output '{output}' in model '{model}' is outside model directory")
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"cannot read label file '{path}' for output '{output}' of model '{model}': {error}") from error

@@ -1,0 +1,89 @@
+"""One version of a model that is loaded and takes requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.messages.request import InferRequest
+from penstock.messages.spec import Spec
+from penstock.models.signature import Signature
+from penstock.schedulers.base import Scheduler
+from penstock.telemetry.statistics import ModelStatistics, Snapshot
+from penstock.workers.instance import InstanceThread
+
+
+class ServedModel:
+    """Signature, scheduler and instances of one version, put together at load.
+
+    ``labels`` maps an output to the lines of its label file. ``release`` is called after the last
+    instance has closed.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        config: ModelConfig,
+        signature: Signature,
+        scheduler: Scheduler,
+        instances: Sequence[InstanceThread],
+        statistics: ModelStatistics,
+        labels: Mapping[str, Sequence[str]],
+        release: Callable[[], None],
+    ) -> None:
+        self.name = config.name
+        self.version = version
+        self.config = config
+        self.signature = signature
+        self.labels = labels
+        self.statistics = statistics
+        self.scheduler = scheduler
+        self.max_batch_size = config.max_batch_size
+        self.decoupled = config.model_transaction_policy.decoupled
+        self.platform = config.platform or config.backend
+        self._instances = instances
+        self._release = release
+        self._check, self._submit = signature.check, scheduler.submit
+
+    def submit(self, request: InferRequest) -> None:
+        """Check ``request`` and hand it to the scheduler, which answers it. Event loop only.
+
+        Raises `InvalidArgument` or `Unavailable` if it is refused; then it is not answered.
+        """
+        self._check(request)
+        self._submit(request)
+
+    @property
+    def inputs(self) -> Mapping[str, Spec]:
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> Mapping[str, Spec]:
+        return self.signature.outputs
+
+    def wire_shape(self, spec: Spec) -> tuple[int, ...]:
+        """``spec``'s dims as metadata shows them: with -1 in front when the model batches."""
+        return self.signature.wire_shape(spec)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every instance says that it can execute."""
+        return all(instance.is_ready() for instance in self._instances)
+
+    def snapshot(self) -> Snapshot:
+        """The statistics, added up now."""
+        return self.statistics.snapshot(self.scheduler.pending)
+
+    async def drain(self) -> None:
+        """Refuse new requests and wait until those submitted are answered."""
+        await self.scheduler.drain()
+
+    def close(self) -> None:
+        """End the instances. Event loop only; `join` waits for them."""
+        self.scheduler.close()
+
+    def join(self) -> None:
+        """Wait until every instance has closed, then release what they shared. Blocks."""
+        for instance in self._instances:
+            instance.join()
+        self._release()

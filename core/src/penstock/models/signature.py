@@ -1,0 +1,142 @@
+"""What a model takes and gives, compiled once at load into checks that run per request.
+
+`Signature.check` is the fast yes: a straight line over the inputs that accepts what fits. When
+something does not fit, `penstock.models.refusal` walks the same rules in Triton's order and
+words the error (behaviours.md section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.errors import InvalidArgument
+from penstock.messages import dtypes
+from penstock.messages.dtypes import DataType
+from penstock.messages.request import InferRequest
+from penstock.messages.tensor import BytesTensor
+from penstock.models import refusal
+from penstock.messages.spec import Spec
+
+
+class Signature:
+    """The inputs and outputs of one model version.
+
+    ``inputs`` and ``outputs`` are in config order; their dims exclude the batch axis.
+    """
+
+    def __init__(self, name: str, config: ModelConfig) -> None:
+        self.name = name
+        self.max_batch_size = config.max_batch_size
+        self.batched = config.max_batch_size > 0
+        self.inputs = {io.name: Spec.from_config(io) for io in config.input}
+        self.outputs = {io.name: Spec.from_config(io) for io in config.output}
+        self.output_names = tuple(self.outputs)
+        self.required = sum(not spec.optional for spec in self.inputs.values())
+        self._has_optional = self.required < len(self.inputs)
+        self._checks = {name: _Check.compile(spec, self.batched) for name, spec in self.inputs.items()}
+        self._has_key = self._has_optional or any(check.is_variable for check in self._checks.values())
+        self._reshaped = tuple(spec for spec in self.inputs.values() if spec.reshape is not None)
+
+    def check(self, request: InferRequest) -> None:
+        """Accept ``request`` and set its ``rows`` and ``batch_key``, or raise `InvalidArgument`.
+
+        Applies the config's input reshapes, which replace entries of ``request.inputs`` by views.
+        """
+        inputs = request.inputs
+        rows = -1
+        fits = self.required <= len(inputs) <= len(self._checks) and self._outputs_fit(request.outputs)
+        if fits:
+            checks = self._checks
+            for name, tensor in inputs.items():
+                check = checks.get(name)
+                if check is None or not check.fits(tensor):
+                    fits = False
+                    break
+                if self.batched:
+                    if rows != tensor.shape[0] and rows != -1:
+                        fits = False
+                        break
+                    rows = tensor.shape[0]
+        if not fits or rows > self.max_batch_size or (self._has_optional and self._lacks(inputs)):
+            raise refusal.explain(self, request)
+        request.rows = rows if rows >= 0 else 1
+        if self._has_key:
+            request.batch_key = self._key(inputs)
+        for spec in self._reshaped:
+            tensor = inputs.get(spec.name)
+            if tensor is not None:
+                inputs[spec.name] = _reshape(tensor, spec, self.batched)
+
+    def response_shape(self, spec: Spec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape a client sees for an output that the backend gave as ``shape``."""
+        batch = shape[:1] if self.batched else ()
+        return batch + spec.undo_reshape(shape[len(batch) :])
+
+    def wire_shape(self, spec: Spec) -> tuple[int, ...]:
+        """The dims as metadata shows them: with -1 in front when the model batches."""
+        return (-1, *spec.dims) if self.batched else spec.dims
+
+    def _outputs_fit(self, names: Sequence[str]) -> bool:
+        if not names:
+            return True
+        return all(name in self.outputs for name in names) and len(set(names)) == len(names)
+
+    def _lacks(self, inputs: dict[str, Any]) -> bool:
+        return any(not spec.optional and name not in inputs for name, spec in self.inputs.items())
+
+    def _key(self, inputs: dict[str, Any]) -> tuple[object, ...]:
+        """Requests stack only if they give the same inputs with the same variable dims."""
+        return tuple([(name, tensor.shape[1:]) for name, tensor in sorted(inputs.items())])
+
+
+@dataclass(slots=True, frozen=True)
+class _Check:
+    """One input's data type and shape, unrolled for speed."""
+
+    numpy: np.dtype[Any] | None
+    datatype: DataType
+    rank: int
+    batch_axes: int
+    dims: tuple[int, ...]
+    is_variable: bool
+
+    @classmethod
+    def compile(cls, spec: Spec, batched: bool) -> _Check:
+        numpy = None if spec.datatype is dtypes.BYTES else spec.datatype.numpy
+        axes = int(batched)
+        return cls(numpy, spec.datatype, axes + len(spec.dims), axes, spec.dims, -1 in spec.dims)
+
+    def fits(self, tensor: Any) -> bool:
+        """Whether ``tensor`` has this data type, rank and these fixed dims."""
+        if self.numpy is None:
+            if type(tensor) is not BytesTensor:
+                return False
+        elif type(tensor) is not np.ndarray or tensor.dtype != self.numpy:
+            return False
+        shape = tensor.shape
+        if len(shape) != self.rank:
+            return False
+        dims = shape[1:] if self.batch_axes else shape
+        if self.is_variable:
+            if not all(want in (-1, got) for want, got in zip(self.dims, dims, strict=True)):
+                return False
+        elif dims != self.dims:
+            return False
+        return self.numpy is not None or _is_complete(tensor)
+
+
+def _is_complete(tensor: BytesTensor) -> bool:
+    try:
+        return len(tensor.offsets) == tensor.size + 1
+    except InvalidArgument:
+        return False
+
+
+def _reshape(tensor: Any, spec: Spec, batched: bool) -> Any:
+    batch = tensor.shape[:1] if batched else ()
+    return tensor.reshape(batch + spec.apply_reshape(tensor.shape[len(batch) :]))

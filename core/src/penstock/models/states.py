@@ -1,0 +1,71 @@
+"""The states of models and their versions, as the index shows them (behaviours.md section 5.6).
+
+::
+
+    UNKNOWN -> LOADING -> READY -> UNLOADING -> UNAVAILABLE (reason 'unloaded')
+                  └-> UNAVAILABLE (reason '<Code>: <message>')
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from penstock.models.served import ServedModel
+
+
+class State(Enum):
+    UNKNOWN = "UNKNOWN"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+    LOADING = "LOADING"
+    UNLOADING = "UNLOADING"
+
+
+UNLOADED = "unloaded"
+
+
+@dataclass(slots=True)
+class VersionRecord:
+    """One version. ``served`` is set exactly while requests may reach it."""
+
+    state: State = State.UNKNOWN
+    reason: str = ""
+    served: ServedModel | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Fine for strict readiness: ready, or unloaded on purpose."""
+        return self.state is State.READY or (self.state is State.UNAVAILABLE and self.reason == UNLOADED)
+
+
+@dataclass(slots=True)
+class ModelRecord:
+    """One model. ``problem`` says why it has no versions at all (a bad config, a duplicate)."""
+
+    name: str
+    versions: dict[int, VersionRecord] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One line of the repository index; ``version`` and ``state`` are empty for a model never loaded."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+def index_of(record: ModelRecord, ready_only: bool) -> list[IndexEntry]:
+    """The lines that ``record`` contributes to the index."""
+    if not record.versions:
+        if ready_only:
+            return []
+        return [IndexEntry(record.name, "", State.UNAVAILABLE.value if record.problem else "", record.problem)]
+    return [
+        IndexEntry(record.name, str(number), version.state.value, version.reason)
+        for number, version in sorted(record.versions.items())
+        if not ready_only or version.state is State.READY
+    ]

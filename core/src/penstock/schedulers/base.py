@@ -1,0 +1,74 @@
+"""What a scheduler implements, and what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.errors import PenstockError
+from penstock.messages.request import InferRequest
+from penstock.messages.response import InferResponse
+from penstock.telemetry.statistics import ModelStatistics
+from penstock.workers.bell import Bell
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerContext:
+    """What a scheduler works with. ``loop`` is the server's event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    config: ModelConfig
+    statistics: ModelStatistics
+
+
+class Scheduler(ABC):
+    """Decides which requests run together, and when. One object per model version.
+
+    ``name`` is the field of the config's ``scheduling_choice`` that selects it; ``direct`` when
+    none is set. All methods run on the event loop, except `take`.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, context: SchedulerContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def submit(self, request: InferRequest) -> None:
+        """Own ``request`` from now on and answer it exactly once with final set.
+
+        Raises `Unavailable`, without owning it, when full or stopping.
+        """
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """Requests submitted and not yet answered."""
+
+    @property
+    @abstractmethod
+    def pending(self) -> int:
+        """Requests waiting for an instance."""
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """Refuse new requests; return when every submitted one is answered."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every `take`. Requests still waiting are answered with `Unavailable`."""
+
+    @abstractmethod
+    def take(self, bell: Bell) -> list[InferRequest] | None:
+        """The next batch, owned by the caller; blocks on ``bell``. None when closed.
+
+        Called by instance threads.
+        """
+
+    @abstractmethod
+    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[InferResponse | PenstockError]) -> None:
+        """Answer a batch that `take` gave out; each answer is final."""

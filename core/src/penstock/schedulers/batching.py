@@ -1,0 +1,68 @@
+"""When a batch fires: arithmetic on the requests that wait, and nothing else.
+
+The decision table of Triton's dynamic batcher (behaviours.md section 6.2), for an instance that
+is idle now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.messages.request import InferRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRule:
+    """How requests join. ``max_requests`` bounds a batch as ``max_rows`` does."""
+
+    max_rows: int = 1
+    max_requests: int = 1
+    preferred_rows: frozenset[int] = frozenset()
+    max_delay_ns: int = 0
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> BatchRule:
+        """The rule that ``dynamic_batching`` states; a model without batch axis runs one by one."""
+        batching, rows = config.dynamic_batching, config.max_batch_size
+        if rows < 1:
+            return cls()
+        preferred = frozenset(batching.preferred_batch_size) or frozenset((rows,))
+        return cls(rows, rows, preferred, batching.max_queue_delay_microseconds * 1000)
+
+    @property
+    def largest_preferred(self) -> int:
+        return max(self.preferred_rows, default=self.max_rows)
+
+
+class Decision(NamedTuple):
+    """Send the first ``count`` requests now; if that is 0, look again after ``wait_ns``, or as
+    soon as ``missing_rows`` more have arrived."""
+
+    count: int
+    wait_ns: int = 0
+    missing_rows: int = 0
+
+
+def decide(waiting: Sequence[InferRequest], rule: BatchRule, now_ns: int) -> Decision:
+    """What to do about ``waiting``: at least one request, in the order they would be served."""
+    rows = preferred = count = 0
+    key, complete = waiting[0].batch_key, False
+    for request in waiting:
+        if count and (rows + request.rows > rule.max_rows or request.batch_key != key):
+            complete = True
+            break
+        rows += request.rows
+        count += 1
+        if rows in rule.preferred_rows:
+            preferred = count
+    waited_ns = now_ns - min(request.queued_ns for request in waiting[:count]) if rule.max_delay_ns else 0
+    if preferred and (waited_ns < rule.max_delay_ns or not rule.max_delay_ns):
+        return Decision(preferred)
+    complete = complete or rows >= rule.largest_preferred or count >= rule.max_requests
+    if complete or waited_ns >= rule.max_delay_ns:
+        return Decision(count)
+    target = min(size for size in rule.preferred_rows | {rule.max_rows} if size > rows)
+    return Decision(0, rule.max_delay_ns - waited_ns, target - rows)

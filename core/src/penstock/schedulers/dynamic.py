@@ -1,0 +1,155 @@
+"""The dynamic batcher: an idle instance pulls a batch (behaviours.md sections 6.2 and 6.3)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic_ns
+from typing import ClassVar
+
+from penstock.errors import Cancelled, PenstockError, Unavailable
+from penstock.messages.request import InferRequest
+from penstock.messages.response import InferResponse
+from penstock.schedulers.base import Scheduler, SchedulerContext
+from penstock.schedulers.batching import BatchRule, decide
+from penstock.schedulers.flight import Flight
+from penstock.schedulers.policy import Priorities
+from penstock.schedulers.queue import RequestQueue
+from penstock.telemetry.statistics import Duration
+from penstock.workers.bell import Bell
+
+
+class DynamicScheduler(Scheduler):
+    """Batches requests that wait together, under the config's ``dynamic_batching``."""
+
+    name: ClassVar[str] = "dynamic_batching"
+
+    def __init__(self, context: SchedulerContext) -> None:
+        super().__init__(context)
+        self._rule = self.rule(context)
+        self._priorities = Priorities.from_config(context.config)
+        self._queue = RequestQueue(len(self._priorities.policies))
+        self._flight = Flight(context.config.dynamic_batching.preserve_ordering)
+        self._statistics = context.statistics
+        self._idle: deque[Bell] = deque()
+        self._arrived_rows = 0
+        self._closed = False
+
+    def rule(self, context: SchedulerContext) -> BatchRule:
+        """How requests join; other queue-based schedulers override this."""
+        return BatchRule.from_config(context.config)
+
+    # ------------------------------------------------------------------ event loop
+
+    def submit(self, request: InferRequest) -> None:
+        if self._flight.is_closing:
+            raise Unavailable(
+                f"{request.log_id}Server is stopping, scheduler for model has stopped accepting new inference requests"
+            )
+        level = self._priorities.level(request.priority)
+        policy = self._priorities.policies[level - 1]
+        if policy.max_size and self._queue.size(level) >= policy.max_size:
+            self._statistics.rejected.count += 1
+            raise Unavailable(f"{request.log_id}Exceeds maximum queue size")
+        request.queued_ns = monotonic_ns()
+        if policy.default_timeout_ns:
+            timeout_ns = policy.timeout_ns(request.timeout_us)
+            request.deadline_ns = request.queued_ns + timeout_ns
+            request.timer = self.context.loop.call_later(timeout_ns / 1e9, self._expire, request, level)
+        request.on_cancel = self._cancel
+        self._flight.enter(request)
+        self._queue.add(request, level)
+        self._announce(request)
+
+    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[InferResponse | PenstockError]) -> None:
+        for request, answer in zip(requests, answers, strict=True):
+            if request.timer is not None:
+                request.timer.cancel()
+            self._flight.answer(request, answer)
+
+    @property
+    def in_flight(self) -> int:
+        return self._flight.count
+
+    @property
+    def pending(self) -> int:
+        return len(self._queue)
+
+    async def drain(self) -> None:
+        await self._flight.close()
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._wake_one()
+        for request in self._queue.head(len(self._queue)):
+            self._give_up(request, Unavailable(f"{request.log_id}Server is stopping"), self._statistics.rejected)
+
+    def _expire(self, request: InferRequest, level: int) -> None:
+        """The request's time in the queue is over, whether or not an instance is free."""
+        if not self._priorities.policies[level - 1].postpones:
+            error = Unavailable(f"{request.log_id}Request timeout expired")
+            self._give_up(request, error, self._statistics.rejected)
+        elif self._queue.postpone(request, level):
+            request.deadline_ns = 0
+            self._announce(request)
+
+    def _cancel(self, request: InferRequest) -> None:
+        self._give_up(request, Cancelled(f"{request.log_id}request was cancelled"), self._statistics.cancelled)
+
+    def _give_up(self, request: InferRequest, error: PenstockError, reason: Duration) -> None:
+        """Answer a request that no instance will run; nothing if an instance has it already."""
+        if not self._queue.remove(request):
+            return
+        reason.count += 1
+        reason.ns += monotonic_ns() - request.arrival_ns
+        self.deliver((request,), (error,))
+
+    def _announce(self, request: InferRequest) -> None:
+        """Wake an instance if what has arrived is worth it."""
+        self._arrived_rows += request.rows or 1
+        if self._idle and self._arrived_rows >= self._idle[0].wake_at:
+            self._wake_one()
+
+    # ------------------------------------------------------------------ instance threads
+
+    def take(self, bell: Bell) -> list[InferRequest] | None:
+        rule, queue = self._rule, self._queue
+        while not self._closed:
+            arrived = self._arrived_rows
+            now_ns = monotonic_ns()
+            # A request past its deadline is left to its timer, which is about to answer it.
+            waiting = [r for r in queue.head(rule.max_requests) if not 0 < r.deadline_ns <= now_ns]
+            if not waiting:
+                self._sleep(bell, arrived, 0, None)
+                continue
+            decision = decide(waiting, rule, now_ns)
+            if not decision.count:
+                self._sleep(bell, arrived, arrived + decision.missing_rows, decision.wait_ns)
+                continue
+            batch = [request for request in waiting[: decision.count] if queue.remove(request)]
+            if batch:
+                if self._idle and len(queue):
+                    self._wake_one()
+                return batch
+        return None
+
+    def _sleep(self, bell: Bell, arrived: int, wake_at: int, timeout_ns: int | None) -> None:
+        """Wait for a ring, unless something arrived since the caller looked."""
+        bell.wake_at = wake_at
+        if wake_at:
+            self._idle.appendleft(bell)  # it is forming a batch: arrivals are its business first
+        else:
+            self._idle.append(bell)
+        missed = self._arrived_rows != arrived and self._arrived_rows >= wake_at
+        if missed or self._closed or not bell.wait(timeout_ns):
+            try:
+                self._idle.remove(bell)
+            except ValueError:
+                bell.wait()  # somebody has taken the bell to ring it: let that ring pass
+
+    def _wake_one(self) -> None:
+        try:
+            self._idle.popleft().ring()
+        except IndexError:
+            pass  # woken by somebody else in the meantime

@@ -1,0 +1,279 @@
+"""The server: options, plugins, repository and models put together.
+
+Everything that carries a request runs on one event loop, in the thread that awaits `Server.start`;
+``with Server(...)`` provides such a thread. Instances run on threads of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from importlib.metadata import version as distribution_version
+from os import PathLike, fspath
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from penstock.config.options import ServerOptions
+from penstock.errors import InternalError, PenstockError, Unavailable, Unsupported
+from penstock.frontends.base import Frontend
+from penstock.messages.request import InferRequest, Parameter
+from penstock.messages.response import InferResponse
+from penstock.messages.tensor import BytesTensor, as_tensor
+from penstock.models.directory import Directory
+from penstock.models.lifecycle import Lifecycle
+from penstock.models.loading import Loader
+from penstock.models.repository import Repository
+from penstock.models.served import ServedModel
+from penstock.models.states import IndexEntry, index_of
+from penstock.plugins import Plugins
+
+log = logging.getLogger(__name__)
+
+#: Server metadata, in Triton's order (behaviours.md section 1.6); grows as extensions are built.
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+
+class Phase(Enum):
+    """The life of a server."""
+
+    NEW = "new"
+    STARTING = "starting"
+    READY = "ready"
+    EXITING = "exiting"
+    STOPPED = "stopped"
+
+
+class Metadata(NamedTuple):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Server:
+    """Serves a model repository: ``Server("models")``, or ``Server(ServerOptions(...))``.
+
+    In a script, ``with Server("models") as server`` and `infer`. In async code, ``async with`` and
+    `infer_async`. No port is opened unless `start_frontends` is awaited.
+    """
+
+    def __init__(self, repository: str | PathLike[str] | ServerOptions, **options: Any) -> None:
+        """``options`` are fields of `ServerOptions`, when ``repository`` is a path."""
+        if not isinstance(repository, ServerOptions):
+            repository = ServerOptions(model_repository=(fspath(repository),), **options)
+        self.options = repository
+        self.phase = Phase.NEW
+        self.plugins = Plugins.discover(self.options.plugins)
+        self.frontends: list[Frontend] = []
+        self.loop: asyncio.AbstractEventLoop
+        self._directory = Directory()
+        self._lifecycle: Lifecycle
+        self._portal: contextlib.AbstractContextManager[BlockingPortal] | None = None
+        self.resolve = self._directory.resolve
+
+    # ------------------------------------------------------------------ start and stop
+
+    async def start(self) -> None:
+        """Load the repository. Raises `PenstockError` if a model fails and ``exit_on_error`` is set."""
+        self.loop = asyncio.get_running_loop()
+        self.phase = Phase.STARTING
+        options, plugins = self.options, self.plugins
+        loader = Loader(options, plugins.backends, plugins.schedulers, plugins.hook, self.loop)
+        self._lifecycle = Lifecycle(
+            loader, self._directory, options.model_load_thread_count, options.model_load_retry_count
+        )
+        try:
+            entries = await asyncio.to_thread(Repository(options.model_repository).scan)
+            failures = await self._lifecycle.load_all(entries.values())
+            if failures and options.exit_on_error:
+                raise InternalError("failed to load all models")
+            plugins.hook.server_started(server=self)
+        except BaseException:
+            await self.stop()
+            raise
+        self.phase = Phase.READY
+
+    async def start_frontends(self) -> None:
+        """Listen on every enabled protocol. Raises `Unavailable` naming a port that is in use."""
+        for part in self.plugins.frontends:
+            frontend = part(self)
+            if frontend.enabled:
+                await frontend.start()
+                self.frontends.append(frontend)
+
+    async def stop(self) -> None:
+        """Answer what is in flight, close the frontends, unload everything.
+
+        Takes at most ``exit_timeout_secs``; raises `Unavailable` when that was not enough.
+        """
+        if self.phase in (Phase.NEW, Phase.STOPPED):
+            return
+        self.phase = Phase.EXITING
+        with contextlib.suppress(Exception):
+            self.plugins.hook.server_stopping(server=self)
+        try:
+            await asyncio.wait_for(self._drain(), max(0, self.options.exit_timeout_secs))
+        except asyncio.TimeoutError:
+            self._lifecycle.close()
+            raise Unavailable("Exit timeout expired. Exiting immediately.") from None
+        finally:
+            self.phase = Phase.STOPPED
+
+    async def _drain(self) -> None:
+        await asyncio.gather(*(frontend.stop() for frontend in self.frontends))
+        await self._lifecycle.stop()
+
+    async def __aenter__(self) -> Server:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    def __enter__(self) -> Server:
+        fast = importlib.util.find_spec("uvloop") is not None
+        self._portal = start_blocking_portal("asyncio", {"use_uvloop": fast}, name="penstock")
+        portal = self._portal.__enter__()
+        try:
+            portal.call(self.start)
+        except BaseException:
+            self._portal.__exit__(None, None, None)
+            raise
+        self._call = portal.call
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._portal is not None
+        try:
+            self._call(self.stop)
+        finally:
+            self._portal.__exit__(kind, error, trace)
+
+    # ------------------------------------------------------------------ inference
+
+    def submit(self, request: InferRequest) -> None:
+        """Resolve, check and enqueue ``request``, which is then answered by ``request.respond``.
+
+        What frontends call, on the event loop. Raises `PenstockError` if it is refused.
+        """
+        self.resolve(request.model_name, request.model_version).submit(request)
+
+    async def infer_async(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike | BytesTensor],
+        *,
+        version: str = "",
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        timeout_us: int = 0,
+        priority: int = 0,
+    ) -> InferResponse:
+        """The model's answer. Arrays go in without a copy; strings may be str or bytes.
+
+        Awaitable on any event loop. Cancelling the await takes the request out of the queue.
+        Raises `PenstockError`.
+        """
+        request = InferRequest(
+            model,
+            {name: as_tensor(value) for name, value in inputs.items()},
+            _unheard,
+            outputs,
+            "",
+            version,
+            parameters or {},
+            priority,
+            timeout_us,
+        )
+        answer = self._answer(request)
+        if asyncio.get_running_loop() is self.loop:
+            return await answer
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self.loop))
+
+    def infer(self, model: str, inputs: Mapping[str, npt.ArrayLike | BytesTensor], **settings: Any) -> InferResponse:
+        """`infer_async` for threads: blocks until the answer is there. Not on the event loop."""
+        coroutine = self.infer_async(model, inputs, **settings)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    async def _answer(self, request: InferRequest) -> InferResponse:
+        if self.resolve(request.model_name, request.model_version).decoupled:
+            raise Unsupported(f"model '{request.model_name}' is decoupled: it may give any number of responses")
+        future: asyncio.Future[InferResponse] = self.loop.create_future()
+
+        def respond(answer: InferResponse | PenstockError | None, final: bool) -> None:
+            if future.done():
+                return
+            if isinstance(answer, InferResponse):
+                future.set_result(answer)
+            else:
+                future.set_exception(answer or InternalError("the model gave no response"))
+
+        request.respond = respond
+        self.submit(request)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            request.cancel()
+            raise
+
+    # ------------------------------------------------------------------ what frontends show
+
+    @property
+    def live(self) -> bool:
+        return self.phase in (Phase.STARTING, Phase.READY)
+
+    @property
+    def exiting(self) -> bool:
+        return self.phase in (Phase.EXITING, Phase.STOPPED)
+
+    @property
+    def ready(self) -> bool:
+        """Behaviours.md section 5.6; strict unless ``strict_readiness`` is off."""
+        if self.phase is not Phase.READY:
+            return False
+        return not self.options.strict_readiness or self._lifecycle.are_settled
+
+    def metadata(self) -> Metadata:
+        return Metadata(self.options.id, distribution_version("penstock"), list(EXTENSIONS))
+
+    def index(self, ready_only: bool = False) -> list[IndexEntry]:
+        """Every model version that the server knows, sorted."""
+        records = self._lifecycle.records
+        return [entry for name in sorted(records) for entry in index_of(records[name], ready_only)]
+
+    def served(self, name: str | None = None, version: str = "") -> list[ServedModel]:
+        """The ready versions that a statistics request means; raises `InvalidArgument`."""
+        return self._directory.all_ready() if name is None else self._directory.for_statistics(name, version)
+
+    def ready_versions(self, name: str) -> list[int]:
+        """The ready versions of ``name``, ascending."""
+        return self._directory.ready_versions(name)
+
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+        """Refused: control mode ``none`` loads at start only (behaviours.md section 5.2)."""
+        raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Refused, like `load`."""
+        raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+
+def _unheard(answer: InferResponse | PenstockError | None, final: bool) -> None:
+    """Replaced before the request is submitted."""

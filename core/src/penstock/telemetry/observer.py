@@ -1,0 +1,20 @@
+"""What an observer of executions implements."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from penstock.messages.request import InferRequest
+from penstock.telemetry.statistics import BatchTimes
+
+
+class Observer(ABC):
+    """Watches the executions of one model version. Chosen once per load by ``observe_model``."""
+
+    @abstractmethod
+    def batch_finished(
+        self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes
+    ) -> None:
+        """One execution is over. Called on an instance thread, possibly several at once; must be
+        quick. A raise is logged and ignored."""

@@ -1,0 +1,98 @@
+"""The requests that a config's ``model_warmup`` describes (behaviours.md section 4.10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from penstock.config.model_config_pb2 import ModelConfig, ModelWarmup
+from penstock.errors import ConfigError, InternalError, LoadError, PenstockError
+from penstock.messages import dtypes
+from penstock.messages.dtypes import DataType
+from penstock.messages.request import InferRequest
+from penstock.messages.response import InferResponse
+from penstock.messages.tensor import BytesTensor, Tensor
+from penstock.workers.batch import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One warm-up batch: ``requests`` are executed together, ``count`` times."""
+
+    name: str
+    count: int
+    requests: tuple[InferRequest, ...]
+
+    def run(self, runner: Runner) -> None:
+        """Execute; raises `InternalError` naming the sample if any request fails."""
+        for _ in range(self.count):
+            answers, _ = runner.run(self.requests)
+            for answer in answers:
+                if isinstance(answer, PenstockError):
+                    raise InternalError(f"failed to run warmup sample '{self.name}': {answer.message}; ")
+
+
+def read_samples(config: ModelConfig, model_path: Path) -> list[Sample]:
+    """The samples of ``config``; those with batch size 0 are left out.
+
+    Raises `ConfigError` for a tensor that is not fully described, `LoadError` for its data file.
+    """
+    return [_sample(config, setting, model_path) for setting in config.model_warmup if setting.batch_size]
+
+
+def _sample(config: ModelConfig, setting: ModelWarmup, model_path: Path) -> Sample:
+    batched = config.max_batch_size > 0
+    inputs = {
+        name: _tensor(name, described, batched, model_path / "warmup") for name, described in setting.inputs.items()
+    }
+    number = setting.batch_size if batched else 1
+    requests = tuple(InferRequest(config.name, dict(inputs), _ignore) for _ in range(number))
+    return Sample(setting.name, max(1, setting.count), requests)
+
+
+def _tensor(name: str, described: ModelWarmup.Input, batched: bool, folder: Path) -> Tensor:
+    if not described.data_type:
+        raise ConfigError(f"warmup setting expects input '{name}' to have data_type set")
+    if any(dim < 0 for dim in described.dims):
+        raise ConfigError(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
+    datatype = dtypes.BY_CONFIG_VALUE[described.data_type]
+    shape = (1, *described.dims) if batched else tuple(described.dims)
+    source = described.WhichOneof("input_data_type")
+    if source == "input_data_file":
+        return _from_file(folder, described.input_data_file, datatype, shape)
+    if source is None:
+        raise ConfigError(f"warmup setting expects input '{name}' to have input_data_type set")
+    if datatype is dtypes.BYTES:
+        return BytesTensor(bytes(4 * prod(shape)), shape)
+    if source == "random_data":
+        size = prod(shape) * datatype.itemsize
+        raw = np.random.default_rng(0).integers(0, 2 if datatype is dtypes.BOOL else 128, size, np.uint8)
+        return raw.view(datatype.numpy).reshape(shape)
+    return np.zeros(shape, datatype.numpy)
+
+
+def _from_file(folder: Path, name: str, datatype: DataType, shape: tuple[int, ...]) -> Tensor:
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise LoadError(f"warmup data file '{name}' is outside '{folder}'")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LoadError(f"cannot read warmup data file '{path}': {error.strerror}") from error
+    if datatype is dtypes.BYTES:
+        return BytesTensor(data, shape)
+    expected = prod(shape) * datatype.itemsize
+    if len(data) < expected:
+        raise LoadError(
+            f"warmup setting expects {expected} bytes, but the data provided from {name} only has {len(data)} bytes"
+        )
+    return np.frombuffer(data, datatype.numpy, prod(shape)).reshape(shape)
+
+
+def _ignore(answer: InferResponse | PenstockError | None, final: bool) -> None:
+    """Warm-up has no caller: the runner's return value is looked at instead."""
+
+
