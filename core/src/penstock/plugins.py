@@ -7,7 +7,7 @@ fails to load with that same reason.
 
 from __future__ import annotations
 
-import logging
+import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -22,8 +22,6 @@ from penstock.backends.base import Backend
 from penstock.errors import LoadError
 from penstock.frontends.base import Frontend
 from penstock.schedulers.base import Scheduler
-
-log = logging.getLogger(__name__)
 
 GROUP = "penstock"
 
@@ -94,6 +92,7 @@ class Plugins:
     def __init__(self) -> None:
         self.plugins: list[PluginInfo] = []
         self._broken: dict[str, PluginInfo] = {}
+        self._modules: list[tuple[PluginInfo, ModuleType]] = []
         self.backends: Registry[type[Backend]] = Registry("backend", self._broken)
         self.schedulers: Registry[type[Scheduler]] = Registry("scheduler", self._broken)
         self.frontends: Registry[type[Frontend]] = Registry("frontend", self._broken)
@@ -120,6 +119,14 @@ class Plugins:
         """The hooks that are called after the registries are filled."""
         return self._manager.hook
 
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Let each plugin add its options to ``parser``; one that raises is broken from then on."""
+        for info, module in self._modules:
+            try:
+                getattr(module, "add_options", _no_options)(parser)
+            except Exception as error:  # as in _add
+                self._break(info, error)
+
     def _add(self, info: PluginInfo, load: Callable[[], ModuleType]) -> None:
         self.plugins.append(info)
         try:
@@ -127,10 +134,13 @@ class Plugins:
             self._manager.register(module, f"{info.distribution}:{info.name}")
             self._refuse_unknown_hooks(module)
             self._collect(module, info)
+            self._modules.append((info, module))
         except Exception as error:  # whatever a stranger's module may raise is kept as its reason
-            info.error = f"{type(error).__name__}: {error}"
-            self._broken[info.name] = info
-            log.warning("plugin %s is broken: %s", info, info.error)
+            self._break(info, error)
+
+    def _break(self, info: PluginInfo, error: Exception) -> None:
+        info.error = f"{type(error).__name__}: {error}"
+        self._broken[info.name] = info
 
     def _refuse_unknown_hooks(self, module: ModuleType) -> None:
         known = [name for name in vars(hookspecs) if hasattr(getattr(hookspecs, name), "penstock_spec")]
@@ -144,6 +154,10 @@ class Plugins:
         for hook, registry in self._kinds.items():
             for part in getattr(module, hook, tuple)():
                 registry.add(part, info)
+
+
+def _no_options(parser: argparse.ArgumentParser) -> None:
+    """What a plugin without options adds."""
 
 
 def _describe(entry: EntryPoint) -> PluginInfo:

@@ -93,6 +93,9 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.phase = Phase.STARTING
         options, plugins = self.options, self.plugins
+        for plugin in plugins.plugins:
+            if plugin.error:
+                log.warning("plugin %s is broken: %s", plugin, plugin.error)
         loader = Loader(options, plugins.backends, plugins.schedulers, plugins.hook, self.loop)
         self._lifecycle = Lifecycle(
             loader, self._directory, options.model_load_thread_count, options.model_load_retry_count
