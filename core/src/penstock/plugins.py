@@ -122,10 +122,13 @@ class Plugins:
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Let each plugin add its options to ``parser``; one that raises is broken from then on."""
         for info, module in self._modules:
-            try:
-                getattr(module, "add_options", _no_options)(parser)
-            except Exception as error:  # as in _add
-                self._break(info, error)
+            self._ask_for_options(info, module, parser)
+
+    def _ask_for_options(self, info: PluginInfo, module: ModuleType, parser: argparse.ArgumentParser) -> None:
+        try:
+            getattr(module, "add_options", _no_options)(parser)
+        except Exception as error:  # as in _add
+            self._break(info, error)
 
     def _add(self, info: PluginInfo, load: Callable[[], ModuleType]) -> None:
         self.plugins.append(info)
