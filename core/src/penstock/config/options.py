@@ -1,8 +1,9 @@
 """The options of a server: one frozen dataclass, one field per flag (behaviours.md section 8).
 
 A field's name is the flag's with underscores, its default Triton's. Deprecated spellings have no
-field of their own; ``penstock.cli.flags`` folds them into these. What each flag means, and whether
-it has an effect today, is written in that table and in ``docs/flags.md``.
+field of their own; the command line folds them into these. What each flag means stands in
+``penstock.cli.flags``, whether it has an effect today in `penstock.config.support`, and both in
+``docs/flags.md``.
 """
 
 from __future__ import annotations
@@ -179,6 +180,8 @@ class ServerOptions:
         """Apply the rules by which one option decides another (behaviours.md section 8)."""
         self._set("model_repository", tuple(sorted(set(self.model_repository))))
         self._set("exit_timeout_secs", max(self.exit_timeout_secs, 0))
+        self._set("model_load_thread_count", max(self.model_load_thread_count, 1))
+        self._set("model_load_retry_count", max(self.model_load_retry_count, 0))
         self._set("metrics_address", self.metrics_address or self.http_address)
         self._set("allow_gpu_metrics", self.allow_gpu_metrics and self.allow_metrics)
         self._set("allow_cpu_metrics", self.allow_cpu_metrics and self.allow_metrics)

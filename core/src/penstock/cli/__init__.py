@@ -1,0 +1,42 @@
+"""The command line: ``penstock serve | check | plugins``.
+
+Exit codes: 0 for success and 1 for failure (behaviours.md section 8); ``check`` and ``plugins``
+answer a wrong argument with 2, as commands do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module, metadata
+
+_HELP = """\
+Usage: penstock <command> [options]
+
+  serve      serve the models of a repository           penstock serve --model-repository=/srv/models
+  check      say what is wrong with a repository        penstock check /srv/models
+  plugins    list the plugins that are installed        penstock plugins
+
+  penstock <command> --help    all about one command
+  penstock --version           the version
+"""
+_COMMANDS = ("serve", "check", "plugins")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. ``arguments`` default to those of the process."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words:
+        print(_HELP, file=sys.stderr, end="")
+        return 1
+    command, *rest = words
+    if command in _COMMANDS:
+        return int(import_module(f"penstock.cli.{command}").run(rest))
+    if command in ("-h", "--help", "--version"):
+        print(f"penstock {metadata.version('penstock')}" if command == "--version" else _HELP.rstrip())
+        return 0
+    nearest = get_close_matches(command, _COMMANDS, 1)
+    hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
+    print(f"penstock: no command '{command}'{hint}\n\n{_HELP}", file=sys.stderr, end="")
+    return 1

@@ -1,0 +1,138 @@
+"""``penstock serve``: load, listen, wait for a signal, drain, exit (behaviours.md sections 5.11 and 8)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import NoReturn
+
+from penstock.cli import command_line, startup, usage
+from penstock.config import support
+from penstock.config.options import ServerOptions
+from penstock.errors import ConfigError, PenstockError
+from penstock.plugins import Plugins
+from penstock.server import Server
+from penstock.telemetry.logs import Log, LogSettings
+
+log = logging.getLogger("penstock.serve")
+
+
+def run(words: Sequence[str]) -> int:
+    """Serve until a signal comes; returns the exit code."""
+    try:
+        parser = _plugin_parser(words)
+        if command_line.wants_help(words):
+            print(usage.render(parser), end="")
+            return 0
+        options, warnings = command_line.read_options(words, os.environ, parser)
+        logs = _open_log(options)
+    except ConfigError as error:
+        print(f"Usage: penstock serve [options]   (penstock serve --help lists them)\n\n{error}", file=sys.stderr)
+        return 1
+    faulthandler.enable()
+    with contextlib.closing(logs):
+        for warning in (*warnings, *support.without_effect(options)):
+            log.warning("%s", warning)
+        return _run_loop(_serve(options))
+
+
+def _plugin_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """A parser of the options that plugins add."""
+    parser = argparse.ArgumentParser(prog="penstock serve", add_help=False, exit_on_error=False)
+    allowed = None if command_line.wants_help(words) else command_line.allowed_plugins(words)
+    Plugins.discover(allowed).add_options(parser)
+    return parser
+
+
+def _open_log(options: ServerOptions) -> Log:
+    try:
+        return Log(LogSettings.from_options(options))
+    except OSError as error:
+        raise ConfigError(f'Bad option: "--log-file".\n{error}') from error
+
+
+def _run_loop(main: Coroutine[None, None, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:  # there are no wheels for Windows
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+async def _serve(options: ServerOptions) -> int:
+    server, told_to_stop = Server(options), asyncio.Event()
+    _watch_signals(told_to_stop)
+    starting, waiting = asyncio.ensure_future(_start(server)), asyncio.ensure_future(told_to_stop.wait())
+    await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        log.info("stopping before all models are loaded")
+        _exit_now(0)  # a model that is being loaded cannot be interrupted, only left behind
+    try:
+        starting.result()
+        await waiting
+    except Exception as error:  # whatever stopped the start, say it and leave in order
+        waiting.cancel()
+        _complain(options, f"error: creating server: {_words(error)}")
+        await _stop(server)
+        return 1
+    await _stop(server)
+    return 0
+
+
+def _watch_signals(told_to_stop: asyncio.Event) -> None:
+    """SIGINT and SIGTERM set the event; any that follow change nothing."""
+
+    def stop(name: str) -> None:
+        if not told_to_stop.is_set():
+            log.info("signal %s: stopping", name)
+            told_to_stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number.name)
+
+
+async def _start(server: Server) -> None:
+    """Load, then listen: no endpoint answers before the models are there."""
+    try:
+        await server.start()
+    except PenstockError:
+        startup.log_models(server)
+        raise
+    startup.log_tables(server)
+    await server.start_frontends()
+
+
+async def _stop(server: Server) -> None:
+    try:
+        await server.stop()
+    except PenstockError as error:
+        _complain(server.options, error.message)
+        _exit_now(1)
+
+
+def _complain(options: ServerOptions, text: str) -> None:
+    """Say why the server exits: in the log, and on stderr too if the log does not show it there."""
+    log.error("%s", text)
+    if options.log_file or not options.log_error:
+        print(text, file=sys.stderr)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, PenstockError):
+        return f"{error.code.value} - {error.message}"
+    log.error("unexpected error", exc_info=error)
+    return f"Internal - {type(error).__name__}: {error}"
+
+
+def _exit_now(code: int) -> NoReturn:
+    """Leave without waiting for the threads of engines."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
