@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock.errors import InvalidArgument
+from penstock.messages import dtypes
+from penstock.messages.tensor import BytesTensor, as_tensor, concatenate, data_type, wire_view
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
+
+strings = st.lists(st.binary(max_size=12), max_size=8)
+
+
+@given(strings)
+def test_strings_are_encoded_as_the_client_encodes_them(items: list[bytes]) -> None:
+    array = np.empty(len(items), object)
+    array[:] = items
+    mine = BytesTensor.from_objects(array)
+    theirs = serialize_byte_tensor(array)
+    assert bytes(mine.buffer) == (theirs.item() if theirs.size else b"")
+    assert mine.items() == list(deserialize_bytes_tensor(bytes(mine.buffer))) == items
+
+
+@given(strings, strings)
+def test_stacked_strings_split_into_the_rows_they_came_from(first: list[bytes], second: list[bytes]) -> None:
+    parts = [BytesTensor.from_items(items, (len(items), 1)) for items in (first, second)]
+    stacked = concatenate(parts)
+    assert isinstance(stacked, BytesTensor)
+    assert stacked.rows(0, len(first)).items() == first
+    assert stacked.rows(len(first), len(first) + len(second)).items() == second
+
+
+@pytest.mark.parametrize("data", [b"\x01", b"\x05\x00\x00\x00ab", b"\xff\xff\xff\xff"])
+def test_malformed_strings_are_refused_when_looked_at(data: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        _ = BytesTensor(data, (1,)).offsets
+
+
+@pytest.mark.parametrize("dtype", [d for d in dtypes.ALL if d is not dtypes.BYTES], ids=str)
+def test_the_wire_view_of_an_array_is_its_bytes_without_a_copy(dtype: dtypes.DataType) -> None:
+    array = np.arange(6).astype(dtype.numpy).reshape(2, 3)
+    view = wire_view(array)
+    assert bytes(view) == array.tobytes()
+    assert np.shares_memory(np.frombuffer(view, np.uint8), array)
+    assert data_type(array) is dtype
+
+
+def test_zero_size_and_non_contiguous_arrays_have_a_wire_form_too() -> None:
+    assert bytes(wire_view(np.zeros((0, 3), np.float32))) == b""
+    array = np.arange(6, dtype=np.int16).reshape(2, 3).T
+    assert bytes(wire_view(array)) == np.ascontiguousarray(array).tobytes()
+
+
+@pytest.mark.parametrize("dtype", [d for d in dtypes.ALL if d not in (dtypes.BYTES, dtypes.BF16)], ids=str)
+def test_numpy_dtypes_are_those_of_the_client(dtype: dtypes.DataType) -> None:
+    assert dtype.numpy == np.dtype(triton_to_np_dtype(dtype.name))
+
+
+def test_text_bytes_and_objects_become_strings_and_numbers_stay_arrays() -> None:
+    for value in (["a", "b"], np.array([b"a", b"b"]), np.array(["a", b"b"], object)):
+        tensor = as_tensor(value)
+        assert isinstance(tensor, BytesTensor)
+        assert tensor.items() == [b"a", b"b"]
+    assert isinstance(as_tensor([1.5]), np.ndarray)
+    assert data_type(as_tensor(np.arange(2, dtype=">i4"))) is dtypes.INT32
+
+
+def test_a_dtype_that_the_protocol_lacks_is_named() -> None:
+    with pytest.raises(InvalidArgument, match="complex128"):
+        data_type(np.zeros(1, complex))

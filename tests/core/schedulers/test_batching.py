@@ -1,0 +1,75 @@
+"""The decision table of behaviours.md section 6.2, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock.messages.request import InferRequest
+from penstock.schedulers.batching import BatchRule, Decision, decide
+
+MS = 1_000_000
+
+
+def waiting(*rows: int, since_ns: int = 0, keys: Sequence[object] | None = None) -> list[InferRequest]:
+    requests = []
+    for index, count in enumerate(rows):
+        request = InferRequest("m", {}, lambda answer, final: None, rows=count, queued_ns=since_ns)
+        request.batch_key = keys[index] if keys else None
+        requests.append(request)
+    return requests
+
+
+def rule(max_rows: int = 8, preferred: Sequence[int] = (), delay_ms: int = 0) -> BatchRule:
+    return BatchRule(max_rows, max_rows, frozenset(preferred or (max_rows,)), delay_ms * MS)
+
+
+def test_without_delay_what_is_there_goes_at_once() -> None:
+    assert decide(waiting(1, 1, 1), rule(), 0).count == 3
+
+
+def test_a_batch_never_exceeds_the_maximum_and_never_splits_a_request() -> None:
+    assert decide(waiting(3, 3, 3), rule(), 0).count == 2
+
+
+def test_the_largest_preferred_prefix_goes_before_the_delay_is_over() -> None:
+    assert decide(waiting(1, 1, 1, 1, 1), rule(preferred=(2, 4), delay_ms=5), 1).count == 4
+
+
+def test_below_every_preferred_size_it_waits_for_the_rest_of_the_delay() -> None:
+    assert decide(waiting(1), rule(preferred=(4,), delay_ms=5), 2 * MS) == Decision(0, 3 * MS, 3)
+
+
+def test_with_a_delay_and_no_preferred_size_it_waits_for_the_maximum() -> None:
+    assert decide(waiting(1, 2), rule(delay_ms=5), 0) == Decision(0, 5 * MS, 5)
+
+
+def test_after_the_delay_everything_that_waits_goes() -> None:
+    assert decide(waiting(1, 1, 1), rule(preferred=(2,), delay_ms=5), 5 * MS).count == 3
+
+
+def test_a_request_that_cannot_join_ends_the_batch_before_the_delay() -> None:
+    assert decide(waiting(1, 1, 1, keys=("a", "a", "b")), rule(delay_ms=5), 0).count == 2
+
+
+def test_over_the_largest_preferred_size_there_is_nothing_to_wait_for() -> None:
+    assert decide(waiting(3, 3), rule(preferred=(4,), delay_ms=5), 0).count == 2
+
+
+def test_a_model_without_batch_axis_runs_one_by_one() -> None:
+    assert decide(waiting(1, 1), BatchRule(), 0).count == 1
+
+
+@pytest.mark.parametrize("delay_ms", [0, 3])
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=12), st.integers(0, 6), st.sets(st.integers(1, 8), max_size=3))
+def test_every_decision_either_sends_a_legal_prefix_or_waits_within_the_delay(
+    delay_ms: int, rows: list[int], now_ms: int, preferred: set[int]
+) -> None:
+    decision = decide(waiting(*rows), rule(8, tuple(preferred), delay_ms), now_ms * MS)
+    if decision.count:
+        assert sum(rows[: decision.count]) <= 8
+    else:
+        assert 0 < decision.wait_ns <= delay_ms * MS
+        assert decision.missing_rows > 0

@@ -1,0 +1,261 @@
+"""The dynamic batcher on a real event loop, with the test in the place of an instance thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.errors import Cancelled, Code, PenstockError, Unavailable
+from penstock.messages.request import InferRequest
+from penstock.messages.response import InferResponse
+from penstock.schedulers.base import SchedulerContext
+from penstock.schedulers.direct import DirectScheduler
+from penstock.schedulers.dynamic import DynamicScheduler
+from penstock.telemetry.statistics import ModelStatistics
+from penstock.workers.bell import Bell
+
+Answer = InferResponse | PenstockError | None
+
+
+class Caller:
+    """Sends requests and keeps the answers, in the order in which they came."""
+
+    def __init__(self, scheduler: DynamicScheduler) -> None:
+        self.scheduler = scheduler
+        self.answers: dict[str, list[Answer]] = {}
+
+    def send(self, name: str, *, rows: int = 1, timeout_us: int = 0, priority: int = 0) -> InferRequest:
+        def respond(answer: Answer, final: bool) -> None:
+            assert final
+            self.answers.setdefault(name, []).append(answer)
+
+        request = InferRequest("m", {}, respond, id=name, rows=rows, timeout_us=timeout_us, priority=priority)
+        self.scheduler.submit(request)
+        return request
+
+    def error(self, name: str) -> PenstockError:
+        (answer,) = self.answers[name]
+        assert isinstance(answer, PenstockError)
+        return answer
+
+
+def make(text: str = "", *, max_batch_size: int = 8, kind: type[DynamicScheduler] = DynamicScheduler) -> Caller:
+    config = ModelConfig(name="m", max_batch_size=max_batch_size)
+    text_format.Parse(f"dynamic_batching {{ {text} }}", config)
+    return Caller(kind(SchedulerContext(asyncio.get_running_loop(), config, ModelStatistics())))
+
+
+def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    run.__name__ = test.__name__
+    return run
+
+
+def take(caller: Caller) -> list[str]:
+    batch = caller.scheduler.take(Bell())
+    assert batch is not None
+    caller.scheduler.deliver(batch, [InferResponse({}, id=request.id) for request in batch])
+    return [request.id for request in batch]
+
+
+@on_loop
+async def test_requests_that_wait_together_run_together() -> None:
+    caller = make()
+    for name in "abc":
+        caller.send(name)
+    assert take(caller) == ["a", "b", "c"]
+    assert caller.scheduler.in_flight == 0
+
+
+@on_loop
+async def test_the_direct_scheduler_never_joins_requests() -> None:
+    caller = make(kind=DirectScheduler)
+    caller.send("a", rows=4)
+    caller.send("b")
+    assert [take(caller), take(caller)] == [["a"], ["b"]]
+
+
+def test_cancelling_any_position_of_a_waiting_batch_leaves_the_others_answered() -> None:
+    @on_loop
+    async def scenario() -> None:
+        for position in range(4):
+            caller = make()
+            requests = [caller.send(str(index)) for index in range(4)]
+            requests[position].cancel()
+            assert take(caller) == [str(index) for index in range(4) if index != position]
+            assert isinstance(caller.error(str(position)), Cancelled)
+
+    scenario()
+
+
+@on_loop
+async def test_cancelling_twice_or_after_the_answer_changes_nothing() -> None:
+    caller = make()
+    request = caller.send("a")
+    assert take(caller) == ["a"]
+    request.cancel()
+    request.cancel()
+    assert len(caller.answers["a"]) == 1
+
+
+@on_loop
+async def test_an_expired_request_is_answered_by_the_clock_though_no_instance_is_free() -> None:
+    caller = make("default_queue_policy { default_timeout_microseconds: 1000 }")
+    caller.send("a")
+    while "a" not in caller.answers:
+        await asyncio.sleep(0)
+    assert caller.error("a").message.endswith("Request timeout expired")
+    assert caller.error("a").code is Code.UNAVAILABLE
+    assert caller.scheduler.pending == 0
+
+
+@on_loop
+async def test_a_delayed_request_is_served_after_the_unexpired_ones() -> None:
+    caller = make(
+        "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1000000 allow_timeout_override: true }"
+    )
+    late = caller.send("late", timeout_us=1)
+    while late.deadline_ns:
+        await asyncio.sleep(0)
+    caller.send("fresh")
+    assert take(caller) == ["fresh", "late"]
+
+
+@on_loop
+async def test_a_full_queue_refuses_at_once_and_counts_the_rejection() -> None:
+    caller = make("default_queue_policy { max_queue_size: 1 }")
+    caller.send("a")
+    with pytest.raises(Unavailable, match=r"^\[request id: b\] Exceeds maximum queue size$"):
+        caller.send("b")
+    assert caller.scheduler.context.statistics.rejected.count == 1
+    assert take(caller) == ["a"]
+
+
+@on_loop
+async def test_priority_one_overtakes_the_default_level() -> None:
+    caller = make("priority_levels: 2 default_priority_level: 2", max_batch_size=1)
+    caller.send("a")
+    caller.send("b", priority=1)
+    assert [take(caller), take(caller)] == [["b"], ["a"]]
+
+
+@on_loop
+async def test_preserve_ordering_holds_answers_until_the_earlier_ones_are_given() -> None:
+    caller = make("preserve_ordering: true", max_batch_size=1)
+    for name in "ab":
+        caller.send(name)
+    scheduler = caller.scheduler
+    first, second = scheduler.take(Bell()), scheduler.take(Bell())
+    assert first is not None and second is not None
+    scheduler.deliver(second, [InferResponse({})])
+    assert not caller.answers
+    scheduler.deliver(first, [InferResponse({})])
+    assert list(caller.answers) == ["a", "b"]
+
+
+@on_loop
+async def test_draining_refuses_new_requests_and_waits_for_the_old() -> None:
+    caller = make()
+    caller.send("a")
+    draining = asyncio.ensure_future(caller.scheduler.drain())
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="Server is stopping, scheduler for model has stopped accepting"):
+        caller.send("b")
+    assert not draining.done()
+    assert take(caller) == ["a"]
+    await draining
+
+
+@on_loop
+async def test_closing_answers_what_still_waits_and_ends_the_instances() -> None:
+    caller = make()
+    caller.send("a")
+    caller.scheduler.close()
+    assert isinstance(caller.error("a"), Unavailable)
+    assert caller.scheduler.take(Bell()) is None
+
+
+@on_loop
+async def test_a_frontend_that_fails_to_write_does_not_disturb_its_neighbours() -> None:
+    caller = make()
+
+    def fail(answer: Answer, final: bool) -> None:
+        raise ConnectionError("gone")
+
+    caller.scheduler.submit(InferRequest("m", {}, fail, id="bad"))
+    caller.send("good")
+    assert take(caller) == ["bad", "good"]
+    assert len(caller.answers["good"]) == 1
+
+
+def test_a_delayed_batch_is_completed_by_what_arrives_meanwhile() -> None:
+    @on_loop
+    async def scenario() -> None:
+        caller = make("max_queue_delay_microseconds: 10000000", max_batch_size=3)
+        taken: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        bell = Bell()
+
+        def instance() -> None:
+            batch = caller.scheduler.take(bell)
+            assert batch is not None
+            loop.call_soon_threadsafe(taken.set_result, [request.id for request in batch])
+
+        thread = threading.Thread(target=instance)
+        thread.start()
+        for name in "abc":
+            caller.send(name)
+            await asyncio.sleep(0)
+        assert await taken == ["a", "b", "c"]
+        thread.join()
+
+    scenario()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.booleans()), min_size=1, max_size=40),
+    st.integers(1, 3),
+    st.sampled_from(["", "max_queue_delay_microseconds: 300", "preserve_ordering: true"]),
+)
+def test_any_interleaving_answers_every_request_exactly_once_with_its_own(
+    plan: list[tuple[int, bool, bool]], instances: int, text: str
+) -> None:
+    @on_loop
+    async def scenario() -> None:
+        caller = make(text, max_batch_size=4)
+        scheduler, loop = caller.scheduler, asyncio.get_running_loop()
+
+        def instance() -> None:
+            bell = Bell()
+            while (batch := scheduler.take(bell)) is not None:
+                assert sum(request.rows for request in batch) <= 4
+                loop.call_soon_threadsafe(scheduler.deliver, batch, [InferResponse({}, id=r.id) for r in batch])
+
+        threads = [threading.Thread(target=instance) for _ in range(instances)]
+        for thread in threads:
+            thread.start()
+        for index, (rows, cancels, yields) in enumerate(plan):
+            request = caller.send(str(index), rows=rows)
+            if yields:
+                await asyncio.sleep(0)
+            if cancels:
+                request.cancel()
+        await scheduler.drain()
+        scheduler.close()
+        await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
+        assert len(caller.answers) == len(plan)
+        for name, answers in caller.answers.items():
+            (answer,) = answers
+            assert isinstance(answer, Cancelled) or (isinstance(answer, InferResponse) and answer.id == name)
+
+    scenario()
