@@ -1,0 +1,146 @@
+"""Every check of this repository, by name: ``nox --list`` shows them, plain ``nox`` runs what CI runs.
+
+Sessions that need everything share one environment, ``.nox/workshop``. ``core`` and ``backend``
+have their own, which hold no more than they may need.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/[!_]*/pyproject.toml"))
+GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
+PINS = ("-c", "constraints.txt")
+WORKSHOP = ROOT / ".nox" / "workshop"
+
+nox.needs_version = ">=2025.2.9"
+nox.options.error_on_missing_interpreters = True
+
+
+@nox.session(venv_backend="none", default=False)
+def workshop(session: nox.Session) -> None:
+    """Make the shared environment: all distributions, editable, and all tools."""
+    if not WORKSHOP.exists():
+        session.run(sys.executable, "-m", "venv", str(WORKSHOP))
+    distributions = [argument for folder in ("core", *_folders()) for argument in ("-e", folder)]
+    tools = sorted({tool for group in GROUPS.values() for tool in group})
+    _run(session, "python", "-m", "pip", "install", "-q", *PINS, *distributions, *tools)
+
+
+@nox.session(venv_backend="none", requires=["workshop"])
+def lint(session: nox.Session) -> None:
+    """Style and formatting; `nox -s lint -- --fix` mends what can be mended."""
+    fix = "--fix" in session.posargs
+    _run(session, "ruff", "check", *(["--fix"] if fix else []), ".")
+    _run(session, "ruff", "format", *([] if fix else ["--check"]), ".")
+
+
+@nox.session(venv_backend="none", requires=["workshop"])
+def types(session: nox.Session) -> None:
+    """mypy --strict over sources, tests, examples and this file."""
+    sources = [f"{folder}/src" for folder in ("core", *_folders(), "backends/_template")]
+    _run(session, "mypy", *sources, "tests", "examples", "noxfile.py")
+
+
+@nox.session(reuse_venv=False)
+def build(session: nox.Session) -> None:
+    """Build the wheels; run core alone, then the example and a new backend, from wheels only."""
+    wheels = Path(session.create_tmp())
+    shutil.rmtree(wheels, ignore_errors=True)
+    sources = ["./core", *[f"./{folder}" for folder in _folders()]]
+    session.run("pip", "wheel", "-q", "--no-deps", "-w", str(wheels), *sources)
+    session.install("-q", *PINS, *map(str, wheels.glob("penstock-*.whl")))
+    session.run("penstock", "--help", silent=True)
+    session.run("penstock", "plugins")
+    session.install("-q", *PINS, *map(str, wheels.glob("*.whl")), *GROUPS["test"])
+    session.run("pytest", "tests/e2e/test_examples.py")
+    scaffold = make_backend("scaffold", wheels)
+    session.install("-q", *PINS, str(scaffold))
+    session.run("pytest", str(scaffold), f"--rootdir={scaffold}")
+
+
+@nox.session(venv_backend="none", requires=["workshop"])
+def tests(session: nox.Session) -> None:
+    """All tests in one run, with coverage; arguments after `--` go to pytest."""
+    _run(session, "pytest", "--cov", "--cov-report=term", *session.posargs)
+
+
+@nox.session(reuse_venv=True, default=False)
+def core(session: nox.Session) -> None:
+    """The tests of core, with no backend installed."""
+    session.install("-q", *PINS, "-e", "core", *GROUPS["test"])
+    session.run("pytest", *(session.posargs or ["tests/core"]))
+
+
+@nox.session(reuse_venv=True, default=False)
+@nox.parametrize("name", BACKENDS, ids=BACKENDS)
+def backend(session: nox.Session, name: str) -> None:
+    """The tests of one backend, with core and that backend only."""
+    session.install("-q", *PINS, "-e", "core", "-e", f"backends/{name}", *GROUPS["test"])
+    folders = [folder for folder in (f"tests/backends/{name}", f"backends/{name}/tests") if Path(folder).exists()]
+    session.run("pytest", *(session.posargs or folders))
+
+
+@nox.session(venv_backend="none", requires=["workshop"], default=False)
+def protocol(session: nox.Session) -> None:
+    """Wire behaviour, judged by the stock tritonclient against a real server."""
+    _run(session, "pytest", *(session.posargs or ["tests/protocol"]))
+
+
+@nox.session(venv_backend="none", requires=["workshop"], default=False)
+def e2e(session: nox.Session) -> None:
+    """What a user does, from the command line to the answer."""
+    _run(session, "pytest", *(session.posargs or ["tests/e2e"]))
+
+
+@nox.session(venv_backend="none", requires=["workshop"], default=False)
+def architecture(session: nox.Session) -> None:
+    """Import directions, banned calls, documentation that matches the code."""
+    _run(session, "pytest", *(session.posargs or ["tests/architecture"]))
+
+
+@nox.session(venv_backend="none", requires=["workshop"], default=False)
+def protos(session: nox.Session) -> None:
+    """Regenerate the *_pb2 modules and their stubs from the .proto files."""
+    sources = [str(path) for path in sorted(ROOT.glob("core/src/penstock/**/*.proto"))]
+    outputs = ["--python_out=core/src", "--pyi_out=core/src"]
+    _run(session, "python", "-m", "grpc_tools.protoc", "-Icore/src", *outputs, *sources)
+
+
+@nox.session(venv_backend="none", default=False)
+def new_backend(session: nox.Session) -> None:
+    """Start a backend from the template: `nox -s new_backend -- NAME`."""
+    if len(session.posargs) != 1 or not re.fullmatch(r"[a-z][a-z0-9]*", session.posargs[0]):
+        session.error("name the backend in lower-case letters and digits: nox -s new_backend -- NAME")
+    folder = make_backend(session.posargs[0], ROOT / "backends")
+    session.log(f"Made {folder.relative_to(ROOT)}. Its tests pass now: nox -s 'backend({session.posargs[0]})'")
+
+
+def make_backend(name: str, parent: Path) -> Path:
+    """Copy backends/_template to ``parent / name``, where ``template`` becomes ``name``.
+
+    Raises `FileExistsError` if the folder exists.
+    """
+    template = ROOT / "backends" / "_template"
+    folder = shutil.copytree(template, parent / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in sorted(folder.rglob("*"), reverse=True):  # children before their folders
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            path.write_text(text.replace("template", name).replace("Template", name.capitalize()), encoding="utf-8")
+        path.rename(path.with_name(path.name.replace("template", name)))
+    return folder
+
+
+def _folders() -> list[str]:
+    return [f"backends/{name}" for name in BACKENDS]
+
+
+def _run(session: nox.Session, program: str, *arguments: str) -> None:
+    """Run a program of the shared environment."""
+    session.run(str(WORKSHOP / "bin" / program), *arguments, external=True)

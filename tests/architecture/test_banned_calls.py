@@ -1,0 +1,98 @@
+"""No name reaches a shell, and no received byte reaches a loader that can run code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted([*ROOT.glob("core/src/**/*.py"), *ROOT.glob("backends/*/src/**/*.py")])
+
+MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+CALLS = {
+    "compile",
+    "eval",
+    "exec",
+    "os.popen",
+    "os.system",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "asyncio.create_subprocess_shell",
+    "yaml.full_load",
+    "yaml.load",
+    "yaml.unsafe_load",
+}
+#: A keyword that makes any call dangerous, and the only value it may have.
+KEYWORDS = {"shell": False, "allow_pickle": False, "weights_only": True}
+#: A call that is safe only with this keyword written out.
+NEEDED = {"torch.load": "weights_only"}
+
+
+def banned(source: str) -> list[str]:
+    """What ``source`` must not do, each with its line."""
+    return [f"line {line}: {what}" for line, what in _findings(ast.parse(source))]
+
+
+def _findings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ((node.lineno, name) for name in names if name in CALLS or name.split(".")[0] in MODULES)
+        elif isinstance(node, ast.Call):
+            yield from _call_findings(node)
+
+
+def _call_findings(call: ast.Call) -> Iterator[tuple[int, str]]:
+    name = ast.unparse(call.func)
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    if name in CALLS or NEEDED.get(name) not in {None, *keywords}:
+        yield call.lineno, name
+    for keyword, only in KEYWORDS.items():
+        value = keywords.get(keyword)
+        if value is not None and not (isinstance(value, ast.Constant) and value.value is only):
+            yield call.lineno, f"{name}({keyword}={ast.unparse(value)})"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_module_calls_no_shell_and_no_unsafe_loader(path: Path) -> None:
+    assert banned(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "os.system('ls')",
+        "from os import system",
+        "subprocess.run(command, shell=True)",
+        "subprocess.Popen(command, shell=flag)",
+        "import pickle",
+        "from marshal import loads",
+        "np.load(path, allow_pickle=True)",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "yaml.load(text)",
+        "eval(text)",
+        "asyncio.create_subprocess_shell(command)",
+    ],
+)
+def test_a_banned_call_is_found(source: str) -> None:
+    assert len(banned(source)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "subprocess.run(['ls'])",
+        "re.compile(text)",
+        "torch.load(path, weights_only=True)",
+        "model.eval()",
+        "yaml.safe_load(text)",
+    ],
+)
+def test_a_safe_call_is_let_through(source: str) -> None:
+    assert banned(source) == []

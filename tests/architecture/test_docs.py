@@ -1,0 +1,62 @@
+"""Documentation that matches the code: hooks, commands and files that it names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*/README.md")])
+
+
+def hook_signatures() -> list[str]:
+    """Every hook as ``name(arguments) -> result``, in the order of hookspecs.py."""
+    tree = ast.parse((ROOT / "core/src/penstock/hookspecs.py").read_text())
+    hooks = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [f"{hook.name}({ast.unparse(hook.args)}) -> {ast.unparse(hook.returns)}" for hook in hooks if hook.returns]
+
+
+def commands(page: str) -> list[str]:
+    """The lines of the page's shell blocks."""
+    blocks: list[str] = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def test_docs_list_every_hook_with_its_signature_in_order() -> None:
+    headings = re.findall(r"^### `(.*)`$", (ROOT / "docs/plugins.md").read_text(), re.MULTILINE)
+    assert headings
+    assert headings == hook_signatures()
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    test_command = commands("README.md")[-1]
+    assert test_command.endswith("nox")
+    assert test_command in (ROOT / ".ci/run").read_text()
+
+
+def test_readme_serves_with_one_command() -> None:
+    serve = commands("README.md")[0]
+    assert re.fullmatch(
+        r"\.ci/venv && .* \./core \./backends/onnx && \.venv/bin/penstock serve --model-repository=\S+", serve
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_the_page_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_example_that_the_page_names_exists(page: Path) -> None:
+    paths = re.findall(r"\bexamples/[\w./-]*\w", page.read_text())
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_contributing_names_every_session() -> None:
+    sessions = re.findall(r"^def ([a-z]\w*)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE)
+    named = re.findall(r"`nox -s \"?(\w+)", (ROOT / "CONTRIBUTING.md").read_text())
+    assert set(named) == set(sessions) - {"workshop"}

@@ -1,0 +1,28 @@
+"""From a decoded request to its answer, no hook, no regular expression, no reflection, no uuid."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "core/src/penstock"
+PATH = sorted(path for folder in ("messages", "schedulers", "workers") for path in (ROOT / folder).rglob("*.py"))
+SLOW = {"copy", "inspect", "json", "pluggy", "re", "uuid"}
+
+
+def slow_imports(source: str) -> set[str]:
+    """The modules of `SLOW` that ``source`` imports."""
+    nodes = list(ast.walk(ast.parse(source)))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return SLOW & (plain | {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)})
+
+
+@pytest.mark.parametrize("path", PATH, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_module_imports_nothing_slow(path: Path) -> None:
+    assert slow_imports(path.read_text()) == set()
+
+
+def test_a_slow_import_is_found() -> None:
+    assert slow_imports("import re\nfrom uuid import uuid4\nfrom os import path") == {"re", "uuid"}

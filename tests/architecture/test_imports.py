@@ -1,0 +1,178 @@
+"""Imports point down the path of a request, and engines are imported only where they are needed.
+
+The path is frontends -> messages -> models -> schedulers -> workers -> backends.base. ``messages``
+is what travels along it, so everything may import it, and it imports nothing of the path.
+
+An import under ``if TYPE_CHECKING:`` only names what is handed in at run time: a frontend is handed
+the server that made it, and the hooks are handed the parts. That, and nothing else, may point up.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "core/src"
+BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/pyproject.toml"))
+
+LEAVES = {"errors", "messages", "config", "telemetry"}
+#: What each package may import at run time, beside itself.
+MAY_IMPORT = {
+    "errors": set[str](),
+    "messages": {"errors", "config"},
+    "config": {"errors", "messages"},
+    "telemetry": {"errors", "messages", "config"},
+    "backends": LEAVES,
+    "workers": LEAVES | {"backends"},
+    "schedulers": LEAVES | {"workers", "backends"},
+    "models": LEAVES | {"schedulers", "workers", "backends"},
+    "frontends": LEAVES | {"models"},
+}
+#: Modules that put the parts together, and the kit for authors. They may import anything.
+COMPOSITION = {"__init__", "__main__", "builtins", "cli", "hookspecs", "plugins", "server", "testing"}
+#: What may be named under TYPE_CHECKING although it stands above.
+HANDED_IN = {("frontends", "server")}
+ENGINES = {"onnx", "onnxruntime", "openvino", "sklearn", "tensorflow", "tensorrt", "torch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One name imported: ``penstock.messages.tensor``. ``typing_only`` if under TYPE_CHECKING."""
+
+    module: str
+    line: int
+    typing_only: bool
+    in_function: bool
+
+    @property
+    def top(self) -> str:
+        return self.module.split(".")[0]
+
+    @property
+    def part(self) -> str:
+        """The part of penstock it lies in: ``messages``; ``__init__`` for names of penstock itself."""
+        words = self.module.split(".")
+        return words[1] if len(words) > 1 and words[1] in MAY_IMPORT.keys() | COMPOSITION else "__init__"
+
+
+def imports(source: str) -> list[Import]:
+    """Every import of ``source``, with the place it stands in."""
+    return list(_walk(ast.parse(source), typing_only=False, in_function=False))
+
+
+def _walk(node: ast.AST, *, typing_only: bool, in_function: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, node.lineno, typing_only, in_function) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = "." * node.level + (node.module or "")
+        yield from (Import(f"{base}.{alias.name}", node.lineno, typing_only, in_function) for alias in node.names)
+    elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        for guarded in node.body:
+            yield from _walk(guarded, typing_only=True, in_function=in_function)
+        for other in node.orelse:
+            yield from _walk(other, typing_only=typing_only, in_function=in_function)
+    else:
+        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.iter_child_nodes(node):
+            yield from _walk(child, typing_only=typing_only, in_function=inside)
+
+
+def upward(part: str, source: str) -> list[str]:
+    """The imports of a module of ``part`` that do not point down the path."""
+    if part in COMPOSITION:
+        return []
+    wrong = []
+    for found in imports(source):
+        if found.top != "penstock" or found.part == part or found.part in MAY_IMPORT[part]:
+            continue
+        if not (found.typing_only and (part, found.part) in HANDED_IN):
+            wrong.append(f"line {found.line}: {part} imports {found.module}")
+    return wrong
+
+
+def modules(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if not path.name.endswith("_pb2.py"))
+
+
+def engines_of(backend: Path) -> set[str]:
+    """The import names of what a backend's distribution needs, beside Penstock and NumPy."""
+    (block,) = re.findall(
+        r"^dependencies = \[(.*?)\]", (backend / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE
+    )
+    return set(re.findall(r'"(\w+)', block)) - {"penstock", "numpy"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", modules(CORE), ids=name_of)
+def test_core_imports_point_down_the_path(path: Path) -> None:
+    part = path.relative_to(CORE / "penstock").parts[0].removesuffix(".py")
+    assert part in MAY_IMPORT.keys() | COMPOSITION, f"say in this test what {part} may import"
+    assert upward(part, path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", modules(CORE), ids=name_of)
+def test_core_imports_no_engine_anywhere(path: Path) -> None:
+    assert [found.module for found in imports(path.read_text()) if found.top in ENGINES] == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=name_of)
+def test_a_backend_imports_penstock_itself_and_its_engine_only_inside_functions(backend: Path) -> None:
+    (package,) = (path.name for path in (backend / "src").iterdir() if path.is_dir())
+    known = sys.stdlib_module_names | {"penstock", "numpy", "ml_dtypes", "google", package}
+    engines = engines_of(backend)
+    for path in modules(backend / "src"):
+        for found in imports(path.read_text()):
+            assert found.top in known | engines, f"{path}:{found.line} imports {found.module}"
+            late = found.in_function or found.typing_only
+            assert late or found.top not in engines, f"{path}:{found.line} imports {found.module} too early"
+
+
+@pytest.mark.parametrize("path", modules(ROOT / "tests/core"), ids=name_of)
+def test_the_tests_of_core_need_no_backend_distribution(path: Path) -> None:
+    assert [found.module for found in imports(path.read_text()) if found.top.startswith("penstock_")] == []
+
+
+@pytest.mark.parametrize("path", [path for folder in (CORE, *BACKENDS) for path in modules(folder)], ids=name_of)
+def test_private_names_stay_in_their_module(path: Path) -> None:
+    ours = [found for found in imports(path.read_text()) if found.top.startswith("penstock")]
+    private = [found.module for found in ours if re.search(r"\._[a-z]", found.module)]
+    assert private == []
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("workers", "from penstock.schedulers.base import Scheduler"),
+        ("schedulers", "import penstock.models.served"),
+        ("messages", "from penstock.frontends import http"),
+        ("models", "def late():\n    from penstock.server import Server"),
+        ("frontends", "from penstock.schedulers.queue import Queue"),
+        ("frontends", "from penstock.server import Server"),
+        ("models", "if TYPE_CHECKING:\n    from penstock.server import Server"),
+        ("backends", "from penstock import Server"),
+    ],
+)
+def test_an_upward_import_is_found(part: str, source: str) -> None:
+    assert len(upward(part, source)) == 1
+
+
+def test_a_frontend_may_name_the_server_it_is_handed() -> None:
+    assert upward("frontends", "if TYPE_CHECKING:\n    from penstock.server import Server") == []
+
+
+@pytest.mark.parametrize("module", ["penstock", "penstock.cli", "penstock.server", "penstock_onnx"])
+def test_importing_the_module_imports_no_engine(module: str) -> None:
+    program = f"import sys, {module}; print(*sorted(set(sys.modules) & set(sys.argv[1:])))"
+    answer = subprocess.run([sys.executable, "-c", program, *ENGINES], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == []
