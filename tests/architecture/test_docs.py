@@ -60,3 +60,11 @@ def test_contributing_names_every_session() -> None:
     sessions = re.findall(r"^def ([a-z]\w*)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE)
     named = re.findall(r"`nox -s \"?(\w+)", (ROOT / "CONTRIBUTING.md").read_text())
     assert set(named) == set(sessions) - {"workshop"}
+
+
+@pytest.mark.parametrize("folder", ["core", "backends/onnx"])
+def test_each_distribution_carries_the_licence_as_a_file(folder: str) -> None:
+    """A link would leave the source distribution pointing outside itself."""
+    licence = ROOT / folder / "LICENSE"
+    assert not licence.is_symlink()
+    assert licence.read_bytes() == (ROOT / "LICENSE").read_bytes()
