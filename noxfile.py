@@ -105,12 +105,13 @@ def architecture(session: nox.Session) -> None:
     _run(session, "pytest", *(session.posargs or ["tests/architecture"]))
 
 
-@nox.session(venv_backend="none", requires=["workshop"], default=False)
+@nox.session(reuse_venv=True, default=False)
 def protos(session: nox.Session) -> None:
     """Regenerate the *_pb2 modules and their stubs from the .proto files."""
+    session.install("-q", "grpcio-tools==1.72.2")  # brings protoc 30: its code runs on any protobuf from 6.30
     sources = [str(path) for path in sorted(ROOT.glob("core/src/penstock/**/*.proto"))]
     outputs = ["--python_out=core/src", "--pyi_out=core/src"]
-    _run(session, "python", "-m", "grpc_tools.protoc", "-Icore/src", *outputs, *sources)
+    session.run("python", "-m", "grpc_tools.protoc", "-Icore/src", *outputs, *sources)
 
 
 @nox.session(venv_backend="none", default=False)
