@@ -1,0 +1,114 @@
+"""A ``ModelInferRequest`` to an `InferRequest`, in Triton's order of checks.
+
+Source: behaviours.md section 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.errors import InvalidArgument
+from penstock.frontends.grpc import contents, parameters
+from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest
+from penstock.frontends.grpc.wire import Parcel
+from penstock.messages.request import InferRequest, Parameter, Respond, Undecoded
+from penstock.messages.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """``classes`` maps outputs to the number of classes asked for. ``empty_final``: the caller
+    wants the end of a decoupled request announced, even when it comes without a response."""
+
+    request: InferRequest
+    classes: dict[str, int] = field(default_factory=dict)
+    empty_final: bool = False
+
+
+def decode(parcel: Parcel, respond: Respond, forwarded: Mapping[str, Parameter] | None = None) -> Decoded:
+    """What ``parcel`` asks for; its inputs are views on the received bytes.
+
+    ``forwarded`` are parameters that came as metadata. Raises `InvalidArgument` with Triton's
+    text, and `NotFound` for a shared-memory region.
+    """
+    message = parcel.message
+    read = parameters.read(message.parameters)
+    inputs = _inputs(message, parcel.raw)
+    request = InferRequest(
+        model_name=message.model_name,
+        inputs=inputs,
+        respond=respond,
+        outputs=[output.name for output in message.outputs],
+        id=message.id,
+        model_version=message.model_version,
+        parameters={**read.custom, **forwarded} if forwarded else read.custom,
+        priority=read.priority,
+        timeout_us=read.timeout_us,
+        sequence_id=read.sequence_id,
+        sequence_start=read.sequence_start,
+        sequence_end=read.sequence_end,
+    )
+    return Decoded(request, _classes(message), read.empty_final)
+
+
+def _inputs(message: ModelInferRequest, raw: Sequence[bytes | memoryview]) -> dict[str, Tensor | Undecoded]:
+    inputs: dict[str, Tensor | Undecoded] = {}
+    position = 0
+    for tensor in message.inputs:
+        name = tensor.name
+        if name in inputs:
+            raise InvalidArgument(
+                f"[request id: {message.id or '<id_unknown>'}] input '{name}' already exists in request"
+            )
+        if tensor.parameters:
+            _refuse_shared_memory(message.model_name, tensor)
+        if tensor.HasField("contents"):
+            inputs[name] = _typed(message.model_name, tensor, raw)
+        elif position < len(raw):
+            inputs[name] = contents.from_bytes(tensor.datatype, tuple(tensor.shape), raw[position])
+            position += 1
+        else:
+            raise InvalidArgument(
+                f"unable to find data for input tensor '{name}' for model '{message.model_name}' in request."
+            )
+    return inputs
+
+
+def _typed(
+    model: str, tensor: ModelInferRequest.InferInputTensor, raw: Sequence[bytes | memoryview]
+) -> Tensor | Undecoded:
+    if len(raw):
+        raise InvalidArgument(
+            f"contents field must not be specified when using raw_input_contents for '{tensor.name}' for model "
+            f"'{model}'"
+        )
+    return contents.from_contents(tensor.name, model, tensor.datatype, tuple(tensor.shape), tensor.contents)
+
+
+def _refuse_shared_memory(model: str, tensor: ModelInferRequest.InferInputTensor) -> None:
+    region = parameters.shared_memory_region(tensor.name, tensor.parameters)
+    if region is None:
+        return
+    if tensor.HasField("contents"):
+        raise InvalidArgument(
+            f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' for model "
+            f"'{model}'"
+        )
+    raise parameters.no_region(region)
+
+
+def _classes(message: ModelInferRequest) -> dict[str, int]:
+    wanted: dict[str, int] = {}
+    for output in message.outputs:
+        if not output.parameters:
+            continue
+        region = parameters.shared_memory_region(output.name, output.parameters)
+        count = parameters.classes(output.parameters)
+        if region is not None and count:
+            raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
+        if region is not None:
+            raise parameters.no_region(region)
+        if count:
+            wanted[output.name] = count
+    return wanted

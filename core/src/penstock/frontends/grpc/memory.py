@@ -1,0 +1,53 @@
+"""Shared memory of clients: not served yet, so no region is ever registered.
+
+Source of the texts: behaviours.md section 12.3.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.errors import NotFound, Unsupported
+from penstock.frontends.grpc import grpc_service_pb2 as pb
+from penstock.frontends.grpc.context import Context
+
+if TYPE_CHECKING:
+    from penstock.server import Server
+
+
+async def system_status(
+    server: Server, request: pb.SystemSharedMemoryStatusRequest, context: Context
+) -> pb.SystemSharedMemoryStatusResponse:
+    if request.name:
+        raise NotFound(f"Unable to find system shared memory region: '{request.name}'")
+    return pb.SystemSharedMemoryStatusResponse()
+
+
+async def cuda_status(
+    server: Server, request: pb.CudaSharedMemoryStatusRequest, context: Context
+) -> pb.CudaSharedMemoryStatusResponse:
+    if request.name:
+        raise NotFound(f"Unable to find cuda shared memory region: '{request.name}'")
+    return pb.CudaSharedMemoryStatusResponse()
+
+
+async def register(
+    server: Server,
+    request: pb.SystemSharedMemoryRegisterRequest | pb.CudaSharedMemoryRegisterRequest,
+    context: Context,
+) -> pb.SystemSharedMemoryRegisterResponse | pb.CudaSharedMemoryRegisterResponse:
+    raise _refusal(server)
+
+
+async def unregister(
+    server: Server,
+    request: pb.SystemSharedMemoryUnregisterRequest | pb.CudaSharedMemoryUnregisterRequest,
+    context: Context,
+) -> pb.SystemSharedMemoryUnregisterResponse | pb.CudaSharedMemoryUnregisterResponse:
+    raise _refusal(server)
+
+
+def _refusal(server: Server) -> Unsupported:
+    if server.options.allow_client_shm:
+        return Unsupported("Client shared memory is not built yet: this server has no regions.")
+    return Unsupported("Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.")

@@ -1,0 +1,126 @@
+"""Every RPC that Penstock answers: one table, which any transport can serve.
+
+Source: behaviours.md section 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+
+from penstock.errors import Unavailable
+from penstock.frontends.forwarding import HeaderForwarding
+from penstock.frontends.grpc import grpc_service_pb2 as pb
+from penstock.frontends.grpc import health, memory, metadata, repository, settings, statistics, wire
+from penstock.frontends.grpc.context import Context, Metadata, first, texts
+from penstock.frontends.grpc.infer import Inference, model_infer
+from penstock.frontends.grpc.stream import Send, model_stream_infer
+from penstock.frontends.restrictions import Restrictions
+
+if TYPE_CHECKING:
+    from penstock.server import Server
+
+SERVICE = "inference.GRPCInferenceService"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+#: What handlers answer: a message, or one that is serialized already.
+Answer: TypeAlias = "Message | bytes"
+Unary: TypeAlias = Callable[[Any, Context], Awaitable[Answer]]
+Stream: TypeAlias = Callable[[AsyncIterator[Any], Send, Context], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """One RPC. ``parse`` makes the handler's request of the received bytes; exactly one of
+    ``unary`` and ``stream`` is set. ``compressed`` RPCs obey the response compression level."""
+
+    service: str
+    name: str
+    category: str
+    parse: Callable[[bytes], Any]
+    unary: Unary | None = None
+    stream: Stream | None = None
+    compressed: bool = False
+
+
+def serialize(answer: Answer) -> bytes:
+    """What goes on the wire for a handler's ``answer``."""
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
+
+
+def rpcs(server: Server) -> list[Rpc]:
+    """The RPCs of ``server``, guarded by its ``--grpc-restricted-protocol``."""
+    guard = _Guard(Restrictions(server.options.grpc_restricted_protocol, "protocol"))
+    forwarding = HeaderForwarding(server.options.grpc_header_forward_pattern)
+    inference = Inference(server, partial(_forward, forwarding) if forwarding else None)
+    table = [
+        Rpc(SERVICE, name, category, request.FromString, guard.unary(category, partial(handler, server)))
+        for name, category, request, handler in _HANDLERS
+    ]
+    check = guard.unary("health", partial(health.check, server))
+    infer = guard.unary("inference", partial(model_infer, inference))
+    stream = guard.stream("inference", partial(model_stream_infer, inference))
+    return [
+        *table,
+        Rpc(HEALTH_SERVICE, "Check", "health", HealthCheckRequest.FromString, check),
+        Rpc(SERVICE, "ModelInfer", "inference", wire.unpack, infer, compressed=True),
+        Rpc(SERVICE, "ModelStreamInfer", "inference", wire.unpack, stream=stream, compressed=True),
+    ]
+
+
+#: Those that need nothing but the server: name, category of restriction, request, handler.
+_HANDLERS: tuple[tuple[str, str, type[Message], Callable[..., Awaitable[Answer]]], ...] = (
+    ("ServerLive", "health", pb.ServerLiveRequest, health.server_live),
+    ("ServerReady", "health", pb.ServerReadyRequest, health.server_ready),
+    ("ModelReady", "health", pb.ModelReadyRequest, health.model_ready),
+    ("ServerMetadata", "metadata", pb.ServerMetadataRequest, metadata.server_metadata),
+    ("ModelMetadata", "metadata", pb.ModelMetadataRequest, metadata.model_metadata),
+    ("ModelConfig", "model-config", pb.ModelConfigRequest, metadata.model_config),
+    ("ModelStatistics", "statistics", pb.ModelStatisticsRequest, statistics.model_statistics),
+    ("RepositoryIndex", "model-repository", pb.RepositoryIndexRequest, repository.index),
+    ("RepositoryModelLoad", "model-repository", pb.RepositoryModelLoadRequest, repository.load),
+    ("RepositoryModelUnload", "model-repository", pb.RepositoryModelUnloadRequest, repository.unload),
+    ("SystemSharedMemoryStatus", "shared-memory", pb.SystemSharedMemoryStatusRequest, memory.system_status),
+    ("SystemSharedMemoryRegister", "shared-memory", pb.SystemSharedMemoryRegisterRequest, memory.register),
+    ("SystemSharedMemoryUnregister", "shared-memory", pb.SystemSharedMemoryUnregisterRequest, memory.unregister),
+    ("CudaSharedMemoryStatus", "shared-memory", pb.CudaSharedMemoryStatusRequest, memory.cuda_status),
+    ("CudaSharedMemoryRegister", "shared-memory", pb.CudaSharedMemoryRegisterRequest, memory.register),
+    ("CudaSharedMemoryUnregister", "shared-memory", pb.CudaSharedMemoryUnregisterRequest, memory.unregister),
+    ("TraceSetting", "trace", pb.TraceSettingRequest, settings.trace),
+    ("LogSettings", "logging", pb.LogSettingsRequest, settings.log),
+)
+
+
+class _Guard:
+    """Puts the check of a restricted category in front of a handler, where there is one."""
+
+    def __init__(self, restrictions: Restrictions) -> None:
+        self._restrictions = restrictions
+
+    def unary(self, category: str, handler: Unary) -> Unary:
+        async def guarded(request: Any, context: Context) -> Answer:
+            self._check(category, context)
+            return await handler(request, context)
+
+        return guarded if self._restrictions.covers(category) else handler
+
+    def stream(self, category: str, handler: Stream) -> Stream:
+        async def guarded(requests: AsyncIterator[Any], send: Send, context: Context) -> None:
+            self._check(category, context)
+            await handler(requests, send, context)
+
+        return guarded if self._restrictions.covers(category) else handler
+
+    def _check(self, category: str, context: Context) -> None:
+        refusal = self._restrictions.refusal(category, partial(first, context.metadata))
+        if refusal is not None:
+            raise Unavailable(refusal)
+
+
+def _forward(forwarding: HeaderForwarding, metadata: Metadata) -> dict[str, str]:
+    return forwarding.parameters(texts(metadata))
