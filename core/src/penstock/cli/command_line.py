@@ -40,7 +40,7 @@ class Given:
 def read_options(
     words: Sequence[str], environ: Mapping[str, str], plugin_parser: argparse.ArgumentParser | None = None
 ) -> tuple[ServerOptions, list[str]]:
-    """The options, and a warning for each deprecated flag. Raises `ConfigError` with Triton's text."""
+    """The options, and warnings about what was given. Raises `ConfigError` with Triton's text."""
     given, rest = split(words)
     plugin_options, rest = _parse_rest(plugin_parser, rest)
     if rest:
@@ -51,7 +51,7 @@ def read_options(
     fields = _environment(environ) | chosen | {"model_repository": repository, "plugin_options": plugin_options}
     options = ServerOptions(**fields)
     check(options)
-    return options, [_deprecation(one.flag) for one in given if one.flag.deprecated]
+    return options, _warnings(given, options)
 
 
 def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
@@ -184,5 +184,9 @@ def _check_ports(options: ServerOptions) -> None:
             )
 
 
-def _deprecation(flag: Flag) -> str:
-    return f"--{flag.name} is deprecated; use --{flag.deprecated}"
+def _warnings(given: Sequence[Given], options: ServerOptions) -> list[str]:
+    old = {one.flag.name: one.flag.deprecated for one in given if one.flag.deprecated}
+    warnings = [f"--{name} is deprecated; use --{new}" for name, new in old.items()]
+    if not options.trace_config and any(one.flag.option == "trace_config" for one in given):
+        warnings.append("--trace-config has no effect: no level turns tracing on")
+    return warnings

@@ -191,7 +191,8 @@ def restriction(flag: str, noun: str, prefix: str = "") -> Callable[[str], list[
         shown, equals, secret = value.partition("=")
         categories, _, key = shown.partition(":")
         if not (categories and key and equals and secret):
-            raise ValueError(f"--{flag} option format is '<config name>:<setting>=<value>'. Got {shown}")
+            got = shown if equals else categories
+            raise ValueError(f"--{flag} option format is '<config name>:<setting>=<value>'. Got {got}")
         unknown = [category for category in categories.split(",") if category not in RESTRICTED_CATEGORIES]
         if unknown:
             raise ValueError(f"unknown restricted {noun} '{unknown[0]}'")

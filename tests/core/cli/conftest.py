@@ -1,0 +1,102 @@
+"""Real processes of the command line."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+CONFIG = """
+backend: "identity"
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [4] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
+"""
+#: No fixed port: tests run side by side.
+FREE_PORTS = ("--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0", "--metrics-port=0")
+DEADLINE_S = 30
+
+
+class Process:
+    """A running ``penstock``, whose stderr is read line by line with a deadline."""
+
+    def __init__(self, *words: str, environ: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "penstock.cli", *words]
+        self.popen = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})}
+        )
+        self.seen: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The first line of stderr, from here on, that ``pattern`` finds."""
+        while (line := self._lines.get(timeout=DEADLINE_S)) is not None:
+            self.seen.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"no line matches {pattern!r}:\n{''.join(self.seen)}")
+
+    def signal(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def finish(self) -> tuple[int, str]:
+        """The exit code, and all of stderr."""
+        code = self.popen.wait(DEADLINE_S)
+        while (line := self._lines.get(timeout=DEADLINE_S)) is not None:
+            self.seen.append(line)
+        return code, "".join(self.seen)
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        self._reader.join()
+        for pipe in (self.popen.stdout, self.popen.stderr):
+            assert pipe is not None
+            pipe.close()
+
+    def _read(self) -> None:
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self._lines.put(line)
+        self._lines.put(None)
+
+
+@pytest.fixture
+def penstock() -> Iterator[Callable[..., Process]]:
+    """Starts ``penstock`` with the given words; whatever still runs at the end is killed."""
+    started: list[Process] = []
+
+    def start(*words: str, environ: dict[str, str] | None = None) -> Process:
+        started.append(Process(*words, environ=environ))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """One model, ``echo``, of the identity backend."""
+    root = tmp_path / "models"
+    (root / "echo" / "1").mkdir(parents=True)
+    (root / "echo" / "config.pbtxt").write_text(CONFIG)
+    return root
+
+
+@pytest.fixture
+def serve(penstock: Callable[..., Process], repository: Path) -> Callable[..., Process]:
+    """Starts ``penstock serve`` on ``repository`` and on free ports."""
+
+    def start(*words: str, environ: dict[str, str] | None = None) -> Process:
+        return penstock("serve", f"--model-repository={repository}", *FREE_PORTS, *words, environ=environ)
+
+    return start

@@ -1,0 +1,286 @@
+"""Reading a command line: GNU getopt_long's rules and Triton's error texts (behaviours.md section 8)."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from penstock.cli.command_line import allowed_plugins, read_options
+from penstock.cli.flags import FLAGS
+from penstock.config.options import RateLimitResource, Restriction, ServerOptions, TraceSetting
+from penstock.errors import ConfigError
+
+REPOSITORY = "--model-repository=/r"
+
+
+def read(*words: str, environ: dict[str, str] | None = None) -> ServerOptions:
+    return read_options([REPOSITORY, *words], environ or {})[0]
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(*words)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("words", ["--http-port=9000", "--http-port 9000", "--http-po 9000", "--http-po=9000"])
+def test_a_flag_may_be_joined_split_or_shortened(words: str) -> None:
+    assert read(*words.split()).http_port == 9000
+
+
+def test_the_word_after_a_flag_is_its_value_whatever_it_looks_like() -> None:
+    assert read("--id", "--http-port=1").id == "--http-port=1"
+
+
+def test_a_value_may_hold_equals_signs_and_be_empty() -> None:
+    assert read("--id=a=b").id == "a=b"
+    assert read("--id=").id == ""
+
+
+def test_the_last_of_two_counts() -> None:
+    assert read("--http-port=1", "--http-port=2").http_port == 2
+
+
+@pytest.mark.parametrize("text", ["true", "TRUE", "On", "1"])
+def test_yes_has_three_spellings_in_any_case(text: str) -> None:
+    assert read(f"--reuse-http-port={text}").reuse_http_port is True
+
+
+@pytest.mark.parametrize("text", ["false", "False", "OFF", "0"])
+def test_no_has_three_spellings_in_any_case(text: str) -> None:
+    assert read(f"--allow-http={text}").allow_http is False
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("--allow-http=yes", 'Bad option: "--allow-http".\ninvalid value for bool option: yes'),
+        ("--http-port=abc", 'Bad option: "--http-port".\nInvalid option value. Got abc'),
+        ("--http-port=8000x", 'Bad option: "--http-port".\nInvalid option value. Got 8000x'),
+        ("--http-port=65536", 'Bad option: "--http-port".\nProvided option value is out of bound. Got 65536'),
+        (
+            "--exit-timeout-secs=2147483648",
+            'Bad option: "--exit-timeout-secs".\nProvided option value is out of bound. Got 2147483648',
+        ),
+        (
+            "--http-max-input-size=0",
+            'Bad option: "--http-max-input-size".\nError: --http-max-input-size must be greater than 0.',
+        ),
+        (
+            "--grpc-infer-thread-count=1",
+            'Bad option: "--grpc-infer-thread-count".\n'
+            "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128.",
+        ),
+        ("--http-restricted-api=nope:k=v", 'Bad option: "--http-restricted-api".\nunknown restricted api \'nope\''),
+        (
+            "--grpc-restricted-protocol=nope:k=v",
+            'Bad option: "--grpc-restricted-protocol".\nunknown restricted protocol \'nope\'',
+        ),
+        (
+            "--http-restricted-api=health",
+            'Bad option: "--http-restricted-api".\n'
+            "--http-restricted-api option format is '<config name>:<setting>=<value>'. Got health",
+        ),
+        ("--load-model=m", "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."),
+        ("stray", "Unexpected argument: stray"),
+        (
+            "--metrics-port=8000",
+            "The server cannot listen to HTTP requests and metrics requests at the same address and port 0.0.0.0:8000",
+        ),
+        (
+            "--grpc-port=8000",
+            "The server cannot listen to HTTP requests and GRPC requests at the same address and port 0.0.0.0:8000",
+        ),
+    ],
+)
+def test_refusals_are_tritons_to_the_letter(word: str, text: str) -> None:
+    assert refusal(word) == text
+
+
+@pytest.mark.parametrize(
+    ("word", "start"),
+    [
+        ("--log-format=xml", 'Bad option: "--log-format".\ninvalid argument for --log-format'),
+        ("--model-control-mode=x", 'Bad option: "--model-control-mode".\ninvalid argument for --model-control-mode'),
+        ("--rate-limit=x", 'Bad option: "--rate-limit".\ninvalid argument for --rate-limit'),
+        ("--http-header-forward-pattern=(", 'Bad option: "--http-header-forward-pattern".\ninvalid regular expression'),
+        ("--cuda-memory-pool-byte-size=5", 'Bad option: "--cuda-memory-pool-byte-size".\nCannot parse pair option'),
+        ("--backend-config=a,b", 'Bad option: "--backend-config".\n--backend-config option format is '),
+        ("--backend-config=,a=b", 'Bad option: "--backend-config".\nNo backend name specified. '),
+        ("--metrics-config=a,b=c", 'Bad option: "--metrics-config".\n--metrics-config option format is '),
+        ("--rate-limit-resource=R", 'Bad option: "--rate-limit-resource".\n--rate-limit-resource option format is '),
+        ("--model-config-name=", 'Bad option: "--model-config-name".\nError: empty argument'),
+        ("--model-load-gpu-limit=0:2", 'Bad option: "--model-load-gpu-limit".\nProvided option value is out of bound'),
+        ("--disable-auto-complete-config=1", "option '--disable-auto-complete-config' doesn't allow an argument"),
+        ("--http=1", "option '--http' is ambiguous; possibilities: '--http-address' '--http-port'"),
+        ("--htpp-port=1", "unrecognized option '--htpp-port'; did you mean '--http-port'?"),
+        ("--id", "option '--id' requires an argument"),
+    ],
+)
+def test_refusals_name_the_flag_and_the_rule(word: str, start: str) -> None:
+    assert refusal(word).startswith(start)
+
+
+def test_a_repository_is_demanded() -> None:
+    with pytest.raises(ConfigError, match=r"^--model-repository must be specified$"):
+        read_options([], {})
+
+
+def test_the_store_is_the_repository_and_both_may_be_repeated() -> None:
+    assert read("--model-store=/b", "--model-store=/a").model_repository == ("/a", "/b", "/r")
+
+
+@pytest.mark.parametrize(
+    ("word", "field", "value"),
+    [
+        ("--log-verbose=true", "log_verbose", 1),
+        ("--log-verbose=3", "log_verbose", 3),
+        ("--log-format=json", "log_format", "json"),
+        ("--strict-model-config=true", "disable_auto_complete_config", True),
+        ("--disable-auto-complete-config", "disable_auto_complete_config", True),
+        ("--grpc-use-ssl-mutual=true", "grpc_use_ssl", True),
+        ("--exit-timeout-secs=-3", "exit_timeout_secs", 0),
+        ("--model-control-mode=NONE", "model_control_mode", "none"),
+        ("--sagemaker-safe-port-range=10-20", "sagemaker_safe_port_range", (10, 20)),
+        ("--metrics-config=summary_latencies=true", "metrics_config", {"summary_latencies": "true"}),
+        ("--metrics-config=summary_quantiles=0.5:1,0.9:1", "metrics_config", {"summary_quantiles": "0.5:1,0.9:1"}),
+        ("--backend-config=onnxruntime,a=b,c", "backend_config", {"onnxruntime": {"a": "b,c"}}),
+        ("--backend-config=a=b", "backend_config", {"": {"a": "b"}}),
+        ("--rate-limit-resource=R:2:0", "rate_limit_resource", (RateLimitResource("R", 2, 0),)),
+        ("--rate-limit-resource=R:2", "rate_limit_resource", (RateLimitResource("R", 2),)),
+        ("--host-policy=p,numa-node=0", "host_policy", {"p": {"numa-node": "0"}}),
+        ("--cuda-memory-pool-byte-size=1:5", "cuda_memory_pool_byte_size", {1: 5}),
+        ("--plugins=a, b", "plugins", ("a", "b")),
+        ("--trace-level=OFF", "trace_config", ()),
+        (
+            "--http-restricted-api=health,logging:key=v=w",
+            "http_restricted_api",
+            {"health": Restriction("key", "v=w"), "logging": Restriction("key", "v=w")},
+        ),
+        (
+            "--grpc-restricted-protocol=trace:key=v",
+            "grpc_restricted_protocol",
+            {"trace": Restriction("triton-grpc-protocol-key", "v")},
+        ),
+    ],
+)
+def test_values_are_typed(word: str, field: str, value: Any) -> None:
+    assert getattr(read(word), field) == value
+
+
+def test_settings_of_one_backend_add_up() -> None:
+    options = read("--backend-config=o,a=1", "--backend-config=o,b=2", "--backend-config=o,a=3")
+    assert options.backend_config == {"o": {"a": "3", "b": "2"}}
+
+
+def test_a_category_is_restricted_once() -> None:
+    text = refusal("--http-restricted-api=health:a=1", "--http-restricted-api=health:b=2")
+    assert text.endswith("restricted api 'health' can not be specified in multiple config groups")
+
+
+def test_one_cache_is_the_limit() -> None:
+    text = refusal("--cache-config=local,size=1", "--cache-config=redis,host=h")
+    assert "found multiple cache configurations, but only a single cache is currently supported" in text
+
+
+def test_the_old_and_the_new_cache_flag_exclude_each_other() -> None:
+    assert refusal("--cache-config=local,size=1", "--response-cache-byte-size=1") == (
+        "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+        "Please provide one or the other."
+    )
+
+
+def test_a_deprecated_flag_gives_way_and_is_remarked_upon() -> None:
+    words = [REPOSITORY, "--disable-auto-complete-config", "--strict-model-config=false"]
+    options, warnings = read_options(words, {})
+    assert options.disable_auto_complete_config
+    assert warnings == ["--strict-model-config is deprecated; use --disable-auto-complete-config"]
+
+
+def test_ports_may_be_equal_on_other_addresses_or_when_one_is_off_or_free_to_choose() -> None:
+    read("--metrics-port=8000", "--metrics-address=127.0.0.1")
+    read("--metrics-port=8000", "--allow-http=false")
+    read("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+
+
+def test_vertex_ai_speaks_through_the_environment() -> None:
+    with pytest.raises(ConfigError, match="--allow-vertex-ai is refused"):
+        read_options([], {"AIP_MODE": "PREDICTION", "AIP_STORAGE_URI": "/models"})
+    assert read_options([], {"AIP_STORAGE_URI": "/models"})[0].model_repository == ("/models",)
+
+
+@pytest.mark.parametrize("word", ["--http-restricted-api=health:key:canary", "--http-restricted-api=health=canary",
+                                  "--http-restricted-api=nope:key=canary", "--http=health:key=canary"])  # fmt: skip
+def test_no_refusal_repeats_a_secret(word: str) -> None:
+    assert "canary" not in refusal(word)
+
+
+REFUSED = {
+    "--model-control-mode=poll",
+    "--model-control-mode=EXPLICIT",
+    "--model-namespacing=true",
+    "--allow-sagemaker=true",
+    "--allow-vertex-ai=1",
+    "--trace-config=level=TIMESTAMPS",
+    "--trace-level=TIMESTAMPS",
+    "--cache-config=local,size=1024",
+    "--response-cache-byte-size=1024",
+    "--rate-limit=execution_count",
+    "--model-load-gpu-limit=0:0.5",
+    "--allow-client-shm=true",
+}
+
+
+@pytest.mark.parametrize("word", sorted(REFUSED))
+def test_a_flag_that_would_be_wrong_to_ignore_stops_the_start(word: str) -> None:
+    assert " is refused: " in refusal(word)
+
+
+REFUSED_EXAMPLES = {
+    "load-model",
+    "model-namespacing",
+    "trace-config",
+    "trace-level",
+    "cache-config",
+    "response-cache-byte-size",
+    "model-load-gpu-limit",
+}
+
+
+@pytest.mark.parametrize("flag", FLAGS.values(), ids=lambda flag: flag.name)
+def test_the_example_of_every_flag_is_accepted_unless_it_is_refused(flag: Any) -> None:
+    word = f"--{flag.name}" + (f"={flag.example}" if flag.example else "")
+    if flag.name in REFUSED_EXAMPLES:
+        with pytest.raises(ConfigError):
+            read(word)
+    else:
+        assert isinstance(read(word), ServerOptions)
+
+
+def test_tracing_without_a_level_is_off_and_said_to_be() -> None:
+    options, warnings = read_options([REPOSITORY, "--trace-config=mode=triton"], {})
+    assert options.trace_config == ()
+    assert warnings == ["--trace-config has no effect: no level turns tracing on"]
+
+
+def test_traces_keep_their_mode() -> None:
+    with pytest.raises(ConfigError, match="--trace-config is refused"):
+        read("--trace-config=level=TIMESTAMPS", "--trace-config=triton,file=f")
+    assert FLAGS["trace-config"].read is not None
+    assert FLAGS["trace-config"].read("opentelemetry,resource=k=v") == TraceSetting("opentelemetry", "resource", "k=v")
+
+
+def test_options_of_plugins_stand_beside_ours() -> None:
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--colour", default="red")
+    options, _ = read_options([REPOSITORY, "--colour", "blue", "--http-port=1"], {}, parser)
+    assert options.plugin_options == argparse.Namespace(colour="blue")
+    with pytest.raises(ConfigError, match=r"unrecognized option '--flavour'"):
+        read_options([REPOSITORY, "--flavour=x"], {}, parser)
+
+
+def test_the_allow_list_is_known_before_the_rest_is_read() -> None:
+    assert allowed_plugins(["--colour", "blue", "--plugins=a,b"]) == ("a", "b")
+    assert allowed_plugins(["--colour", "blue"]) is None

@@ -1,0 +1,155 @@
+"""``penstock serve`` as a process: start, signals, exit codes, log (behaviours.md sections 5.11 and 8)."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Start = Callable[..., Any]
+
+#: The last thing in the log before the endpoints start.
+OPTIONS = r"exit_timeout"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_in_order(serve: Start, number: int) -> None:
+    server = serve()
+    server.wait_for(OPTIONS)
+    server.signal(number)
+    code, log = server.finish()
+    assert code == 0
+    assert "successfully unloaded 'echo' version 1" in log
+
+
+def test_repeated_signals_change_nothing(serve: Start) -> None:
+    server = serve()
+    server.wait_for(OPTIONS)
+    for _ in range(3):
+        server.signal(signal.SIGTERM)
+    code, log = server.finish()
+    assert code == 0
+    assert log.count("stopping") == 1
+
+
+def test_the_log_tells_models_backends_and_options_as_triton_does(serve: Start) -> None:
+    server = serve("--id=weir", "--exit-timeout-secs=7")
+    server.wait_for("cache_enabled")
+    log = "".join(server.seen)
+    assert re.search(r"^\| Backend +\| Path +\| Config +\|$", log, re.MULTILINE)
+    assert re.search(r"^\| identity +\| /.*identity\.py +\| \{\"auto-complete-config\": \"true\"\} +\|$", log, re.MULTILINE)
+    assert re.search(r"^\| echo +\| 1 +\| READY +\|$", log, re.MULTILINE)
+    for key, value in {"server_id": "weir", "model_control_mode": "MODE_NONE", "exit_timeout": "7"}.items():
+        assert re.search(rf"^\| {key} +\| {value} +\|$", log, re.MULTILINE)
+    assert "successfully loaded 'echo'" in log
+
+
+def test_endpoints_start_in_tritons_order_after_the_models(serve: Start) -> None:
+    server = serve()
+    for text in ("successfully loaded 'echo'", "Started GRPCInferenceService at", "Started HTTPService at",
+                 "Started Metrics Service at"):  # fmt: skip
+        server.wait_for(text)
+
+
+def test_without_a_repository_the_text_is_tritons(penstock: Start) -> None:
+    code, text = penstock("serve").finish()
+    assert code == 1
+    assert text.startswith("Usage: penstock serve")
+    assert text.endswith("\n--model-repository must be specified\n")
+
+
+def test_a_bad_option_exits_with_1_and_the_text_last(serve: Start) -> None:
+    code, text = serve("--allow-http=maybe").finish()
+    assert code == 1
+    assert text.endswith('\nBad option: "--allow-http".\ninvalid value for bool option: maybe\n')
+
+
+def test_a_model_that_fails_stops_the_start_with_tritons_text(serve: Start, repository: Path) -> None:
+    (repository / "echo" / "config.pbtxt").write_text('backend: "nowhere"')
+    code, text = serve().finish()
+    assert code == 1
+    assert "error: creating server: Internal - failed to load all models" in text
+    assert re.search(r"^\| echo +\| .*\| UNAVAILABLE: ", text, re.MULTILINE)
+
+
+def test_a_model_that_fails_is_left_out_when_asked(serve: Start, repository: Path) -> None:
+    (repository / "broken").mkdir()
+    server = serve("--exit-on-error=false")
+    server.wait_for(OPTIONS)
+    server.signal(signal.SIGTERM)
+    code, text = server.finish()
+    assert code == 0
+    assert re.search(r"^\| echo +\| 1 +\| READY +\|$", text, re.MULTILINE)
+
+
+def test_a_repository_that_is_no_directory_stops_the_start(penstock: Start) -> None:
+    code, text = penstock("serve", "--model-repository=/nowhere").finish()
+    assert code == 1
+    assert "error: creating server: " in text
+    assert "repository path is not a valid directory" in text
+
+
+def test_a_port_in_use_stops_the_start(serve: Start) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, text = serve(f"--http-port={taken.getsockname()[1]}").finish()
+    assert code == 1
+    assert f"Socket '127.0.0.1:{taken.getsockname()[1] if taken.fileno() > 0 else ''}" in text
+    assert "already in use" in text
+
+
+def test_flags_without_effect_are_said_in_one_line_each(serve: Start) -> None:
+    server = serve("--http-thread-count=3", "--strict-model-config=false")
+    server.wait_for(OPTIONS)
+    log = "".join(server.seen)
+    assert len(re.findall(r"^W.*--http-thread-count has no effect: ", log, re.MULTILINE)) == 1
+    assert len(re.findall(r"^W.*--strict-model-config is deprecated", log, re.MULTILINE)) == 1
+
+
+def test_a_json_log_is_json_from_the_first_line_to_the_last(serve: Start) -> None:
+    server = serve("--log-format=json", "--http-thread-count=3")
+    server.wait_for(OPTIONS)
+    server.signal(signal.SIGTERM)
+    _, log = server.finish()
+    messages = [json.loads(line)["message"] for line in log.splitlines()]
+    assert "signal SIGTERM: stopping" in messages
+
+
+def test_the_log_goes_to_the_file_and_why_it_ended_to_stderr_too(serve: Start, repository: Path, tmp_path: Path) -> None:
+    (repository / "echo" / "config.pbtxt").write_text('backend: "nowhere"')
+    code, text = serve(f"--log-file={tmp_path / 'log'}").finish()
+    assert code == 1
+    assert text == "error: creating server: Internal - failed to load all models\n"
+    assert "failed to load 'echo'" in (tmp_path / "log").read_text()
+
+
+def test_a_log_file_that_cannot_be_opened_is_a_bad_option(serve: Start, tmp_path: Path) -> None:
+    code, text = serve(f"--log-file={tmp_path}").finish()
+    assert code == 1
+    assert f'Bad option: "--log-file".\n[Errno 21] Is a directory: \'{tmp_path}\'' in text
+
+
+def test_no_secret_of_the_command_line_reaches_the_log(serve: Start) -> None:
+    server = serve("--http-restricted-api=logging:key=canary", "--grpc-restricted-protocol=logging:key=canary",
+                   "--log-verbose=9")  # fmt: skip
+    server.wait_for(OPTIONS)
+    server.signal(signal.SIGTERM)
+    _, log = server.finish()
+    assert "canary" not in log
+
+
+def test_help_exits_with_0_and_everything_else_unknown_with_1(penstock: Start) -> None:
+    for words, code in ((["serve", "--help"], 0), (["--help"], 0), (["--version"], 0), ([], 1), (["serv"], 1)):
+        assert penstock(*words).finish()[0] == code
+
+
+def test_an_unknown_command_gets_the_nearest_one(penstock: Start) -> None:
+    assert "did you mean 'serve'?" in penstock("serv").finish()[1]

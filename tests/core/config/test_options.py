@@ -1,0 +1,166 @@
+"""The options against the list of tritonserver's flags, copied by hand from its documentation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.config import support
+from penstock.config.options import Restriction, ServerOptions
+from penstock.config.support import SUPPORT, State
+from penstock.errors import ConfigError
+
+# Name and default, as written in behaviours.md section 8. Flags without a default are left out.
+TRITON_DEFAULTS = """
+id triton
+exit-timeout-secs 30
+log-verbose 0
+log-info True
+log-warning True
+log-error True
+log-format default
+exit-on-error True
+disable-auto-complete-config False
+strict-readiness True
+model-control-mode none
+repository-poll-secs 15
+model-load-thread-count 4
+model-load-retry-count 0
+model-namespacing False
+enable-peer-access True
+allow-http True
+http-address 0.0.0.0
+http-port 8000
+reuse-http-port False
+http-thread-count 8
+http-max-input-size 67108864
+allow-grpc True
+grpc-address 0.0.0.0
+grpc-port 8001
+reuse-grpc-port False
+grpc-infer-thread-count 2
+grpc-infer-allocation-pool-size 8
+grpc-max-response-pool-size 2147483647
+grpc-use-ssl False
+grpc-use-ssl-mutual False
+grpc-infer-response-compression-level none
+grpc-keepalive-time 7200000
+grpc-keepalive-timeout 20000
+grpc-keepalive-permit-without-calls False
+grpc-http2-max-pings-without-data 2
+grpc-http2-min-recv-ping-interval-without-data 300000
+grpc-http2-max-ping-strikes 2
+allow-sagemaker False
+sagemaker-port 8080
+sagemaker-thread-count 8
+allow-vertex-ai False
+vertex-ai-port 8080
+vertex-ai-thread-count 8
+allow-metrics True
+allow-gpu-metrics True
+allow-cpu-metrics True
+metrics-port 8002
+metrics-interval-ms 2000
+rate-limit off
+pinned-memory-pool-byte-size 268435456
+buffer-manager-thread-count 0
+allow-client-shm False
+"""
+
+SOURCE = Path(penstock.__file__).parent
+
+
+@pytest.mark.parametrize("line", TRITON_DEFAULTS.split("\n")[1:-1])
+def test_default_is_that_of_tritonserver(line: str) -> None:
+    flag, default = line.split()
+    assert str(getattr(ServerOptions(), flag.replace("-", "_"))) == default
+
+
+def test_options_do_not_change_after_the_start() -> None:
+    with pytest.raises(FrozenInstanceError):
+        ServerOptions().http_port = 1  # type: ignore[misc]
+
+
+def test_metrics_listen_where_http_does_unless_told_otherwise() -> None:
+    assert ServerOptions(http_address="127.0.0.1").metrics_address == "127.0.0.1"
+    assert ServerOptions(http_address="127.0.0.1", metrics_address="::1").metrics_address == "::1"
+
+
+def test_without_metrics_there_are_no_device_metrics() -> None:
+    options = ServerOptions(allow_metrics=False)
+    assert (options.allow_gpu_metrics, options.allow_cpu_metrics) == (False, False)
+
+
+def test_mutual_tls_is_tls() -> None:
+    assert ServerOptions(grpc_use_ssl_mutual=True).grpc_use_ssl
+
+
+def test_repositories_are_a_sorted_set() -> None:
+    assert ServerOptions(model_repository=("b", "a", "b")).model_repository == ("a", "b")
+
+
+def test_numbers_below_their_floor_are_raised_to_it() -> None:
+    options = ServerOptions(exit_timeout_secs=-5, model_load_thread_count=0, model_load_retry_count=-1)
+    assert (options.exit_timeout_secs, options.model_load_thread_count, options.model_load_retry_count) == (0, 1, 0)
+
+
+def test_a_restriction_does_not_print_its_secret() -> None:
+    options = ServerOptions(http_restricted_api={"health": Restriction("key", "canary")})
+    assert "canary" not in repr(options)
+
+
+def test_the_table_of_support_is_total() -> None:
+    assert set(SUPPORT) == {field.name for field in fields(ServerOptions)}
+
+
+def test_whatever_is_not_built_says_why() -> None:
+    assert all(bool(support.reason) == (support.state is not State.BUILT) for support in SUPPORT.values())
+
+
+@pytest.mark.parametrize("name", [name for name, support in SUPPORT.items() if support.state is State.BUILT])
+def test_an_option_called_built_is_read_somewhere(name: str) -> None:
+    readers = [
+        path for path in SOURCE.rglob("*.py")
+        if not path.is_relative_to(SOURCE / "config") and path.name not in ("flags.py", "command_line.py", "startup.py")
+    ]  # fmt: skip
+    assert any(re.search(rf"\.{name}\b", path.read_text()) for path in readers)
+
+
+REFUSED = {
+    "model_control_mode": "explicit",
+    "load_model": ("m",),
+    "model_namespacing": True,
+    "allow_sagemaker": True,
+    "allow_vertex_ai": True,
+    "trace_config": ("anything",),
+    "cache_config": {"local": {"size": "1"}},
+    "rate_limit": "execution_count",
+    "model_load_gpu_limit": {0: 0.5},
+    "allow_client_shm": True,
+}
+
+
+def test_every_refused_option_is_tried_here() -> None:
+    assert set(REFUSED) == {name for name, support in SUPPORT.items() if support.state is State.REFUSED}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_wrong_to_ignore_is_refused_by_name(name: str) -> None:
+    options = ServerOptions(**{name: REFUSED[name]})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} is refused: "):
+        support.refuse(options)
+
+
+def test_what_has_no_effect_is_said_once_per_option() -> None:
+    options = ServerOptions(http_thread_count=3, backend_directory="/opt/b")
+    lines = support.without_effect(options)
+    assert [line.split()[0] for line in lines] == ["--http-thread-count", "--backend-directory"]
+
+
+def test_the_defaults_are_neither_refused_nor_remarked_upon() -> None:
+    support.refuse(ServerOptions())
+    assert support.without_effect(ServerOptions()) == []
