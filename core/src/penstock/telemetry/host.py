@@ -20,6 +20,11 @@ class HostCollector(Collector):
     kept for ``interval_s``, so that two scrapers at once do not shorten each other's measurement.
     """
 
+    @staticmethod
+    def is_possible() -> bool:
+        """Whether this machine has a /proc that tells: Linux."""
+        return (PROC / "meminfo").exists()
+
     def __init__(self, interval_s: float, proc: Path = PROC, clock: Callable[[], float] = monotonic) -> None:
         self._interval_s, self._proc, self._clock = interval_s, proc, clock
         self._read_at = clock()
