@@ -31,16 +31,16 @@ Classify = Callable[[npt.NDArray[np.uint8]], list[str]]
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     digits = held_out_digits()
-    for protocol, client, url in (
-        ("HTTP", tritonclient.http, options.http),
-        ("gRPC", tritonclient.grpc, options.grpc),
-    ):
+    labels: list[str] = []
+    for protocol, client, url in (("HTTP", tritonclient.http, options.http), ("gRPC", tritonclient.grpc, options.grpc)):
         try:
-            _report(protocol, _classifier(client, url, options.model), digits, options.batch_size, options.pictures)
+            labels = _classify_all(protocol, _classifier(client, url, options.model), digits, options.batch_size)
         except (OSError, tritonclient.http.InferenceServerException) as error:
             print(f"\n{protocol} at {url}: {error}", file=sys.stderr)
             print("Is it running?  penstock serve --model-repository=examples/models", file=sys.stderr)
             return 1
+    for row in _misread(labels, digits)[: options.pictures]:
+        print(f"\n{_drawing(digits.images[row])}\n  a {WORDS[digits.numbers[row]]}, read as {labels[row]}")
     return 0
 
 
@@ -70,16 +70,19 @@ def _classifier(client: ModuleType, url: str, model: str) -> Classify:
     return classify
 
 
-def _report(protocol: str, classify: Classify, digits: Digits, batch_size: int, pictures: int) -> None:
+def _classify_all(protocol: str, classify: Classify, digits: Digits, batch_size: int) -> list[str]:
+    """The label of each digit; tells the terminal how far it is, and in the end how well it went."""
     labels: list[str] = []
     for images in _batches(digits.images, batch_size):
         labels += classify(images)
         print(f"\r{protocol}: {len(labels)} of {len(digits.images)} digits", end="", flush=True)
-    wrong = [row for row, label in enumerate(labels) if label != WORDS[digits.numbers[row]]]
-    right = len(labels) - len(wrong)
+    right = len(labels) - len(_misread(labels, digits))
     print(f"\r{protocol}: {right} of {len(labels)} right, accuracy {right / len(labels):.1%}")
-    for row in wrong[:pictures]:
-        print(f"\n{_drawing(digits.images[row])}\n  a {WORDS[digits.numbers[row]]}, read as {labels[row]}\n")
+    return labels
+
+
+def _misread(labels: Sequence[str], digits: Digits) -> list[int]:
+    return [row for row, label in enumerate(labels) if label != WORDS[digits.numbers[row]]]
 
 
 def _batches(images: npt.NDArray[np.uint8], size: int) -> Iterator[npt.NDArray[np.uint8]]:
