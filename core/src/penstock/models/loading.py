@@ -26,7 +26,7 @@ from penstock.schedulers.base import Scheduler, SchedulerContext
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.workers.batch import Runner, runner_for
 from penstock.workers.contract import Contract
-from penstock.workers.devices import available_gpus, plan_instances
+from penstock.workers.devices import plan_instances
 from penstock.workers.instance import InstanceThread
 from penstock.workers.warmup import Sample, read_samples
 
@@ -67,7 +67,7 @@ class Loader:
         """Read the config and choose the versions. Raises `ConfigError` or `OperatorError`."""
         if entry.is_duplicate:
             raise LoadError("model appears in two or more repositories")
-        config = read(entry, self._options)
+        config = read(entry.path, self._options)
         versions = select_versions(entry.name, config.version_policy, available_versions(entry.path))
         return Plan(entry.name, entry.path, config, tuple(versions))
 
@@ -107,7 +107,7 @@ class Loader:
             labels = read_labels(config, model.path.parent)
             scheduler = self._scheduler(config, statistics)
             load = _InstanceLoader(backend, model, signature)
-            for placement in plan_instances(config, backend, available_gpus()):
+            for placement in plan_instances(config):
                 ready = partial(load, replace(model, instance_name=placement.name, device=placement.device))
                 instances.append(InstanceThread(placement.name, ready, statistics.for_instance()))
                 instances[-1].load()

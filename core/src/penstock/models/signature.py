@@ -68,9 +68,8 @@ class Signature:
         if self._has_key:
             request.batch_key = self._key(inputs)
         for spec in self._reshaped:
-            tensor = inputs.get(spec.name)
-            if tensor is not None:
-                inputs[spec.name] = _reshape(tensor, spec, self.batched)
+            if spec.name in inputs:
+                inputs[spec.name] = _reshape(inputs[spec.name], spec, self.batched)
 
     def response_shape(self, spec: Spec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape a client sees for an output that the backend gave as ``shape``."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penstock.config.model_config_pb2 import ModelConfig
-from penstock.errors import PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
 from penstock.telemetry.statistics import ModelStatistics
+from penstock.workers.batch import Answer
 from penstock.workers.bell import Bell
 
 
@@ -70,5 +70,9 @@ class Scheduler(ABC):
         """
 
     @abstractmethod
-    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[InferResponse | PenstockError]) -> None:
+    def progress(self, request: InferRequest, response: InferResponse) -> None:
+        """Pass on a response that is not the last of ``request``."""
+
+    @abstractmethod
+    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
         """Answer a batch that `take` gave out; each answer is final."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.messages.request import InferRequest
@@ -37,7 +36,8 @@ class BatchRule:
         return max(self.preferred_rows, default=self.max_rows)
 
 
-class Decision(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Decision:
     """Send the first ``count`` requests now; if that is 0, look again after ``wait_ns``, or as
     soon as ``missing_rows`` more have arrived."""
 

@@ -16,6 +16,7 @@ from penstock.schedulers.flight import Flight
 from penstock.schedulers.policy import Priorities
 from penstock.schedulers.queue import RequestQueue
 from penstock.telemetry.statistics import Duration
+from penstock.workers.batch import Answer
 from penstock.workers.bell import Bell
 
 
@@ -61,7 +62,10 @@ class DynamicScheduler(Scheduler):
         self._queue.add(request, level)
         self._announce(request)
 
-    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[InferResponse | PenstockError]) -> None:
+    def progress(self, request: InferRequest, response: InferResponse) -> None:
+        self._flight.progress(request, response)
+
+    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
         for request, answer in zip(requests, answers, strict=True):
             if request.timer is not None:
                 request.timer.cancel()

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections import OrderedDict
 
-from penstock.errors import PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
+from penstock.workers.batch import Answer
 
 log = logging.getLogger(__name__)
 
@@ -24,27 +24,29 @@ class Flight:
         self.count = 0
         self.is_closing = False
         self._landed = asyncio.Event()
-        self._line: OrderedDict[InferRequest, InferResponse | PenstockError | None] | None = (
-            OrderedDict() if ordered else None
-        )
+        self._line: OrderedDict[InferRequest, list[Answer]] | None = OrderedDict() if ordered else None
 
     def enter(self, request: InferRequest) -> None:
         self.count += 1
         if self._line is not None:
-            self._line[request] = None
+            self._line[request] = []
 
-    def answer(self, request: InferRequest, answer: InferResponse | PenstockError) -> None:
+    def progress(self, request: InferRequest, response: InferResponse) -> None:
+        """Give ``request`` a response that is not its last; decoupled models keep no order."""
+        self._write(request, response, False)
+
+    def answer(self, request: InferRequest, answer: Answer) -> None:
         """Give ``request`` its final answer, now or when its turn comes."""
         if self._line is None:
-            self._respond(request, answer)
+            self._finish(request, answer)
             return
-        self._line[request] = answer
+        self._line[request].append(answer)
         while self._line:
-            head, ready = next(iter(self._line.items()))
-            if ready is None:
+            head, answers = next(iter(self._line.items()))
+            if not answers:
                 return
             del self._line[head]
-            self._respond(head, ready)
+            self._finish(head, answers[0])
 
     async def close(self) -> None:
         """Wait until every request that entered is answered; the caller refuses new ones."""
@@ -52,11 +54,14 @@ class Flight:
         if self.count:
             await self._landed.wait()
 
-    def _respond(self, request: InferRequest, answer: InferResponse | PenstockError) -> None:
+    def _finish(self, request: InferRequest, answer: Answer) -> None:
         self.count -= 1
-        try:
-            request.respond(answer, True)
-        except Exception:
-            log.exception("a frontend failed to write the answer to request '%s'", request.id)
+        self._write(request, answer, True)
         if self.is_closing and not self.count:
             self._landed.set()
+
+    def _write(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        try:
+            request.respond(answer, final)
+        except Exception:
+            log.exception("a frontend failed to write the answer to request '%s'", request.id)

@@ -6,13 +6,14 @@ instance's thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
 from typing import TypeAlias
 
-from penstock.backends.base import AnyInstance, Instance, RequestInstance
+from penstock.backends.base import AnyInstance, Instance, RequestInstance, StreamInstance
 from penstock.errors import BackendError, Cancelled, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
@@ -22,7 +23,11 @@ from penstock.workers.contract import Contract
 
 log = logging.getLogger(__name__)
 
-Answer: TypeAlias = InferResponse | PenstockError
+#: A final answer; None ends a stream whose responses have already gone out.
+Answer: TypeAlias = InferResponse | PenstockError | None
+
+#: Sends a response that is not the last of its request; callable on the instance's thread.
+Progress: TypeAlias = Callable[[InferRequest, InferResponse], None]
 
 
 class Runner(ABC):
@@ -31,13 +36,28 @@ class Runner(ABC):
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
 
+    def connect(self, progress: Progress) -> None:
+        """Where responses go that are not the last of their request; called before `run`."""
+
     @abstractmethod
     def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
-        """One answer per request, in order. Never raises because of the instance."""
+        """One final answer per request, in order. Never raises because of the instance."""
 
     def respond(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> InferResponse:
         """An answer of this model to ``request``."""
         return InferResponse(outputs, {}, self.contract.name, self.contract.version, request.id)
+
+
+    def sign(self, request: InferRequest, answer: InferResponse) -> InferResponse:
+        """``answer`` as this model's, with the outputs requested; raises `BackendError`."""
+        outputs: dict[str, Tensor] = {}
+        for name, value in answer.outputs.items():
+            tensor, spec = as_tensor(value), self.contract.outputs.get(name)
+            if spec is None or data_type(tensor) is not spec.datatype:
+                raise BackendError(f"model '{self.contract.name}': output '{name}' is not what the config declares")
+            if not request.outputs or name in request.outputs:
+                outputs[name] = tensor
+        return InferResponse(outputs, answer.parameters, self.contract.name, self.contract.version, request.id)
 
 
 class RowsRunner(Runner):
@@ -116,19 +136,42 @@ class RequestRunner(Runner):
             answers = [failure] * len(batch)
         return answers, BatchTimes(started, started, inferred, monotonic_ns())
 
-    def _signed(self, request: InferRequest, answer: Answer) -> Answer:
+    def _signed(self, request: InferRequest, answer: InferResponse | PenstockError) -> Answer:
         if isinstance(answer, PenstockError):
             return answer
-        outputs = {name: as_tensor(value) for name, value in answer.outputs.items()}
-        for name, tensor in outputs.items():
-            spec = self.contract.outputs.get(name)
-            if spec is None or data_type(tensor) is not spec.datatype:
-                return BackendError(f"model '{self.contract.name}': output '{name}' is not what the config declares")
-        if request.outputs:
-            outputs = {name: tensor for name, tensor in outputs.items() if name in request.outputs}
-        response = self.respond(request, outputs)
-        response.parameters = answer.parameters
-        return response
+        try:
+            return self.sign(request, answer)
+        except PenstockError as error:
+            return error
+
+
+class StreamRunner(Runner):
+    """Rung 3: one request after the other, each giving responses until its iterator ends."""
+
+    def __init__(self, contract: Contract, instance: StreamInstance) -> None:
+        super().__init__(contract)
+        self._stream = instance.stream
+        self._progress: Progress = _nobody_listens
+
+    def connect(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
+        started = monotonic_ns()
+        answers = [self._exhaust(request) for request in batch]
+        ended = monotonic_ns()
+        return answers, BatchTimes(started, started, ended, ended)
+
+    def _exhaust(self, request: InferRequest) -> PenstockError | None:
+        try:
+            with contextlib.closing(self._stream(request)) as responses:  # type: ignore[type-var]
+                for response in responses:
+                    if request.cancelled:
+                        return Cancelled(f"{request.log_id}request was cancelled")
+                    self._progress(request, self.sign(request, response))
+        except Exception as error:
+            return as_error(error, self.contract)
+        return None
 
 
 def runner_for(instance: AnyInstance, contract: Contract) -> Runner:
@@ -137,8 +180,10 @@ def runner_for(instance: AnyInstance, contract: Contract) -> Runner:
         return RowsRunner(contract, instance)
     if isinstance(instance, RequestInstance):
         return RequestRunner(contract, instance)
+    if isinstance(instance, StreamInstance):
+        return StreamRunner(contract, instance)
     raise BackendError(
-        f"model '{contract.name}': {type(instance).__name__} is neither an Instance nor a RequestInstance"
+        f"model '{contract.name}': {type(instance).__name__} is no Instance, RequestInstance or StreamInstance"
     )
 
 
@@ -183,3 +228,7 @@ def _wanted(batch: Sequence[InferRequest]) -> set[str] | None:
 
 def _rows(tensor: Tensor, begin: int, end: int) -> Tensor:
     return tensor.rows(begin, end) if isinstance(tensor, BytesTensor) else tensor[begin:end]
+
+
+def _nobody_listens(request: InferRequest, response: InferResponse) -> None:
+    """Warm-up runs before anybody is connected."""

@@ -5,12 +5,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.backends.base import Backend, Device
+from penstock.backends.base import Backend, Device, DeviceKind
 from penstock.config.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from penstock.errors import ConfigError
+
+
+_KINDS: Mapping[int, DeviceKind] = {
+    ModelInstanceGroup.KIND_CPU: "cpu",
+    ModelInstanceGroup.KIND_GPU: "gpu",
+    ModelInstanceGroup.KIND_MODEL: "model",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,47 +40,48 @@ def available_gpus() -> tuple[int, ...]:
     return tuple(range(_driver_gpus()))
 
 
-def plan_instances(config: ModelConfig, backend: Backend, gpus: Sequence[int]) -> list[Placement]:
-    """The instances of all groups, in order. Passive ones are left out: they are never scheduled.
+def fill_groups(config: ModelConfig, backend: Backend, gpus: Sequence[int]) -> None:
+    """Give every instance group of ``config`` its name, kind, count and GPUs, in place.
 
-    Raises `ConfigError` when a group asks for a device that the backend does not run on.
+    A config without groups gets one. Raises `ConfigError` for a device that the backend lacks.
     """
-    groups = config.instance_group or [ModelInstanceGroup(name=config.name)]
-    placements: list[Placement] = []
-    for index, group in enumerate(groups):
-        if not group.passive:
-            placements += _plan_group(group, group.name or f"{config.name}_{index}", config.name, backend, gpus)
-    return placements
+    if not config.instance_group:
+        config.instance_group.add(name=config.name)
+    for index, group in enumerate(config.instance_group):
+        group.name = group.name or f"{config.name}_{index}"
+        if group.kind == ModelInstanceGroup.KIND_AUTO:
+            on_gpu = bool(group.gpus or gpus) and "gpu" in backend.devices
+            group.kind = ModelInstanceGroup.KIND_GPU if on_gpu else ModelInstanceGroup.KIND_CPU
+        if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
+            group.gpus.extend(gpus)
+        is_cpu = group.kind == ModelInstanceGroup.KIND_CPU
+        group.count = group.count or (backend.default_cpu_instances if is_cpu else 1)
+        if _KINDS[group.kind] not in (*backend.devices, "model"):
+            raise ConfigError(
+                f"instance group {group.name} of model {config.name} has kind "
+                f"{ModelInstanceGroup.Kind.Name(group.kind)}, but backend '{backend.name}' runs on "
+                f"{', '.join(backend.devices)}"
+            )
 
 
-def _plan_group(
-    group: ModelInstanceGroup, name: str, model: str, backend: Backend, gpus: Sequence[int]
-) -> list[Placement]:
-    devices = _devices(group, backend, gpus)
-    kind = devices[0].kind
-    if kind != "model" and kind not in backend.devices:
-        raise ConfigError(
-            f"instance group {name} of model {model} has kind KIND_{kind.upper()}, but backend '{backend.name}' "
-            f"runs on {', '.join(backend.devices)}"
-        )
-    count = group.count or (backend.default_cpu_instances if kind == "cpu" else 1)
-    many = len(devices) > 1
+def plan_instances(config: ModelConfig) -> list[Placement]:
+    """The instances of all groups, in order; `fill_groups` has been called.
+
+    Passive groups are left out: they are never scheduled.
+    """
     return [
-        Placement(f"{name}_{number}" if not many else f"{name}_{number}_gpu{device.id}", device)
-        for device in devices
-        for number in range(count)
+        Placement(f"{group.name}_{number}", device)
+        for group in config.instance_group
+        if not group.passive
+        for number, device in enumerate(_devices(group))
     ]
 
 
-def _devices(group: ModelInstanceGroup, backend: Backend, gpus: Sequence[int]) -> list[Device]:
-    on_gpus = [Device("gpu", gpu) for gpu in (group.gpus or gpus)]
-    if group.kind == ModelInstanceGroup.KIND_MODEL:
-        return [Device("model")]
-    if group.kind == ModelInstanceGroup.KIND_GPU and on_gpus:
-        return on_gpus
-    if group.kind == ModelInstanceGroup.KIND_AUTO and on_gpus and "gpu" in backend.devices:
-        return on_gpus
-    return [Device("cpu")]
+def _devices(group: ModelInstanceGroup) -> list[Device]:
+    """One device per instance: ``count`` on each GPU, or ``count`` in all."""
+    if group.kind == ModelInstanceGroup.KIND_GPU:
+        return [Device("gpu", gpu) for gpu in group.gpus for _ in range(group.count)]
+    return [Device(_KINDS[group.kind])] * group.count
 
 
 def _driver_gpus() -> int:

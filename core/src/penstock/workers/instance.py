@@ -15,7 +15,7 @@ from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
 from penstock.telemetry.observer import Observer
 from penstock.telemetry.statistics import BatchTimes, ExecutionStatistics
-from penstock.workers.batch import Runner, run_batch
+from penstock.workers.batch import Answer, Runner, run_batch
 from penstock.workers.bell import Bell
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,9 @@ class BatchSource(Protocol):
 
     def take(self, bell: Bell) -> list[InferRequest] | None: ...
 
-    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[InferResponse | PenstockError]) -> None: ...
+    def progress(self, request: InferRequest, response: InferResponse) -> None: ...
+
+    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None: ...
 
 
 class InstanceThread:
@@ -85,16 +87,20 @@ class InstanceThread:
 
     def _serve(self, runner: Runner, source: BatchSource, loop: asyncio.AbstractEventLoop) -> None:
         bell = Bell()
+
+        def progress(request: InferRequest, response: InferResponse) -> None:
+            loop.call_soon_threadsafe(source.progress, request, response)
+
+        runner.connect(progress)
         while (batch := source.take(bell)) is not None:
             answers, times = run_batch(runner, batch)
             self._record(batch, answers, times)
             loop.call_soon_threadsafe(source.deliver, batch, answers)
             del batch, answers  # while this thread waits, their memory is not its to keep
 
-    def _record(
-        self, batch: Sequence[InferRequest], answers: Sequence[InferResponse | PenstockError], times: BatchTimes
-    ) -> None:
-        succeeded, failed = batch, []
+    def _record(self, batch: list[InferRequest], answers: Sequence[Answer], times: BatchTimes) -> None:
+        succeeded: list[InferRequest] = batch
+        failed: list[InferRequest] = []
         if any(isinstance(answer, PenstockError) for answer in answers):
             pairs = list(zip(batch, answers, strict=True))
             failed = [request for request, answer in pairs if isinstance(answer, PenstockError)]
