@@ -19,7 +19,7 @@ input { name: "INPUT0" data_type: TYPE_FP32 dims: [4] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
 """
 #: No fixed port: tests run side by side.
-FREE_PORTS = ("--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0", "--metrics-port=0")
+FREE_PORTS = ["--http-address=127.0.0.1", "--http-port=0", "--grpc-address=127.0.0.1", "--grpc-port=0", "--metrics-port=0"]
 DEADLINE_S = 30
 
 
@@ -38,8 +38,7 @@ class Process:
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """The first line of stderr, from here on, that ``pattern`` finds."""
-        while (line := self._lines.get(timeout=DEADLINE_S)) is not None:
-            self.seen.append(line)
+        while (line := self._next()) is not None:
             if found := re.search(pattern, line):
                 return found
         raise AssertionError(f"no line matches {pattern!r}:\n{''.join(self.seen)}")
@@ -50,8 +49,8 @@ class Process:
     def finish(self) -> tuple[int, str]:
         """The exit code, and all of stderr."""
         code = self.popen.wait(DEADLINE_S)
-        while (line := self._lines.get(timeout=DEADLINE_S)) is not None:
-            self.seen.append(line)
+        while self._next() is not None:
+            pass
         return code, "".join(self.seen)
 
     def close(self) -> None:
@@ -61,6 +60,16 @@ class Process:
         for pipe in (self.popen.stdout, self.popen.stderr):
             assert pipe is not None
             pipe.close()
+
+    def _next(self) -> str | None:
+        """The next line; None at the end."""
+        try:
+            line = self._lines.get(timeout=DEADLINE_S)
+        except queue.Empty:
+            raise AssertionError(f"no further line in {DEADLINE_S} s:\n{''.join(self.seen)}") from None
+        if line is not None:
+            self.seen.append(line)
+        return line
 
     def _read(self) -> None:
         assert self.popen.stderr is not None
@@ -90,6 +99,29 @@ def repository(tmp_path: Path) -> Path:
     (root / "echo" / "1").mkdir(parents=True)
     (root / "echo" / "config.pbtxt").write_text(CONFIG)
     return root
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the import path of the processes that are started."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
+    return folder
+
+
+@pytest.fixture
+def distribute(site: Path) -> Callable[[str, str], None]:
+    """Installs a distribution ``penstock-<name>`` 1.5 with one plugin, as pip would lay it out."""
+
+    def install(name: str, source: str) -> None:
+        (site / f"plugin_{name}.py").write_text(source)
+        info = site / f"penstock_{name}-1.5.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: penstock-{name}\nVersion: 1.5\n")
+        (info / "entry_points.txt").write_text(f"[penstock]\n{name} = plugin_{name}\n")
+
+    return install
 
 
 @pytest.fixture

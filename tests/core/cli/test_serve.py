@@ -6,8 +6,9 @@ import json
 import re
 import signal
 import socket
-import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_the_log_tells_models_backends_and_options_as_triton_does(serve: Start) 
     server.wait_for("cache_enabled")
     log = "".join(server.seen)
     assert re.search(r"^\| Backend +\| Path +\| Config +\|$", log, re.MULTILINE)
-    assert re.search(r"^\| identity +\| /.*identity\.py +\| \{\"auto-complete-config\": \"true\"\} +\|$", log, re.MULTILINE)
+    assert re.search(r'^\| identity +\| /.*identity\.py +\| {"auto-complete-config": "true"} +\|$', log, re.MULTILINE)
     assert re.search(r"^\| echo +\| 1 +\| READY +\|$", log, re.MULTILINE)
     for key, value in {"server_id": "weir", "model_control_mode": "MODE_NONE", "exit_timeout": "7"}.items():
         assert re.search(rf"^\| {key} +\| {value} +\|$", log, re.MULTILINE)
@@ -100,10 +101,84 @@ def test_a_port_in_use_stops_the_start(serve: Start) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        code, text = serve(f"--http-port={taken.getsockname()[1]}").finish()
+        port = taken.getsockname()[1]
+        code, text = serve(f"--http-port={port}").finish()
     assert code == 1
-    assert f"Socket '127.0.0.1:{taken.getsockname()[1] if taken.fileno() > 0 else ''}" in text
-    assert "already in use" in text
+    assert f"Socket '127.0.0.1:{port}' already in use" in text
+
+
+SLOW = """
+import pathlib, time
+from penstock import Backend, Instance, hookimpl
+
+class Slow(Backend):
+    name = "slow"
+    def load(self, model):
+        return Waiting(model.path / "go")
+
+class Waiting(Instance):
+    def __init__(self, path):
+        self.path = path
+    def execute(self, inputs):
+        print("executing", flush=True)
+        while not self.path.exists():
+            time.sleep(0.01)
+        return {"OUTPUT0": inputs["INPUT0"]}
+
+@hookimpl
+def register_backends():
+    return [Slow]
+"""
+REQUEST = {"inputs": [{"name": "INPUT0", "shape": [4], "datatype": "FP32", "data": [1.0, 2.0, 3.0, 4.0]}]}
+
+
+def ask(port: str) -> tuple[int, Any]:
+    """One inference over HTTP: status and body."""
+    connection = HTTPConnection("127.0.0.1", int(port), timeout=30)
+    try:
+        connection.request("POST", "/v2/models/echo/infer", json.dumps(REQUEST))
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def slow(serve: Start, repository: Path, distribute: Callable[[str, str], None]) -> Callable[..., Any]:
+    """Starts a server whose one model answers only when a file ``go`` appears; a request is in flight."""
+    distribute("slow", SLOW)
+    config = repository / "echo" / "config.pbtxt"
+    config.write_text(config.read_text().replace("identity", "slow"))
+
+    def start(pool: ThreadPoolExecutor, *words: str) -> tuple[Any, Future[tuple[int, Any]]]:
+        server = serve(*words)
+        port = server.wait_for(r"Started HTTPService at 127\.0\.0\.1:(\d+)")[1]
+        answer = pool.submit(ask, port)
+        assert server.popen.stdout.readline() == "executing\n"
+        return server, answer
+
+    return start
+
+
+def test_a_request_in_flight_is_answered_before_the_exit(slow: Start, repository: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        server, answer = slow(pool)
+        server.signal(signal.SIGTERM)
+        server.wait_for("stopping")
+        (repository / "echo" / "1" / "go").touch()
+        status, body = answer.result(30)
+        assert (status, body["outputs"][0]["data"]) == (200, [1.0, 2.0, 3.0, 4.0])
+        assert server.finish()[0] == 0
+
+
+def test_a_request_that_does_not_end_costs_the_exit_timeout_and_code_1(slow: Start) -> None:
+    with ThreadPoolExecutor() as pool:
+        server, answer = slow(pool, "--exit-timeout-secs=1")
+        server.signal(signal.SIGTERM)
+        code, log = server.finish()
+        assert code == 1
+        assert "Exit timeout expired. Exiting immediately." in log
+        assert answer.exception(30) is not None
 
 
 def test_flags_without_effect_are_said_in_one_line_each(serve: Start) -> None:
@@ -123,7 +198,9 @@ def test_a_json_log_is_json_from_the_first_line_to_the_last(serve: Start) -> Non
     assert "signal SIGTERM: stopping" in messages
 
 
-def test_the_log_goes_to_the_file_and_why_it_ended_to_stderr_too(serve: Start, repository: Path, tmp_path: Path) -> None:
+def test_the_log_goes_to_the_file_and_why_it_ended_to_stderr_too(
+    serve: Start, repository: Path, tmp_path: Path
+) -> None:
     (repository / "echo" / "config.pbtxt").write_text('backend: "nowhere"')
     code, text = serve(f"--log-file={tmp_path / 'log'}").finish()
     assert code == 1

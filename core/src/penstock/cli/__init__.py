@@ -6,6 +6,7 @@ answer a wrong argument with 2, as commands do.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     command, *rest = words
     if command in _COMMANDS:
-        return int(import_module(f"penstock.cli.{command}").run(rest))
+        return _run(command, rest)
     if command in ("-h", "--help", "--version"):
         print(f"penstock {metadata.version('penstock')}" if command == "--version" else _HELP.rstrip())
         return 0
@@ -40,3 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
     print(f"penstock: no command '{command}'{hint}\n\n{_HELP}", file=sys.stderr, end="")
     return 1
+
+
+def _run(command: str, words: Sequence[str]) -> int:
+    try:
+        code = int(import_module(f"penstock.cli.{command}").run(words))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code

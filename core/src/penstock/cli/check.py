@@ -1,0 +1,81 @@
+"""``penstock check``: every config of a repository, what is wrong with it, and what was filled in for it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from penstock.cli.inspection import Finding, inspect
+from penstock.config.options import ServerOptions
+from penstock.config.provenance import Completion
+from penstock.errors import PenstockError
+from penstock.models.repository import Repository
+from penstock.plugins import Plugins
+from penstock.telemetry.tables import one_line
+
+_RED, _GREEN, _DIM, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
+
+
+def run(words: Sequence[str]) -> int:
+    """Print a finding for each model; 1 if there is any problem."""
+    arguments = _parser().parse_args(words)
+    options = ServerOptions(
+        model_repository=tuple(arguments.repository),
+        disable_auto_complete_config=arguments.strict,
+        model_config_name=arguments.model_config_name,
+    )
+    try:
+        entries = Repository(options.model_repository).scan()
+    except PenstockError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    plugins = Plugins.discover(options.plugins)
+    findings = [inspect(entry, options, plugins) for entry in entries.values()]
+    print(json.dumps([asdict(found) for found in findings], indent=2) if arguments.json else _picture(findings))
+    return 1 if any(found.problems for found in findings) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="penstock check",
+        description="Check every model config of a repository. Exits with 1 if there is any problem.",
+        epilog="Example: penstock check /srv/models --strict",
+    )
+    parser.add_argument("repository", nargs="+", help="directory that holds one directory per model")
+    parser.add_argument("--strict", action="store_true", help="as --disable-auto-complete-config of penstock serve")
+    parser.add_argument("--model-config-name", default="", metavar="NAME", help="as the flag of penstock serve")
+    parser.add_argument("--json", action="store_true", help="print a JSON array, one object per model")
+    return parser
+
+
+def _picture(findings: Sequence[Finding]) -> str:
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    lines = [line for found in findings for line in _lines(found, coloured)]
+    problems = sum(len(found.problems) for found in findings)
+    return "\n".join([*lines, f"{_number(len(findings), 'model')}, {_number(problems, 'problem')}"])
+
+
+def _lines(found: Finding, coloured: bool) -> list[str]:
+    verdict = _paint(_number(len(found.problems), "problem"), _RED, coloured)
+    return [
+        f"{one_line(found.model)}: {verdict if found.problems else _paint('ok', _GREEN, coloured)}",
+        *(f"  {one_line(str(problem))}" for problem in found.problems),
+        *(_paint(f"  {_told(completion)}", _DIM, coloured) for completion in found.completed),
+        "",
+    ]
+
+
+def _told(completion: Completion) -> str:
+    return one_line(f"{completion.field} = {completion.value}   completed by {completion.source}")
+
+
+def _paint(text: str, colour: str, coloured: bool) -> str:
+    return f"{colour}{text}{_PLAIN}" if coloured else text
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
