@@ -97,14 +97,15 @@ def test_a_repository_that_is_no_directory_stops_the_start(penstock: Start) -> N
     assert "repository path is not a valid directory" in text
 
 
-def test_a_port_in_use_stops_the_start(serve: Start) -> None:
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
+def test_a_port_in_use_stops_the_start_and_is_named(serve: Start, flag: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, text = serve(f"--http-port={port}").finish()
+        code, text = serve(f"{flag}={port}").finish()
     assert code == 1
-    assert f"Socket '127.0.0.1:{port}' already in use" in text
+    assert re.search(rf"error: creating server: Unavailable - .*127\.0\.0\.1:{port}.* in use", text)
 
 
 SLOW = """

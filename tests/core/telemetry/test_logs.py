@@ -7,7 +7,6 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,7 +114,7 @@ def test_a_table_follows_its_heading(opened: Log, path: Path) -> None:
 
 @pytest.mark.parametrize("toggle", ["info", "warning", "error"])
 def test_each_level_has_its_own_toggle(opened: Log, path: Path, toggle: str) -> None:
-    opened.change(replace(opened.settings, **{toggle: False}))
+    opened.change(LogSettings(info=toggle != "info", warning=toggle != "warning", error=toggle != "error"))
     for name in ("info", "warning", "error"):
         getattr(log, name)(name)
     shown = re.findall(r'"(\w+)"', path.read_text())
