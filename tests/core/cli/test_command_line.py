@@ -73,10 +73,10 @@ def test_no_has_three_spellings_in_any_case(text: str) -> None:
             'Bad option: "--grpc-infer-thread-count".\n'
             "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128.",
         ),
-        ("--http-restricted-api=nope:k=v", 'Bad option: "--http-restricted-api".\nunknown restricted api \'nope\''),
+        ("--http-restricted-api=nope:k=v", "Bad option: \"--http-restricted-api\".\nunknown restricted api 'nope'"),
         (
             "--grpc-restricted-protocol=nope:k=v",
-            'Bad option: "--grpc-restricted-protocol".\nunknown restricted protocol \'nope\'',
+            "Bad option: \"--grpc-restricted-protocol\".\nunknown restricted protocol 'nope'",
         ),
         (
             "--http-restricted-api=health",

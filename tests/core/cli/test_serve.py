@@ -212,7 +212,7 @@ def test_the_log_goes_to_the_file_and_why_it_ended_to_stderr_too(
 def test_a_log_file_that_cannot_be_opened_is_a_bad_option(serve: Start, tmp_path: Path) -> None:
     code, text = serve(f"--log-file={tmp_path}").finish()
     assert code == 1
-    assert f'Bad option: "--log-file".\n[Errno 21] Is a directory: \'{tmp_path}\'' in text
+    assert f"Bad option: \"--log-file\".\n[Errno 21] Is a directory: '{tmp_path}'" in text
 
 
 def test_no_secret_of_the_command_line_reaches_the_log(serve: Start) -> None:

@@ -79,9 +79,7 @@ def check(options: ServerOptions) -> None:
     if not options.model_repository:
         raise ConfigError("--model-repository must be specified")
     if options.load_model and options.model_control_mode != "explicit":
-        raise ConfigError(
-            "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
-        )
+        raise ConfigError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     _check_ports(options)
     support.refuse(options)
 
@@ -102,9 +100,7 @@ def _next(words: Any, flag: Flag) -> str:
     return str(text)
 
 
-def _parse_rest(
-    parser: argparse.ArgumentParser | None, rest: list[str]
-) -> tuple[argparse.Namespace | None, list[str]]:
+def _parse_rest(parser: argparse.ArgumentParser | None, rest: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
     if parser is None:
         return None, rest
     try:

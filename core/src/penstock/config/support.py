@@ -65,7 +65,6 @@ SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT)
     "vertex_ai_port": _NOT_VERTEX,
     "vertex_ai_thread_count": _NOT_VERTEX,
     "vertex_ai_default_model": _NOT_VERTEX,
-    "metrics_interval_ms": _no_effect("device metrics are read when they are asked for, not by a timer"),
     "trace_config": _refused("tracing is not built yet; no trace would be written"),
     "cache_config": _refused("the response cache is not built yet; no response would be cached"),
     "cache_directory": _no_effect(_PLUGINS),
