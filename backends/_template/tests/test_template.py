@@ -7,11 +7,14 @@ from penstock.testing import BackendConformance, Example
 
 
 class TestTemplate(BackendConformance):
-    plugin, backend, heavy = "penstock_template", "template", ()
+    plugin, backend, heavy = "penstock_template", "template", ()  # heavy: the modules of your engine
 
     @pytest.fixture
     def example(self, tmp_path: Path) -> Example:
-        weights = np.arange(12, dtype=np.float32).reshape(4, 3)
-        np.save(tmp_path / "weights.npy", weights)
-        rows = np.eye(4, dtype=np.float32)
-        return Example(tmp_path, {"features": rows}, {"scores": 2 * weights}, {"scale": "2.0"}, damage="weights.npy")
+        return self.example_of("FP32", tmp_path)
+
+    def example_of(self, kind: str, directory: Path) -> Example:
+        weights = np.arange(3 if kind == "SCALAR" else 12, dtype=np.float32).reshape(-1, 3)
+        np.save(directory / "weights.npy", weights)
+        rows = np.eye(len(weights), dtype=np.float32)
+        return Example(directory, {"features": rows}, {"scores": 2 * weights}, {"scale": "2.0"}, damage="weights.npy")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import Backend, Instance, LoadError, Model, Tensors, hookimpl
+from penstock.messages import dtypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Parameters:
 class Template(Backend):
     name = "template"
     Parameters = Parameters
+    dtypes = (dtypes.FP32,)
 
     def load(self, model: Model) -> Matrix:
         import numpy as np  # import your engine here: only servers that hold such a model pay for it
