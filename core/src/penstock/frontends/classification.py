@@ -1,0 +1,58 @@
+"""The classification extension: an output as its top classes (behaviours.md section 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InvalidArgument
+from penstock.messages.tensor import BytesTensor, Tensor, data_type
+
+#: The most elements per item that are ranked.
+MAX_ELEMENTS = 1_000_000
+_UNRANKED = ("FP16", "BF16", "BOOL", "BYTES")
+
+
+def classify(tensor: Tensor, count: int, labels: Sequence[str], is_batched: bool) -> BytesTensor:
+    """The ``count`` highest elements of each item as strings ``<score>:<index>[:<label>]``.
+
+    ``tensor`` is one item, or with ``is_batched`` one per row. Gives [k], or [rows, k], with
+    k = min(count, elements per item), descending, the lower index first among equals.
+    Raises `InvalidArgument` for data types without an order and for more than `MAX_ELEMENTS`.
+    """
+    datatype = data_type(tensor).name
+    if isinstance(tensor, BytesTensor) or datatype in _UNRANKED:
+        raise InvalidArgument(f"class result not available for output due to unsupported type '{datatype}'")
+    batch = tensor.shape[:1] if is_batched else ()
+    elements = prod(tensor.shape[len(batch) :])
+    if elements > MAX_ELEMENTS:
+        raise InvalidArgument("classification output tensor too large")
+    k = min(count, elements)
+    strings: list[bytes] = []
+    for item in tensor.reshape(prod(batch), elements) if elements else ():
+        strings += _top(item, k, labels)
+    return BytesTensor.from_items(strings, (*batch, k))
+
+
+def _top(item: npt.NDArray[Any], k: int, labels: Sequence[str]) -> list[bytes]:
+    order = _descending(item, k)
+    pattern = "%.6f:%d" if item.dtype.kind == "f" else "%d:%d"
+    scored = [pattern % pair for pair in zip(item[order].tolist(), order.tolist(), strict=True)]
+    return [_labelled(text, index, labels) for text, index in zip(scored, order.tolist(), strict=True)]
+
+
+def _labelled(text: str, index: int, labels: Sequence[str]) -> bytes:
+    label = labels[index] if index < len(labels) else ""
+    return (f"{text}:{label}" if label else text).encode()
+
+
+def _descending(item: npt.NDArray[Any], k: int) -> npt.NDArray[np.intp]:
+    """Indices of the ``k`` highest; what is not a number ranks lowest."""
+    if item.dtype.kind == "f":
+        item = np.where(np.isnan(item), -np.inf, item)
+    # Stable and reversed twice, because negation would overflow the least integer.
+    return (len(item) - 1 - np.argsort(item[::-1], kind="stable")[::-1])[:k]

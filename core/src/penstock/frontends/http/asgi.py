@@ -1,0 +1,141 @@
+"""The HTTP frontend as an ASGI application, for hypercorn and any other ASGI server.
+
+The same routes as the native host, at the price of a future and two tasks per request. The server
+above parses, so its own limits on heads apply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from penstock.errors import InvalidArgument
+from penstock.frontends.http.body import aligned
+from penstock.frontends.http.limits import Limits, too_many_chunks
+from penstock.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply
+from penstock.frontends.http.routes import Routes
+
+if TYPE_CHECKING:
+    from penstock.server import Server
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class _Gone(Exception):
+    pass
+
+
+def create_app(server: Server) -> App:
+    """An ASGI application in front of ``server``, which must have been started on the same loop."""
+    routes, limits = Routes(server), Limits(input_bytes=server.options.http_max_input_size)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "http":
+            await _serve(routes, limits, scope, receive, send)
+
+    return app
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Nothing is started or stopped here: the server has its own life."""
+    while True:
+        event = await receive()
+        await send({"type": f"{event['type']}.complete"})
+        if event["type"] == "lifespan.shutdown":
+            return
+
+
+async def _serve(routes: Routes, limits: Limits, scope: Scope, receive: Receive, send: Send) -> None:
+    raw = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+    headers: dict[bytes, bytes] = {}
+    for name, value in raw:
+        headers[name] = headers[name] + b", " + value if name in headers else value
+    path = scope.get("raw_path", scope["path"].encode()).partition(b"?")[0].decode("latin-1")
+    try:
+        body = await _receive_body(receive, limits, path, headers)
+    except _Gone:
+        return
+    except InvalidArgument as error:
+        await _send(send, error_reply(error), scope["method"])
+        return
+    request = HttpRequest(scope["method"], path, headers, body, raw)
+    reply = await _answer(routes, request, receive)
+    if reply is not None:
+        await _send(send, reply, scope["method"])
+
+
+async def _receive_body(receive: Receive, limits: Limits, path: str, headers: dict[bytes, bytes]) -> memoryview:
+    """The whole body; its tensors at an aligned address if it came in several pieces."""
+    limit = limits.body_limit(path, headers)
+    announced = headers.get(b"content-length", b"0")
+    if announced.isdigit() and int(announced[:20]) > limit:
+        raise limits.body_refusal(int(announced[:20]), headers)
+    pieces, size, more = [], 0, True
+    while more:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise _Gone
+        more = event.get("more_body", False)
+        if piece := event.get("body", b""):
+            pieces.append(piece)
+            size += len(piece)
+        if size > limit:
+            raise limits.body_refusal(size, headers)
+        if len(pieces) > limits.chunks:
+            raise too_many_chunks(limits.chunks)
+    return memoryview(pieces[0] if pieces else b"") if len(pieces) < 2 else _join(pieces, size, headers)
+
+
+def _join(pieces: list[bytes], size: int, headers: dict[bytes, bytes]) -> memoryview:
+    """``pieces`` in one buffer. Copies every byte once."""
+    length = headers.get(HEADER_LENGTH, b"0")
+    memory, position = aligned(size, int(length) if length.isdigit() and len(length) < 12 else 0), 0
+    for piece in pieces:
+        memory[position : position + len(piece)] = piece
+        position += len(piece)
+    return memory
+
+
+async def _answer(routes: Routes, request: HttpRequest, receive: Receive) -> HttpReply | None:
+    """The reply, or None if the caller left first, in which case the request is cancelled."""
+    answered: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
+    cancel = routes.dispatch(request, lambda reply: None if answered.done() else answered.set_result(reply))
+    if answered.done():
+        return answered.result()
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((answered, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not answered.done():
+            answered.cancel()
+            if cancel is not None:
+                cancel()
+    return None if answered.cancelled() else answered.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(send: Send, reply: HttpReply, method: str) -> None:
+    size = sum(len(part) for part in reply.parts)
+    headers = [(name.lower(), value) for name, value in reply.headers]
+    headers.append((b"content-length", b"%d" % size))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    parts = reply.parts if method != "HEAD" else ()
+    # Servers frame what they are given; one piece is one write for small replies.
+    body = b"".join(parts) if size <= 1 << 20 else None
+    if body is not None:
+        await send({"type": "http.response.body", "body": body})
+        return
+    for part in parts:
+        await send({"type": "http.response.body", "body": bytes(part), "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,110 @@
+"""What the server and its models are: health, metadata, config, statistics (behaviours.md
+sections 1.2 and 1.6). All answers are made on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import InvalidArgument, Unavailable
+from penstock.frontends.http.message import HttpReply, HttpRequest, json_reply
+from penstock.frontends.http.target import Target
+from penstock.messages.spec import Spec
+from penstock.telemetry.statistics import Duration
+
+if TYPE_CHECKING:
+    from penstock.models.served import ServedModel
+    from penstock.server import Server
+
+
+class Description:
+    """The handlers; each takes a request and its target and returns the reply."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def server(self, request: HttpRequest, target: Target) -> HttpReply:
+        metadata = self._server.metadata()
+        return json_reply({"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)})
+
+    def live(self, request: HttpRequest, target: Target) -> HttpReply:
+        return self._health(self._server.live)
+
+    def ready(self, request: HttpRequest, target: Target) -> HttpReply:
+        return self._health(self._server.ready)
+
+    def model(self, request: HttpRequest, target: Target) -> HttpReply:
+        model = self._server.resolve(target.name, target.version)
+        versions = [model.version] if target.version else self._server.ready_versions(target.name)
+        return json_reply(
+            {
+                "name": model.name,
+                "versions": [str(version) for version in versions],
+                "platform": model.platform,
+                "inputs": _tensors(model, model.inputs),
+                "outputs": _tensors(model, model.outputs),
+            }
+        )
+
+    def model_ready(self, request: HttpRequest, target: Target) -> HttpReply:
+        if not self._server.resolve(target.name, target.version).ready:
+            raise InvalidArgument("Model version not ready")
+        return HttpReply(200)
+
+    def config(self, request: HttpRequest, target: Target) -> HttpReply:
+        from penstock.config import json_form
+
+        return json_reply(json_form.to_json(self._server.resolve(target.name, target.version).config))
+
+    def statistics(self, request: HttpRequest, target: Target) -> HttpReply:
+        models = self._server.served(target.name or None, target.version)
+        return json_reply({"model_stats": [_statistics(model) for model in models]})
+
+    def _health(self, is_well: bool) -> HttpReply:
+        if self._server.exiting:
+            raise Unavailable("Server exiting")
+        return HttpReply(200 if is_well else 400)
+
+
+def _tensors(model: ServedModel, specs: Mapping[str, Spec]) -> list[dict[str, Any]]:
+    return [
+        {"name": spec.name, "datatype": spec.datatype.name, "shape": list(model.wire_shape(spec))}
+        for spec in specs.values()
+    ]
+
+
+def _statistics(model: ServedModel) -> dict[str, Any]:
+    numbers = model.snapshot()
+    executions = numbers.executions
+    return {
+        "name": model.name,
+        "version": str(model.version),
+        "last_inference": executions.last_inference_ms,
+        "inference_count": executions.inference_count,
+        "execution_count": executions.execution_count,
+        "inference_stats": {
+            "success": _duration(numbers.success),
+            "fail": _duration(numbers.fail),
+            "queue": _duration(executions.queue),
+            "compute_input": _duration(executions.compute_input),
+            "compute_infer": _duration(executions.compute_infer),
+            "compute_output": _duration(executions.compute_output),
+            "cache_hit": _duration(numbers.cache_hit),
+            "cache_miss": _duration(numbers.cache_miss),
+        },
+        "response_stats": {},
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": _duration(batch.compute_input),
+                "compute_infer": _duration(batch.compute_infer),
+                "compute_output": _duration(batch.compute_output),
+            }
+            for size, batch in sorted(executions.batches.items())
+        ],
+        "memory_usage": [],
+    }
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}

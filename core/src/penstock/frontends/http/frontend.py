@@ -1,0 +1,37 @@
+"""The HTTP frontend as the server sees it: start and stop."""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+from penstock.frontends.base import Frontend
+from penstock.frontends.http.hosts import Host, choose_host
+from penstock.frontends.http.listening import listen
+
+log = logging.getLogger(__name__)
+
+
+class HttpFrontend(Frontend):
+    """KServe v2 over HTTP. ``port`` is the one that is listened on, once started."""
+
+    name: ClassVar[str] = "http"
+    port: int = 0
+    _host: Host | None = None
+
+    @property
+    def enabled(self) -> bool:
+        return self.server.options.allow_http
+
+    async def start(self) -> None:
+        options = self.server.options
+        listener = listen(options.http_address, options.http_port, options.reuse_http_port)
+        self.port = listener.getsockname()[1]
+        self._host = choose_host(options.http_server)(self.server, listener)
+        await self._host.start()
+        log.info("Started HTTPService at %s:%d", options.http_address, self.port)
+
+    async def stop(self) -> None:
+        if self._host is not None:
+            await self._host.stop()
+            self._host = None

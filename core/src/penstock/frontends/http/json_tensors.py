@@ -1,0 +1,95 @@
+"""Tensor data written as JSON, to tensors. The type rules are those of behaviours.md section 1.3."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InvalidArgument
+from penstock.frontends.http.documents import MAX_DEPTH, as_array, malformed, too_deep, wrong_type
+from penstock.messages import dtypes
+from penstock.messages.dtypes import DataType
+from penstock.messages.tensor import BytesTensor, Tensor
+
+
+def to_tensor(data: Any, datatype: DataType, shape: tuple[int, ...], count: int) -> Tensor:
+    """``data`` as a tensor of ``count`` elements in ``shape``; one copy.
+
+    ``data`` is nested to any depth below `MAX_DEPTH` and read in row-major order; only its number
+    of leaves must agree with the shape. Raises `InvalidArgument` with Triton's texts.
+    """
+    leaves = as_array(data, "data")
+    kinds = set(map(type, leaves))
+    if list in kinds:
+        leaves = _flatten(leaves)
+        kinds = set(map(type, leaves))
+    if len(leaves) != count:
+        raise _wrong_count(len(leaves) > count, datatype)
+    if datatype is dtypes.BYTES:
+        return _strings(leaves, kinds, shape)
+    return _numbers(leaves, kinds, datatype).reshape(shape)
+
+
+def _numbers(leaves: list[Any], kinds: set[type], datatype: DataType) -> np.ndarray[Any, np.dtype[Any]]:
+    kind = datatype.numpy.kind
+    try:
+        if kind == "f" and kinds <= {float, int}:
+            # array() rounds as a C cast does; NumPy would warn of values that become infinite.
+            return np.frombuffer(array("f" if datatype is dtypes.FP32 else "d", leaves), datatype.numpy)
+        if kind == "i" and kinds == {int}:
+            return np.array(leaves, np.int64).astype(datatype.numpy, copy=False)
+        if kind == "u" and kinds == {int} and min(leaves) >= 0:
+            return np.array(leaves, np.uint64).astype(datatype.numpy, copy=False)
+    except OverflowError:
+        raise _wrong_leaf(kind) from None
+    if kind == "b" and kinds == {bool}:
+        return np.array(leaves, np.bool_)
+    raise _wrong_leaf(kind)
+
+
+def _strings(leaves: list[Any], kinds: set[type], shape: tuple[int, ...]) -> BytesTensor:
+    if kinds != {str}:
+        raise malformed("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+    return BytesTensor.from_items([leaf.encode("utf-8", "surrogatepass") for leaf in leaves], shape)
+
+
+def _flatten(nested: list[Any]) -> list[Any]:
+    """The leaves in row-major order, in time linear in the document."""
+    level, depth = nested, 1
+    while (kinds := set(map(type, level))) == {list}:
+        depth += 1
+        if depth >= MAX_DEPTH:
+            raise too_deep()
+        level = list(chain.from_iterable(level))
+    return list(_walk(level, depth)) if list in kinds else level
+
+
+def _walk(nested: list[Any], depth: int) -> Iterator[Any]:
+    """Depth first, for data whose nesting is not the same everywhere."""
+    pending = [iter(nested)]
+    while pending:
+        for item in pending[-1]:
+            if type(item) is list:
+                pending.append(iter(item))
+                break
+            yield item
+        else:
+            pending.pop()
+        if depth + len(pending) > MAX_DEPTH:
+            raise too_deep()
+
+
+def _wrong_count(too_many: bool, datatype: DataType) -> InvalidArgument:
+    shape = "shape" if datatype is dtypes.BYTES or not too_many else "Shape"
+    if too_many:
+        return malformed(f"Unable to parse 'data': {shape} does not match true shape of 'data' field")
+    return malformed(f"Failed to parse 'data' field: {shape} does not match true shape")
+
+
+def _wrong_leaf(kind: str) -> InvalidArgument:
+    name = {"b": "boolean", "u": "unsigned-integer", "i": "signed-integer"}.get(kind)
+    return wrong_type("data", name, name) if name else wrong_type("data", "number", "double")

@@ -1,0 +1,67 @@
+"""The model repository over HTTP: index, load, unload (behaviours.md sections 1.2, 1.6, 5.4)."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import InvalidArgument, Unsupported
+from penstock.frontends.http.documents import as_boolean, as_object, malformed, parse_object
+from penstock.frontends.http.message import HttpReply, HttpRequest, json_reply, json_type_reply
+from penstock.frontends.http.target import Target
+
+if TYPE_CHECKING:
+    from penstock.models.states import IndexEntry
+    from penstock.server import Server
+
+
+class Repository:
+    """The handlers; ``load`` and ``unload`` run as tasks."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def index(self, request: HttpRequest, target: Target) -> HttpReply:
+        ready_only = parse_object(request.body).get("ready", False)
+        if type(ready_only) is not bool:
+            raise InvalidArgument("Invalid value for 'ready': expected a boolean")
+        return json_reply([_entry(entry) for entry in self._server.index(ready_only)])
+
+    async def load(self, request: HttpRequest, target: Target) -> HttpReply:
+        _refuse_repository(target)
+        given = _parameters(request)
+        await self._server.load(target.name, {name: _load_value(name, value) for name, value in given.items()})
+        return json_type_reply()
+
+    async def unload(self, request: HttpRequest, target: Target) -> HttpReply:
+        _refuse_repository(target)
+        dependents = as_boolean(_parameters(request).get("unload_dependents", False), "unload_dependents")
+        await self._server.unload(target.name, dependents)
+        return json_type_reply()
+
+
+def _entry(entry: IndexEntry) -> dict[str, str]:
+    shown = {"version": entry.version, "state": entry.state, "reason": entry.reason}
+    return {"name": entry.name, **{key: value for key, value in shown.items() if value}}
+
+
+def _refuse_repository(target: Target) -> None:
+    if target.repository:
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+def _parameters(request: HttpRequest) -> dict[str, Any]:
+    return as_object(parse_object(request.body).get("parameters", {}), "parameters")
+
+
+def _load_value(name: str, value: Any) -> str | bytes:
+    """``config`` as text and ``file:...`` as the bytes that its base64 stands for."""
+    if type(value) is not str or not (name == "config" or name.startswith("file:")):
+        raise malformed("unexpected error on creating Triton parameter")
+    if name == "config":
+        return value
+    try:
+        return b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidArgument(f"load parameter '{name}' is not base64: {error}") from None

@@ -1,0 +1,453 @@
+"""HTTP/1.1 byte by byte, against a transport that writes into a list. No sockets, no clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.frontends.http.connections import Connections
+from penstock.frontends.http.limits import Limits
+from penstock.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply
+from penstock.frontends.http.protocol import HttpProtocol
+
+MIB = 1024 * 1024
+
+
+class Wire(asyncio.Transport):
+    """What the protocol does to its socket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes | memoryview] = []
+        self.reads = True
+        self.is_closed = self.has_eof = False
+
+    def write(self, data: Any) -> None:
+        assert not self.has_eof
+        self.written.append(data)
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.written += list_of_data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.has_eof = True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+
+class Peer:
+    """One connection with its server side: `send` what a client would, read ``answer``."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.requests: list[HttpRequest] = []
+        self.replies: list[Reply] = []
+        self.cancelled: list[int] = []
+        self.holds = False
+        self.connections = Connections(self.dispatch, limits)
+        self.protocol = HttpProtocol(self.connections)
+        self.wire = Wire()
+        self.protocol.connection_made(self.wire)
+
+    def dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
+        number = len(self.requests)
+        self.requests.append(request)
+        self.replies.append(reply)
+        if not self.holds:
+            reply(HttpReply(200, (), (request.path.encode(),)))
+        return lambda: self.cancelled.append(number)
+
+    def send(self, data: bytes, step: int = 1 << 30) -> None:
+        """Deliver ``data`` as a socket does: into the buffer the protocol gives, ``step`` bytes at most."""
+        view = memoryview(data)
+        while view and not self.wire.is_closed:
+            buffer = self.protocol.get_buffer(-1)
+            size = min(step, len(buffer), len(view))
+            assert size > 0
+            buffer[:size] = view[:size]
+            view = view[size:]
+            self.protocol.buffer_updated(size)
+
+    @property
+    def answer(self) -> bytes:
+        return b"".join(self.wire.written)
+
+    @property
+    def statuses(self) -> list[int]:
+        lines = self.answer.split(b"HTTP/1.1 ")[1:]
+        return [int(line[:3]) for line in lines]
+
+
+@pytest.fixture
+def connect() -> Callable[..., Peer]:
+    return lambda **limits: Peer(Limits(**limits))
+
+
+Connect = Callable[..., Peer]
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    head = "".join(f"{line}\r\n" for line in headers)
+    return f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
+
+
+def test_small_reply_is_one_write(connect: Connect) -> None:
+    peer = connect()
+    peer.send(post("/a?q=1", b"hello", "X-Y: z"))
+    (request,) = peer.requests
+    assert (request.method, request.path, bytes(request.body)) == ("POST", "/a", b"hello")
+    assert request.headers[b"x-y"] == b"z"
+    assert (b"X-Y", b"z") in request.raw_headers
+    assert peer.wire.written == [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n/a"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 64])
+def test_requests_may_arrive_in_pieces(connect: Connect, step: int) -> None:
+    peer = connect()
+    peer.send(post("/one", b"12345") + b"GET /two HTTP/1.1\r\n\r\n" + post("/three", b"x"), step)
+    assert [(r.method, r.path, bytes(r.body)) for r in peer.requests] == [
+        ("POST", "/one", b"12345"),
+        ("GET", "/two", b""),
+        ("POST", "/three", b"x"),
+    ]
+    assert peer.statuses == [200, 200, 200]
+
+
+def test_pipelined_answers_keep_the_order_of_the_requests(connect: Connect) -> None:
+    peer = connect()
+    peer.holds = True
+    peer.send(b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(4)))
+    for number in (2, 3, 1):
+        peer.replies[number](HttpReply(200, (), (b"<%d>" % number,)))
+        assert not peer.answer
+    peer.replies[0](HttpReply(200, (), (b"<0>",)))
+    positions = [peer.answer.index(b"<%d>" % number) for number in range(4)]
+    assert positions == sorted(positions)
+
+
+def test_second_reply_is_ignored(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    peer.replies[0](HttpReply(500))
+    assert peer.statuses == [200]
+
+
+@pytest.mark.parametrize("step", [1 << 30, 1000])
+@pytest.mark.parametrize("json_bytes", [0, 1, 63, 100])
+def test_tensors_of_a_large_body_are_aligned_and_whole(connect: Connect, json_bytes: int, step: int) -> None:
+    body = bytes(range(256)) * 1024
+    peer = connect()
+    peer.send(post("/v2/models/m/infer", body, f"Inference-Header-Content-Length: {json_bytes}") * 2, step)
+    import numpy as np
+
+    for request in peer.requests:
+        assert bytes(request.body) == body
+        address = np.frombuffer(request.body, np.uint8).ctypes.data
+        assert (address + json_bytes) % 64 == 0
+    assert peer.statuses == [200, 200]
+
+
+def test_large_body_is_received_without_a_copy(connect: Connect) -> None:
+    peer = connect()
+    head = post("/v2/models/m/infer", b"", "Inference-Header-Content-Length: 9").replace(b": 0", b": 16777216")
+    peer.send(head)
+    target = peer.protocol.get_buffer(-1)
+    assert len(target) == 16 * MIB
+    target[-1] = 7
+    peer.protocol.buffer_updated(16 * MIB)
+    (request,) = peer.requests
+    target[-1] = 8
+    assert request.body[-1] == 8
+
+
+def test_large_parts_are_written_uncopied(connect: Connect) -> None:
+    peer = connect()
+    peer.holds = True
+    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    part = memoryview(bytes(MIB))
+    peer.replies[0](HttpReply(200, (), (b"{}", part)))
+    assert any(written is part for written in peer.wire.written)
+    assert peer.answer.startswith(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n{}" % (MIB + 2))
+
+
+def test_chunked_body_is_put_together_and_its_trailers_ignored(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;e=1\r\nde\r\n0\r\nA: b\r\n\r\n", 1)
+    (request,) = peer.requests
+    assert bytes(request.body) == b"abcde"
+    assert b"a" not in request.headers
+
+
+def test_flood_of_tiny_chunks_is_refused(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 65536)
+    assert not peer.answer
+    peer.send(b"1\r\nx\r\n")
+    assert peer.statuses == [400]
+    assert b"Chunked request body exceeds maximum of 65536 non-empty chunks. Send fewer or larger HTTP chunks." in (
+        peer.answer
+    )
+    assert b"Connection: close" in peer.answer
+    assert not peer.requests
+
+
+def test_one_chunk_in_many_reads_is_one_chunk(connect: Connect) -> None:
+    peer = connect(chunks=1)
+    peer.send(b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n" + b"x" * 100 + b"\r\n0\r\n\r\n", 1)
+    assert peer.statuses == [200]
+
+
+def test_announced_terabyte_allocates_nothing_and_is_refused(connect: Connect) -> None:
+    peer = connect()
+    head = post("/v2/models/m/infer", b"", "Inference-Header-Content-Length: 9").replace(b": 0", b": 1099511627776")
+    peer.send(head)
+    assert peer.statuses == [400]
+    assert peer.protocol.get_buffer(-1) is peer.connections.scratch
+    assert b"value is out of range" in peer.answer
+
+
+@pytest.mark.parametrize(
+    ("headers", "size", "status"),
+    [
+        ([], 100_000, 200),
+        ([], 100_001, 400),
+        (["Inference-Header-Content-Length: 0"], 100_001, 400),
+        (["Inference-Header-Content-Length: 5"], 100_001, 200),
+        (["Inference-Header-Content-Length: 5", "Content-Encoding: gzip"], 100_001, 400),
+    ],
+)
+def test_only_binary_tensors_may_exceed_the_input_size(
+    connect: Connect, headers: list[str], size: int, status: int
+) -> None:
+    peer = connect(input_bytes=100_000)
+    peer.send(post("/v2/models/m/infer", b"x" * size, *headers))
+    assert peer.statuses == [status]
+
+
+def test_chunked_body_beyond_the_limit_is_refused_when_it_gets_there(connect: Connect) -> None:
+    peer = connect(input_bytes=100_000)
+    peer.send(b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(4):
+        peer.send(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
+    assert peer.statuses == [400]
+
+
+def test_refused_caller_may_go_on_sending_and_reads_the_refusal(connect: Connect) -> None:
+    peer = connect(input_bytes=1000)
+    peer.send(post("/c", b"x" * 500_000))
+    assert peer.statuses == [400]
+    assert peer.wire.has_eof
+    assert not peer.wire.is_closed
+    for _ in range(5):
+        peer.protocol.sweep()
+    assert peer.wire.is_closed
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+        b"POST / HTTP/1.1\r\nContent-Length: -3\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked, gzip\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nA: b\r\n folded\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA : b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: b\nB: c\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS hello",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_ambiguous_or_malformed_request_is_refused_and_the_connection_closed(connect: Connect, data: bytes) -> None:
+    peer = connect()
+    peer.send(data + b"GET /smuggled HTTP/1.1\r\n\r\n")
+    assert peer.statuses[0] in (400, 405)
+    assert len(peer.statuses) == 1
+    assert not peer.requests
+    assert peer.wire.has_eof or peer.wire.is_closed
+
+
+def test_head_beyond_its_size_is_refused(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"GET / HTTP/1.1\r\nA: " + b"x" * 70_000, 1000)
+    assert peer.statuses == [431]
+
+
+def test_too_many_headers_are_refused(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 129 + b"\r\n")
+    assert peer.statuses == [431]
+
+
+def test_endless_trailer_is_refused(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nA: " + b"x" * 70_000, 1000)
+    assert peer.statuses == [431]
+
+
+def test_unknown_method_is_not_allowed(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"FROB /v2 HTTP/1.1\r\n\r\n")
+    assert peer.statuses == [405]
+
+
+def test_head_request_is_answered_without_a_body(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"HEAD /v2 HTTP/1.1\r\n\r\n")
+    assert peer.answer == b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n"
+
+
+def test_expect_is_answered_before_the_body(connect: Connect) -> None:
+    peer = connect()
+    head, body = post("/a", b"hello", "Expect: 100-continue").split(b"\r\n\r\n")
+    peer.send(head + b"\r\n\r\n")
+    assert peer.answer == b"HTTP/1.1 100 Continue\r\n\r\n"
+    peer.send(body)
+    assert peer.statuses == [100, 200]
+
+
+def test_refused_body_is_not_asked_for(connect: Connect) -> None:
+    peer = connect(input_bytes=10)
+    peer.send(post("/a", b"x" * 70_000, "Expect: 100-continue").removesuffix(b"x" * 70_000))
+    assert peer.statuses == [400]
+
+
+def test_upgrade_is_ignored(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"GET /a HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nGET /b HTTP/1.1\r\n\r\n")
+    assert [request.path for request in peer.requests] == ["/a", "/b"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+    ],
+)
+def test_connection_is_closed_behind_the_last_answer(connect: Connect, head: bytes) -> None:
+    peer = connect()
+    peer.send(head + b"GET /more HTTP/1.1\r\n\r\n")
+    assert peer.statuses == [200]
+    assert b"Connection: close\r\n" in peer.answer
+    assert peer.wire.is_closed
+
+
+def test_path_of_an_absolute_target(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"GET http://host/v2?x HTTP/1.1\r\n\r\n")
+    assert peer.requests[0].path == "/v2"
+
+
+def test_lost_connection_cancels_what_is_unanswered(connect: Connect) -> None:
+    peer = connect()
+    peer.holds = True
+    peer.send(b"GET /0 HTTP/1.1\r\n\r\nGET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n")
+    peer.replies[1](HttpReply(200))
+    peer.protocol.connection_lost(None)
+    assert peer.cancelled == [0, 2]
+    peer.replies[0](HttpReply(200))
+    assert not peer.answer
+
+
+def test_reading_pauses_while_too_much_is_unanswered(connect: Connect) -> None:
+    peer = connect(in_flight=2)
+    peer.holds = True
+    peer.send(b"GET /0 HTTP/1.1\r\n\r\nGET /1 HTTP/1.1\r\n\r\n")
+    assert not peer.wire.reads
+    peer.replies[0](HttpReply(200))
+    assert peer.wire.reads
+
+
+def test_reading_pauses_while_the_caller_does_not_read(connect: Connect) -> None:
+    peer = connect()
+    peer.protocol.pause_writing()
+    assert not peer.wire.reads
+    peer.protocol.resume_writing()
+    assert peer.wire.reads
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET /slow HTT", post("/slow", b"x" * 100)[:-50], post("/slow", b"x" * 100_000)[:-50]]
+)
+def test_request_that_stops_arriving_is_given_up(connect: Connect, data: bytes) -> None:
+    peer = connect()
+    peer.send(data)
+    for _ in range(3):
+        peer.protocol.sweep()
+        assert not peer.answer
+    peer.protocol.sweep()
+    assert peer.statuses == [408]
+
+
+def test_head_that_drips_is_given_up(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"GET /slow")
+    for _ in range(7):
+        peer.send(b"w")
+        peer.protocol.sweep()
+    assert peer.statuses == [408]
+
+
+def test_silent_connection_is_closed_and_an_idle_one_kept(connect: Connect) -> None:
+    silent, idle = connect(), connect()
+    idle.send(b"GET / HTTP/1.1\r\n\r\n")
+    for _ in range(100):
+        silent.protocol.sweep()
+        idle.protocol.sweep()
+    assert silent.wire.is_closed
+    assert not idle.wire.is_closed
+
+
+def test_slow_model_is_not_a_slow_caller(connect: Connect) -> None:
+    peer = connect()
+    peer.holds = True
+    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    for _ in range(100):
+        peer.protocol.sweep()
+    assert not peer.wire.is_closed
+
+
+def test_stopping_closes_idle_connections_and_answers_the_others(connect: Connect) -> None:
+    idle, busy = connect(), connect()
+    idle.send(b"GET / HTTP/1.1\r\n\r\n")
+    busy.holds = True
+    busy.send(b"GET / HTTP/1.1\r\n\r\n")
+    idle.protocol.stop()
+    busy.protocol.stop()
+    assert idle.wire.is_closed
+    assert not busy.wire.is_closed
+    busy.replies[0](HttpReply(200))
+    assert b"Connection: close" in busy.answer
+    assert busy.wire.is_closed
+
+
+def test_stopping_waits_for_a_request_that_is_arriving(connect: Connect) -> None:
+    peer = connect()
+    request = post("/a", b"hello")
+    peer.send(request[:-2])
+    peer.protocol.stop()
+    assert not peer.wire.is_closed
+    peer.send(request[-2:])
+    assert peer.statuses == [200]
+    assert peer.wire.is_closed

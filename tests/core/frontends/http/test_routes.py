@@ -1,0 +1,195 @@
+"""Paths, methods, categories (behaviours.md sections 1.1, 1.2, 1.6; security.md C23)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.config.options import RESTRICTED_CATEGORIES, Restriction
+from penstock.errors import Code
+from penstock.frontends.http.message import STATUS
+
+MakeCaller = Callable[..., Any]
+X = {"X": ("FP32", (4,))}
+
+#: Every path of behaviours.md section 1.2, its method and its category.
+PATHS = [
+    ("GET", "/v2", "metadata"),
+    ("GET", "/v2/health/live", "health"),
+    ("GET", "/v2/health/ready", "health"),
+    *[
+        (method, f"/v2/models/echo{version}{suffix}", category)
+        for version in ("", "/versions/1")
+        for method, suffix, category in (
+            ("GET", "", "metadata"),
+            ("GET", "/ready", "health"),
+            ("GET", "/config", "model-config"),
+            ("GET", "/stats", "statistics"),
+            ("POST", "/infer", "inference"),
+            ("POST", "/generate", "inference"),
+            ("POST", "/generate_stream", "inference"),
+        )
+    ],
+    ("GET", "/v2/models/stats", "statistics"),
+    *[
+        (method, path, "trace")
+        for method in ("GET", "POST")
+        for path in ("/v2/trace/setting", "/v2/models/echo/trace/setting")
+    ],
+    ("GET", "/v2/logging", "logging"),
+    ("POST", "/v2/logging", "logging"),
+    *[
+        (method, f"/v2/{kind}sharedmemory{region}/{verb}", "shared-memory")
+        for kind in ("system", "cuda")
+        for region in ("", "/region/r")
+        for method, verb in (("GET", "status"), ("POST", "register"), ("POST", "unregister"))
+    ],
+    *[("POST", f"/v2/repository{repository}/index", "model-repository") for repository in ("", "/any")],
+    *[
+        ("POST", f"/v2/repository{repository}/models/m/{verb}", "model-repository")
+        for repository in ("", "/any")
+        for verb in ("load", "unload")
+    ],
+]
+
+
+def test_every_code_has_a_status() -> None:
+    assert set(STATUS) == set(Code)
+
+
+@pytest.mark.parametrize(("method", "path", "category"), PATHS)
+def test_every_path_needs_its_key_and_only_that(make_caller: MakeCaller, method: str, path: str, category: str) -> None:
+    rules = {name: Restriction(f"key-{name}", "secret") for name in RESTRICTED_CATEGORIES}
+    caller = make_caller(X, http_restricted_api=rules)
+    others = {f"Key-{name}": "secret" for name in RESTRICTED_CATEGORIES if name != category}
+    for verb in (method, "DELETE"):  # the restriction comes before the method
+        reply, body = caller.send(verb, path, headers=others)
+        assert reply.status == 403
+        assert json.loads(body) == {"error": f"This API is restricted, expecting header 'key-{category}'"}
+    reply, body = caller.send("DELETE", path, headers={f"Key-{category}": "secret"})
+    assert (reply.status, json.loads(body)) == (405, {"error": "Method Not Allowed"})
+
+
+def test_table_has_no_route_without_a_category_and_none_untested(make_caller: MakeCaller) -> None:
+    for route in make_caller(X).routes.table:
+        assert route.category in RESTRICTED_CATEGORIES
+        matches = [(method, category) for method, path, category in PATHS if route.pattern.fullmatch(path)]
+        assert {category for _, category in matches} >= {route.category}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/v2/",
+        "//v2",
+        "/V2",
+        "/v2/models",
+        "/v2/models/",
+        "/v2/models//infer",
+        "/v2/models/echo/",
+        "/v2/models/echo/infer/",
+        "/v2/models/echo/versions/x/infer",
+        "/v2/models/echo/versions/-1",
+        "/v2/models/echo/versions/²",
+        "/v2/models/echo/versions/1/trace/setting",
+        "/v2/models/echo%2Finfer/x",
+        "/v2/health",
+        "/v2/repository/index/x",
+        "/v1/models/echo",
+        "/metrics",
+    ],
+)
+def test_anything_else_is_not_found(make_caller: MakeCaller, path: str) -> None:
+    reply, body = make_caller(X).send("GET", path)
+    assert (reply.status, body) == (404, b'{"error":"Not Found"}')
+
+
+def test_model_may_be_called_stats(make_caller: MakeCaller) -> None:
+    body = make_caller(X).send("GET", "/v2/models/stats/ready")[1]
+    assert json.loads(body)["error"] == "Request for unknown model: 'stats' is not found"
+
+
+def test_strangers_paths_are_remembered_within_bounds(make_caller: MakeCaller) -> None:
+    caller = make_caller(X)
+    for number in range(3000):
+        caller.send("GET", f"/v2/models/m{number}")
+    assert len(caller.routes._found) <= 1024
+    assert caller.send("GET", "/v2/models/echo")[0].status == 200
+
+
+def test_health_while_the_server_is_up_not_ready_and_exiting(make_caller: MakeCaller) -> None:
+    caller = make_caller(X)
+    assert caller.send("GET", "/v2/health/ready")[0].status == 200
+    caller.server.ready = False
+    reply, body = caller.send("GET", "/v2/health/ready")
+    assert (reply.status, body) == (400, b"")
+    caller.server.exiting = True
+    reply, body = caller.send("GET", "/v2/health/live")
+    assert (reply.status, json.loads(body)) == (503, {"error": "Server exiting"})
+
+
+def test_model_metadata(make_caller: MakeCaller) -> None:
+    body = make_caller({"X": ("FP32", (-1, 4))}, 8).send("GET", "/v2/models/echo")[1]
+    io = b'[{"name":"X","datatype":"FP32","shape":[-1,-1,4]}]'
+    assert body == b'{"name":"echo","versions":["1"],"platform":"stub","inputs":%s,"outputs":%s}' % (io, io)
+
+
+def test_model_that_is_not_ready(make_caller: MakeCaller) -> None:
+    caller = make_caller(X)
+    assert caller.send("GET", "/v2/models/echo/ready")[0].status == 200
+    caller.model.ready = False
+    reply, body = caller.send("GET", "/v2/models/echo/ready")
+    assert (reply.status, json.loads(body)) == (400, {"error": "Model version not ready"})
+
+
+def test_statistics_have_tritons_keys(make_caller: MakeCaller) -> None:
+    (entry,) = json.loads(make_caller(X).send("GET", "/v2/models/stats")[1])["model_stats"]
+    assert list(entry) == [
+        "name", "version", "last_inference", "inference_count", "execution_count", "inference_stats",
+        "response_stats", "batch_stats", "memory_usage",
+    ]  # fmt: skip
+    assert list(entry["inference_stats"]) == [
+        "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
+    ]  # fmt: skip
+    assert entry["inference_stats"]["success"] == {"count": 0, "ns": 0}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v2/models/echo/generate", 501),
+        ("POST", "/v2/models/echo/generate_stream", 501),
+        ("GET", "/v2/trace/setting", 501),
+        ("POST", "/v2/logging", 501),
+        ("POST", "/v2/systemsharedmemory/region/r/register", 501),
+        ("POST", "/v2/cudasharedmemory/unregister", 501),
+        ("GET", "/v2/cudasharedmemory/region/r/status", 404),
+    ],
+)
+def test_what_is_not_built_yet_says_so(make_caller: MakeCaller, method: str, path: str, status: int) -> None:
+    reply, body = make_caller(X).send(method, path)
+    assert reply.status == status
+    assert "\n" not in json.loads(body)["error"]
+
+
+def test_shared_memory_status_is_an_empty_list(make_caller: MakeCaller) -> None:
+    reply, body = make_caller(X).send("GET", "/v2/systemsharedmemory/status")
+    assert (reply.status, body) == (200, b"[]")
+
+
+@pytest.mark.parametrize("depth", [101, 1_000_000])
+@pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/models/echo/infer"])
+def test_deep_documents_are_refused_on_every_route(make_caller: MakeCaller, path: str, depth: int) -> None:
+    reply, body = make_caller(X).send("POST", path, b"[" * depth + b"]" * depth)
+    assert (reply.status, json.loads(body)["error"]) == (400, "JSON nesting depth exceeds maximum allowed limit (100)")
+
+
+@pytest.mark.parametrize("ready", [b'"x"', b"1", b"null"])
+def test_index_takes_a_boolean(make_caller: MakeCaller, ready: bytes) -> None:
+    reply, body = make_caller(X).send("POST", "/v2/repository/index", b'{"ready":%s}' % ready)
+    assert (reply.status, json.loads(body)["error"]) == (400, "Invalid value for 'ready': expected a boolean")
