@@ -139,9 +139,10 @@ def test_the_file_is_appended_to(path: Path) -> None:
 
 def test_only_the_logger_of_penstock_is_touched_and_given_back(path: Path) -> None:
     root, before = logging.getLogger(), (LOGGER.level, LOGGER.propagate, list(LOGGER.handlers))
-    root_before = (root.level, list(root.handlers))
+    root_handlers = list(root.handlers)
     opened = Log(LogSettings(file=str(path), verbose_level=1), {})
-    assert (root.level, list(root.handlers)) == root_before
+    assert (root.level, list(root.handlers)) == (logging.WARNING, root_handlers)
+    assert not LOGGER.propagate  # or each record would be printed twice
     opened.close()
     assert (LOGGER.level, LOGGER.propagate, list(LOGGER.handlers)) == before
 
