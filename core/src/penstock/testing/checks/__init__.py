@@ -1,0 +1,1 @@
+"""The checks of the kit, by what they look at; `BackendConformance` puts them together."""

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from onnx import TensorProto, helper
+
+from penstock import Code, ConfigError, LoadError
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock_onnx import OnnxRuntime
+
+
+def completed(graphs: Any, path: Any, config: str = "", **options: str) -> ModelConfig:
+    model = graphs.model(path, config)
+    OnnxRuntime({key.replace("_", "-"): value for key, value in options.items()}).complete_config(model)
+    result: ModelConfig = model.config
+    return result
+
+
+def test_an_empty_config_is_completed_from_the_graph(graphs: Any) -> None:
+    config = completed(graphs, graphs.add())
+    assert [(io.name, io.data_type, list(io.dims)) for io in config.input] == [("A", 11, [16]), ("B", 11, [16])]
+    assert [(io.name, io.data_type, list(io.dims)) for io in config.output] == [("S", 11, [16]), ("D", 11, [16])]
+    assert config.max_batch_size == 4
+    assert config.WhichOneof("scheduling_choice") == "dynamic_batching"
+
+
+@pytest.mark.parametrize(
+    ("element", "expected"),
+    [
+        ("BOOL", 1), ("UINT8", 2), ("UINT16", 3), ("UINT32", 4), ("UINT64", 5), ("INT8", 6), ("INT16", 7),
+        ("INT32", 8), ("INT64", 9), ("FLOAT16", 10), ("FLOAT", 11), ("DOUBLE", 12), ("STRING", 13), ("BFLOAT16", 14),
+    ],
+)  # fmt: skip
+def test_every_data_type_of_the_protocol_is_recognised(graphs: Any, element: str, expected: int) -> None:
+    io = (getattr(TensorProto, element), ["n", 2])
+    operator = "Reshape" if element == "BFLOAT16" else "Identity"
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 2])
+    arguments = ["x", "shape"] if operator == "Reshape" else ["x"]
+    node = helper.make_node(operator, arguments, ["y"])
+    path = graphs.write([node], {"x": io}, {"y": io}, [shape] if operator == "Reshape" else [])
+    config = completed(graphs, path)
+    assert (config.input[0].data_type, config.output[0].data_type) == (expected, expected)
+
+
+def test_a_fixed_first_dimension_means_no_batching(graphs: Any) -> None:
+    config = completed(graphs, graphs.add(rows=3))
+    assert config.max_batch_size == 0
+    assert list(config.input[0].dims) == [3, 16]
+    assert config.WhichOneof("scheduling_choice") is None
+
+
+def test_a_batch_size_in_the_config_is_kept(graphs: Any) -> None:
+    config = completed(graphs, graphs.add(), "max_batch_size: 32")
+    assert config.max_batch_size == 32
+    assert config.HasField("dynamic_batching")
+
+
+def test_the_default_batch_size_is_a_backend_option(graphs: Any) -> None:
+    assert completed(graphs, graphs.add(), default_max_batch_size="16").max_batch_size == 16
+
+
+def test_a_batch_size_of_one_needs_no_dynamic_batching(graphs: Any) -> None:
+    assert completed(graphs, graphs.add(), "max_batch_size: 1").WhichOneof("scheduling_choice") is None
+
+
+def test_a_scheduler_in_the_config_is_kept(graphs: Any) -> None:
+    config = completed(graphs, graphs.add(), "sequence_batching { max_sequence_idle_microseconds: 5 }")
+    assert config.WhichOneof("scheduling_choice") == "sequence_batching"
+
+
+def test_a_config_with_inputs_and_outputs_is_left_alone(graphs: Any) -> None:
+    text = """
+        input [{ name: "A" data_type: TYPE_FP32 dims: [-1, 16] }, { name: "B" data_type: TYPE_FP32 dims: [-1, 16] }]
+        output [{ name: "S" data_type: TYPE_FP32 dims: [-1, 16] }]
+    """
+    config = completed(graphs, graphs.add(), text)
+    assert config.max_batch_size == 0
+    assert [io.name for io in config.output] == ["S"]
+
+
+def test_inputs_given_with_the_batch_axis_say_that_there_is_no_batching(graphs: Any) -> None:
+    io = "data_type: TYPE_FP32 dims: [-1, 16]"
+    text = f'input [{{ name: "A" {io} }}, {{ name: "B" {io} }}]'
+    config = completed(graphs, graphs.add(), text)
+    assert config.max_batch_size == 0
+    assert list(config.output[0].dims) == [-1, 16]
+
+
+def test_only_the_missing_side_is_completed(graphs: Any) -> None:
+    text = 'input [{ name: "A" data_type: TYPE_FP32 dims: [16] }, { name: "B" data_type: TYPE_FP32 dims: [16] }]'
+    config = completed(graphs, graphs.add(), text)
+    assert len(config.input) == 2
+    assert [io.name for io in config.output] == ["S", "D"]
+    assert config.max_batch_size == 4
+
+
+def test_a_batch_size_for_a_model_that_does_not_batch_is_refused(graphs: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        completed(graphs, graphs.add(rows=3), "max_batch_size: 8")
+    assert caught.value.message == (
+        "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified"
+    )
+
+
+def test_one_value_per_row_is_completed_as_a_reshaped_scalar(graphs: Any) -> None:
+    config = completed(graphs, graphs.identity(TensorProto.FLOAT, ["n"]))
+    assert list(config.input[0].dims) == [1]
+    assert config.input[0].HasField("reshape")
+    assert list(config.input[0].reshape.shape) == []
+
+
+def test_a_scalar_of_a_model_without_batching_has_dims_one(graphs: Any) -> None:
+    config = completed(graphs, graphs.identity(TensorProto.FLOAT, []))
+    assert list(config.input[0].dims) == [1]
+    assert not config.input[0].HasField("reshape")
+
+
+def test_unknown_dimensions_become_minus_one(graphs: Any) -> None:
+    config = completed(graphs, graphs.identity(TensorProto.INT64, ["n", None, "width", 3]))
+    assert list(config.input[0].dims) == [-1, -1, 3]
+
+
+def test_a_type_outside_the_protocol_is_named(graphs: Any) -> None:
+    with pytest.raises(LoadError) as caught:
+        completed(graphs, graphs.identity(TensorProto.FLOAT8E4M3FN, ["n", 2]))
+    assert caught.value.message == "unsupported datatype tensor(float8e4m3fn) for input 'x' for model 'm'"
+
+
+def test_an_output_that_is_no_tensor_is_refused_with_the_way_out(graphs: Any, tmp_path: Any) -> None:
+    path = graphs.identity(TensorProto.FLOAT, ["n", 2])
+    graph = helper.make_graph(
+        [helper.make_node("SequenceConstruct", ["x"], ["s"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    (path / "model.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(LoadError, match=r"output 's' is seq\(tensor\(float\)\), not a tensor") as caught:
+        completed(graphs, path)
+    assert caught.value.code is Code.UNSUPPORTED
+
+
+def test_a_backend_option_that_is_no_number_is_refused(graphs: Any) -> None:
+    with pytest.raises(ConfigError, match="default-max-batch-size of 'onnxruntime' must be a whole number, got 'four'"):
+        completed(graphs, graphs.add(), default_max_batch_size="four")

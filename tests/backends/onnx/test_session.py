@@ -1,0 +1,371 @@
+"""Files, threads, accelerators and broken models."""
+
+from __future__ import annotations
+
+import builtins
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from penstock import Code, ConfigError, Device, LoadError
+from penstock_onnx import OnnxRuntime, Parameters, engine, providers
+from penstock_onnx.session import default_intra_op_threads, open_session
+
+AB = """
+    max_batch_size: 4
+    input [{ name: "A" data_type: TYPE_FP32 dims: 16 }, { name: "B" data_type: TYPE_FP32 dims: 16 }]
+    output [{ name: "S" data_type: TYPE_FP32 dims: 16 }]
+"""
+
+
+def options_of(graphs: Any, config: str = "", **parameters: Any) -> Any:
+    """The session options that ONNX Runtime was really given."""
+    model = graphs.model(graphs.add(), AB + config, Parameters(**parameters))
+    return open_session(onnxruntime, model, Device("cpu"), {}).get_session_options()
+
+
+# ---------------------------------------------------------------------------- files
+
+
+def with_external_data(path: Path) -> np.ndarray[Any, Any]:
+    """A model ``y = x + W`` at ``path`` whose W lies in ``weights.bin`` beside it; W."""
+    weights = np.arange(1024, dtype=np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "W"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1024])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1024])],
+        [numpy_helper.from_array(weights, "W")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return weights
+
+
+@pytest.mark.parametrize("relative", ["model.onnx", "model.onnx/model.onnx"])
+def test_external_data_lies_beside_the_file_or_in_its_directory(graphs: Any, relative: str) -> None:
+    version = graphs.root / "m" / "1"
+    weights = with_external_data(version / relative)
+    y = graphs.serve(version).execute({"x": np.ones((1, 1024), np.float32)})["y"]
+    np.testing.assert_array_equal(y[0], weights + 1)
+
+
+def test_a_directory_without_a_model_is_named(graphs: Any) -> None:
+    directory = graphs.root / "m" / "1" / "model.onnx"
+    directory.mkdir(parents=True)
+    with pytest.raises(LoadError, match=f"no file '{directory / 'model.onnx'}'"):
+        graphs.serve(directory.parent)
+
+
+def test_another_file_name_comes_from_the_config(graphs: Any) -> None:
+    path = graphs.add()
+    (path / "model.onnx").rename(path / "net.onnx")
+    graphs.serve(path, 'default_model_filename: "net.onnx"')
+
+
+@pytest.mark.parametrize("content", [b"", b"no model at all", None])
+@pytest.mark.parametrize("config", ["", AB])
+def test_a_broken_file_is_a_load_error_that_names_it(graphs: Any, content: bytes | None, config: str) -> None:
+    path = graphs.add()
+    file = path / "model.onnx"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises(LoadError, match=r"onnx runtime error \d+: ") as caught:
+        graphs.serve(path, config)
+    assert caught.value.message.count(str(file)) == 1
+    assert caught.value.code is Code.INTERNAL
+    assert "\n" not in caught.value.message
+
+
+def test_an_unknown_operator_is_named(graphs: Any) -> None:
+    io = (TensorProto.FLOAT, ["n"])
+    with pytest.raises(LoadError, match="No Op registered for Nonesuch"):
+        graphs.serve(graphs.write([helper.make_node("Nonesuch", ["x"], ["y"])], {"x": io}, {"y": io}))
+
+
+def test_external_data_may_not_leave_the_version(graphs: Any) -> None:
+    version = graphs.root / "m" / "1"
+    with_external_data(version / "model.onnx")
+    (version / "weights.bin").rename(graphs.root / "weights.bin")
+    proto = onnx.load(version / "model.onnx", load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = "../../weights.bin"
+    (version / "model.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(LoadError, match="escapes model directory"):
+        graphs.serve(version)
+
+
+def test_a_missing_engine_says_how_to_install_it(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_engine(name: str, *rest: Any) -> Any:
+        if name == "onnxruntime":
+            raise ModuleNotFoundError("No module named 'onnxruntime'", name=name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_engine)
+    with pytest.raises(LoadError, match="pip install onnxruntime"):
+        OnnxRuntime({}).complete_config(graphs.model(graphs.add()))
+
+
+@pytest.mark.parametrize("library", ["/nowhere/libops.so", "libops.so"])
+def test_a_missing_operator_library_is_named(graphs: Any, library: str) -> None:
+    with pytest.raises(LoadError, match=library):
+        graphs.serve(graphs.add(), AB + f'model_operations {{ op_library_filename: "{library}" }}')
+
+
+def test_an_operator_library_is_looked_for_in_the_version_and_in_the_model(graphs: Any) -> None:
+    path = graphs.add()
+    for place in (path, path.parent):
+        library = place / "libops.so"
+        library.write_bytes(b"no library")
+        with pytest.raises(LoadError, match="onnx runtime error") as caught:
+            graphs.serve(path, AB + 'model_operations { op_library_filename: "libops.so" }')
+        assert "libops.so" in caught.value.message
+        library.unlink()
+
+
+# ---------------------------------------------------------------------------- session options
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [(-1, "ORT_ENABLE_BASIC"), (0, "ORT_ENABLE_ALL"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL")],
+)
+def test_the_graph_level_chooses_the_optimisation(graphs: Any, level: int, expected: str) -> None:
+    options = options_of(graphs, f"optimization {{ graph {{ level: {level} }} }}")
+    assert options.graph_optimization_level == getattr(onnxruntime.GraphOptimizationLevel, expected)
+
+
+def test_everything_is_optimised_unless_the_config_says_otherwise(graphs: Any) -> None:
+    assert options_of(graphs).graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+
+def test_parameters_reach_the_session(graphs: Any) -> None:
+    options = options_of(
+        graphs,
+        intra_op_thread_count=3,
+        inter_op_thread_count=2,
+        execution_mode=1,
+        enable_mem_arena=False,
+        enable_mem_pattern=False,
+        session={"session.intra_op.allow_spinning": "0"},
+    )
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 2)
+    assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+    assert options.enable_cpu_mem_arena is False
+    assert options.enable_mem_pattern is False
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+def test_an_execution_mode_other_than_0_and_1_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Parameters(execution_mode=2)
+    assert caught.value.message == (
+        "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 ."
+    )
+
+
+def test_the_arena_can_be_shrunk_after_every_run(graphs: Any, pair: Any) -> None:
+    instance = graphs.serve(graphs.add(), parameters=Parameters(arena_shrinkage="cpu:0"))
+    key = "memory.enable_memory_arena_shrinkage"
+    assert instance._options.get_run_config_entry(key) == "cpu:0"
+    np.testing.assert_array_equal(instance.execute({"A": pair[0], "B": pair[1]})["S"], pair[0] + pair[1])
+
+
+@pytest.mark.parametrize(
+    ("groups", "cores", "expected"),
+    [
+        ("", 16, 8),
+        ("instance_group { kind: KIND_CPU count: 4 }", 16, 4),
+        ("instance_group { kind: KIND_CPU count: 32 }", 16, 1),
+        ("instance_group { kind: KIND_CPU } instance_group { kind: KIND_CPU count: 2 }", 16, 4),
+        ("instance_group { kind: KIND_CPU count: 2 } instance_group { kind: KIND_CPU count: 2 passive: true }", 16, 8),
+        ("instance_group { kind: KIND_GPU count: 4 } instance_group { kind: KIND_CPU count: 1 }", 16, 16),
+        ("", 1, 1),
+    ],
+)
+def test_the_cores_are_divided_among_the_cpu_instances(
+    graphs: Any, monkeypatch: pytest.MonkeyPatch, groups: str, cores: int, expected: int
+) -> None:
+    monkeypatch.setattr("penstock_onnx.session.available_cores", lambda: cores)
+    assert default_intra_op_threads(graphs.model(graphs.add(), groups).config, 2) == expected
+
+
+def test_cores_are_those_that_this_process_may_use() -> None:
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    code += "from penstock_onnx.engine import available_cores; print(available_cores())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "1"
+
+
+GLOBAL_POOL = """
+import sys, threading
+import numpy as np
+from pathlib import Path
+from google.protobuf import text_format
+from penstock import Model
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock_onnx import OnnxRuntime, Parameters
+path = Path(sys.argv[1])
+backend = OnnxRuntime({"enable-global-threadpool": "1", "intra_op_thread_count": "2", "inter_op_thread_count": "1"})
+threads = []
+for number in range(3):
+    model = Model("m", 1, path, ModelConfig(name="m"), Parameters())
+    backend.complete_config(model)
+    instance = backend.load(model)
+    ones = np.ones((1, 16), np.float32)
+    assert (instance.execute({"A": ones, "B": ones})["S"] == 2).all()
+    threads.append(sum(1 for _ in Path("/proc/self/task").iterdir()))
+print(len(set(threads)))
+"""
+
+
+def test_with_the_global_pool_more_models_make_no_more_threads(graphs: Any) -> None:
+    arguments = [sys.executable, "-c", GLOBAL_POOL, str(graphs.add())]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "1"
+
+
+def test_an_engine_without_a_global_pool_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OldEngine:
+        __version__ = "1.9"
+
+    monkeypatch.setattr(engine, "_pool_sizes", None)
+    with pytest.raises(ConfigError, match=r"newer onnxruntime than 1\.9"):
+        engine.share_threads(OldEngine(), {"enable-global-threadpool": "1"})
+
+
+def test_without_the_option_there_is_no_global_pool() -> None:
+    assert engine.share_threads(onnxruntime, {}) is False
+    assert engine.share_threads(onnxruntime, {"enable-global-threadpool": "0"}) is False
+
+
+# ---------------------------------------------------------------------------- accelerators
+
+
+def accelerated(kind: str, name: str, **parameters: str) -> str:
+    entries = "".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
+    accelerator = f'{kind}_execution_accelerator {{ name: "{name}" {entries} }}'
+    return f"{AB} optimization {{ execution_accelerators {{ {accelerator} }} }}"
+
+
+def test_an_unknown_accelerator_is_refused(graphs: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        graphs.serve(graphs.add(), accelerated("cpu", "abacus"))
+    assert caught.value.message == "unknown Execution Accelerator 'abacus' is requested"
+
+
+def test_an_unknown_gpu_accelerator_is_refused(graphs: Any) -> None:
+    model = graphs.model(graphs.add(), accelerated("gpu", "abacus"))
+    with pytest.raises(ConfigError, match="unknown Execution Accelerator 'abacus' is requested"):
+        providers.choose(onnxruntime, model, Device("gpu"))
+
+
+@pytest.mark.skipif(providers.OPENVINO in onnxruntime.get_available_providers(), reason="openvino is installed")
+def test_a_missing_accelerator_says_how_to_install_it(graphs: Any) -> None:
+    with pytest.raises(LoadError, match=r"needs OpenVINOExecutionProvider.*pip install onnxruntime-openvino"):
+        graphs.serve(graphs.add(), accelerated("cpu", "openvino"))
+
+
+class GpuEngine:
+    """An engine that says it has the GPU providers."""
+
+    __version__ = "1.31"
+
+    @staticmethod
+    def get_available_providers() -> list[str]:
+        return [providers.TENSORRT, providers.CUDA, providers.CPU]
+
+
+def chosen(graphs: Any, config: str, **parameters: Any) -> dict[str, dict[str, str]]:
+    model = graphs.model(graphs.add(), config, Parameters(**parameters))
+    return dict(providers.choose(GpuEngine, model, Device("gpu", 3)))
+
+
+def test_cuda_options_pass_through_and_name_the_device(graphs: Any) -> None:
+    options = chosen(graphs, accelerated("gpu", "cuda", cudnn_conv_use_max_workspace="0"))[providers.CUDA]
+    assert options["cudnn_conv_use_max_workspace"] == "0"
+    assert options["device_id"] == "3"
+
+
+def test_deprecated_cuda_parameters_become_options(graphs: Any) -> None:
+    options = chosen(
+        graphs,
+        AB,
+        cudnn_conv_algo_search=1,
+        gpu_mem_limit=1 << 30,
+        arena_extend_strategy=1,
+        do_copy_in_default_stream=False,
+    )[providers.CUDA]
+    assert options == {
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "gpu_mem_limit": "1073741824",
+        "arena_extend_strategy": "kSameAsRequested",
+        "do_copy_in_default_stream": "0",
+        "device_id": "3",
+    }
+
+
+def test_the_accelerators_options_win_over_the_deprecated_ones(graphs: Any) -> None:
+    config = accelerated("gpu", "cuda", cudnn_conv_algo_search="DEFAULT")
+    assert chosen(graphs, config)[providers.CUDA]["cudnn_conv_algo_search"] == "DEFAULT"
+
+
+@pytest.mark.parametrize("key", ["cudnn_conv_algo_search", "arena_extend_strategy"])
+def test_a_deprecated_parameter_outside_its_table_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"unsupported {key} value '7' is requested"):
+        Parameters(**{key: 7})  # type: ignore[arg-type]
+
+
+def test_tensorrt_comes_before_cuda_and_the_cpu(graphs: Any) -> None:
+    config = accelerated(
+        "gpu", "tensorrt", precision_mode="FP16", max_workspace_size_bytes="1073741824", trt_engine_cache_enable="1"
+    )
+    found = chosen(graphs, config)
+    assert list(found) == [providers.TENSORRT, providers.CUDA, providers.CPU]
+    assert found[providers.TENSORRT] == {
+        "trt_fp16_enable": "1",
+        "trt_max_workspace_size": "1073741824",
+        "trt_engine_cache_enable": "1",
+        "device_id": "3",
+    }
+
+
+def test_an_unknown_tensorrt_key_is_refused(graphs: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        chosen(graphs, accelerated("gpu", "tensorrt", speed="11"))
+    assert caught.value.message == "unknown parameter 'speed' is provided for TensorRT Execution Accelerator"
+
+
+def test_an_unknown_precision_is_refused(graphs: Any) -> None:
+    with pytest.raises(ConfigError, match="unsupported precision mode 'FP4' is requested"):
+        chosen(graphs, accelerated("gpu", "tensorrt", precision_mode="FP4"))
+
+
+class CpuEngine:
+    __version__ = "1.31"
+
+    @staticmethod
+    def get_available_providers() -> list[str]:
+        return [providers.CPU]
+
+
+def test_a_gpu_that_was_asked_for_is_not_replaced_by_the_cpu(graphs: Any) -> None:
+    model = graphs.model(graphs.add(), AB + "instance_group { kind: KIND_GPU }", device=Device("gpu", 0))
+    with pytest.raises(LoadError, match=r"needs CUDAExecutionProvider.*pip install onnxruntime-gpu"):
+        providers.device_of(CpuEngine, model)
+
+
+def test_a_gpu_that_nobody_asked_for_gives_way_to_the_cpu(graphs: Any) -> None:
+    model = graphs.model(graphs.add(), AB + "instance_group { kind: KIND_AUTO }", device=Device("gpu", 0))
+    assert providers.device_of(CpuEngine, model) == Device("cpu")
+    assert providers.device_of(GpuEngine, model) == Device("gpu", 0)
