@@ -34,6 +34,8 @@ class DynamicScheduler(Scheduler):
         self._statistics = context.statistics
         self._idle: deque[Bell] = deque()
         self._arrived_rows = 0
+        self._is_waking = False
+        self._call_soon = context.loop.call_soon
         self._closed = False
 
     def rule(self, context: SchedulerContext) -> BatchRule:
@@ -110,8 +112,17 @@ class DynamicScheduler(Scheduler):
         self.deliver((request,), (error,))
 
     def _announce(self, request: InferRequest) -> None:
-        """Wake an instance if what has arrived is worth it."""
+        """Wake an instance soon: once the loop has decoded what else has arrived by now.
+
+        To wake it at once would cost a thread switch per request, and batches of one.
+        """
         self._arrived_rows += request.rows or 1
+        if self._idle and not self._is_waking:
+            self._is_waking = True
+            self._call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._is_waking = False
         if self._idle and self._arrived_rows >= self._idle[0].wake_at:
             self._wake_one()
 

@@ -1,0 +1,111 @@
+"""What the tests of core share: a repository on disk, backends to load from it, and a loop guard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+from penstock.backends.base import Backend, Instance, Model, Tensors
+from penstock.errors import LoadError
+from penstock.plugins import PluginInfo
+from penstock.server import Server
+
+
+@pytest.fixture(autouse=True)
+def loop_guard() -> Iterator[BlockBuster]:
+    """Fails a test in which the event loop is blocked by a sleep, a lock, a file or a socket."""
+    with blockbuster_ctx("penstock") as guard:
+        for function in guard.functions.values():
+            function.can_block_in("penstock/plugins.py", "discover")  # before the server has begun
+        yield guard
+
+
+class WriteModel(Protocol):
+    def __call__(self, name: str, text: str = ..., versions: tuple[int, ...] = ...) -> Path: ...
+
+
+IDENTITY = """
+backend: "identity" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: TYPE_FP32 dims: [-1] }
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    path = tmp_path / "repository"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def write_model(repository: Path) -> WriteModel:
+    """Writes a model into the repository; an identity model unless told otherwise."""
+
+    def write(name: str, text: str = IDENTITY, versions: tuple[int, ...] = (1,)) -> Path:
+        for version in versions:
+            (repository / name / str(version)).mkdir(parents=True, exist_ok=True)
+        (repository / name / "config.pbtxt").write_text(text)
+        return repository / name
+
+    return write
+
+
+class Gate(Instance):
+    """An identity that executes only while its gate is open, and counts its rows."""
+
+    def __init__(self, gate: threading.Event, closed: list[str], name: str) -> None:
+        self.gate, self.closed, self.name = gate, closed, name
+        self.ready = True
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        self.gate.wait(20)
+        return {"y": inputs["x"]}
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def close(self) -> None:
+        self.closed.append(self.name)
+
+
+class Gated(Backend):
+    """Loads `Gate` instances; what happened stands in class attributes that the fixture resets."""
+
+    name: ClassVar[str] = "gated"
+    gate: ClassVar[threading.Event]
+    failing: ClassVar[set[int]]
+    loaded: ClassVar[list[Gate]]
+    closed: ClassVar[list[str]]
+
+    def load(self, model: Model) -> Gate:
+        if model.version in self.failing:
+            raise LoadError(f"version {model.version} is broken")
+        instance = Gate(self.gate, self.closed, f"{model.instance_name}/{model.version}")
+        self.loaded.append(instance)
+        return instance
+
+
+GATED = IDENTITY.replace('"identity"', '"gated"')
+
+
+@pytest.fixture
+def gated() -> type[Gated]:
+    Gated.gate, Gated.failing, Gated.loaded, Gated.closed = threading.Event(), set(), [], []
+    Gated.gate.set()
+    return Gated
+
+
+@pytest.fixture
+def make_server(repository: Path, gated: type[Gated]) -> Callable[..., Server]:
+    """A server on the repository that also has the `Gated` backend; not started."""
+
+    def make(**options: Any) -> Server:
+        server = Server(repository, **options)
+        server.plugins.backends.add(gated, PluginInfo("gated", "tests", "0"))
+        return server
+
+    return make

@@ -1,0 +1,196 @@
+"""Loading, replacing and unloading, through a server without ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from penstock.errors import NotFound, OperatorError, PenstockError, Unavailable
+from penstock.models.repository import Repository
+from penstock.server import Server
+
+T = TypeVar("T")
+MakeServer = Callable[..., Server]
+ONE = {"x": np.ones((1, 2), np.float32)}
+GATED = """
+backend: "gated" max_batch_size: 8 version_policy { all { } }
+input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: TYPE_FP32 dims: [-1] }
+"""
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+async def reload(server: Server, repository: Path, name: str) -> None:
+    entries = await asyncio.to_thread(Repository([repository]).scan)
+    await server._lifecycle.load(entries[name])
+
+
+def states(server: Server) -> dict[str, tuple[str, str]]:
+    return {entry.version: (entry.state, entry.reason) for entry in server.index()}
+
+
+def test_all_selected_versions_are_served_and_the_latest_answers_by_default(
+    write_model: Any, make_server: MakeServer
+) -> None:
+    write_model("m", GATED, (1, 3))
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            assert server.ready
+            assert (await server.infer_async("m", ONE)).model_version == "3"
+            assert (await server.infer_async("m", ONE, version="1")).model_version == "1"
+            assert server.ready_versions("m") == [1, 3]
+
+    run(scenario())
+
+
+def test_a_replaced_version_answers_what_it_has_and_no_request_fails(
+    write_model: Any, make_server: MakeServer, repository: Path, gated: Any
+) -> None:
+    write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            gated.gate.clear()
+            waiting = [asyncio.ensure_future(server.infer_async("m", ONE)) for _ in range(5)]
+            await asyncio.sleep(0)
+            await reload(server, repository, "m")
+            assert len(gated.loaded) == 2
+            assert gated.closed == []
+            gated.gate.set()
+            assert len(await asyncio.gather(*waiting)) == 5
+            await server.infer_async("m", ONE)
+        assert len(gated.closed) == 2
+
+    run(scenario())
+
+
+def test_requests_never_fail_while_a_model_is_replaced_again_and_again(
+    write_model: Any, make_server: MakeServer, repository: Path
+) -> None:
+    write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            done = asyncio.Event()
+
+            async def ask() -> int:
+                count = 0
+                while not done.is_set():
+                    await server.infer_async("m", ONE)
+                    count += 1
+                return count
+
+            askers = [asyncio.ensure_future(ask()) for _ in range(8)]
+            for _ in range(20):
+                await reload(server, repository, "m")
+            done.set()
+            assert sum(await asyncio.gather(*askers)) > 0
+
+    run(scenario())
+
+
+def test_if_one_version_fails_to_load_the_old_ones_stay(
+    write_model: Any, make_server: MakeServer, repository: Path, gated: Any
+) -> None:
+    write_model("m", GATED, (1,))
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            write_model("m", GATED, (1, 2))
+            gated.failing.add(2)
+            with pytest.raises(
+                OperatorError,
+                match=r"^load failed for model 'm': version 2 is at UNAVAILABLE state: Internal: version 2 is broken;\n$",
+            ):
+                await reload(server, repository, "m")
+            assert states(server) == {"1": ("READY", ""), "2": ("UNAVAILABLE", "Internal: version 2 is broken")}
+            await server.infer_async("m", ONE)
+            assert not server.ready
+            with pytest.raises(Unavailable, match="version 2 is not at ready state"):
+                await server.infer_async("m", ONE, version="2")
+
+    run(scenario())
+
+
+def test_an_unloaded_model_is_gone_with_reason_and_its_instances_are_closed(
+    write_model: Any, make_server: MakeServer, gated: Any
+) -> None:
+    write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            await server._lifecycle.unload("m")
+            assert states(server) == {"1": ("UNAVAILABLE", "unloaded")}
+            assert gated.closed == ["m_0/1"]
+            assert server.ready
+            with pytest.raises(NotFound, match="Request for unknown model: 'm' has no available versions"):
+                await server.infer_async("m", ONE)
+
+    run(scenario())
+
+
+def test_instances_of_a_version_that_fails_half_way_are_closed_again(
+    write_model: Any, make_server: MakeServer, gated: Any
+) -> None:
+    write_model("m", GATED + "model_warmup { name: 'w' batch_size: 1 inputs { key: 'x' value { data_type: TYPE_FP32 } } }")
+
+    async def scenario() -> None:
+        async with make_server(exit_on_error=False) as server:
+            assert not server.ready
+            ((state, reason),) = states(server).values()
+            assert state == "UNAVAILABLE"
+            assert "expects input 'x' to have input_data_type set" in reason
+
+    run(scenario())
+
+
+def test_a_start_up_failure_stops_the_server_unless_told_otherwise(write_model: Any, make_server: MakeServer) -> None:
+    write_model("good")
+    write_model("bad", 'backend: "nobody"')
+    with pytest.raises(PenstockError, match="failed to load all models"):
+        run(make_server().start())
+
+    async def scenario() -> None:
+        async with make_server(exit_on_error=False) as server:
+            assert not server.ready
+            assert server.live
+            await server.infer_async("good", ONE)
+
+    run(scenario())
+
+
+def test_readiness_follows_the_instances_and_can_be_relaxed(
+    write_model: Any, make_server: MakeServer, gated: Any
+) -> None:
+    write_model("m", GATED)
+
+    async def scenario(strict: bool) -> bool:
+        gated.loaded.clear()
+        async with make_server(strict_readiness=strict) as server:
+            gated.loaded[0].ready = False
+            return server.ready
+
+    assert not run(scenario(True))
+    assert run(scenario(False))
+
+
+def test_a_duplicate_model_is_not_loaded_and_says_why(write_model: Any, repository: Path, tmp_path: Path) -> None:
+    write_model("m")
+    (tmp_path / "other" / "m" / "1").mkdir(parents=True)
+    from penstock.config.options import ServerOptions
+
+    async def scenario() -> None:
+        options = ServerOptions(model_repository=(str(repository), str(tmp_path / "other")), exit_on_error=False)
+        async with Server(options) as server:
+            (entry,) = server.index()
+            assert (entry.version, entry.state) == ("", "UNAVAILABLE")
+            assert "model appears in two or more repositories" in entry.reason
+
+    run(scenario())

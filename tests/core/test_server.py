@@ -1,0 +1,169 @@
+"""The server in a script and in async code, without ports."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import penstock
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from penstock.server import Server
+
+MakeServer = Callable[..., Server]
+GATED = """
+backend: "gated" max_batch_size: 1
+input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: TYPE_FP32 dims: [-1] }
+"""
+
+
+def x(*rows: float) -> dict[str, Any]:
+    return {"x": np.array(rows, np.float32).reshape(-1, 1)}
+
+
+def test_with_and_infer_serve_a_repository_from_a_script(write_model: Any, repository: Path) -> None:
+    write_model("m")
+    with penstock.Server(repository) as server:
+        answer = server.infer("m", x(1, 2))
+        assert answer.outputs["y"].tolist() == [[1], [2]]
+        assert (answer.model_name, answer.model_version) == ("m", "1")
+
+
+def test_async_with_and_infer_async_serve_it_from_async_code(write_model: Any, repository: Path) -> None:
+    write_model("m")
+
+    async def scenario() -> None:
+        async with penstock.Server(repository) as server:
+            answers = await asyncio.gather(*(server.infer_async("m", x(number)) for number in range(50)))
+            assert [float(answer.outputs["y"][0, 0]) for answer in answers] == list(range(50))
+
+    asyncio.run(scenario())
+
+
+def test_infer_async_may_be_awaited_on_another_loop(write_model: Any, repository: Path) -> None:
+    write_model("m")
+    with penstock.Server(repository) as server:
+        answer = asyncio.run(server.infer_async("m", x(5)))
+    assert answer.outputs["y"].tolist() == [[5]]
+
+
+def test_an_exception_in_a_script_still_stops_the_server(write_model: Any, repository: Path) -> None:
+    write_model("m")
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError), penstock.Server(repository):
+        raise ZeroDivisionError
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-m")]
+    assert threading.active_count() <= before + 1
+
+
+def test_a_script_is_told_why_a_repository_does_not_load(write_model: Any, repository: Path) -> None:
+    write_model("m", 'backend: "onnxrunime"')
+    with pytest.raises(penstock.PenstockError, match="failed to load all models"), penstock.Server(repository):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "kind", "text"),
+    [
+        ("nobody", "", penstock.NotFound, "Request for unknown model: 'nobody' is not found"),
+        ("m", "9", penstock.NotFound, "Request for unknown model: 'm' version 9 is not found"),
+        ("m", "a", penstock.InvalidArgument, "failed to get model version from specified version string 'a'"),
+        ("m", "-1", penstock.InvalidArgument, "invalid model version specified '-1' , version should be"),
+        ("m", "9" * 30, penstock.InvalidArgument, "failed to get model version from specified version string"),
+    ],
+)
+def test_unknown_models_and_versions_are_refused_in_tritons_words(
+    write_model: Any, repository: Path, model: str, version: str, kind: type[Exception], text: str
+) -> None:
+    write_model("m")
+    with penstock.Server(repository) as server, pytest.raises(kind, match=text):
+        server.infer(model, x(1), version=version)
+
+
+def test_a_cancelled_await_leaves_the_queue(write_model: Any, make_server: MakeServer, gated: Any) -> None:
+    write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            gated.gate.clear()
+            model = server.resolve("m")
+            running = asyncio.ensure_future(server.infer_async("m", x(1)))
+            while model.scheduler.pending or not model.scheduler.in_flight:
+                await asyncio.sleep(0)
+            waiting = asyncio.ensure_future(server.infer_async("m", x(2)))
+            while not model.scheduler.pending:
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            assert model.scheduler.pending == 0
+            gated.gate.set()
+            await running
+            assert model.snapshot().cancelled.count == 1
+
+    asyncio.run(scenario())
+
+
+def test_stopping_waits_for_what_is_in_flight(write_model: Any, make_server: MakeServer, gated: Any) -> None:
+    write_model("m", GATED)
+
+    async def scenario() -> None:
+        server = make_server()
+        await server.start()
+        gated.gate.clear()
+        waiting = [asyncio.ensure_future(server.infer_async("m", x(n))) for n in range(3)]
+        await asyncio.sleep(0)
+        stopping = asyncio.ensure_future(server.stop())
+        await asyncio.sleep(0)
+        assert server.exiting and not server.ready and not server.live
+        gated.gate.set()
+        await stopping
+        assert [float((await each).outputs["y"][0, 0]) for each in waiting] == [0, 1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_stopping_gives_up_after_the_exit_timeout(write_model: Any, make_server: MakeServer, gated: Any) -> None:
+    write_model("m", GATED)
+
+    async def scenario() -> None:
+        server = make_server(exit_timeout_secs=0)
+        await server.start()
+        gated.gate.clear()
+        waiting = [asyncio.ensure_future(server.infer_async("m", x(n))) for n in range(2)]
+        model = server.resolve("m")
+        while model.scheduler.pending != 1:
+            await asyncio.sleep(0)
+        with pytest.raises(penstock.Unavailable, match="^Exit timeout expired"):
+            await server.stop()
+        with pytest.raises(penstock.Unavailable, match="Server is stopping"):
+            await waiting[1]
+        gated.gate.set()
+        await waiting[0]
+
+    asyncio.run(scenario())
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=4), min_size=1, max_size=40))
+def test_any_interleaving_of_requests_gives_each_caller_its_own_rows(
+    write_model: Any, repository: Path, requests: list[list[float]]
+) -> None:
+    write_model(
+        "m",
+        'backend: "identity" max_batch_size: 4 dynamic_batching { } instance_group { count: 3 } '
+        'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }',
+    )
+    with penstock.Server(repository) as server, ThreadPoolExecutor(8) as callers:
+        answers = list(callers.map(lambda rows: server.infer("m", x(*rows)).outputs["y"].ravel().tolist(), requests))
+    assert answers == requests
+
+
+def test_the_public_names_are_what_all_says_and_sorted() -> None:
+    assert sorted(penstock.__all__) == penstock.__all__
+    assert all(hasattr(penstock, name) for name in penstock.__all__)

@@ -1,0 +1,212 @@
+"""Executions, driven directly: the test is the instance thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from penstock.backends.base import Instance, RequestInstance, StreamInstance, Tensors
+from penstock.errors import BackendError, Cancelled, Code, InvalidArgument, PenstockError
+from penstock.messages import dtypes
+from penstock.messages.request import InferRequest
+from penstock.messages.response import InferResponse
+from penstock.messages.spec import Spec
+from penstock.messages.tensor import BytesTensor, Tensor
+from penstock.workers.batch import Answer, run_batch, runner_for
+from penstock.workers.contract import Contract
+
+CONTRACT = Contract("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)
+
+
+class Double(Instance):
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        x = np.asarray(inputs["x"])
+        self.calls.append(len(x))
+        if (x == 13).any():
+            raise ValueError("unlucky")
+        return {"z": x[:, :1], "y": 2 * x}
+
+
+def request(*rows: Sequence[float], outputs: tuple[str, ...] = (), id: str = "") -> InferRequest:
+    x = np.array(rows, np.float32)
+    return InferRequest("m", {"x": x}, lambda answer, final: None, outputs, id, rows=len(x))
+
+
+def outputs(answer: Answer) -> Mapping[str, Any]:
+    assert isinstance(answer, InferResponse)
+    return answer.outputs
+
+
+def test_each_request_of_a_batch_gets_its_own_rows_in_one_execution() -> None:
+    instance = Double()
+    answers, _ = run_batch(runner_for(instance, CONTRACT), [request([1, 2]), request([3, 4], [5, 6])])
+    assert instance.calls == [3]
+    assert outputs(answers[0])["y"].tolist() == [[2, 4]]
+    assert outputs(answers[1])["y"].tolist() == [[6, 8], [10, 12]]
+
+
+def test_an_answer_carries_model_version_and_id_and_outputs_in_config_order() -> None:
+    (answer,), _ = run_batch(runner_for(Double(), CONTRACT), [request([1, 2], id="7")])
+    assert isinstance(answer, InferResponse)
+    assert (answer.model_name, answer.model_version, answer.id) == ("m", "3", "7")
+    assert list(answer.outputs) == ["y", "z"]
+
+
+def test_only_the_outputs_requested_are_given_in_the_order_requested() -> None:
+    answers, _ = run_batch(runner_for(Double(), CONTRACT), [request([1, 2], outputs=("z",)), request([3, 4])])
+    assert list(outputs(answers[0])) == ["z"]
+    assert list(outputs(answers[1])) == ["y", "z"]
+
+
+def test_one_request_that_makes_the_engine_raise_leaves_the_others_answered() -> None:
+    answers, _ = run_batch(runner_for(Double(), CONTRACT), [request([1, 2]), request([13, 0]), request([3, 4])])
+    assert outputs(answers[0])["y"].tolist() == [[2, 4]]
+    assert isinstance(answers[1], BackendError)
+    assert answers[1].message == "model 'm' failed to execute: ValueError: unlucky"
+    assert outputs(answers[2])["y"].tolist() == [[6, 8]]
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_a_cancelled_request_is_not_executed_and_leaves_the_batch_whole(position: int) -> None:
+    instance = Double()
+    batch = [request([index, 0]) for index in range(3)]
+    batch[position].cancel()
+    answers, _ = run_batch(runner_for(instance, CONTRACT), batch)
+    assert instance.calls == [2]
+    for index, answer in enumerate(answers):
+        if index == position:
+            assert isinstance(answer, Cancelled)
+        else:
+            assert outputs(answer)["y"].tolist() == [[2 * index, 0]]
+
+
+class Returns(Instance):
+    def __init__(self, result: Mapping[str, Any]) -> None:
+        self.result = result
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"y": np.zeros((1, 2), np.float32)}, "the backend gave no output 'z', only ['y']"),
+        (
+            {"y": np.zeros((1, 2)), "z": np.zeros((1, 1), np.float32)},
+            "output 'y' is FP64, but the config says FP32",
+        ),
+        (
+            {"y": np.zeros((2, 2), np.float32), "z": np.zeros((1, 1), np.float32)},
+            "output 'y' has shape [2, 2], but the batch has 1 rows",
+        ),
+        (
+            {"y": np.zeros((1, 2), complex), "z": np.zeros((1, 1), np.float32)},
+            "dtype complex128 has no counterpart",
+        ),
+    ],
+)
+def test_an_output_that_breaks_the_contract_is_named(result: Mapping[str, Any], text: str) -> None:
+    (answer,), _ = run_batch(runner_for(Returns(result), CONTRACT), [request([1, 2])])
+    assert isinstance(answer, PenstockError)
+    assert text in answer.message
+
+
+def test_the_code_of_an_error_that_the_backend_chose_is_kept() -> None:
+    class Refuses(Instance):
+        def execute(self, inputs: Tensors) -> Tensors:
+            raise InvalidArgument("no")
+
+    (answer,), _ = run_batch(runner_for(Refuses(), CONTRACT), [request([1])])
+    assert isinstance(answer, PenstockError)
+    assert (answer.code, answer.message) == (Code.INVALID_ARGUMENT, "no")
+
+
+class PerRequest(RequestInstance):
+    def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | PenstockError]:
+        answers: list[InferResponse | PenstockError] = []
+        for each in requests:
+            x = np.asarray(each.inputs["x"])
+            if x[0, 0] < 0:
+                answers.append(InvalidArgument("negative"))
+            else:
+                answers.append(InferResponse({"y": x, "z": x[:, :1]}, {"sum": float(x.sum())}))
+        return answers
+
+
+def test_a_request_instance_fails_one_request_and_answers_the_other_with_parameters() -> None:
+    answers, _ = run_batch(runner_for(PerRequest(), CONTRACT), [request([-1]), request([2], outputs=("y",))])
+    assert isinstance(answers[0], InvalidArgument)
+    assert isinstance(answers[1], InferResponse)
+    assert answers[1].parameters == {"sum": 2.0}
+    assert list(answers[1].outputs) == ["y"]
+
+
+def test_a_request_instance_that_miscounts_its_answers_fails_the_batch() -> None:
+    class Forgets(RequestInstance):
+        def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | PenstockError]:
+            return []
+
+    answers, _ = run_batch(runner_for(Forgets(), CONTRACT), [request([1]), request([2])])
+    assert [str(answer) for answer in answers] == ["model 'm': the backend gave 0 answers for 2 requests"] * 2
+
+
+class Counts(StreamInstance):
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def stream(self, request: InferRequest) -> Iterator[InferResponse]:
+        try:
+            for number in range(int(np.asarray(request.inputs["x"])[0, 0])):
+                yield InferResponse({"y": np.full((1, 1), number, np.float32)})
+        finally:
+            self.closed += 1
+
+
+def test_a_stream_gives_its_responses_in_order_and_then_ends() -> None:
+    seen: list[tuple[InferRequest, Tensor]] = []
+    runner = runner_for(Counts(), CONTRACT)
+    runner.connect(lambda request, response: seen.append((request, response.outputs["y"])))
+    one, none = request([3]), request([0])
+    answers, _ = run_batch(runner, [one, none])
+    assert list(answers) == [None, None]
+    assert [(r is one, float(np.asarray(y)[0, 0])) for r, y in seen] == [(True, 0.0), (True, 1.0), (True, 2.0)]
+
+
+def test_a_cancelled_stream_is_closed_between_two_responses() -> None:
+    instance, one = Counts(), request([1000])
+    runner = runner_for(instance, CONTRACT)
+    runner.connect(lambda request, response: request.cancel())
+    answers, _ = runner.run([one])
+    assert isinstance(answers[0], Cancelled)
+    assert instance.closed == 1
+
+
+@given(st.lists(st.lists(st.text(max_size=4), min_size=1, max_size=3), min_size=1, max_size=5))
+def test_strings_of_many_requests_come_back_to_their_callers(texts: list[list[str]]) -> None:
+    class Echo(Instance):
+        def execute(self, inputs: Tensors) -> Tensors:
+            return {"s": inputs["s"]}
+
+    contract = Contract("m", "1", {"s": Spec("s", dtypes.BYTES, (1,))}, True)
+    batch = [
+        InferRequest(
+            "m", {"s": BytesTensor.from_objects([[text] for text in each])}, lambda answer, final: None, rows=len(each)
+        )
+        for each in texts
+    ]
+    answers, _ = run_batch(runner_for(Echo(), contract), batch)
+    assert [outputs(answer)["s"].items() for answer in answers] == [[t.encode() for t in each] for each in texts]
+
+
+def test_an_output_reshape_is_undone() -> None:
+    contract = Contract("m", "1", {"y": Spec("y", dtypes.FP32, (1,), reshape=())}, True)
+    (answer,), _ = run_batch(runner_for(Returns({"y": np.zeros(1, np.float32)}), contract), [request([1])])
+    assert outputs(answer)["y"].shape == (1, 1)
