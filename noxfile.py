@@ -43,9 +43,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["workshop"])
 def types(session: nox.Session) -> None:
-    """mypy --strict over sources, tests, examples and this file."""
+    """mypy --strict over sources, tests, benchmarks, examples and this file."""
     sources = [f"{folder}/src" for folder in ("core", *_folders(), "backends/_template")]
-    _run(session, "mypy", *sources, "tests", "examples", "noxfile.py")
+    _run(session, "mypy", *sources, "tests", "benchmarks", "examples", "noxfile.py")
 
 
 @nox.session(reuse_venv=False)
@@ -103,6 +103,12 @@ def e2e(session: nox.Session) -> None:
 def architecture(session: nox.Session) -> None:
     """Import directions, banned calls, documentation that matches the code."""
     _run(session, "pytest", *(session.posargs or ["tests/architecture"]))
+
+
+@nox.session(venv_backend="none", requires=["workshop"], default=False)
+def perf(session: nox.Session) -> None:
+    """The benchmarks; arguments after `--` go to benchmarks/run.py."""
+    _run(session, "python", "benchmarks/run.py", *session.posargs)
 
 
 @nox.session(reuse_venv=True, default=False)
