@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import socket
 
-import grpc
 from penstock.config.options import CompressionLevel, ServerOptions
 from penstock.errors import Unavailable
 from penstock.frontends.base import Frontend
@@ -17,13 +17,9 @@ from penstock.frontends.grpc.wire import MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
-#: As grpc's core ranks them for its levels.
-_COMPRESSION: dict[CompressionLevel, grpc.Compression] = {
-    "none": grpc.Compression.NoCompression,
-    "low": grpc.Compression.Gzip,
-    "medium": grpc.Compression.Deflate,
-    "high": grpc.Compression.Deflate,
-}
+#: In grpc's numbers. Its core picks an algorithm that the client accepts: gzip for low, else deflate.
+#: It has no levels per RPC, so that they apply to all, where Triton compresses inference only.
+_COMPRESSION_LEVELS: dict[CompressionLevel, int] = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 
 class GrpcFrontend(Frontend):
@@ -40,10 +36,9 @@ class GrpcFrontend(Frontend):
     async def start(self) -> None:
         """Listen. Raises `Unavailable` naming a busy address and `ConfigError` for the TLS files."""
         options = self.server.options
-        credentials = tls.credentials(options)
+        credentials = await asyncio.to_thread(tls.credentials, options)
         address = _address(options)
-        compression = _COMPRESSION[options.grpc_infer_response_compression_level]
-        transport = Transport(rpcs(self.server), reflection.handlers(), _arguments(options), compression)
+        transport = Transport(rpcs(self.server), reflection.handlers(), _arguments(options))
         try:
             self.port = await transport.start(address, credentials)
         except RuntimeError as error:
@@ -67,6 +62,7 @@ def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
     arguments = [
         ("grpc.max_receive_message_length", MESSAGE_BYTES),
         ("grpc.max_send_message_length", MESSAGE_BYTES),
+        ("grpc.default_compression_level", _COMPRESSION_LEVELS[options.grpc_infer_response_compression_level]),
         ("grpc.so_reuseport", int(options.reuse_grpc_port)),
         ("grpc.keepalive_time_ms", options.grpc_keepalive_time),
         ("grpc.keepalive_timeout_ms", options.grpc_keepalive_timeout),

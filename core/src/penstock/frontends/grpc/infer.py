@@ -46,11 +46,13 @@ async def model_infer(inference: Inference, parcel: Parcel, context: Context) ->
     decoded = decode(parcel, reply.respond, inference.forwarded(context))
     server.submit(decoded.request)
     try:
-        response = await reply.future
+        answer = await reply.future
     except asyncio.CancelledError:
         decoded.request.cancel()
         raise
-    return encode(response, model, decoded.classes)
+    if isinstance(answer, PenstockError):
+        raise answer
+    return encode(answer, model, decoded.classes)
 
 
 class _Reply:
@@ -59,7 +61,8 @@ class _Reply:
     __slots__ = ("_answer", "_count", "future")
 
     def __init__(self) -> None:
-        self.future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+        # An error is a result, too: as an exception it would be logged when the caller has gone.
+        self.future: asyncio.Future[InferResponse | PenstockError] = asyncio.get_running_loop().create_future()
         self._answer: InferResponse | PenstockError | None = None
         self._count = 0
 
@@ -69,9 +72,6 @@ class _Reply:
             self._count += 1
         if not final or self.future.done():  # done: the caller has gone
             return
-        if self._count != 1:
-            self.future.set_exception(InternalError(f"expected a single response, got {self._count}"))
-        elif isinstance(self._answer, PenstockError):
-            self.future.set_exception(self._answer)
-        elif self._answer is not None:
-            self.future.set_result(self._answer)
+        if self._answer is None or self._count != 1:
+            self._answer = InternalError(f"expected a single response, got {self._count}")
+        self.future.set_result(self._answer)

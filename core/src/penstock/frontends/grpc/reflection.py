@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-import grpc
 from penstock.config import model_config_pb2
 from penstock.frontends.grpc import grpc_service_pb2
 from penstock.frontends.grpc.rpcs import HEALTH_SERVICE, SERVICE

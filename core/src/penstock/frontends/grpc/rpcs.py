@@ -37,7 +37,7 @@ Stream: TypeAlias = Callable[[AsyncIterator[Any], Send, Context], Awaitable[None
 @dataclass(frozen=True, slots=True)
 class Rpc:
     """One RPC. ``parse`` makes the handler's request of the received bytes; exactly one of
-    ``unary`` and ``stream`` is set. ``compressed`` RPCs obey the response compression level."""
+    ``unary`` and ``stream`` is set."""
 
     service: str
     name: str
@@ -45,7 +45,6 @@ class Rpc:
     parse: Callable[[bytes], Any]
     unary: Unary | None = None
     stream: Stream | None = None
-    compressed: bool = False
 
 
 def serialize(answer: Answer) -> bytes:
@@ -68,8 +67,8 @@ def rpcs(server: Server) -> list[Rpc]:
     return [
         *table,
         Rpc(HEALTH_SERVICE, "Check", "health", HealthCheckRequest.FromString, check),
-        Rpc(SERVICE, "ModelInfer", "inference", wire.unpack, infer, compressed=True),
-        Rpc(SERVICE, "ModelStreamInfer", "inference", wire.unpack, stream=stream, compressed=True),
+        Rpc(SERVICE, "ModelInfer", "inference", wire.unpack, infer),
+        Rpc(SERVICE, "ModelStreamInfer", "inference", wire.unpack, stream=stream),
     ]
 
 

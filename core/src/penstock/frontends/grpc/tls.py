@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import grpc
+
 from penstock.config.options import ServerOptions
 from penstock.errors import ConfigError
 

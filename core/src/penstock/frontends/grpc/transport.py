@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc.aio import Server, ServicerContext
-from penstock.errors import InternalError, PenstockError
+
+from penstock.errors import CallerError, Code, InternalError, PenstockError
 from penstock.frontends.grpc.context import Metadata
 from penstock.frontends.grpc.rpcs import Rpc, Stream, Unary, serialize
 from penstock.frontends.grpc.status import STATUS, details
@@ -26,11 +28,9 @@ class Transport:
         rpcs: Iterable[Rpc],
         extra: Sequence[grpc.GenericRpcHandler[Any, Any]],
         arguments: Sequence[tuple[str, int]],
-        compression: grpc.Compression = grpc.Compression.NoCompression,
     ) -> None:
-        """``arguments`` are grpc's channel arguments; ``compression`` is that of responses."""
+        """``arguments`` are grpc's channel arguments."""
         self.draining = False
-        self._compression = compression
         services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = defaultdict(dict)
         for rpc in rpcs:
             services[rpc.service][rpc.name] = self._bind(rpc)
@@ -60,27 +60,28 @@ class Transport:
             raise
 
     def _bind(self, rpc: Rpc) -> grpc.RpcMethodHandler[Any, Any]:
-        compression = self._compression if rpc.compressed else grpc.Compression.NoCompression
+        # Parsing and serializing happen in our calls, because grpcio shows the exceptions of its own.
         if rpc.unary is not None:
-            return grpc.unary_unary_rpc_method_handler(self._unary(rpc.unary, compression), rpc.parse, serialize)
+            return grpc.unary_unary_rpc_method_handler(self._unary(rpc, rpc.unary))
         assert rpc.stream is not None
-        return grpc.stream_stream_rpc_method_handler(self._stream(rpc.stream, compression), rpc.parse, serialize)
+        return grpc.stream_stream_rpc_method_handler(self._stream(rpc, rpc.stream))
 
-    def _unary(self, handler: Unary, compression: grpc.Compression) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def call(request: Any, context: ServicerContext[Any, Any]) -> Any:
-            if compression:
-                context.set_compression(compression)
+    def _unary(self, rpc: Rpc, handler: Unary) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        parse = rpc.parse
+
+        async def call(body: bytes, context: ServicerContext[Any, Any]) -> bytes:
             try:
-                return await handler(request, _Call(self, context))
+                return serialize(await handler(parse(body), _Call(self, context)))
             except Exception as error:
                 await _abort(context, error)
 
         return call
 
-    def _stream(self, handler: Stream, compression: grpc.Compression) -> Callable[[Any, Any], Awaitable[None]]:
-        async def call(requests: Any, context: ServicerContext[Any, Any]) -> None:
-            if compression:
-                context.set_compression(compression)
+    def _stream(self, rpc: Rpc, handler: Stream) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
+        parse = rpc.parse
+
+        async def call(bodies: AsyncIterator[bytes], context: ServicerContext[Any, Any]) -> None:
+            requests = (parse(body) async for body in bodies)
             try:
                 await handler(requests, context.write, _Call(self, context))
             except Exception as error:
@@ -108,6 +109,8 @@ class _Call:
 
 async def _abort(context: ServicerContext[Any, Any], reason: Exception) -> NoReturn:
     """End the call with the status of ``reason``; what is not ours is logged and not shown."""
+    if isinstance(reason, DecodeError):
+        reason = CallerError("Unable to parse request", Code.INTERNAL)
     if not isinstance(reason, PenstockError):
         log.error("a gRPC handler failed", exc_info=reason)
         reason = InternalError("internal error; the server's log has the details")

@@ -1,0 +1,430 @@
+"""The inference RPCs in memory: a scripted server, no transport (behaviours.md sections 2.3 to 2.6)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as triton
+
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.errors import BackendError, Code, NotFound, PenstockError, Unavailable
+from penstock.frontends.forwarding import HeaderForwarding
+from penstock.frontends.grpc import stream
+from penstock.frontends.grpc.context import Metadata, texts
+from penstock.frontends.grpc.infer import Inference, model_infer
+from penstock.frontends.grpc.stream import model_stream_infer
+from penstock.frontends.grpc.wire import Parcel, unpack
+from penstock.messages.request import InferRequest
+from penstock.messages.response import InferResponse
+from penstock.server import Server
+
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+
+
+def asynchronous(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Runs ``test`` on a loop of its own, for no longer than a test may take."""
+
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    return run
+
+
+@dataclass
+class StandIn:
+    """A model: what handlers read of a ServedModel."""
+
+    name: str
+    decoupled: bool = False
+    max_batch_size: int = 0
+    labels: dict[str, list[str]] = field(default_factory=dict)
+    config: ModelConfig = field(default_factory=ModelConfig)
+
+
+class Desk:
+    """A server that knows two models and answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.models = {"m": StandIn("m"), "d": StandIn("d", decoupled=True)}
+        self.submitted: asyncio.Queue[InferRequest] = asyncio.Queue()
+        self.refusal: Exception | None = None
+
+    def resolve(self, name: str, version: str = "") -> StandIn:
+        if name not in self.models:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        return self.models[name]
+
+    def submit(self, request: InferRequest) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.submitted.put_nowait(request)
+
+    def inference(self, pattern: str = "") -> Inference:
+        forwarding = HeaderForwarding(pattern)
+        forward = (lambda metadata: forwarding.parameters(texts(metadata))) if pattern else None
+        return Inference(cast("Server", self), forward)
+
+
+@dataclass
+class Call:
+    """A context."""
+
+    metadata: Metadata = ()
+    draining: bool = False
+
+
+def parcel(model: str = "m", id: str = "", **parameters: bool) -> Parcel:
+    message = triton.ModelInferRequest(model_name=model, id=id, raw_input_contents=[b"\0\0\0\0"])
+    message.inputs.add(name="x", datatype="FP32", shape=[1])
+    for key, value in parameters.items():
+        message.parameters[key].bool_param = value
+    return unpack(message.SerializeToString())
+
+
+def answer(value: float) -> InferResponse:
+    return InferResponse({"y": np.array([value], np.float32)}, model_name="core's", model_version="3", id="core's")
+
+
+# ------------------------------------------------------------------ unary
+
+
+@asynchronous
+async def test_the_answer_comes_back_whole() -> None:
+    desk = Desk()
+    call = asyncio.ensure_future(model_infer(desk.inference(), parcel(id="7"), Call()))
+    request = await desk.submitted.get()
+    assert request.id == "7"
+    request.respond(answer(2), True)
+    message = triton.ModelInferResponse.FromString(await call)
+    assert (message.model_version, message.raw_output_contents[0]) == ("3", np.float32(2).tobytes())
+    assert "triton_final_response" not in message.parameters
+
+
+async def refused(desk: Desk, sent: Parcel, context: Call | None = None) -> tuple[Code, str]:
+    with pytest.raises(PenstockError) as caught:
+        await model_infer(desk.inference(), sent, context or Call())
+    return caught.value.code, caught.value.message
+
+
+@asynchronous
+async def test_refusals_come_with_their_code_and_text() -> None:
+    desk = Desk()
+    unknown = "Request for unknown model: 'z' is not found"
+    assert await refused(desk, parcel("z")) == (Code.NOT_FOUND, unknown)
+    decoupled = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+    assert await refused(desk, parcel("d")) == (Code.UNSUPPORTED, decoupled)
+    assert await refused(desk, parcel(), Call(draining=True)) == (Code.UNAVAILABLE, SHUTTING_DOWN)
+    desk.refusal = Unavailable("full")
+    assert await refused(desk, parcel()) == (Code.UNAVAILABLE, "full")
+
+
+@asynchronous
+async def test_an_error_answer_is_raised() -> None:
+    desk = Desk()
+    call = asyncio.ensure_future(refused(desk, parcel()))
+    (await desk.submitted.get()).respond(BackendError("broken"), True)
+    assert await call == (Code.INTERNAL, "broken")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_any_number_of_answers_but_one_is_an_error(count: int) -> None:
+    @asynchronous
+    async def check() -> None:
+        desk = Desk()
+        call = asyncio.ensure_future(refused(desk, parcel()))
+        request = await desk.submitted.get()
+        for value in range(count):
+            request.respond(answer(value), False)
+        request.respond(None, True)
+        assert await call == (Code.INTERNAL, f"expected a single response, got {count}")
+
+    check()
+
+
+@asynchronous
+async def test_cancelling_the_call_cancels_the_request() -> None:
+    desk = Desk()
+    call = asyncio.ensure_future(model_infer(desk.inference(), parcel(), Call()))
+    request = await desk.submitted.get()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert request.cancelled
+    request.respond(answer(1), True)  # what a batch in flight still does: nobody minds
+
+
+@asynchronous
+async def test_metadata_that_matches_becomes_parameters() -> None:
+    desk = Desk()
+    metadata = (("my-key", "v"), ("my-bin", b"\0"), ("other", "w"))
+    call = asyncio.ensure_future(model_infer(desk.inference("^MY-"), parcel(), Call(metadata)))
+    request = await desk.submitted.get()
+    assert request.parameters == {"my-key": "v"}
+    request.respond(answer(1), True)
+    await call
+
+
+@asynchronous
+async def test_reserved_metadata_is_refused() -> None:
+    with pytest.raises(PenstockError, match="Header 'priority' is reserved for Triton usage and cannot be forwarded"):
+        await model_infer(Desk().inference("."), parcel(), Call((("priority", "1"),)))
+
+
+# ------------------------------------------------------------------ stream
+
+
+class Line:
+    """A stream in progress: what the client sends, what it received."""
+
+    def __init__(self, desk: Desk, context: Call | None = None) -> None:
+        self.received: asyncio.Queue[Any] = asyncio.Queue()
+        self.context = context or Call()
+        self.window = asyncio.Event()
+        self.window.set()
+        self._sent: asyncio.Queue[Parcel | None] = asyncio.Queue()
+        self.task = asyncio.ensure_future(
+            model_stream_infer(desk.inference(), self._requests(), self._write, self.context)
+        )
+
+    def send(self, *parcels: Parcel | None) -> None:
+        """None half-closes."""
+        for sent in parcels:
+            self._sent.put_nowait(sent)
+
+    async def _requests(self) -> AsyncIterator[Parcel]:
+        while (sent := await self._sent.get()) is not None:
+            yield sent
+
+    async def _write(self, body: bytes) -> None:
+        await self.window.wait()
+        self.received.put_nowait(triton.ModelStreamInferResponse.FromString(body))
+
+    async def values(self, count: int) -> list[float]:
+        messages = [await self.received.get() for _ in range(count)]
+        return [np.frombuffer(m.infer_response.raw_output_contents[0], np.float32)[0] for m in messages]
+
+    @property
+    def unread(self) -> int:
+        return self._sent.qsize()
+
+
+@asynchronous
+async def test_answers_leave_in_the_order_of_requests() -> None:
+    desk = Desk()
+    line = Line(desk)
+    line.send(parcel(), parcel(), parcel("z"), parcel(), None)
+    first, second, third = [await desk.submitted.get() for _ in range(3)]
+    third.respond(answer(3), True)
+    second.respond(answer(2), True)
+    await asyncio.sleep(0)
+    assert line.received.empty()
+    first.respond(answer(1), True)
+    assert await line.values(2) == [1, 2]
+    assert (await line.received.get()).error_message == "Request for unknown model: 'z' is not found"
+    assert await line.values(1) == [3]
+    await line.task
+
+
+@asynchronous
+async def test_decoupled_answers_leave_as_they_come() -> None:
+    desk = Desk()
+    line = Line(desk)
+    line.send(parcel("m"), parcel("d"), parcel("d"), None)
+    plain, one, other = [await desk.submitted.get() for _ in range(3)]
+    other.respond(answer(1), False)
+    one.respond(answer(2), False)
+    other.respond(answer(3), True)
+    one.respond(None, True)
+    assert await line.values(3) == [1, 2, 3]
+    assert not line.task.done()
+    plain.respond(answer(4), True)
+    assert await line.values(1) == [4]
+    await line.task
+    assert line.received.empty()
+
+
+@asynchronous
+async def test_every_response_says_whether_it_is_final() -> None:
+    desk = Desk()
+    line = Line(desk)
+    line.send(parcel("d"), parcel("m"), None)
+    decoupled, plain = [await desk.submitted.get() for _ in range(2)]
+    decoupled.respond(answer(1), False)
+    decoupled.respond(answer(2), True)
+    plain.respond(answer(3), True)
+    messages = [await line.received.get() for _ in range(3)]
+    finals = [message.infer_response.parameters["triton_final_response"].bool_param for message in messages]
+    assert finals == [False, True, True]
+    await line.task
+
+
+@asynchronous
+async def test_an_empty_final_response_is_sent_to_those_who_ask() -> None:
+    desk = Desk()
+    line = Line(desk)
+    line.send(parcel("d", "7", triton_enable_empty_final_response=True), None)
+    (await desk.submitted.get()).respond(None, True)
+    await line.task
+    expected = triton.ModelStreamInferResponse(
+        infer_response=triton.ModelInferResponse(model_name="d", id="7")  # the request's, which had no version
+    )
+    expected.infer_response.parameters["triton_final_response"].bool_param = True
+    assert line.received.get_nowait() == expected
+    assert line.received.empty()
+
+
+@asynchronous
+async def test_errors_do_not_end_the_stream() -> None:
+    desk = Desk()
+    line = Line(desk)
+    desk.refusal = Unavailable("full")
+    line.send(parcel(id="1"))
+    assert await line.received.get() == triton.ModelStreamInferResponse(
+        error_message="full", infer_response=triton.ModelInferResponse(id="1")
+    )
+    desk.refusal = None
+    line.send(parcel(id="2"))
+    (await desk.submitted.get()).respond(BackendError("broken"), True)
+    expected = triton.ModelStreamInferResponse(
+        error_message="broken", infer_response=triton.ModelInferResponse(model_name="m", id="2")
+    )
+    expected.infer_response.parameters["triton_final_response"].bool_param = True
+    assert await line.received.get() == expected
+    line.send(parcel(), None)
+    (await desk.submitted.get()).respond(answer(5), True)
+    assert await line.values(1) == [5]
+    await line.task
+
+
+@asynchronous
+async def test_triton_grpc_error_ends_the_stream_at_a_models_error() -> None:
+    desk = Desk()
+    line = Line(desk, Call((("triton_grpc_error", "true"),)))
+    line.send(parcel("z"), parcel(), parcel())
+    assert (await line.received.get()).error_message  # refused before it was queued: only a message
+    failing, dropped = [await desk.submitted.get() for _ in range(2)]
+    failing.respond(BackendError("broken"), True)
+    with pytest.raises(BackendError, match="broken"):
+        await line.task
+    assert dropped.cancelled
+    assert line.received.empty()
+
+
+@asynchronous
+async def test_a_response_that_cannot_be_encoded_is_that_requests_error() -> None:
+    desk = Desk()
+    line = Line(desk)
+    line.send(parcel(), parcel(), None)
+    bad, good = [await desk.submitted.get() for _ in range(2)]
+    bad.respond(InferResponse({}, {"p": cast("Any", object())}), True)
+    good.respond(answer(1), True)
+    assert "response parameter 'p' can not be sent" in (await line.received.get()).error_message
+    assert await line.values(1) == [1]
+    await line.task
+
+
+def test_a_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    @asynchronous
+    async def check() -> None:
+        desk = Desk()
+        desk.refusal = ZeroDivisionError("secret")
+        line = Line(desk)
+        line.send(parcel(), None)
+        message = await line.received.get()
+        assert message.error_message == "internal error; the server's log has the details"
+        await line.task
+
+    with caplog.at_level(logging.ERROR):
+        check()
+    assert "secret" in caplog.text
+
+
+@asynchronous
+async def test_cancelling_the_stream_cancels_its_requests() -> None:
+    desk = Desk()
+    line = Line(desk)
+    line.send(parcel(), parcel("d"))
+    requests = [await desk.submitted.get() for _ in range(2)]
+    line.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await line.task
+    assert [request.cancelled for request in requests] == [True, True]
+    requests[1].respond(answer(1), True)
+
+
+@asynchronous
+async def test_a_failing_write_cancels_what_is_in_flight() -> None:
+    desk = Desk()
+
+    async def requests() -> AsyncIterator[Parcel]:
+        yield parcel()
+        yield parcel()
+        await asyncio.Event().wait()
+
+    async def write(body: bytes) -> None:
+        raise ConnectionResetError
+
+    call = asyncio.ensure_future(model_stream_infer(desk.inference(), requests(), write, Call()))
+    first, second = [await desk.submitted.get() for _ in range(2)]
+    first.respond(answer(1), True)
+    with pytest.raises(ConnectionResetError):
+        await call
+    assert second.cancelled
+
+
+@asynchronous
+async def test_a_failing_read_ends_the_stream() -> None:
+    class Broken:
+        def __aiter__(self) -> Broken:
+            return self
+
+        async def __anext__(self) -> Parcel:
+            raise ConnectionResetError
+
+    async def write(body: bytes) -> None:
+        """Nothing is written."""
+
+    with pytest.raises(ConnectionResetError):
+        await model_stream_infer(Desk().inference(), Broken(), write, Call())
+
+
+@asynchronous
+async def test_draining_refuses_new_requests_and_answers_old_ones() -> None:
+    desk = Desk()
+    line = Line(desk)
+    line.send(parcel())
+    old = await desk.submitted.get()
+    line.context.draining = True
+    line.send(parcel(), None)
+    old.respond(answer(1), True)
+    assert await line.values(1) == [1]
+    assert (await line.received.get()).error_message == SHUTTING_DOWN
+    await line.task
+
+
+@asynchronous
+async def test_a_client_that_does_not_read_is_not_read_either() -> None:
+    desk = Desk()
+    line = Line(desk)
+    line.window.clear()
+    extra = 3
+    line.send(*[parcel() for _ in range(stream.IN_FLIGHT + extra)], None)
+    for value in range(stream.IN_FLIGHT):
+        (await desk.submitted.get()).respond(answer(value), True)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert desk.submitted.empty()
+    assert line.unread == extra + 1
+    line.window.set()
+    for value in range(extra):
+        (await desk.submitted.get()).respond(answer(stream.IN_FLIGHT + value), True)
+    assert await line.values(stream.IN_FLIGHT + extra) == list(range(stream.IN_FLIGHT + extra))
+    await line.task

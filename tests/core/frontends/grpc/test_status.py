@@ -1,0 +1,41 @@
+"""The table of statuses against behaviours.md section 0, and details that a client accepts."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import Code
+from penstock.frontends.grpc.status import STATUS, details
+
+#: grpc's numbers, as section 0 lists them.
+NUMBERS = {
+    "Unknown": 2,
+    "Internal": 13,
+    "Not found": 5,
+    "Invalid argument": 3,
+    "Unavailable": 14,
+    "Unsupported": 12,
+    "Already exists": 6,
+    "Cancelled": 1,
+}
+
+
+@pytest.mark.parametrize("code", Code)
+def test_every_code_has_its_status(code: Code) -> None:
+    assert STATUS[code].value[0] == NUMBERS[code.value]
+
+
+@given(st.text(max_size=300).map(lambda text: text * 30) | st.text(st.characters(), max_size=50))
+def test_details_fit_into_the_trailers_of_a_client(message: str) -> None:
+    text = details(message)
+    assert len(quote(text.encode(), safe="".join(map(chr, range(0x20, 0x7F))).replace("%", ""))) <= 6144 + 3
+    assert text == message.encode("utf-8", "replace").decode() or text.endswith("...")
+
+
+def test_a_long_plain_message_arrives_whole() -> None:
+    assert details("x" * 6144) == "x" * 6144
+    assert details("x" * 6145) == "x" * 6144 + "..."

@@ -1,0 +1,103 @@
+"""Hand-made wire bytes against protobuf's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as triton
+
+from penstock.errors import InvalidArgument
+from penstock.frontends.grpc import wire
+from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
+
+raws = st.lists(st.binary(max_size=300), max_size=4)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    message = triton.ModelInferRequest(
+        model_name=draw(st.text(max_size=5)), id=draw(st.text(max_size=5)), raw_input_contents=draw(raws)
+    )
+    for name in draw(st.lists(st.text(max_size=5), max_size=3)):
+        tensor = message.inputs.add(name=name, datatype="INT64", shape=draw(st.lists(st.integers(-1, 2**40))))
+        tensor.contents.int64_contents.extend(draw(st.lists(st.integers(-5, 5))))
+    parameters = draw(st.dictionaries(st.text(max_size=4), st.floats(allow_nan=False)))
+    for key, value in parameters.items():
+        message.parameters[key].double_param = value
+    body: bytes = message.SerializeToString()
+    return body
+
+
+def test_split_finds_what_protobuf_finds() -> None:
+    @given(st.lists(requests(), min_size=1, max_size=3))
+    def check(bodies: list[bytes]) -> None:
+        body = b"".join(bodies)  # concatenation merges messages, so raw contents stand between other fields
+        expected = ModelInferRequest.FromString(body)
+        parcel = wire.split(body)
+        assert parcel is not None
+        assert [bytes(view) for view in parcel.raw] == list(expected.raw_input_contents)
+        del expected.raw_input_contents[:]
+        assert parcel.message == expected
+
+    check()
+
+
+@given(st.binary(max_size=60) | st.builds(lambda body, cut: body[:cut], requests(), st.integers(0, 200)))
+def test_split_refuses_what_protobuf_refuses(body: bytes) -> None:
+    try:
+        expected = list(ModelInferRequest.FromString(body).raw_input_contents)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            wire.split(body) or ModelInferRequest.FromString(body)
+    else:
+        parcel = wire.split(body)
+        assert parcel is None or [bytes(view) for view in parcel.raw] == expected
+
+
+def test_large_contents_are_views_of_the_body() -> None:
+    content = np.arange(wire.SPLIT_BYTES, dtype=np.uint8).tobytes()
+    body = triton.ModelInferRequest(model_name="m", raw_input_contents=[content]).SerializeToString()
+    (view,) = wire.unpack(body).raw
+    assert np.shares_memory(np.frombuffer(view, np.uint8), np.frombuffer(body, np.uint8))
+    assert bytes(view) == content
+
+
+def test_small_contents_are_the_same() -> None:
+    body = triton.ModelInferRequest(model_name="m", raw_input_contents=[b"ab", b""]).SerializeToString()
+    assert list(wire.unpack(body).raw) == [b"ab", b""]
+
+
+@given(raws, st.text(max_size=5))
+def test_pack_gives_protobufs_bytes(raw: list[bytes], name: str) -> None:
+    expected = triton.ModelInferResponse(model_name=name, raw_output_contents=raw).SerializeToString()
+    assert wire.pack(ModelInferResponse(model_name=name), [memoryview(entry) for entry in raw]) == expected
+
+
+@given(st.binary(max_size=300), st.text(max_size=200))
+def test_pack_stream_gives_protobufs_bytes(content: bytes, error: str) -> None:
+    response = triton.ModelInferResponse(id="7", raw_output_contents=[content])
+    expected = triton.ModelStreamInferResponse(error_message=error, infer_response=response).SerializeToString()
+    assert wire.pack_stream(response.SerializeToString(), error) == expected
+
+
+def test_golden_bytes_of_a_response() -> None:
+    body = wire.pack(ModelInferResponse(model_name="m", id="7"), [memoryview(b"\x00\x00\x80?"), memoryview(b"")])
+    assert body == b"\x0a\x01m\x1a\x017\x32\x04\x00\x00\x80?\x32\x00"
+    assert wire.pack_stream(body) == b"\x12\x0e" + body
+    assert wire.pack_stream(b"", "no") == b"\x0a\x02no\x12\x00"
+
+
+def test_a_response_too_large_for_grpc_is_refused() -> None:
+    class Huge:
+        nbytes = 2**31
+
+        def __len__(self) -> int:
+            return 2**31
+
+    with pytest.raises(
+        InvalidArgument, match=r"^Response has byte size 2147483654 which exceeds gRPC's byte size limit 2147483647\.$"
+    ):
+        wire.pack(ModelInferResponse(), [Huge()])  # type: ignore[list-item]
