@@ -13,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DataType:
-    """One data type. ``itemsize`` is in bytes; 0 for ``BYTES``, whose elements vary."""
+    """One data type. ``itemsize`` is in bytes; 0 for ``BYTES``, whose elements vary.
+
+    Compared by identity: the fourteen below are all there are.
+    """
 
     name: str
     config_name: str
