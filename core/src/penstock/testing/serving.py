@@ -31,11 +31,11 @@ TIMEOUT_S = 60
 
 @contextmanager
 def serve(repository: Path, listen: bool = False, **options: Any) -> Iterator[Server]:
-    """A running server over ``repository``; with ``listen``, on free ports of 127.0.0.1."""
+    """A running server over ``repository``; with ``listen``, HTTP and gRPC on free ports of 127.0.0.1."""
     with ExitStack() as stack:
         if listen:
-            hosts = dict.fromkeys(("http_address", "grpc_address", "metrics_address"), "127.0.0.1")
-            options = hosts | _free_ports("http_port", "grpc_port", "metrics_port") | options
+            local = {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1", "allow_metrics": False}
+            options = local | _free_ports("http_port", "grpc_port") | options
         server = stack.enter_context(Server(repository, **options))
         if listen:
             on_loop(server, server.start_frontends())

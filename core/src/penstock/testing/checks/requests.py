@@ -38,7 +38,9 @@ class Requests(Subject):
         self, example: Example, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
         with self.serving(example, tmp_path_factory.mktemp("repository")) as server:
-            for what, inputs in _misfits(server, example.given):
+            config = example.describe(self.backend, self.max_batch)
+            fixed = {io.name for io in config.input if -1 not in io.dims}
+            for what, inputs in _misfits(example.given, fixed):
                 error = error_of(partial(server.infer, NAME, inputs))
                 assert isinstance(error, InvalidArgument), f"{what} gives {error!r}, not an InvalidArgument"
             executions = server.resolve(NAME).snapshot().executions
@@ -147,8 +149,8 @@ def _rows(example: Example, count: int) -> list[tuple[dict[str, Tensor], dict[st
     return [(take_rows(given, row, row + 1), take_rows(expected, row, row + 1)) for row in places]
 
 
-def _misfits(server: Server, given: dict[str, Tensor]) -> list[tuple[str, dict[str, Tensor]]]:
-    """Inputs with one thing wrong."""
+def _misfits(given: dict[str, Tensor], fixed: set[str]) -> list[tuple[str, dict[str, Tensor]]]:
+    """Inputs with one thing wrong; those of ``fixed`` have no variable dims."""
     misfits: list[tuple[str, dict[str, Tensor]]] = []
     for name, tensor in given.items():
         other: Tensor = np.zeros(tensor.shape, np.int8)
@@ -156,7 +158,7 @@ def _misfits(server: Server, given: dict[str, Tensor]) -> list[tuple[str, dict[s
             other = np.zeros(tensor.shape, np.float64)
         misfits.append((f"another data type for '{name}'", given | {name: other}))
         misfits.append((f"one dimension more for '{name}'", given | {name: tensor.reshape((*tensor.shape, 1))}))
-        if -1 not in server.resolve(NAME).inputs[name].dims and tensor.ndim > 1:
+        if name in fixed:
             misfits.append((f"a longer row of '{name}'", given | {name: _longer(tensor)}))
     return misfits
 

@@ -1,0 +1,115 @@
+"""A sound backend, its broken copies, and the kit pointed at them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.testing import BackendConformance, Example
+from penstock.testing.plugin import write_model as write_model  # not the fixture of tests/core
+
+#: A sound backend: ``y = scale * x`` in any float type, with the scale in ``scale.txt``.
+SOUND = """
+from __future__ import annotations
+from dataclasses import dataclass
+import os, threading
+import numpy as np
+from penstock import Backend, BackendError, Instance, LoadError, Model, RequestInstance
+from penstock import InferResponse, Tensors, hookimpl
+
+UNDO = []  # what a saboteur leaves behind
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    offset: int = 0
+
+
+class Toy(Backend):
+    name = "toy"
+    Parameters = Parameters
+
+    def load(self, model: Model) -> Scaler:
+        path = model.file("scale.txt")
+        try:
+            scale = float(path.read_text())
+        except ValueError as error:
+            raise LoadError(f"{path}: {error}") from error
+        return Scaler(model, np.float32(scale))
+
+
+class Scaler(Instance):
+    def __init__(self, model: Model, scale: np.float32) -> None:
+        self.model, self.scale = model, scale
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        x = inputs["x"]
+        return {"y": (x * self.scale).astype(x.dtype)}
+
+
+@hookimpl
+def register_backends():
+    return [Toy]
+"""
+
+
+class ToyConformance(BackendConformance):
+    """The kit, pointed at the backend ``toy`` of the module ``penstock_toy``."""
+
+    plugin, backend, heavy = "penstock_toy", "toy", ("heavy_engine",)
+
+    def example_of(self, kind: str, directory: Path) -> Example | None:
+        dtype = {"FP16": np.float16, "FP64": np.float64, "SCALAR": np.float32}.get(kind)
+        if dtype is None:
+            return None
+        (directory / "scale.txt").write_text("2.0")
+        x = np.arange(3 if kind == "SCALAR" else 6).reshape(3, -1).astype(dtype)
+        x = x[:, 0] if kind == "SCALAR" else x
+        return Example(directory, {"x": x}, {"y": x + x})
+
+
+@pytest.fixture
+def sound() -> str:
+    """The source of the sound backend."""
+    return SOUND
+
+
+@pytest.fixture
+def conformance() -> ToyConformance:
+    return ToyConformance()
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Example:
+    """Five rows whose answers are arithmetic."""
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "scale.txt").write_text("2.0")
+    x = np.arange(1, 21, dtype=np.float32).reshape(5, 4)
+    return Example(files, {"x": x}, {"y": x + x}, damage="scale.txt")
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """``install(source)`` makes ``source`` the module ``penstock_toy`` of an installed distribution,
+    whose entry points are ``entry_points``."""
+
+    def write(source: str, entry_points: str = "[penstock]\ntoy = penstock_toy\n") -> None:
+        site = tmp_path / "site"
+        info = site / "penstock_toy-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock-toy\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(entry_points)
+        (site / "heavy_engine.py").write_text("")
+        (site / "penstock_toy.py").write_text(source)
+        monkeypatch.syspath_prepend(str(site))
+
+    yield write
+    for undo in getattr(sys.modules.get("penstock_toy"), "UNDO", ()):
+        undo()
+    for name in ("penstock_toy", "heavy_engine"):
+        sys.modules.pop(name, None)

@@ -1,0 +1,90 @@
+"""The kit as an author meets it: a sound backend passes, fixtures work, the summary speaks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.testing import BackendConformance, Example
+from penstock.testing.serving import WAYS
+
+AUTHORS_TEST = """
+import numpy as np, pytest
+from penstock.testing import BackendConformance, Example
+
+class TestToy(BackendConformance):
+    plugin, backend, heavy = "penstock_toy", "toy", ("heavy_engine",)
+
+    @pytest.fixture
+    def example(self, tmp_path):
+        (tmp_path / "scale.txt").write_text("2.0")
+        x = np.ones((3, 2), np.float32)
+        return Example(tmp_path, {"x": x}, {"y": x + x}, damage="scale.txt")
+"""
+
+
+def test_the_sound_backend_passes_and_the_summary_names_what_was_not_run(
+    sound: str, install: Callable[..., None], tmp_path: Path
+) -> None:
+    install(sound)
+    (tmp_path / "test_toy.py").write_text(AUTHORS_TEST)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    arguments = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_toy.py"]
+    done = subprocess.run(
+        arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed" not in done.stdout
+    assert "conformance checks not run" in done.stdout
+    assert "toy: FP16 is claimed but never exercised" in done.stdout
+    assert "toy: reload is not built yet" in done.stdout
+
+
+def test_the_plugin_of_pytest_imports_no_engine_and_no_client() -> None:
+    code = "import sys, penstock.testing.plugin; print(sorted(sys.modules))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    for heavy in ("onnxruntime", "onnx", "tritonclient", "grpc", "hypercorn"):
+        assert f"'{heavy}'" not in done.stdout, f"{heavy} is imported at the start of every pytest run"
+
+
+CONFIG = """
+    name: "scaler" backend: "toy" max_batch_size: 4
+    input { name: "x" data_type: TYPE_FP32 dims: 2 }
+    output { name: "y" data_type: TYPE_FP32 dims: 2 }
+"""
+
+
+@pytest.mark.parametrize("over", WAYS)
+def test_the_fixtures_serve_and_ask_over_every_frontend(
+    over: str,
+    sound: str,
+    install: Callable[..., None],
+    example: Example,
+    write_model: Callable[..., Path],
+    penstock_server: Callable[..., Any],
+    infer: Callable[..., Any],
+) -> None:
+    install(sound)
+    write_model(CONFIG, example.path)
+    x = np.array([[1, 2], [3, 4]], np.float32)
+    outputs = infer(penstock_server(), "scaler", {"x": x}, over=over)
+    np.testing.assert_array_equal(outputs["y"], [[2, 4], [6, 8]])
+
+
+def test_a_check_that_a_backend_does_not_claim_is_skipped(
+    conformance: BackendConformance, sound: str, install: Callable[..., None], example: Example
+) -> None:
+    class NoZeroRows(type(conformance)):  # type: ignore[misc]
+        zero_rows = False
+
+    install(sound)
+    with pytest.raises(pytest.skip.Exception, match="conformance: toy: zero rows are not claimed"):
+        NoZeroRows().test_zero_rows_give_zero_rows(example)
