@@ -15,6 +15,8 @@ is the whole vocabulary; everything else may change between minor versions.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from penstock.backends.base import (
     Backend,
     Device,
@@ -40,10 +42,13 @@ from penstock.errors import (
     Unsupported,
 )
 from penstock.hookspecs import hookimpl
+from penstock.messages import dtypes
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
 from penstock.messages.tensor import BytesTensor, Tensor
-from penstock.server import Server
+
+if TYPE_CHECKING:
+    from penstock.server import Server
 
 __all__ = [
     "AlreadyExists",
@@ -71,5 +76,15 @@ __all__ = [
     "Tensors",
     "Unavailable",
     "Unsupported",
+    "dtypes",
     "hookimpl",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Server`, on first use: who only writes a backend need not import a server."""
+    if name == "Server":
+        from penstock.server import Server
+
+        return Server
+    raise AttributeError(f"module 'penstock' has no attribute '{name}'")

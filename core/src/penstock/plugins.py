@@ -130,6 +130,10 @@ class Plugins:
         except Exception as error:  # as in _add
             self._break(info, error)
 
+    def register(self, plugin: object) -> None:
+        """Take part in the hooks with an object that the server itself has made."""
+        self._manager.register(plugin)
+
     def _add(self, info: PluginInfo, load: Callable[[], ModuleType]) -> None:
         self.plugins.append(info)
         try:

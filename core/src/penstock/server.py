@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from penstock.config import support
 from penstock.config.options import ServerOptions
 from penstock.errors import InternalError, PenstockError, Unavailable, Unsupported
 from penstock.frontends.base import Frontend
@@ -33,6 +34,8 @@ from penstock.models.repository import Repository
 from penstock.models.served import ServedModel
 from penstock.models.states import IndexEntry, index_of
 from penstock.plugins import Plugins
+from penstock.telemetry import settings
+from penstock.telemetry.summaries import Summaries
 
 log = logging.getLogger(__name__)
 
@@ -73,16 +76,26 @@ class Server:
     """
 
     def __init__(self, repository: str | PathLike[str] | ServerOptions, **options: Any) -> None:
-        """``options`` are fields of `ServerOptions`, when ``repository`` is a path."""
+        """``options`` are fields of `ServerOptions`, when ``repository`` is a path.
+
+        Raises `ConfigError` for an option whose feature is not built and that it would be wrong to
+        ignore.
+        """
         if not isinstance(repository, ServerOptions):
             repository = ServerOptions(model_repository=(fspath(repository),), **options)
+        support.refuse(repository)
         self.options = repository
         self.phase = Phase.NEW
         self.plugins = Plugins.discover(self.options.plugins)
+        self.metrics = settings.parse(self.options.metrics_config)
+        self.summaries = Summaries() if self.metrics.summary_latencies else None
+        if self.summaries is not None:
+            self.plugins.register(self.summaries)
         self.frontends: list[Frontend] = []
         self.loop: asyncio.AbstractEventLoop
         self._directory = Directory()
         self._lifecycle: Lifecycle
+        self._version = ""
         self._portal: contextlib.AbstractContextManager[BlockingPortal] | None = None
         self.resolve = self._directory.resolve
 
@@ -92,6 +105,7 @@ class Server:
         """Load the repository. Raises `PenstockError` if a model fails and ``exit_on_error`` is set."""
         self.loop = asyncio.get_running_loop()
         self.phase = Phase.STARTING
+        self._version = await asyncio.to_thread(distribution_version, "penstock")  # reads files
         options, plugins = self.options, self.plugins
         for plugin in plugins.plugins:
             if plugin.error:
@@ -254,7 +268,7 @@ class Server:
         return not self.options.strict_readiness or self._lifecycle.are_settled
 
     def metadata(self) -> Metadata:
-        return Metadata(self.options.id, distribution_version("penstock"), list(EXTENSIONS))
+        return Metadata(self.options.id, self._version, list(EXTENSIONS))
 
     def index(self, ready_only: bool = False) -> list[IndexEntry]:
         """Every model version that the server knows, sorted."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from asyncio import TimerHandle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from time import monotonic_ns
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import PenstockError
 from penstock.messages.response import InferResponse
 from penstock.messages.tensor import Tensor
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle
 
 Parameter: TypeAlias = "str | int | bool | float"
 

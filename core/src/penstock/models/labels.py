@@ -21,6 +21,7 @@ def _read(model: str, output: str, filename: str, model_path: Path) -> list[str]
     if not path.is_relative_to(model_path.resolve()):
         raise Unsupported(f"label file path '{filename}' for output '{output}' in model '{model}' is outside model directory")
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError(f"cannot read label file '{path}' for output '{output}' of model '{model}': {error}") from error
+    return lines if lines[-1] else lines[:-1]
