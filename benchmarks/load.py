@@ -1,0 +1,205 @@
+"""Load generators. Each call puts load on one server for some seconds and says what it saw."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from servers import Running
+
+#: Answers have shorter heads.
+HEAD_BYTES = 4096
+UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "m": 6e7}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """An HTTP inference request; ``header_size`` is 0 for a JSON body."""
+
+    model: str
+    data: bytes
+    header_size: int = 0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if not self.header_size:
+            return {"Content-Type": "application/json"}
+        return {
+            "Content-Type": "application/octet-stream",
+            "Inference-Header-Content-Length": str(self.header_size),
+        }
+
+    @property
+    def path(self) -> str:
+        return f"/v2/models/{self.model}/infer"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a load generator reports; ``client_s`` is the CPU time that it took itself."""
+
+    rps: float
+    p50_us: float
+    p99_us: float
+    client_s: float
+    requests: int = 0
+
+
+def json_body(model: str, inputs: dict[str, int]) -> Body:
+    """FP32 inputs, name to length, as JSON numbers."""
+    tensors = [
+        {"name": name, "datatype": "FP32", "shape": [1, size], "data": [1.5 + i for i in range(size)]}
+        for name, size in inputs.items()
+    ]
+    return Body(model, json.dumps({"inputs": tensors}, separators=(",", ":")).encode())
+
+
+def binary_body(model: str, inputs: dict[str, tuple[int, ...]]) -> Body:
+    """FP32 inputs of zeros, name to shape, in the binary extension, and binary outputs asked for."""
+    sizes = {name: 4 * _product(shape) for name, shape in inputs.items()}
+    tensors = [
+        {"name": name, "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": sizes[name]}}
+        for name, shape in inputs.items()
+    ]
+    document = {"inputs": tensors, "parameters": {"binary_data_output": True}}
+    header = json.dumps(document, separators=(",", ":")).encode()
+    return Body(model, header + bytes(sum(sizes.values())), len(header))
+
+
+def wrk(server: Running, body: Body, connections: int, seconds: float) -> Seen:
+    """``seconds`` of requests over HTTP. Raises `RuntimeError` if one of them was not answered 200."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "post.lua"
+        payload = Path(folder) / "body"
+        payload.write_bytes(body.data)
+        headers = "\n".join(f'wrk.headers["{name}"]="{value}"' for name, value in body.headers.items())
+        script.write_text(f'wrk.method="POST"\n{headers}\nwrk.body=io.open("{payload}","rb"):read("*a")\n')
+        url = f"http://127.0.0.1:{server.http}{body.path}"
+        command = [
+            "wrk",
+            "-t1",
+            f"-c{connections}",
+            f"-d{max(1, round(seconds))}s",
+            "--latency",
+            "-s",
+            str(script),
+            url,
+        ]
+        text, client_s = _run(command)
+    if failed := re.search(r"(Non-2xx.*|Socket errors.*)", text):
+        raise RuntimeError(f"{server.name} {body.path}: {failed[1]}")
+    return Seen(
+        float(_find(r"Requests/sec:\s+([\d.]+)", text)),
+        _us(_find(r"(?m)^\s+50%\s+(\S+)", text)),
+        _us(_find(r"(?m)^\s+99%\s+(\S+)", text)),
+        client_s,
+        int(_find(r"(\d+) requests in", text)),
+    )
+
+
+def perf_analyzer(
+    program: Path, server: Running, protocol: str, model: str, connections: int, seconds: float, *extra: str
+) -> Seen:
+    """Three windows of ``seconds / 3``, no search for stability."""
+    port = server.grpc if protocol == "grpc" else server.http
+    with tempfile.NamedTemporaryFile(suffix=".csv") as table:
+        command = [str(program), "-m", model, "-u", f"127.0.0.1:{port}", "-i", protocol]
+        command += ["--concurrency-range", str(connections), "--measurement-interval", str(round(seconds * 1000 / 3))]
+        command += ["-s", "999", "-r", "3", "-f", table.name, *extra]
+        text, client_s = _run(command)
+        rows = list(csv.DictReader(Path(table.name).read_text().splitlines()))
+    if not rows:
+        raise RuntimeError(f"perf_analyzer on {server.name} {model}: {text[-1500:]}")
+    row = rows[0]
+    return Seen(float(row["Inferences/Second"]), float(row["p50 latency"]), float(row["p99 latency"]), client_s)
+
+
+def one_by_one(server: Running, body: Body, seconds: float) -> Seen:
+    """One connection, for large bodies: the answer is read and thrown away."""
+    before = os.times()
+    times_s: list[float] = []
+    head = "".join(f"{name}: {value}\r\n" for name, value in body.headers.items())
+    request = f"POST {body.path} HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(body.data)}\r\n\r\n".encode()
+    buffer = memoryview(bytearray(1 << 20))
+    with socket.create_connection(("127.0.0.1", server.http), timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        started = time.monotonic()
+        while time.monotonic() - started < seconds or len(times_s) < 3:
+            at = time.monotonic()
+            connection.sendall(request)
+            connection.sendall(body.data)
+            _read_answer(connection, buffer)
+            times_s.append(time.monotonic() - at)
+    used = os.times()
+    client_s = used.user + used.system - before.user - before.system
+    p99 = sorted(times_s)[int(len(times_s) * 0.99)]
+    median = statistics.median(times_s)
+    return Seen(len(times_s) / sum(times_s), median * 1e6, p99 * 1e6, client_s, len(times_s))
+
+
+def statistics_of(server: Running, model: str) -> dict[str, object]:
+    """``/v2/models/MODEL/stats`` of the only version."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.http}/v2/models/{model}/stats", timeout=10) as answer:
+        document: dict[str, object] = json.load(answer)["model_stats"][0]
+    return document
+
+
+def _read_answer(connection: socket.socket, buffer: memoryview) -> None:
+    head, got = b"", 0
+    while b"\r\n\r\n" not in head:
+        received = connection.recv_into(buffer[got:])
+        if not received:
+            raise RuntimeError(f"the server ended its answer at {head!r}")
+        got += received
+        head = bytes(buffer[: min(got, HEAD_BYTES)])
+    text = head.partition(b"\r\n\r\n")[0].decode("latin-1")
+    if " 200" not in text.split("\r\n", 1)[0]:
+        raise RuntimeError(head.decode("latin-1"))
+    left = int(_find(r"(?im)^content-length: (\d+)", text)) - (got - len(text) - 4)
+    while left > 0:
+        received = connection.recv_into(buffer)
+        if not received:
+            raise RuntimeError("the server closed the connection")
+        left -= received
+
+
+def _run(command: list[str]) -> tuple[str, float]:
+    """Output, and CPU seconds, of a command; raises `RuntimeError` with the output if it fails."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        text = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {text[-1500:]}")
+    return text, usage.ru_utime + usage.ru_stime
+
+
+def _find(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    if found is None:
+        raise RuntimeError(f"no {pattern!r} in: {text[-1500:]}")
+    return found[1]
+
+
+def _us(text: str) -> float:
+    number, unit = re.match(r"([\d.]+)(\w+)", text).groups()  # type: ignore[union-attr]
+    return float(number) * UNITS_US[unit]
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size

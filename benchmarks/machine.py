@@ -1,0 +1,54 @@
+"""What processes cost: CPU time and memory of process trees, and how busy the machine is otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """CPU seconds used so far: by a process tree, by the whole machine, and what it had to give."""
+
+    tree_s: float
+    busy_s: float
+    total_s: float
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def read(pid: int) -> Reading:
+    cpu = 0.0
+    for process in tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            cpu += sum(process.cpu_times()[:4])  # user, system, and those of reaped children
+    times = psutil.cpu_times()
+    total = sum(times[:8])  # guest time, which follows, is in user time already
+    return Reading(cpu, total - times.idle - times.iowait, total)
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory of the tree, in MiB."""
+    total = 0
+    for process in tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total / 2**20
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports of the loopback that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

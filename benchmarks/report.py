@@ -1,0 +1,104 @@
+"""What a section found, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from measure import Run, median
+
+
+@dataclass(slots=True)
+class Target:
+    """A figure beside what is wanted of it."""
+
+    figure: str
+    wanted: str
+    measured: str
+    is_met: bool
+
+
+@dataclass(slots=True)
+class Section:
+    """One table, its targets, and the raw runs."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
+    raw: dict[str, object] = field(default_factory=dict)
+
+
+LOAD_COLUMNS = (
+    "case",
+    "server",
+    "requests/s (min..max)",
+    "p50 µs",
+    "p99 µs",
+    "server CPU µs/request",
+    "client CPU µs/request",
+    "mean batch",
+    "other CPU",
+)
+
+
+def load_row(case: str, server: str, runs: Sequence[Run]) -> Sequence[str]:
+    """The medians of ``runs``, under `LOAD_COLUMNS`."""
+    rates = [run.rps for run in runs]
+    return (
+        case,
+        server,
+        f"{median(runs, 'rps'):,.0f} ({min(rates):,.0f}..{max(rates):,.0f})",
+        f"{median(runs, 'p50_us'):,.0f}",
+        f"{median(runs, 'p99_us'):,.0f}",
+        f"{median(runs, 'server_us'):,.1f}",
+        f"{median(runs, 'client_us'):,.1f}",
+        f"{median(runs, 'batch'):.1f}",
+        f"{median(runs, 'other'):.0%}",
+    )
+
+
+def markdown(sections: Sequence[Section]) -> str:
+    """The targets first, then a table per section."""
+    targets = [
+        (target.figure, target.wanted, target.measured, "yes" if target.is_met else "**no**")
+        for section in sections
+        for target in section.targets
+    ]
+    parts = [machine_line(), _table(("figure", "wanted", "measured", "met"), targets)] if targets else [machine_line()]
+    for section in sections:
+        parts += [f"## {section.title}", _table(section.columns, section.rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def write(sections: Sequence[Section], folder: Path, command: Sequence[str]) -> None:
+    """``perf.json`` with every run, and ``perf.md``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "machine": machine_line(),
+        "command": list(command),
+        "sections": [asdict(section) for section in sections],
+    }
+    (folder / "perf.json").write_text(json.dumps(document, indent=1))
+    (folder / "perf.md").write_text(markdown(sections))
+
+
+def machine_line() -> str:
+    model = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return f"{os.cpu_count()} CPUs ({model}), Python {platform.python_version()}, commit {commit.stdout.strip()}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,77 @@
+"""Measures Penstock: ``python benchmarks/run.py``; ``--help`` for parts of it and shorter runs.
+
+Needs Linux, ``wrk`` and the test requirements. With ``../shared/bench`` beside the repository the
+models come from there; with ``--yardsticks DIR``, set up by ``../shared/bench/setup.sh DIR``, the
+real Triton runs beside Penstock. What is missing is skipped, and said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import report
+from engines import engines
+from large_tensors import large_tensors
+from mixed_load import mixed_load
+from servers import BENCHMARKS, SHARED
+from settings import Missing, Settings
+from small_requests import pyident, tiny_add
+from start_up import start_up
+
+SECTIONS = {
+    "start": start_up,
+    "tiny": tiny_add,
+    "triton": pyident,
+    "engines": engines,
+    "large": large_tensors,
+    "mixed": mixed_load,
+}
+
+
+def main() -> int:
+    options = _parse()
+    with tempfile.TemporaryDirectory() as folder:
+        models = options.models or _make_models(Path(folder))
+        settings = Settings(options.runs, options.seconds, options.soak_minutes, models, options.yardsticks)
+        sections = []
+        for name in options.only or SECTIONS:
+            try:
+                sections.append(SECTIONS[name](settings))
+            except Missing as missing:
+                print(f"{name}: skipped, missing {missing}", file=sys.stderr)
+            report.write(sections, options.out, sys.argv)
+    print(report.markdown(sections))
+    print(f"wrote {options.out}/perf.json and perf.md", file=sys.stderr)
+    return 0
+
+
+def _make_models(folder: Path) -> Path:
+    script = SHARED / "bench" / "models.py"
+    if script.exists():
+        subprocess.run([sys.executable, str(script), str(folder)], check=True, stdout=subprocess.DEVNULL)
+        pyident = SHARED / "bench" / "models" / "pyident"
+        subprocess.run(["cp", "-r", "--no-preserve=mode", str(pyident), str(folder)], check=True)
+    return folder
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("only", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; all unless given")
+    parser.add_argument("--runs", type=int, default=5, help="per case and server, interleaved")
+    parser.add_argument("--seconds", type=float, default=5, help="per run")
+    parser.add_argument("--soak-minutes", type=float, default=10, help="length of the mixed load")
+    parser.add_argument("--models", type=Path, help="what models.py wrote; made anew unless given")
+    parser.add_argument("--yardsticks", type=Path, default=BENCHMARKS.parent / "build" / "yardsticks")
+    parser.add_argument("--out", type=Path, default=BENCHMARKS.parent / "build" / "perf", help="folder of the results")
+    options = parser.parse_args()
+    if unknown := set(options.only) - set(SECTIONS):
+        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

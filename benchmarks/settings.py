@@ -1,0 +1,45 @@
+"""What the sections need to know."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class Missing(Exception):
+    """Something that a section cannot do without; the message says how to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``models`` holds what ``models.py`` wrote; ``yardsticks`` a real Triton and perf_analyzer."""
+
+    runs: int
+    seconds: float
+    soak_minutes: float
+    models: Path
+    yardsticks: Path
+
+    def model(self, name: str) -> Path:
+        path = self.models / name
+        if not path.exists():
+            raise Missing(f"model '{name}': python ../shared/bench/models.py {self.models}")
+        return path
+
+    def repository(self, folder: Path, *names: str) -> Path:
+        """A repository in ``folder`` of only these models."""
+        for name in names:
+            shutil.copytree(self.model(name), folder / name)
+        return folder
+
+    def yardstick(self, name: str) -> Path:
+        path = self.yardsticks / name
+        if not path.exists():
+            raise Missing(f"{name}: ../shared/bench/setup.sh {self.yardsticks}")
+        return path
+
+
+def need_wrk() -> None:
+    if shutil.which("wrk") is None:
+        raise Missing("wrk: apt-get install wrk")

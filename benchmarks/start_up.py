@@ -1,0 +1,78 @@
+"""What it costs to import Penstock, to start it, and to let it wait."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import machine
+import servers
+from report import Section, Target
+from settings import Settings
+
+IMPORT_MS = 150
+IMPORTS = 9
+ENGINES = ("onnxruntime", "torch", "tensorflow", "tensorrt", "openvino")
+
+
+def start_up(settings: Settings) -> Section:
+    """Import time, start-up time and idle memory of a server with one small model."""
+    section = Section("Import, start and idle", ("figure", "value"))
+    seconds = {code: [_python_s(code) for _ in range(IMPORTS)] for code in ("pass", "import penstock")}
+    import_ms = 1000 * (statistics.median(seconds["import penstock"]) - statistics.median(seconds["pass"]))
+    loaded = _output(f"import sys, penstock; print(*[name for name in {ENGINES} if name in sys.modules])")
+    section.rows += [
+        ("`import penstock`, above an empty Python", f"{import_ms:.0f} ms"),
+        ("engines it imports", loaded or "none"),
+        ("slowest modules in it, alone", ", ".join(_slowest())),
+    ]
+    section.targets += [
+        Target("import penstock", f"< {IMPORT_MS} ms", f"{import_ms:.0f} ms", import_ms < IMPORT_MS),
+        Target("engines imported by it", "none", loaded or "none", not loaded),
+    ]
+    for model in ("identity", "tiny_add"):
+        start_s, rss_mib = _idle(settings, model)
+        section.rows += [
+            (f"start until ready, one model ({model})", f"{start_s:.2f} s"),
+            (f"memory when idle, one model ({model})", f"{rss_mib:.0f} MiB"),
+        ]
+        section.raw[model] = {"start_s": start_s, "rss_mib": rss_mib}
+    section.raw["seconds"] = seconds
+    return section
+
+
+def _idle(settings: Settings, model: str) -> tuple[float, float]:
+    """Medians of three starts; memory is read two seconds after readiness."""
+    starts, memories = [], []
+    for _ in range(3):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            servers.penstock(settings.repository(Path(folder), model)) as penstock,
+        ):
+            time.sleep(2)
+            starts.append(penstock.start_s)
+            memories.append(machine.rss_mib(penstock.pid))
+    return statistics.median(starts), statistics.median(memories)
+
+
+def _python_s(code: str) -> float:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - started
+
+
+def _output(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _slowest() -> list[str]:
+    """The five modules with the most time of their own, by ``-X importtime``."""
+    command = [sys.executable, "-X", "importtime", "-c", "import penstock"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stderr.splitlines()
+    fields = [line.removeprefix("import time:").split("|") for line in lines if line.startswith("import time:")]
+    own = [(int(us), name.strip()) for us, _, name in fields if us.strip().isdigit()]
+    return [f"{name} {us / 1000:.0f} ms" for us, name in sorted(own, reverse=True)[:5]]
