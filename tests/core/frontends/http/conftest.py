@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.config.model_config_pb2 import ModelConfig
+from penstock.config.model_config_pb2 import DataType, ModelConfig
 from penstock.config.options import ServerOptions
 from penstock.errors import NotFound
 from penstock.frontends.http.message import HttpReply, HttpRequest
@@ -31,7 +31,8 @@ class EchoModel:
         self.config = ModelConfig(name="echo", platform="stub", max_batch_size=max_batch_size)
         for name, (datatype, dims) in inputs.items():
             for io in (self.config.input.add(), self.config.output.add()):
-                io.name, io.data_type = name, dtypes.BY_NAME[datatype].config_value
+                io.name = name
+                io.data_type = DataType.Value(dtypes.BY_NAME[datatype].config_name)
                 io.dims.extend(dims)
         self.name, self.version, self.platform = "echo", 1, "stub"
         self.max_batch_size, self.decoupled, self.ready = max_batch_size, False, True

@@ -235,8 +235,9 @@ def test_binary_input_is_a_view_on_the_body(make_caller: MakeCaller) -> None:
     array = request.inputs["X"]
     assert isinstance(array, np.ndarray)
     assert not array.flags.owndata
-    assert isinstance(array.base, bytes)
-    assert array.base.endswith(b"}]}abcd")
+    owner: object = array.base
+    assert isinstance(owner, bytes)
+    assert owner.endswith(b"}]}abcd")
 
 
 def test_parameters_reach_the_request(make_caller: MakeCaller) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -451,3 +453,26 @@ def test_stopping_waits_for_a_request_that_is_arriving(connect: Connect) -> None
     peer.send(request[-2:])
     assert peer.statuses == [200]
     assert peer.wire.is_closed
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_tensors_are_freed_with_the_answer_and_not_by_the_collector(
+    connect: Connect, make_caller: Callable[..., Any], holds: bool
+) -> None:
+    caller, peer = make_caller({"X": ("UINT8", (-1,))}), connect()
+    caller.model.holds = holds
+    peer.protocol._dispatch = caller.routes.dispatch
+    text = b'{"inputs":[{"name":"X","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
+    gc.disable()
+    try:
+        peer.send(post("/v2/models/echo/infer", text + bytes(300_000), f"Inference-Header-Content-Length: {len(text)}"))
+        request = caller.model.requests.pop()
+        tensor = weakref.ref(request.inputs["X"])
+        if holds:
+            caller.model.answer(request)
+        assert peer.statuses == [200]
+        peer.wire.written.clear()
+        del request
+        assert tensor() is None
+    finally:
+        gc.enable()

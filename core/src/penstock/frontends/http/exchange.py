@@ -28,4 +28,6 @@ class Exchange:
     def __call__(self, reply: HttpReply) -> None:
         if self.reply is None:
             self.reply = reply
+            # It leads back here through the request, whose tensors would wait for the collector.
+            self.cancel = None
             self._protocol.answered()

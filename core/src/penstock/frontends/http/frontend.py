@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import ClassVar
 
@@ -25,10 +26,15 @@ class HttpFrontend(Frontend):
 
     async def start(self) -> None:
         options = self.server.options
-        listener = listen(options.http_address, options.http_port, options.reuse_http_port)
+        host = await asyncio.to_thread(choose_host, options.http_server)
+        listener = await asyncio.to_thread(listen, options.http_address, options.http_port, options.reuse_http_port)
         self.port = listener.getsockname()[1]
-        self._host = choose_host(options.http_server)(self.server, listener)
-        await self._host.start()
+        self._host = host(self.server, listener)
+        try:
+            await self._host.start()
+        except BaseException:
+            listener.close()
+            raise
         log.info("Started HTTPService at %s:%d", options.http_address, self.port)
 
     async def stop(self) -> None:

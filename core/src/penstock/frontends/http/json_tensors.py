@@ -42,7 +42,7 @@ def _numbers(leaves: list[Any], kinds: set[type], datatype: DataType) -> np.ndar
             return np.frombuffer(array("f" if datatype is dtypes.FP32 else "d", leaves), datatype.numpy)
         if kind == "i" and kinds == {int}:
             return np.array(leaves, np.int64).astype(datatype.numpy, copy=False)
-        if kind == "u" and kinds == {int} and min(leaves) >= 0:
+        if kind == "u" and kinds == {int} and min(leaves) >= 0:  # NumPy 1 would wrap a negative one
             return np.array(leaves, np.uint64).astype(datatype.numpy, copy=False)
     except OverflowError:
         raise _wrong_leaf(kind) from None

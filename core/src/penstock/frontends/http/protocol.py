@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
 import httptools
@@ -25,16 +24,12 @@ from penstock.frontends.http.body import DIRECT_BYTES, DirectBody
 from penstock.frontends.http.exchange import Exchange
 from penstock.frontends.http.limits import Limits, too_many_chunks
 from penstock.frontends.http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest, error_reply, text_error
+from penstock.frontends.http.writing import CONTINUE, serialise
 
 if TYPE_CHECKING:
     from penstock.frontends.http.connections import Connections
 
 log = logging.getLogger(__name__)
-
-#: Replies up to this size are joined into one write; larger parts are written uncopied.
-_JOIN_BYTES = 32 * 1024
-_STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _Refused(Exception):
@@ -85,7 +80,8 @@ class HttpProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
-        self._is_lingering = True
+        self._is_deaf = True
+        del self._parser  # which refers to this object
         exchanges, self._exchanges = self._exchanges, deque()
         for exchange in exchanges:
             if exchange.cancel is not None and exchange.reply is None:
@@ -146,7 +142,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
             self._body_limit = self._limits.body_limit(_path(self._url), headers)
             self._expect_body(size)
         if b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and not self._exchanges:
-            self._transport.write(_CONTINUE)
+            self._transport.write(CONTINUE)
 
     def on_chunk_header(self) -> None:
         self._chunk_is_empty = True
@@ -168,7 +164,9 @@ class HttpProtocol(asyncio.BufferedProtocol):
         exchange = Exchange(self, self._is_deaf, method == "HEAD")
         self._begin()
         self._exchanges.append(exchange)
-        exchange.cancel = self._dispatch(request, exchange)
+        cancel = self._dispatch(request, exchange)
+        if exchange.reply is None:
+            exchange.cancel = cancel
         if len(self._exchanges) >= self._limits.in_flight:
             self._balance()
 
@@ -179,7 +177,11 @@ class HttpProtocol(asyncio.BufferedProtocol):
         exchanges = self._exchanges
         while exchanges and exchanges[0].reply is not None:
             exchange = exchanges.popleft()
-            self._write(exchange)
+            buffers = serialise(cast("HttpReply", exchange.reply), exchange.closes, exchange.is_head)
+            if len(buffers) == 1:
+                self._transport.write(buffers[0])
+            else:
+                self._transport.writelines(buffers)
             if exchange.closes:
                 self._end()
                 return
@@ -305,22 +307,6 @@ class HttpProtocol(asyncio.BufferedProtocol):
             self._refuse(text_error(408, "the request did not arrive in time"))
         else:
             self._transport.close()  # connected, and never said a word
-
-    def _write(self, exchange: Exchange) -> None:
-        status, headers, parts = cast("HttpReply", exchange.reply)
-        size = sum([len(part) for part in parts])
-        head = [_STATUS_LINES[status]]
-        for name, value in headers:
-            head += (name, b": ", value, b"\r\n")
-        if exchange.closes:
-            head.append(b"Connection: close\r\n")
-        head.append(b"Content-Length: %d\r\n\r\n" % size)
-        if exchange.is_head:
-            parts = ()
-        if size <= _JOIN_BYTES:
-            self._transport.write(b"".join([*head, *parts]))
-        else:
-            self._transport.writelines([b"".join(head), *parts])
 
     def _end(self) -> None:
         """Close behind the last answer, once the caller has had a chance to read it.

@@ -1,0 +1,28 @@
+"""HTTP/1.1 over llhttp: the fast host, and the default."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.frontends.http.connections import Connections
+from penstock.frontends.http.hosts import Host
+from penstock.frontends.http.limits import Limits
+from penstock.frontends.http.listening import BACKLOG
+from penstock.frontends.http.protocol import HttpProtocol
+from penstock.frontends.http.routes import Routes
+
+
+class NativeHost(Host):
+    """One `HttpProtocol` per connection, on the server's own event loop."""
+
+    async def start(self) -> None:
+        limits = Limits(input_bytes=self.server.options.http_max_input_size)
+        self._connections = connections = Connections(Routes(self.server).dispatch, limits)
+        self._acceptor = await asyncio.get_running_loop().create_server(
+            lambda: HttpProtocol(connections), sock=self.listener, backlog=BACKLOG
+        )
+        connections.watch()
+
+    async def stop(self) -> None:
+        self._acceptor.close()
+        await self._connections.drain()
