@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
+
 from penstock.backends.base import Backend, Instance, Model, Tensors
 from penstock.errors import LoadError
 from penstock.plugins import PluginInfo

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from penstock import hookspecs
 from penstock.errors import LoadError
 from penstock.plugins import PluginInfo, Plugins
@@ -81,7 +82,8 @@ def test_a_broken_plugin_stops_only_the_model_that_needs_it(install: Install, so
     install("penstock-sick", "sick", source)
     plugins = Plugins.discover()
     error = info(plugins, "sick").error
-    assert error is not None and reason in error
+    assert error is not None
+    assert reason in error
     assert plugins.backends.get("identity").name == "identity"
     with pytest.raises(LoadError) as refusal:
         plugins.backends.get("sick")

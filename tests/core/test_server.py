@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import penstock
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import penstock
 from penstock.server import Server
 
 MakeServer = Callable[..., Server]
@@ -27,11 +29,15 @@ def x(*rows: float) -> dict[str, Any]:
     return {"x": np.array(rows, np.float32).reshape(-1, 1)}
 
 
+def y(answer: penstock.InferResponse) -> npt.NDArray[Any]:
+    return np.asarray(answer.outputs["y"])
+
+
 def test_with_and_infer_serve_a_repository_from_a_script(write_model: Any, repository: Path) -> None:
     write_model("m")
     with penstock.Server(repository) as server:
         answer = server.infer("m", x(1, 2))
-        assert answer.outputs["y"].tolist() == [[1], [2]]
+        assert y(answer).tolist() == [[1], [2]]
         assert (answer.model_name, answer.model_version) == ("m", "1")
 
 
@@ -41,7 +47,7 @@ def test_async_with_and_infer_async_serve_it_from_async_code(write_model: Any, r
     async def scenario() -> None:
         async with penstock.Server(repository) as server:
             answers = await asyncio.gather(*(server.infer_async("m", x(number)) for number in range(50)))
-            assert [float(answer.outputs["y"][0, 0]) for answer in answers] == list(range(50))
+            assert [float(y(answer)[0, 0]) for answer in answers] == list(range(50))
 
     asyncio.run(scenario())
 
@@ -50,7 +56,7 @@ def test_infer_async_may_be_awaited_on_another_loop(write_model: Any, repository
     write_model("m")
     with penstock.Server(repository) as server:
         answer = asyncio.run(server.infer_async("m", x(5)))
-    assert answer.outputs["y"].tolist() == [[5]]
+    assert y(answer).tolist() == [[5]]
 
 
 def test_an_exception_in_a_script_still_stops_the_server(write_model: Any, repository: Path) -> None:
@@ -94,10 +100,10 @@ def test_a_cancelled_await_leaves_the_queue(write_model: Any, make_server: MakeS
             gated.gate.clear()
             model = server.resolve("m")
             running = asyncio.ensure_future(server.infer_async("m", x(1)))
-            while model.scheduler.pending or not model.scheduler.in_flight:
+            while (model.scheduler.in_flight, model.scheduler.pending) != (1, 0):
                 await asyncio.sleep(0)
             waiting = asyncio.ensure_future(server.infer_async("m", x(2)))
-            while not model.scheduler.pending:
+            while (model.scheduler.in_flight, model.scheduler.pending) != (2, 1):
                 await asyncio.sleep(0)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
@@ -120,10 +126,10 @@ def test_stopping_waits_for_what_is_in_flight(write_model: Any, make_server: Mak
         await asyncio.sleep(0)
         stopping = asyncio.ensure_future(server.stop())
         await asyncio.sleep(0)
-        assert server.exiting and not server.ready and not server.live
+        assert (server.exiting, server.ready, server.live) == (True, False, False)
         gated.gate.set()
         await stopping
-        assert [float((await each).outputs["y"][0, 0]) for each in waiting] == [0, 1, 2]
+        assert [float(y(await each)[0, 0]) for each in waiting] == [0, 1, 2]
 
     asyncio.run(scenario())
 
@@ -139,7 +145,7 @@ def test_stopping_gives_up_after_the_exit_timeout(write_model: Any, make_server:
         model = server.resolve("m")
         while model.scheduler.pending != 1:
             await asyncio.sleep(0)
-        with pytest.raises(penstock.Unavailable, match="^Exit timeout expired"):
+        with pytest.raises(penstock.Unavailable, match=r"^Exit timeout expired"):
             await server.stop()
         with pytest.raises(penstock.Unavailable, match="Server is stopping"):
             await waiting[1]
@@ -160,7 +166,7 @@ def test_any_interleaving_of_requests_gives_each_caller_its_own_rows(
         'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }',
     )
     with penstock.Server(repository) as server, ThreadPoolExecutor(8) as callers:
-        answers = list(callers.map(lambda rows: server.infer("m", x(*rows)).outputs["y"].ravel().tolist(), requests))
+        answers = list(callers.map(lambda rows: y(server.infer("m", x(*rows))).ravel().tolist(), requests))
     assert answers == requests
 
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
+
 from penstock.errors import InvalidArgument
 from penstock.messages import dtypes
 from penstock.messages.tensor import BytesTensor, as_tensor, concatenate, data_type, wire_view
-from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
 strings = st.lists(st.binary(max_size=12), max_size=8)
 

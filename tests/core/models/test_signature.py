@@ -9,6 +9,7 @@ import pytest
 from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
+
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.errors import Code, InvalidArgument
 from penstock.messages.request import InferRequest, Undecoded
@@ -93,8 +94,8 @@ REFUSALS = [
     ),
     (
         request(x=x(1, 3), s=BytesTensor(b"\x01\x00\x00\x00a\x01\x00", (1, 1))),
-        "[request id: <id_unknown>] incomplete string length indicator for inference input 's' for model 'm', expecting "
-        "4 bytes but only 2 bytes available. Please make sure the string length indicator is in one buffer.",
+        "[request id: <id_unknown>] incomplete string length indicator for inference input 's' for model 'm', "
+        "expecting 4 bytes but only 2 bytes available. Please make sure the string length indicator is in one buffer.",
     ),
     (
         request(x=x(1, 3), s=BytesTensor(bytes(8), (1, 1))),
@@ -164,7 +165,9 @@ tensors = st.one_of(
 )
 
 
-@given(st.dictionaries(st.sampled_from(["x", "s", "t"]), tensors, max_size=3), st.lists(st.sampled_from("yzq"), max_size=2))
+@given(
+    st.dictionaries(st.sampled_from(["x", "s", "t"]), tensors, max_size=3), st.lists(st.sampled_from("yzq"), max_size=2)
+)
 def test_the_fast_check_and_the_explanation_agree(inputs: dict[str, Any], outputs: list[str]) -> None:
     one = request(tuple(outputs), **inputs)
     unexplained = explain(signature(), one).message.endswith("request does not fit model 'm'")

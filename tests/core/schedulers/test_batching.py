@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from penstock.messages.request import InferRequest
 from penstock.schedulers.batching import BatchRule, Decision, decide
 

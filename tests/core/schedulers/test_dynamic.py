@@ -11,6 +11,7 @@ import pytest
 from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.errors import Cancelled, Code, PenstockError, Unavailable
 from penstock.messages.request import InferRequest
@@ -120,9 +121,8 @@ async def test_an_expired_request_is_answered_by_the_clock_though_no_instance_is
 
 @on_loop
 async def test_a_delayed_request_is_served_after_the_unexpired_ones() -> None:
-    caller = make(
-        "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1000000 allow_timeout_override: true }"
-    )
+    policy = "timeout_action: DELAY default_timeout_microseconds: 1000000 allow_timeout_override: true"
+    caller = make(f"default_queue_policy {{ {policy} }}")
     late = caller.send("late", timeout_us=1)
     while late.deadline_ns:
         await asyncio.sleep(0)
@@ -155,7 +155,8 @@ async def test_preserve_ordering_holds_answers_until_the_earlier_ones_are_given(
         caller.send(name)
     scheduler = caller.scheduler
     first, second = scheduler.take(Bell()), scheduler.take(Bell())
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     scheduler.deliver(second, [InferResponse({})])
     assert not caller.answers
     scheduler.deliver(first, [InferResponse({})])

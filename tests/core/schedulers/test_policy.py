@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf import text_format
+
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.schedulers.policy import Priorities, QueuePolicy
 

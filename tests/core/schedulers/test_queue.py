@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from penstock.messages.request import InferRequest
 from penstock.schedulers.queue import RequestQueue
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from penstock.backends.base import Instance, RequestInstance, StreamInstance, Tensors
 from penstock.errors import BackendError, Cancelled, Code, InvalidArgument, PenstockError
 from penstock.messages import dtypes

@@ -45,4 +45,3 @@ class Echo(Instance):
         if self._delay_s:
             time.sleep(self._delay_s)
         return {target: inputs[source] for target, source in self._sources.items() if source in inputs}
-

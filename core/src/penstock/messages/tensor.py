@@ -8,7 +8,7 @@ spirit: an input belongs to its request, and a backend that wants to write makes
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from struct import Struct
 from typing import Any, TypeAlias
@@ -78,7 +78,7 @@ class BytesTensor:
     def items(self) -> list[bytes]:
         """All elements in row-major order. Copies every string."""
         raw, offsets = bytes(self.buffer), self.offsets.tolist()
-        return [raw[begin + 4 : end] for begin, end in zip(offsets, offsets[1:], strict=False)]
+        return [raw[begin + 4 : end] for begin, end in pairwise(offsets)]
 
     def to_objects(self) -> npt.NDArray[np.object_]:
         """The elements as ``bytes`` in an object array of this shape. Boxes every string."""
@@ -114,7 +114,9 @@ class BytesTensor:
             position += 4 + unpack(buffer, position)[0]
             offsets.append(position)
         if position != end:
-            raise InvalidArgument(f"string element {len(offsets) - 2} runs {position - end} bytes past the end of the data")
+            raise InvalidArgument(
+                f"string element {len(offsets) - 2} runs {position - end} bytes past the end of the data"
+            )
         return np.asarray(offsets, dtype=np.int64)
 
 
@@ -153,14 +155,14 @@ def wire_view(tensor: Tensor) -> memoryview:
     if not tensor.flags.c_contiguous:
         tensor = np.ascontiguousarray(tensor)
     # Through uint8, because BF16 and zero-size arrays do not export a castable buffer.
-    return memoryview(tensor.reshape(-1).view(np.uint8)) if tensor.size else memoryview(b"")
+    return tensor.reshape(-1).view(np.uint8).data if tensor.size else memoryview(b"")
 
 
 def concatenate(tensors: Sequence[Tensor]) -> Tensor:
     """Stack along the first axis. Copies every element once."""
     first = tensors[0]
     if not isinstance(first, BytesTensor):
-        return np.concatenate(tensors)  # type: ignore[arg-type]
+        return np.concatenate(tensors)
     strings = [tensor for tensor in tensors if isinstance(tensor, BytesTensor)]
     rows = sum(tensor.shape[0] for tensor in strings)
     lengths = np.concatenate([np.diff(tensor.offsets) for tensor in strings])

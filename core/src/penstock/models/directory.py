@@ -98,4 +98,3 @@ def parse_version(text: str) -> int:
 
 def _sort_key(key: tuple[str, str]) -> tuple[str, int]:
     return key[0], int(key[1] or -1)
-

@@ -13,13 +13,17 @@ def read_labels(config: ModelConfig, model_path: Path) -> dict[str, list[str]]:
 
     Raises `Unsupported` for a file outside the model directory, `LoadError` for an unreadable one.
     """
-    return {io.name: _read(config.name, io.name, io.label_filename, model_path) for io in config.output if io.label_filename}
+    return {
+        io.name: _read(config.name, io.name, io.label_filename, model_path) for io in config.output if io.label_filename
+    }
 
 
 def _read(model: str, output: str, filename: str, model_path: Path) -> list[str]:
     path = (model_path / filename).resolve()
     if not path.is_relative_to(model_path.resolve()):
-        raise Unsupported(f"label file path '{filename}' for output '{output}' in model '{model}' is outside model directory")
+        raise Unsupported(
+            f"label file path '{filename}' for output '{output}' in model '{model}' is outside model directory"
+        )
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

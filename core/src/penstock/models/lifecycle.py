@@ -104,7 +104,9 @@ class Lifecycle:
             if current.served is None:
                 current.state, current.reason = State.LOADING, ""
         results = await asyncio.gather(*(self._load_version(plan, number) for number in plan.versions))
-        loaded = {n: result for n, result in zip(plan.versions, results, strict=True) if isinstance(result, ServedModel)}
+        loaded = {
+            n: result for n, result in zip(plan.versions, results, strict=True) if isinstance(result, ServedModel)
+        }
         failed = {n: r for n, r in zip(plan.versions, results, strict=True) if not isinstance(r, ServedModel)}
         if failed:
             self._abandon(record, loaded, failed)
@@ -134,7 +136,7 @@ class Lifecycle:
         outgoing = [(n, v.served) for n, v in record.versions.items() if v.served is not None]
         for number, model in loaded.items():
             record.versions[number] = VersionRecord(State.READY, "", model)
-        for number, model in outgoing:
+        for number, _ in outgoing:
             if number not in loaded:
                 record.versions[number] = VersionRecord(State.UNLOADING)
         self._directory.update(self.records)
@@ -147,9 +149,7 @@ class Lifecycle:
         if version is not None and version.state is State.UNLOADING:
             version.state, version.reason = State.UNAVAILABLE, UNLOADED
 
-    def _abandon(
-        self, record: ModelRecord, loaded: dict[int, ServedModel], failed: dict[int, PenstockError]
-    ) -> None:
+    def _abandon(self, record: ModelRecord, loaded: dict[int, ServedModel], failed: dict[int, PenstockError]) -> None:
         for number, error in failed.items():
             if record.versions[number].served is None:
                 reason = f"{error.code.value}: {error.message}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -75,7 +74,9 @@ class Loader:
         """One version, warmed up and ready for requests. Raises `PenstockError`."""
         started = monotonic_ns()
         backend = self._backend(plan.config.backend)
-        model = Model(plan.name, version, plan.path / str(version), ModelConfig.FromString(plan.config.SerializeToString()))
+        model = Model(
+            plan.name, version, plan.path / str(version), ModelConfig.FromString(plan.config.SerializeToString())
+        )
         complete(model, backend, self._options)
         model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
         served = self._assemble(backend, replace(model, shared=backend.share(model)))
@@ -111,9 +112,7 @@ class Loader:
                 ready = partial(load, replace(model, instance_name=placement.name, device=placement.device))
                 instances.append(InstanceThread(placement.name, ready, statistics.for_instance()))
                 instances[-1].load()
-            served = ServedModel(
-                model.version, config, signature, scheduler, instances, statistics, labels, release
-            )
+            served = ServedModel(model.version, config, signature, scheduler, instances, statistics, labels, release)
             observers = [observer for observer in self._hook.observe_model(model=served) if observer is not None]
             for instance in instances:
                 instance.serve(scheduler, self._loop, observers)
@@ -166,5 +165,3 @@ class _InstanceLoader:
             raise LoadError(
                 f"backend '{self._backend.name}' failed to load '{model.name}': {type(error).__name__}: {error}"
             ) from error
-
-

@@ -84,8 +84,9 @@ def _batch(signature: Signature, request: InferRequest) -> Iterator[str]:
             yield f"{request.log_id}input '{name}' batch size does not match other inputs for '{signature.name}'"
         else:
             rows = tensor.shape[0]
-    if rows is not None and rows > signature.max_batch_size:
-        yield f"{request.log_id}inference request batch-size must be <= {signature.max_batch_size} for '{signature.name}'"
+    limit = signature.max_batch_size
+    if rows is not None and rows > limit:
+        yield f"{request.log_id}inference request batch-size must be <= {limit} for '{signature.name}'"
 
 
 def _datatypes(signature: Signature, request: InferRequest) -> Iterator[str]:
@@ -106,9 +107,7 @@ def _shapes(signature: Signature, request: InferRequest) -> Iterator[str]:
                 f"{request.log_id}All input dimensions should be specified for input '{name}' for model "
                 f"'{signature.name}', got {bracket(shape)}"
             )
-        if len(shape) == len(expected) and all(
-            want in (-1, got) for want, got in zip(expected, shape, strict=True)
-        ):
+        if len(shape) == len(expected) and all(want in (-1, got) for want, got in zip(expected, shape, strict=True)):
             continue
         yield (
             f"{request.log_id}unexpected shape for input '{name}' for model '{signature.name}'. Expected "

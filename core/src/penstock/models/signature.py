@@ -18,9 +18,9 @@ from penstock.errors import InvalidArgument
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
 from penstock.messages.request import InferRequest
+from penstock.messages.spec import Spec
 from penstock.messages.tensor import BytesTensor
 from penstock.models import refusal
-from penstock.messages.spec import Spec
 
 
 class Signature:

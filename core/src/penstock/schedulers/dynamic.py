@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic_ns
@@ -164,7 +165,5 @@ class DynamicScheduler(Scheduler):
                 bell.wait()  # somebody has taken the bell to ring it: let that ring pass
 
     def _wake_one(self) -> None:
-        try:
+        with contextlib.suppress(IndexError):  # woken by somebody else in the meantime
             self._idle.popleft().ring()
-        except IndexError:
-            pass  # woken by somebody else in the meantime

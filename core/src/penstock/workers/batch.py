@@ -47,7 +47,6 @@ class Runner(ABC):
         """An answer of this model to ``request``."""
         return InferResponse(outputs, {}, self.contract.name, self.contract.version, request.id)
 
-
     def sign(self, request: InferRequest, answer: InferResponse) -> InferResponse:
         """``answer`` as this model's, with the outputs requested; raises `BackendError`."""
         outputs: dict[str, Tensor] = {}

@@ -12,7 +12,6 @@ from penstock.backends.base import Backend, Device, DeviceKind
 from penstock.config.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from penstock.errors import ConfigError
 
-
 _KINDS: Mapping[int, DeviceKind] = {
     ModelInstanceGroup.KIND_CPU: "cpu",
     ModelInstanceGroup.KIND_GPU: "gpu",

@@ -94,5 +94,3 @@ def _from_file(folder: Path, name: str, datatype: DataType, shape: tuple[int, ..
 
 def _ignore(answer: InferResponse | PenstockError | None, final: bool) -> None:
     """Warm-up has no caller: the runner's return value is looked at instead."""
-
-
