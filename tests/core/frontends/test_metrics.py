@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from prometheus_client import Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.config.options import ServerOptions
@@ -147,15 +146,6 @@ def test_host_metrics_can_be_turned_off(repository: Path) -> None:
             page = (await client.get("/metrics")).text
         assert "nv_cpu_" not in page
         assert "nv_pinned_memory_pool_total_bytes 7\n" in page
-
-    run(test)
-
-
-def test_metrics_that_a_plugin_registers_are_on_the_page(repository: Path) -> None:
-    async def test() -> None:
-        async with started(repository) as (_, frontend, client):
-            Gauge("plugins_own", "A plugin's own", registry=frontend.registry).set(3)
-            assert (await client.get("/metrics")).text.endswith("# TYPE plugins_own gauge\nplugins_own 3\n")
 
     run(test)
 

@@ -39,7 +39,6 @@ class _Limits(Limits):
 class MetricsFrontend(Frontend):
     """``GET /metrics``. ``port`` is the one that is listened on, once started.
 
-    ``registry`` holds the collectors; plugins may register their own while the server starts.
     Everything is read when it is asked for, which takes about 0.3 ms of the event loop per model.
     """
 
@@ -53,7 +52,7 @@ class MetricsFrontend(Frontend):
 
     async def start(self) -> None:
         options = self.server.options
-        self.registry = self._registry()
+        self._registry = self._collectors()
         listener = listen(options.metrics_address, options.metrics_port, is_shared=False)
         self.port = listener.getsockname()[1]
         self._connections = connections = Connections(self._answer, _Limits())
@@ -68,7 +67,7 @@ class MetricsFrontend(Frontend):
             self._acceptor = None
             await self._connections.drain()
 
-    def _registry(self) -> CollectorRegistry:
+    def _collectors(self) -> CollectorRegistry:
         server, options = self.server, self.server.options
         registry = CollectorRegistry()
         registry.register(ModelCollector(server.served, server.metrics, server.summaries))
@@ -84,6 +83,6 @@ class MetricsFrontend(Frontend):
         if request.method != "GET":
             reply(text_error(405, "Method Not Allowed"))
         elif request.path in ("/metrics", "/metrics/"):
-            reply(HttpReply(200, _TEXT, (exposition.text(self.registry.collect()).encode(),)))
+            reply(HttpReply(200, _TEXT, (exposition.text(self._registry.collect()).encode(),)))
         else:
             reply(HttpReply(200, _TEXT))
