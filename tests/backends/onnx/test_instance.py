@@ -94,6 +94,16 @@ def test_a_scalar_is_one_element_for_the_client(graphs: Any) -> None:
     assert y[0] == 2.5
 
 
+def test_the_engine_sees_a_scalar_as_a_scalar(graphs: Any) -> None:
+    path = graphs.write(
+        [helper.make_node("Unsqueeze", ["x", "axes"], ["y"])],
+        {"x": (TensorProto.FLOAT, [])},
+        {"y": (TensorProto.FLOAT, [1])},
+        [helper.make_tensor("axes", TensorProto.INT64, [1], [0])],
+    )
+    assert graphs.serve(path).execute({"x": np.array([2.5], np.float32)})["y"].shape == (1,)
+
+
 def test_a_scalar_string_is_one_element_for_the_client(graphs: Any) -> None:
     x = BytesTensor.from_items([b"hi"], (1,))
     y = graphs.serve(graphs.identity(TensorProto.STRING, [])).execute({"x": x})["y"]

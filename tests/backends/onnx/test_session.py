@@ -351,6 +351,30 @@ def test_an_unknown_precision_is_refused(graphs: Any) -> None:
         chosen(graphs, accelerated("gpu", "tensorrt", precision_mode="FP4"))
 
 
+def test_a_provider_that_does_not_start_is_a_load_error(graphs: Any) -> None:
+    class Session(onnxruntime.InferenceSession):  # type: ignore[misc]
+        """Does what onnxruntime-gpu does where the CUDA libraries are missing: runs on the CPU."""
+
+        def __init__(self, path: str, options: Any, chosen: Any, enable_fallback: int) -> None:
+            super().__init__(path, options, [providers.CPU])
+
+    class Engine(GpuEngine):
+        SessionOptions = onnxruntime.SessionOptions
+        GraphOptimizationLevel = onnxruntime.GraphOptimizationLevel
+        ExecutionMode = onnxruntime.ExecutionMode
+        InferenceSession = Session
+
+    with pytest.raises(LoadError, match="CUDAExecutionProvider could not be started; active are CPUExecutionProvider"):
+        open_session(Engine, graphs.model(graphs.add(), AB), Device("gpu"), {})
+
+
+def test_the_engine_does_not_fall_back_to_other_settings(graphs: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    affinities = {"session.intra_op_thread_affinities": "no processors"}
+    with pytest.raises(LoadError, match="onnx runtime error"):
+        options_of(graphs, intra_op_thread_count=2, session=affinities)
+    assert "Falling back" not in capfd.readouterr().out
+
+
 class CpuEngine:
     __version__ = "1.31"
 
