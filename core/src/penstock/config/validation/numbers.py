@@ -41,5 +41,10 @@ def check_duration(field: str, microseconds: int, suffix: str) -> Iterator[Probl
         yield Problem(field, f"{field} is {microseconds}, the limit is {MAX_MICROSECONDS} (292 years){suffix}")
 
 
+def invalid_dimension(name: str, dims: Sequence[int]) -> str:
+    """The text for a negative dim that is not -1 (behaviours.md section 3.2)."""
+    return f"tensor '{name}' contains an invalid dimension in shape [{','.join(map(str, dims))}]"
+
+
 def _elements(dims: Sequence[int]) -> int:
     return prod(dim for dim in dims if dim >= 0)

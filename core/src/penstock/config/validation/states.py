@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.config.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelSequenceBatching
-from penstock.config.validation.numbers import MAX_MADE_BYTES, check_shape, size_in_bytes
+from penstock.config.validation.numbers import MAX_MADE_BYTES, check_shape, invalid_dimension, size_in_bytes
 from penstock.config.validation.problem import Problem
 
 State = ModelSequenceBatching.State
@@ -105,4 +105,4 @@ def _check_dims(initial: ModelSequenceBatching.InitialState, state: State, field
                 f"{ours} != {theirs}",
             )
         elif ours < 0:
-            yield Problem(field, f"tensor '{name}' contains an invalid dimension in shape {list(initial.dims)}")
+            yield Problem(field, invalid_dimension(name, initial.dims))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.config.model_config_pb2 import ModelConfig, ModelWarmup
-from penstock.config.validation.numbers import MAX_MADE_BYTES, MAX_RANK, size_in_bytes
+from penstock.config.validation.numbers import MAX_MADE_BYTES, MAX_RANK, invalid_dimension, size_in_bytes
 from penstock.config.validation.problem import Problem
 
 #: More requests than this in a sample, or more rounds, would keep the model from ever being ready.
@@ -41,7 +41,7 @@ def _check_input(name: str, tensor: ModelWarmup.Input, field: str, title: str) -
             f"{field}.dims", f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
         )
     elif any(dim < 0 for dim in tensor.dims):
-        yield Problem(f"{field}.dims", f"tensor '{name}' contains an invalid dimension in shape {list(tensor.dims)}")
+        yield Problem(f"{field}.dims", invalid_dimension(name, tensor.dims))
     elif len(tensor.dims) > MAX_RANK:
         yield Problem(f"{field}.dims", f"tensor '{name}' has {len(tensor.dims)} dims, the limit is {MAX_RANK}")
     elif tensor.data_type and size_in_bytes(tensor.dims, tensor.data_type) > MAX_MADE_BYTES:

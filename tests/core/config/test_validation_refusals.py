@@ -1,0 +1,833 @@
+"""Bad configs, each with the exact text that refuses it.
+
+Texts are Triton's (behaviours.md sections 3.2, 4.4 to 4.11) where it has one; where it has none,
+the text names the thing, the value and the rule.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from penstock.config.derive import derive
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.config.validation import problems, validate
+from penstock.errors import Code, ConfigError
+
+LEVELS = "priority_levels: 3 default_priority_level: 1"
+BASE = 'name: "m" backend: "identity" max_batch_size: 8 '
+ENSEMBLE = 'name: "e" platform: "ensemble" '
+IO = 'input { name: "x" data_type: TYPE_FP32 dims: [4] } output { name: "y" data_type: TYPE_FP32 dims: [4] } '
+BIG = 9223372036854775807
+
+
+def step(inputs: str, outputs: str, model: str = "a") -> str:
+    """A step that reads and writes the tensors named, each by an input or output of that name in capitals."""
+    reads = " ".join(f'input_map {{ key: "{name.upper()}" value: "{name}" }}' for name in inputs.split())
+    writes = " ".join(f'output_map {{ key: "{name.upper()}" value: "{name}" }}' for name in outputs.split())
+    return f'step {{ model_name: "{model}" model_version: -1 {reads} {writes} }} '
+
+
+def ensemble(*steps: str) -> str:
+    return f"{ENSEMBLE}{IO}ensemble_scheduling {{ {''.join(steps)} }}"
+
+
+def given(tensor: str) -> str:
+    return f"{BASE}input {{ {tensor} }}"
+
+
+def control(control: str) -> str:
+    return f'{BASE}{IO}sequence_batching {{ control_input {{ name: "C" control {{ {control} }} }} }}'
+
+
+def state(state: str) -> str:
+    return f"{BASE}{IO}sequence_batching {{ state {{ {state} }} }}"
+
+
+S = 'input_name: "s" output_name: "t" data_type: TYPE_FP32 dims: [2, -1] '
+INITIAL = 'name: "zero" data_type: TYPE_FP32 dims: [2, 3] '
+
+
+def warmup(tensor: str) -> str:
+    return f'{BASE}{IO}model_warmup {{ name: "w" batch_size: 1 inputs {{ key: "x" value {{ {tensor} }} }} }}'
+
+
+MODEL = [
+    (
+        "alias_that_triton_derives_and_then_refuses",
+        'name: "m" platform: "libtorch"',
+        "unexpected 'platform' and 'backend' pair, got:libtorch, pytorch",
+    ),
+    (
+        "pair",
+        'name: "m" backend: "onnxruntime" platform: "tensorrt_plan"',
+        "unexpected 'platform' and 'backend' pair, got:tensorrt_plan, onnxruntime",
+    ),
+    (
+        "pair_of_pytorch",
+        'name: "m" backend: "pytorch" platform: "x"',
+        "unexpected 'platform' and 'backend' pair, got:x, pytorch",
+    ),
+    (
+        "ensemble_with_backend",
+        f'{ENSEMBLE} backend: "python" ensemble_scheduling {{ {step("x", "y")} }} {IO}',
+        "Ensemble model 'e' must have platform type 'ensemble' and empty backend type",
+    ),
+    (
+        "negative_batch",
+        'name: "m" backend: "b" max_batch_size: -1',
+        "'max_batch_size' must be non-negative value for m",
+    ),
+    (
+        "no_specific_versions",
+        f"{BASE} version_policy {{ specific {{ }} }}",
+        "version policy 'specific' lists no versions for m",
+    ),
+    (
+        "negative_version",
+        f"{BASE} version_policy {{ specific {{ versions: [1, -1] }} }}",
+        "version policy 'specific' lists version -1, expected integers >= 0 for m",
+    ),
+    (
+        "cache_and_decoupled",
+        f"{BASE} response_cache {{ enable: true }} model_transaction_policy {{ decoupled: true }}",
+        "Response Cache does not currently support model m with 'decoupled' transaction policy. Please disable the "
+        "response cache.",
+    ),
+    (
+        "cache_and_sequences",
+        f"{BASE} response_cache {{ enable: true }} sequence_batching {{ }}",
+        "Response Cache does not currently support model m with sequence batching scheduler. Please disable the "
+        "response cache.",
+    ),
+    (
+        "metric_without_identifier",
+        f"{BASE} model_metrics {{ metric_control {{ histogram_options {{ buckets: 1 }} }} }}",
+        "metric control must specify 'metric_identifier'",
+    ),
+    (
+        "metric_without_family",
+        f"{BASE} model_metrics {{ metric_control {{ metric_identifier {{ }} histogram_options {{ buckets: 1 }} }} }}",
+        "metric identifier must specify non-empty 'family'",
+    ),
+    (
+        "metric_without_options",
+        f'{BASE} model_metrics {{ metric_control {{ metric_identifier {{ family: "f" }} }} }}',
+        "metric control must specify 'histogram_options'",
+    ),
+    (
+        "metric_without_buckets",
+        f'{BASE} model_metrics {{ metric_control {{ metric_identifier {{ family: "f" }} histogram_options {{ }} }} }}',
+        "histogram options must specify non-empty 'buckets'",
+    ),
+    (
+        "metric_with_falling_buckets",
+        f'{BASE} model_metrics {{ metric_control {{ metric_identifier {{ family: "f" }} histogram_options '
+        "{ buckets: [2, 1] } } }",
+        "histogram 'buckets' of metric family 'f' must increase for m",
+    ),
+    (
+        "metric_with_a_bucket_that_is_no_number",
+        f'{BASE} model_metrics {{ metric_control {{ metric_identifier {{ family: "f" }} histogram_options '
+        "{ buckets: nan } } }",
+        "histogram 'buckets' of metric family 'f' must increase for m",
+    ),
+]
+
+ENUMS = [
+    (
+        "unknown_kind",
+        f"{BASE} instance_group {{ kind: 9 }}",
+        "instance_group[0].kind is 9, expected one of KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL",
+    ),
+    (
+        "unknown_data_type",
+        warmup("data_type: 99 zero_data: true"),
+        "model_warmup[0].inputs['x'].data_type is 99, expected one of TYPE_INVALID, TYPE_BOOL, TYPE_UINT8, "
+        "TYPE_UINT16, TYPE_UINT32, TYPE_UINT64, TYPE_INT8, TYPE_INT16, TYPE_INT32, TYPE_INT64, TYPE_FP16, TYPE_FP32, "
+        "TYPE_FP64, TYPE_STRING, TYPE_BF16",
+    ),
+    (
+        "unknown_control",
+        control("kind: -1 int32_false_true: [0, 1]"),
+        "sequence_batching.control_input[0].control[0].kind is -1, expected one of CONTROL_SEQUENCE_START, "
+        "CONTROL_SEQUENCE_READY, CONTROL_SEQUENCE_END, CONTROL_SEQUENCE_CORRID",
+    ),
+    (
+        "unknown_action",
+        f"{BASE} dynamic_batching {{ default_queue_policy {{ timeout_action: 2 }} }}",
+        "dynamic_batching.default_queue_policy.timeout_action is 2, expected one of REJECT, DELAY",
+    ),
+]
+
+TENSORS = [
+    ("input_name", given("data_type: TYPE_FP32 dims: 1"), "model input must specify 'name' for m"),
+    (
+        "output_name",
+        f"{BASE} output {{ data_type: TYPE_FP32 dims: 1 }}",
+        "model output must specify 'name' for m",
+    ),
+    ("input_type", given('name: "x" dims: 1'), "model input 'x' must specify 'data_type' for m"),
+    ("output_type", f'{BASE} output {{ name: "y" dims: 1 }}', "model output 'y' must specify 'data_type' for m"),
+    ("input_dims", given('name: "x" data_type: TYPE_FP32'), "model input 'x' must specify 'dims' for m"),
+    (
+        "output_dims",
+        f'{BASE} output {{ name: "y" data_type: TYPE_FP32 }}',
+        "model output 'y' must specify 'dims' for m",
+    ),
+    (
+        "input_twice",
+        given('name: "x" data_type: TYPE_FP32 dims: 4') + IO,
+        "model input 'x' is specified more than once for m",
+    ),
+    (
+        "output_twice",
+        f'{BASE}{IO} output {{ name: "y" data_type: TYPE_FP32 dims: 1 }}',
+        "model output 'y' is specified more than once for m",
+    ),
+    (
+        "zero_dim",
+        given('name: "x" data_type: TYPE_FP32 dims: [4, 0]'),
+        "model input 'x' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+    ),
+    (
+        "negative_dim",
+        f'{BASE} output {{ name: "y" data_type: TYPE_FP32 dims: -2 }}',
+        "model output 'y' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+    ),
+    (
+        "too_many_dims",
+        given(f'name: "x" data_type: TYPE_FP32 dims: {[1] * 65}'),
+        "tensor 'x' has 65 dims, the limit is 32 for m",
+    ),
+    (
+        "too_many_elements",
+        given('name: "x" data_type: TYPE_UINT8 dims: [2147483648, 2147483648, 2]'),
+        f"element count for tensor 'x' exceeds maximum size of {BIG} for m",
+    ),
+    (
+        "too_many_elements_beside_a_variable_dim",
+        given('name: "x" data_type: TYPE_UINT8 dims: [2147483648, -1, 2147483648, 2]'),
+        f"element count for tensor 'x' exceeds maximum size of {BIG} for m",
+    ),
+    (
+        "too_many_bytes",
+        given(f'name: "x" data_type: TYPE_INT64 dims: {2**60}'),
+        f"byte size for tensor 'x' exceeds maximum size of {BIG} for m",
+    ),
+    (
+        "too_many_strings",
+        given(f'name: "x" data_type: TYPE_STRING dims: {2**61}'),
+        f"byte size for tensor 'x' exceeds maximum size of {BIG} for m",
+    ),
+    (
+        "scalar_without_batch",
+        'name: "m" backend: "b" input { name: "x" data_type: TYPE_FP32 dims: 1 reshape { } }',
+        "model input 'x' cannot have empty reshape for non-batching model as scalar tensors are not supported for m",
+    ),
+    (
+        "scalar_of_two",
+        given('name: "x" data_type: TYPE_FP32 dims: 2 reshape { }'),
+        "model input 'x' has different size for dims and reshape for m",
+    ),
+    (
+        "scalar_of_any",
+        given('name: "x" data_type: TYPE_FP32 dims: -1 reshape { }'),
+        "model input 'x' has different size for dims and reshape for m",
+    ),
+    (
+        "zero_in_reshape",
+        given('name: "x" data_type: TYPE_FP32 dims: 4 reshape { shape: [4, 0] }'),
+        "model input 'x' reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+    ),
+    (
+        "reshape_of_another_size",
+        given('name: "x" data_type: TYPE_FP32 dims: [2, 3] reshape { shape: [5] }'),
+        "model input 'x' has different size for dims and reshape for m",
+    ),
+    (
+        "reshape_of_another_size_after_a_variable_dim",
+        f'{BASE} output {{ name: "y" data_type: TYPE_FP32 dims: [4, -1, 6] reshape {{ shape: [4, -1, 5] }} }}',
+        "model output 'y' has different size for dims and reshape for m",
+    ),
+    (
+        "reshape_moves_elements_across_a_variable_dim",
+        given('name: "x" data_type: TYPE_FP32 dims: [2, -1, 3] reshape { shape: [3, -1, 2] }'),
+        "model input 'x' has different size for dims and reshape for m",
+    ),
+    (
+        "reshape_with_other_variable_dims",
+        given('name: "x" data_type: TYPE_FP32 dims: [-1, -1] reshape { shape: [-1] }'),
+        "model input 'x' has different number of variable-size dimensions for dims and reshape for m",
+    ),
+    (
+        "reshape_fixes_a_variable_dim",
+        given('name: "x" data_type: TYPE_FP32 dims: [4, -1] reshape { shape: [4] }'),
+        "model input 'x' has different size for dims and reshape for m",
+    ),
+    (
+        "reshape_with_too_many_dims",
+        given(f'name: "x" data_type: TYPE_FP32 dims: 1 reshape {{ shape: {[1] * 33} }}'),
+        "tensor 'x reshape' has 33 dims, the limit is 32 for m",
+    ),
+    (
+        "nhwc",
+        given('name: "x" data_type: TYPE_FP32 format: FORMAT_NHWC dims: [4, 4]'),
+        "model input NHWC/NCHW require 3 dims for m",
+    ),
+    (
+        "nchw",
+        given('name: "x" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [4, 4, 4, 4]'),
+        "model input NHWC/NCHW require 3 dims for m",
+    ),
+    (
+        "shape_tensor",
+        given('name: "x" data_type: TYPE_INT32 dims: 2 is_shape_tensor: true'),
+        "shape tensors are only supported for TensorRT platform for m",
+    ),
+    (
+        "shape_tensor_out",
+        f'{BASE} output {{ name: "y" data_type: TYPE_INT32 dims: 2 is_shape_tensor: true }}',
+        "shape tensors are only supported for TensorRT platform for m",
+    ),
+    (
+        "non_linear",
+        given('name: "x" data_type: TYPE_FP16 dims: [1, 2, 3] is_non_linear_format_io: true'),
+        "Non-linear IO format is only supported for the TensorRT platform for m",
+    ),
+    (
+        "non_linear_dims",
+        'name: "m" platform: "tensorrt_plan" input { name: "x" data_type: TYPE_FP16 dims: [2, 3] '
+        "is_non_linear_format_io: true }",
+        "Non-linear IO format input requires 3 dims for m",
+    ),
+    (
+        "non_linear_dims_out",
+        'name: "m" platform: "tensorrt_plan" output { name: "y" data_type: TYPE_FP16 dims: [2, 3] '
+        "is_non_linear_format_io: true }",
+        "Non-linear IO format output requires 3 dims for m",
+    ),
+    (
+        "batch_input_without_source",
+        f'{BASE}{IO} batch_input {{ kind: BATCH_ITEM_SHAPE target_name: "z" data_type: TYPE_INT32 }}',
+        "batch input kind 'BATCH_ITEM_SHAPE' expects 1 source input, got 0 for m",
+    ),
+    (
+        "batch_input_with_two_sources",
+        f'{BASE}{IO} batch_input {{ target_name: "z" data_type: TYPE_INT32 source_input: ["x", "x"] }}',
+        "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 2 for m",
+    ),
+    (
+        "batch_input_type",
+        f'{BASE}{IO} batch_input {{ target_name: "z" data_type: TYPE_INT64 source_input: "x" }}',
+        "batch input data type must be TYPE_INT32 or TYPE_FP32 for m",
+    ),
+    (
+        "batch_input_of_nothing",
+        f'{BASE}{IO} batch_input {{ target_name: "z" data_type: TYPE_FP32 source_input: "y" }}',
+        "unknown source input name 'y' for m",
+    ),
+    (
+        "batch_output_source_count",
+        f'{BASE}{IO} batch_output {{ target_name: "y" }}',
+        "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 0 for m",
+    ),
+    (
+        "batch_output_source",
+        f'{BASE}{IO} batch_output {{ target_name: "y" source_input: "q" }}',
+        "unknown source input name 'q' for m",
+    ),
+    (
+        "batch_output_target",
+        f'{BASE}{IO} batch_output {{ target_name: "q" source_input: "x" }}',
+        "unknown target output name 'q' for m",
+    ),
+    (
+        "batch_output_target_twice",
+        f'{BASE}{IO} batch_output {{ target_name: ["y", "y"] source_input: "x" }}',
+        "target output name 'y' can only be specified once for m",
+    ),
+]
+
+INSTANCES = [
+    (
+        "negative_count",
+        f"{BASE} instance_group {{ count: -1 }}",
+        "instance group m_0 of model m has count -1, expected 1 to 1024, or 0 for the default",
+    ),
+    (
+        "too_many",
+        f'{BASE} instance_group {{ name: "g" count: 1025 }}',
+        "instance group g of model m has count 1025, expected 1 to 1024, or 0 for the default",
+    ),
+    (
+        "too_many_in_all",
+        f"{BASE} instance_group {{ count: 1024 }} instance_group {{ count: 1 }}",
+        "the instance groups of model m have 1025 instances in all, the limit is 1024",
+    ),
+    (
+        "no_gpus",
+        f"{BASE} instance_group {{ kind: KIND_GPU }}",
+        "instance group m_0 of model m has kind KIND_GPU but no GPUs are available",
+    ),
+    (
+        "cpu_with_gpus",
+        f"{BASE} instance_group {{ kind: KIND_CPU gpus: 0 }}",
+        "instance group m_0 of model m has kind KIND_CPU but specifies one or more GPUs",
+    ),
+    (
+        "model_with_gpus",
+        f"{BASE} instance_group {{ }} instance_group {{ kind: KIND_MODEL gpus: 0 }}",
+        "instance group m_1 of model m has kind KIND_MODEL but specifies one or more GPUs",
+    ),
+    (
+        "profile",
+        'name: "m" backend: "onnxruntime" instance_group { name: "g" profile: "1" }',
+        "instance group g of model m and platform onnxruntime_onnxspecifies profile field which is only supported for "
+        "TensorRT models",
+    ),
+    (
+        "negative_profile",
+        'name: "m" platform: "tensorrt_plan" instance_group { name: "g" profile: ["0", "-1"] }',
+        "instance group g of model m and platform tensorrt_plan specifies invalid profile -1. The field should contain "
+        "the string representation of a non-negative integer.",
+    ),
+]
+
+BATCHING = [
+    (
+        "preferred_zero",
+        f"{BASE} dynamic_batching {{ preferred_batch_size: 0 }}",
+        "dynamic batching preferred size must be positive for m",
+    ),
+    (
+        "preferred_negative",
+        f"{BASE} dynamic_batching {{ preferred_batch_size: [4, -4] }}",
+        "dynamic batching preferred size must be positive for m",
+    ),
+    (
+        "preferred_too_large",
+        f"{BASE} dynamic_batching {{ preferred_batch_size: [4, 9] }}",
+        "dynamic batching preferred size must be <= max batch size for m",
+    ),
+    (
+        "preferred_without_batches",
+        'name: "m" backend: "b" dynamic_batching { preferred_batch_size: 1 }',
+        "dynamic batching preferred size must be <= max batch size for m",
+    ),
+    (
+        "delay_beyond_the_clock",
+        f"{BASE} dynamic_batching {{ max_queue_delay_microseconds: {2**64 - 1} }}",
+        "dynamic_batching.max_queue_delay_microseconds is 18446744073709551615, the limit is 9223372036854775 "
+        "(292 years) for m",
+    ),
+    (
+        "timeout_beyond_the_clock",
+        f"{BASE} dynamic_batching {{ default_queue_policy {{ default_timeout_microseconds: {2**63} }} }}",
+        "dynamic_batching.default_queue_policy.default_timeout_microseconds is 9223372036854775808, the limit is "
+        "9223372036854775 (292 years) for m",
+    ),
+    (
+        "levels",
+        f"{BASE} dynamic_batching {{ priority_levels: {2**63} default_priority_level: 1 }}",
+        "dynamic batching has 9223372036854775808 priority levels, the limit is 1024 for m",
+    ),
+    (
+        "no_default_level",
+        f"{BASE} dynamic_batching {{ priority_levels: 3 }}",
+        "default priority level must be in range [1, 3] for m",
+    ),
+    (
+        "default_level_too_low",
+        f"{BASE} dynamic_batching {{ priority_levels: 3 default_priority_level: 4 }}",
+        "default priority level must be in range [1, 3] for m",
+    ),
+    (
+        "policy_for_level_zero",
+        f"{BASE} dynamic_batching {{ {LEVELS} priority_queue_policy {{ key: 0 }} }}",
+        "priority queue policy must have priority level in range [1, 3] for m",
+    ),
+    (
+        "policy_for_no_level",
+        f"{BASE} dynamic_batching {{ {LEVELS} priority_queue_policy {{ key: 4 }} }}",
+        "priority queue policy must have priority level in range [1, 3] for m",
+    ),
+    (
+        "ordering_and_levels",
+        f"{BASE} dynamic_batching {{ preserve_ordering: true priority_levels: 2 default_priority_level: 1 }}",
+        "Only one priority level is allowed when 'preserve_ordering' is true for m",
+    ),
+    (
+        "ordering_and_delay",
+        f"{BASE} dynamic_batching {{ preserve_ordering: true default_queue_policy {{ timeout_action: DELAY "
+        "default_timeout_microseconds: 1 } }",
+        "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
+    ),
+    (
+        "ordering_and_delay_of_a_level",
+        f"{BASE} dynamic_batching {{ preserve_ordering: true priority_levels: 1 default_priority_level: 1 "
+        "priority_queue_policy { key: 1 value { timeout_action: DELAY default_timeout_microseconds: 1 } } }",
+        "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
+    ),
+]
+
+SEQUENCES = [
+    (
+        "control_name",
+        f"{BASE} sequence_batching {{ control_input {{ control {{ int32_false_true: [0, 1] }} }} }}",
+        "sequence batching control tensor must have a name for m",
+    ),
+    (
+        "control_twice",
+        f'{BASE} sequence_batching {{ control_input {{ name: "C" }} control_input {{ name: "C" }} }}',
+        "sequence batching control tensor 'C' is specified for multiple control kinds for m",
+    ),
+    (
+        "two_starts",
+        f'{BASE} sequence_batching {{ control_input {{ name: "C" control {{ int32_false_true: [0, 1] }} }} '
+        'control_input { name: "D" control { fp32_false_true: [0, 1] } } }',
+        "sequence batching specifies multiple CONTROL_SEQUENCE_START tensors for m",
+    ),
+    (
+        "no_values",
+        control("kind: CONTROL_SEQUENCE_END"),
+        "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+        "CONTROL_SEQUENCE_END for m",
+    ),
+    (
+        "two_kinds_of_values",
+        control("kind: CONTROL_SEQUENCE_READY int32_false_true: [0, 1] bool_false_true: [false, true]"),
+        "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and 'bool_false_true' "
+        "for CONTROL_SEQUENCE_READY for m",
+    ),
+    (
+        "one_integer",
+        control("kind: CONTROL_SEQUENCE_START int32_false_true: [1]"),
+        "sequence batching control 'int32_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_START for m",
+    ),
+    (
+        "three_floats",
+        control("kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1, 2]"),
+        "sequence batching control 'fp32_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_START for m",
+    ),
+    (
+        "one_boolean",
+        control("kind: CONTROL_SEQUENCE_READY bool_false_true: [true]"),
+        "sequence batching control 'bool_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_READY for m",
+    ),
+    (
+        "id_type",
+        control("kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32"),
+        "unexpected data type for control CONTROL_SEQUENCE_CORRID for m. Allowed data types are TYPE_UINT64, "
+        "TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING",
+    ),
+    (
+        "id_without_type",
+        control("kind: CONTROL_SEQUENCE_CORRID"),
+        "unexpected data type for control CONTROL_SEQUENCE_CORRID for m. Allowed data types are TYPE_UINT64, "
+        "TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING",
+    ),
+    (
+        "id_with_values",
+        control("kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 int32_false_true: [0, 1]"),
+        "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+        "CONTROL_SEQUENCE_CORRID for m",
+    ),
+    *(
+        (
+            f"utilization_{value}",
+            f"{BASE} sequence_batching {{ direct {{ minimum_slot_utilization: {value} }} }}",
+            "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m",
+        )
+        for value in ("1.5", "-0.5", "nan")
+    ),
+    (
+        "preferred_zero",
+        f"{BASE} sequence_batching {{ oldest {{ preferred_batch_size: 0 }} }}",
+        "sequence batching preferred batch size must be positive for m",
+    ),
+    (
+        "preferred_too_large",
+        f"{BASE} sequence_batching {{ oldest {{ preferred_batch_size: 9 }} }}",
+        "sequence batching preferred batch size must be <= max batch size for m",
+    ),
+    (
+        "candidates",
+        f"{BASE} sequence_batching {{ oldest {{ max_candidate_sequences: -1 }} }}",
+        "sequence batching has -1 max candidate sequences, expected at least 1, or 0 for the default for m",
+    ),
+    *(
+        (
+            f"too_long_{field}",
+            f"{BASE} sequence_batching {{ {text} }}",
+            f"sequence_batching.{field} is 9223372036854776, the limit is 9223372036854775 (292 years) for m",
+        )
+        for field, text in [
+            ("max_sequence_idle_microseconds", "max_sequence_idle_microseconds: 9223372036854776"),
+            ("oldest.max_queue_delay_microseconds", "oldest { max_queue_delay_microseconds: 9223372036854776 }"),
+            ("direct.max_queue_delay_microseconds", "direct { max_queue_delay_microseconds: 9223372036854776 }"),
+        ]
+    ),
+    (
+        "batch_strategy",
+        f'{BASE} sequence_batching {{ }} parameters {{ key: "TRITON_BATCH_STRATEGY_PATH" value '
+        '{ string_value: "s.so" } }',
+        "parameter 'TRITON_BATCH_STRATEGY_PATH' is not allowed with sequence batching for m",
+    ),
+]
+
+STATES = [
+    (
+        "state_input",
+        state('output_name: "t" data_type: TYPE_FP32 dims: 1'),
+        "state 0 must specify 'input_name' for m",
+    ),
+    (
+        "state_output",
+        state('input_name: "s" data_type: TYPE_FP32 dims: 1'),
+        "state 0 must specify 'output_name' for m",
+    ),
+    (
+        "state_input_twice",
+        f'{BASE} sequence_batching {{ state {{ {S} }} state {{ input_name: "s" output_name: "u" data_type: TYPE_FP32 '
+        "dims: 1 } }",
+        "State input name 's' specified more than once.",
+    ),
+    (
+        "state_output_twice",
+        f'{BASE} sequence_batching {{ state {{ {S} }} state {{ input_name: "r" output_name: "t" data_type: TYPE_FP32 '
+        "dims: 1 } }",
+        "State output name 't' specified more than once.",
+    ),
+    ("type", state('input_name: "s" output_name: "t" dims: 1'), "state 's' must specify 'data_type' for m"),
+    (
+        "dims",
+        state('input_name: "s" output_name: "t" data_type: TYPE_FP32 dims: 0'),
+        "state 's' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+    ),
+    (
+        "size",
+        state(f'input_name: "s" output_name: "t" data_type: TYPE_FP32 dims: {2**61}'),
+        f"byte size for tensor 's' exceeds maximum size of {BIG} for m",
+    ),
+    (
+        "growable",
+        state(f"{S} use_growable_memory: true"),
+        "state 's' has 'use_growable_memory', which needs 'use_same_buffer_for_input_output' and instance groups of "
+        "kind KIND_GPU for m",
+    ),
+    (
+        "two_initial_states",
+        state(f"{S} initial_state {{ {INITIAL} zero_data: true }} initial_state {{ {INITIAL} zero_data: true }}"),
+        "initial_state field for state input 's' must contain exactly one or zero element. Found '2' elements.",
+    ),
+    (
+        "initial_type",
+        state(f'{S} initial_state {{ name: "i" data_type: TYPE_INT32 dims: [2, 3] zero_data: true }}'),
+        "The data type used for 'initial_state' field of state 's' does not match the state data type.",
+    ),
+    (
+        "initial_name",
+        state(f"{S} initial_state {{ data_type: TYPE_FP32 dims: [2, 3] zero_data: true }}"),
+        "Field 'name' must be set when using initial_state for state input 's'.",
+    ),
+    (
+        "initial_rank",
+        state(f'{S} initial_state {{ name: "i" data_type: TYPE_FP32 dims: [2] zero_data: true }}'),
+        "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input 's'. "
+        "1 != 2",
+    ),
+    (
+        "initial_dims",
+        state(f'{S} initial_state {{ name: "i" data_type: TYPE_FP32 dims: [3, 3] zero_data: true }}'),
+        "'initial_state' dim for input name 's' doesn't match 'state' dim description. 3 != 2",
+    ),
+    (
+        "initial_variable",
+        state(f'{S} initial_state {{ name: "i" data_type: TYPE_FP32 dims: [2, -1] zero_data: true }}'),
+        "'initial_state' field for state input name 's' contains variable dimensions.",
+    ),
+    (
+        "initial_negative",
+        state(f'{S} initial_state {{ name: "i" data_type: TYPE_FP32 dims: [2, -3] zero_data: true }}'),
+        "tensor 's' contains an invalid dimension in shape [2,-3]",
+    ),
+    (
+        "initial_size",
+        state(f'{S} initial_state {{ name: "i" data_type: TYPE_FP32 dims: [2, 1000000000] zero_data: true }}'),
+        "initial_state for state input 's' takes 8000000000 bytes, the limit is 4294967296",
+    ),
+    (
+        "initial_data",
+        state(f"{S} initial_state {{ {INITIAL} }}"),
+        "initial_state setting expects state's' to have state_data set",
+    ),
+]
+
+ENSEMBLES = [
+    ("no_scheduling", ENSEMBLE + IO, "ensemble scheduling must be set for ensemble e whose platform is ensemble"),
+    (
+        "other_platform",
+        f'name: "m" platform: "onnxruntime_onnx" {IO} ensemble_scheduling {{ {step("x", "y")} }}',
+        "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
+    ),
+    (
+        "instances",
+        f"{ensemble(step('x', 'y'))} instance_group {{ }}",
+        "instance group should not be specified for ensemble 'e'",
+    ),
+    (
+        "optimization",
+        f"{ensemble(step('x', 'y'))} optimization {{ }}",
+        "optimization should not be specified for ensemble 'e'",
+    ),
+    (
+        "warmup",
+        f"{ensemble(step('x', 'y'))} model_warmup {{ }}",
+        "model_warmup can not be specified for ensemble 'e'",
+    ),
+    ("no_step", ensemble(), "must specify 'step' for ensemble 'e'"),
+    (
+        "model_name",
+        ensemble(step("x", "y"), step("y", "z", model="")),
+        "must specify 'model_name' in step 1 of ensemble 'e'",
+    ),
+    ("input_map", ensemble(step("", "y")), "must specify 'input_map' in step 0 of ensemble 'e'"),
+    ("output_map", ensemble(step("x", "")), "must specify 'output_map' in step 0 of ensemble 'e'"),
+    (
+        "empty_tensor",
+        ensemble('step { model_name: "a" input_map { key: "X" value: "" } output_map { key: "Y" value: "y" } }'),
+        "'input_map' in step 0 of ensemble 'e' maps 'X' to '', expected the name of a tensor on both sides",
+    ),
+    (
+        "version",
+        ensemble(step("x", "y").replace("model_version: -1", "model_version: -2")),
+        "step 0 of ensemble 'e' has model_version -2, expected -1 for the latest or an integer >= 0",
+    ),
+    ("itself", ensemble(step("x", "y", model="e")), "circular dependency between ensembles: e -> e"),
+    (
+        "written_twice",
+        ensemble(step("x", "y"), step("x", "y")),
+        "ensemble tensor 'y' can appear in an output map only once for ensemble 'e' step 1",
+    ),
+    (
+        "unused_input",
+        f'{ensemble(step("x", "y"))} input {{ name: "w" data_type: TYPE_FP32 dims: 4 }}',
+        "ensemble input 'w' for ensemble e is not used",
+    ),
+    (
+        "unused_output",
+        f'{ensemble(step("x", "y"))} output {{ name: "w" data_type: TYPE_FP32 dims: 4 }}',
+        "ensemble output 'w' for ensemble e is not used",
+    ),
+    (
+        "output_not_reached",
+        ensemble(step("x v", "y")),
+        "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'v', is not connected",
+    ),
+    (
+        "output_far_from_reached",
+        ensemble(step("w", "y"), step("x v", "w")),
+        "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'v', is not connected",
+    ),
+    (
+        "circle",
+        ensemble(step("x w", "y"), step("y", "w")),
+        "output 'y' for ensemble 'e' is not written: at least one of its depending tensors, 'w', is not connected",
+    ),
+    ("output_of_itself", ensemble(step("x y", "y")), "output 'y' for ensemble 'e' is not written"),
+    ("unused_tensor", ensemble(step("x", "y z")), "ensemble tensor 'z' is unused in ensemble 'e'"),
+    (
+        "step_that_never_runs",
+        ensemble(step("x", "y"), step("v", "w")),
+        "ensemble tensor 'w' is unused in ensemble 'e'",
+    ),
+]
+
+WARMUP = [
+    (
+        "variable",
+        warmup("data_type: TYPE_FP32 dims: [2, -1] zero_data: true"),
+        "warmup setting expects all variable-size dimensions are specified for input 'x'",
+    ),
+    (
+        "negative",
+        warmup("data_type: TYPE_FP32 dims: [2, -2] zero_data: true"),
+        "tensor 'x' contains an invalid dimension in shape [2,-2]",
+    ),
+    (
+        "rank",
+        warmup(f"data_type: TYPE_FP32 dims: {[1] * 33} zero_data: true"),
+        "tensor 'x' has 33 dims, the limit is 32",
+    ),
+    (
+        "no_data",
+        warmup("data_type: TYPE_FP32 dims: 4"),
+        "warmup setting expects input 'x' to have input_data_type set",
+    ),
+    (
+        "no_type",
+        warmup("dims: 4 zero_data: true"),
+        "warmup sample 'w' of model m must specify 'data_type' for input 'x'",
+    ),
+    (
+        "size",
+        warmup("data_type: TYPE_INT64 dims: [2147483648, 2147483648, 2] random_data: true"),
+        f"warmup sample 'w' of model m takes {2**66} bytes for input 'x', the limit is 4294967296",
+    ),
+    (
+        "batch_size",
+        f'{BASE}{IO} model_warmup {{ name: "w" batch_size: 4294967295 }}',
+        "warmup sample 'w' of model m has batch_size 4294967295, the limit is 1024",
+    ),
+    (
+        "count",
+        f'{BASE}{IO} model_warmup {{ name: "w" batch_size: 1 count: 4294967295 }}',
+        "warmup sample 'w' of model m has count 4294967295, the limit is 1000000",
+    ),
+]
+
+TABLES = {
+    "model": MODEL,
+    "enums": ENUMS,
+    "tensors": TENSORS,
+    "instances": INSTANCES,
+    "batching": BATCHING,
+    "sequences": SEQUENCES,
+    "states": STATES,
+    "ensembles": ENSEMBLES,
+    "warmup": WARMUP,
+}
+BAD = [
+    pytest.param(text, message, id=f"{table}-{name}") for table, rows in TABLES.items() for name, text, message in rows
+]
+
+
+#: What follows from the mistake that a config makes.
+CONSEQUENCES = {
+    "ensemble tensor 'v' is unused in ensemble 'e'",
+    "ensemble tensor 'w' is unused in ensemble 'e'",
+}
+
+
+def derived(text: str, repository: Path) -> ModelConfig:
+    """The config as it is when it is validated."""
+    config = ModelConfig()
+    text_format.Parse(text, config)
+    (repository / config.name / "1").mkdir(parents=True)
+    derive(config, repository / config.name)
+    return config
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_a_bad_config_is_refused_in_the_words_of_the_rule(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        validate(derived(text, tmp_path))
+    assert (refusal.value.message, refusal.value.code) == (message, Code.INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_a_config_above_breaks_one_rule_only(text: str, message: str, tmp_path: Path) -> None:
+    assert {problem.message for problem in problems(derived(text, tmp_path))} - CONSEQUENCES | {message} == {message}
