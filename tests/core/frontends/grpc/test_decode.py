@@ -185,6 +185,7 @@ KEYS = "Only the following keys starting with 'triton_' are allowed: triton_enab
             "timeout", InferParameter(uint64_param=1),
             "invalid value type for 'timeout' parameter, expected int64_param.",
         ),
+        ("timeout", InferParameter(int64_param=-1), "invalid value for 'timeout', expected value >= 0."),
         ("triton_x", NO_BOOL, f"parameter keys starting with 'triton_' are reserved for Triton usage. {KEYS}"),
         (
             "p", InferParameter(uint64_param=1),

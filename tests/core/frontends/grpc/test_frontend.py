@@ -417,6 +417,7 @@ async def test_bytes_that_are_no_message_harm_only_their_call(repository: str) -
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await infer(body)
             assert caught.value.code() is grpc.StatusCode.INTERNAL
+            assert caught.value.details() == "Unable to parse request"
         live = method(channel, "inference.GRPCInferenceService/ServerLive")
         assert triton.ServerLiveResponse.FromString(await live(b"")).live
 

@@ -39,3 +39,7 @@ def test_details_fit_into_the_trailers_of_a_client(message: str) -> None:
 def test_a_long_plain_message_arrives_whole() -> None:
     assert details("x" * 6144) == "x" * 6144
     assert details("x" * 6145) == "x" * 6144 + "..."
+
+
+def test_half_a_surrogate_pair_is_replaced() -> None:
+    assert details("a\ud800b") == "a?b"
