@@ -19,6 +19,7 @@ from penstock.config.options import ServerOptions
 from penstock.errors import ConfigError, Unavailable
 from penstock.frontends.metrics import MetricsFrontend
 from penstock.server import Server
+from penstock.telemetry.statistics import ModelStatistics
 
 CONFIG = """
 backend: "identity" max_batch_size: 8
@@ -167,5 +168,18 @@ def test_port_in_use_is_named(repository: Path) -> None:
             with pytest.raises(Unavailable, match=f"127.0.0.1:{port}"):
                 async with started(repository, metrics_port=port):
                     pass
+
+    run(test)
+
+
+def test_metrics_that_cannot_be_read_are_an_error_and_not_a_silence(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with started(repository) as (_, _, client):
+            with monkeypatch.context() as broken:
+                broken.setattr(ModelStatistics, "snapshot", lambda self, pending: 1 / 0)
+                assert (await client.get("/metrics")).status_code == 500
+            assert (await client.get("/metrics")).status_code == 200
 
     run(test)

@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from prometheus_client import CollectorRegistry
 
+from penstock.config.options import ServerOptions
 from penstock.frontends.base import Frontend
 from penstock.frontends.http.connections import Connections
 from penstock.frontends.http.limits import Limits
@@ -20,6 +21,9 @@ from penstock.telemetry import exposition
 from penstock.telemetry.gpu import GpuCollector
 from penstock.telemetry.host import HostCollector, PinnedPoolCollector
 from penstock.telemetry.metrics import ModelCollector
+
+if TYPE_CHECKING:
+    from penstock.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +43,18 @@ class _Limits(Limits):
 class MetricsFrontend(Frontend):
     """``GET /metrics``. ``port`` is the one that is listened on, once started.
 
-    Everything is read when it is asked for, which takes about 0.3 ms of the event loop per model.
+    Everything is read when it is asked for: the models on the event loop, about 0.3 ms for each;
+    the devices, whose drivers and files may block, on a thread.
     """
 
     name: ClassVar[str] = "metrics"
     port: int = 0
     _acceptor: asyncio.Server | None = None
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self._models = ModelCollector(server.served, server.metrics, server.summaries)
+        self._pages: set[asyncio.Task[None]] = set()
 
     @property
     def enabled(self) -> bool:
@@ -52,7 +62,7 @@ class MetricsFrontend(Frontend):
 
     async def start(self) -> None:
         options = self.server.options
-        self._registry = self._collectors()
+        self._devices = await asyncio.to_thread(_devices, options)
         listener = listen(options.metrics_address, options.metrics_port, is_shared=False)
         self.port = listener.getsockname()[1]
         self._connections = connections = Connections(self._answer, _Limits())
@@ -67,22 +77,33 @@ class MetricsFrontend(Frontend):
             self._acceptor = None
             await self._connections.drain()
 
-    def _collectors(self) -> CollectorRegistry:
-        server, options = self.server, self.server.options
-        registry = CollectorRegistry()
-        registry.register(ModelCollector(server.served, server.metrics, server.summaries))
-        registry.register(PinnedPoolCollector(options.pinned_memory_pool_byte_size))
-        if options.allow_cpu_metrics and HostCollector.is_possible():
-            registry.register(HostCollector(options.metrics_interval_ms / 2000))
-        if options.allow_gpu_metrics:
-            registry.register(GpuCollector())
-        return registry
-
     def _answer(self, request: HttpRequest, reply: Reply) -> None:
         """As Triton: a path that is not known is an empty success."""
         if request.method != "GET":
             reply(text_error(405, "Method Not Allowed"))
         elif request.path in ("/metrics", "/metrics/"):
-            reply(HttpReply(200, _TEXT, (exposition.text(self._registry.collect()).encode(),)))
+            page = asyncio.get_running_loop().create_task(self._page(reply))
+            self._pages.add(page)
+            page.add_done_callback(self._pages.discard)
         else:
             reply(HttpReply(200, _TEXT))
+
+    async def _page(self, reply: Reply) -> None:
+        try:
+            models = exposition.text(self._models.collect())
+            devices = await asyncio.to_thread(lambda: exposition.text(self._devices.collect()))
+            reply(HttpReply(200, _TEXT, (models.encode(), devices.encode())))
+        except Exception:
+            log.exception("the metrics could not be read")
+            reply(text_error(500, "the metrics could not be read; the log of the server has the reason"))
+
+
+def _devices(options: ServerOptions) -> CollectorRegistry:
+    """What is known about the machine. Blocks: the GPU driver is loaded here."""
+    registry = CollectorRegistry()
+    registry.register(PinnedPoolCollector(options.pinned_memory_pool_byte_size))
+    if options.allow_cpu_metrics and HostCollector.is_possible():
+        registry.register(HostCollector(options.metrics_interval_ms / 2000))
+    if options.allow_gpu_metrics:
+        registry.register(GpuCollector())
+    return registry
