@@ -14,45 +14,55 @@ from penstock.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A file name that gives a model's kind away."""
+    """A model file's name, and the backend and platform that it tells."""
 
     filename: str
     backend: str
     platform: str = ""
-    is_directory: bool | None = None
+    may_be_file: bool = True
+    may_be_directory: bool = False
 
-    def matches(self, path: Path) -> bool:
-        found = path / self.filename
-        return found.exists() and self.is_directory in (None, found.is_dir())
+    def agrees(self, config: ModelConfig) -> bool:
+        """Whether what ``config`` says about backend, platform and file, if anything, is this."""
+        return (
+            config.backend in ("", self.backend)
+            and config.platform in ("", self.platform)
+            and config.default_model_filename in ("", self.filename)
+        )
+
+    def is_in(self, folder: Path) -> bool:
+        path = folder / self.filename
+        return (path.is_file() and self.may_be_file) or (path.is_dir() and self.may_be_directory)
 
 
 #: In Triton's order of precedence.
 _RULES = (
-    _Rule("model.savedmodel", "tensorflow", "tensorflow_savedmodel", True),
-    _Rule("model.graphdef", "tensorflow", "tensorflow_graphdef", False),
+    _Rule("model.savedmodel", "tensorflow", "tensorflow_savedmodel", may_be_file=False, may_be_directory=True),
+    _Rule("model.graphdef", "tensorflow", "tensorflow_graphdef"),
     _Rule("model.plan", "tensorrt", "tensorrt_plan"),
-    _Rule("model.onnx", "onnxruntime", "onnxruntime_onnx"),
+    _Rule("model.onnx", "onnxruntime", "onnxruntime_onnx", may_be_directory=True),
     _Rule("model.xml", "openvino"),
-    _Rule("model.pt", "pytorch", "pytorch_libtorch", False),
+    _Rule("model.pt", "pytorch", "pytorch_libtorch"),
     _Rule("model.pt2", "pytorch", "torch_aoti"),
     _Rule("model.py", "python"),
 )
 
-_BY_PLATFORM = {rule.platform: rule for rule in _RULES if rule.platform}
-_BY_BACKEND = {rule.backend: rule for rule in reversed(_RULES)}
+#: A platform of old that tells the backend and then is not one of its platforms.
+_LIBTORCH = "libtorch"
 _DEFAULT_IDLE_US = 1_000_000
 
 
 def derive(config: ModelConfig, model_path: Path) -> None:
     """Fill in name, backend, platform, file name and defaults of ``config``, in place.
 
-    Raises `ConfigError` if the name contradicts the directory or no backend can be told.
+    Raises `ConfigError` if the name contradicts the directory, or if neither the config nor the
+    directory nor the name tells a backend.
     """
     _derive_name(config, model_path)
-    if config.platform != "ensemble" and not config.HasField("ensemble_scheduling"):
+    if config.HasField("ensemble_scheduling") and not config.backend:
+        config.platform = config.platform or "ensemble"
+    if config.platform != "ensemble":
         _derive_backend(config, model_path)
-    elif not config.platform:
-        config.platform = "ensemble"
     _fill_defaults(config)
 
 
@@ -67,43 +77,51 @@ def _derive_name(config: ModelConfig, model_path: Path) -> None:
 
 
 def _derive_backend(config: ModelConfig, model_path: Path) -> None:
-    rule = _BY_PLATFORM.get(config.platform)
-    if rule is None and not config.backend and not config.platform:
-        rule = _by_file(model_path)
-        if rule is None:
-            rule = _by_model_name(config)
-    if rule is None:
-        rule = _known_file(config, model_path)
-    if rule is None:
-        return
-    config.backend = config.backend or rule.backend
-    if config.backend == rule.backend:
-        config.platform = config.platform or rule.platform
-        config.default_model_filename = config.default_model_filename or rule.filename
+    if config.platform == _LIBTORCH:
+        config.backend = config.backend or "pytorch"
+    rule = _find_rule(config, model_path)
+    if rule is not None:
+        config.backend, config.platform = rule.backend, rule.platform
+        if not config.default_model_filename and config.runtime != "model.py":
+            config.default_model_filename = rule.filename
+    elif not (config.backend or config.platform or config.default_model_filename):
+        _derive_from_name(config)
 
 
-def _by_file(model_path: Path) -> _Rule | None:
-    """The first rule that fits the first subdirectory, by name."""
-    folders = sorted(path for path in model_path.iterdir() if path.is_dir()) if model_path.is_dir() else []
-    return next((rule for rule in _RULES if rule.matches(folders[0])), None) if folders else None
+def _find_rule(config: ModelConfig, model_path: Path) -> _Rule | None:
+    """The rule for the file that is in the first version; else, if the config tells it, the first that fits.
+
+    A file name of the author's own says nothing about the backend, which the config then must.
+    """
+    told = ModelConfig(backend=config.backend, platform=config.platform)
+    if config.default_model_filename in {rule.filename for rule in _RULES} or not (config.backend or config.platform):
+        told.default_model_filename = config.default_model_filename
+    fitting = [rule for rule in _RULES if rule.agrees(told)]
+    folder = _first_folder(model_path)
+    present = [rule for rule in fitting if folder is not None and rule.is_in(folder)]
+    is_told = told != ModelConfig()
+    return next(iter(present or (fitting if is_told else [])), None)
 
 
-def _by_model_name(config: ModelConfig) -> _Rule | None:
-    if config.default_model_filename:
-        return None
-    _, dot, backend = config.name.partition(".")
-    if not dot or not backend:
+def _first_folder(model_path: Path) -> Path | None:
+    """The first subdirectory by name, the only one that is looked into; hidden ones do not count."""
+    try:
+        folders = [path for path in model_path.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        return min(folders, default=None)
+    except OSError as error:
+        raise ConfigError(f"cannot read model directory '{model_path}': {error.strerror}") from error
+
+
+def _derive_from_name(config: ModelConfig) -> None:
+    """``model.<backend>``, the last resort of a model without any config."""
+    _, _, backend = config.name.partition(".")
+    if not backend:
         raise ConfigError(
             f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
             "configuration. Expected model name of the form 'model.<backend_name>'."
         )
-    return _Rule(f"model.{backend}", backend)
-
-
-def _known_file(config: ModelConfig, model_path: Path) -> _Rule | None:
-    """For a backend that has several files, the one that is there; else its first."""
-    found = _by_file(model_path)
-    return found if found is not None and found.backend == config.backend else _BY_BACKEND.get(config.backend)
+    config.backend = backend
+    config.default_model_filename = f"model.{backend}"
 
 
 def _fill_defaults(config: ModelConfig) -> None:
@@ -113,16 +131,19 @@ def _fill_defaults(config: ModelConfig) -> None:
     if config.HasField("sequence_batching"):
         batching = config.sequence_batching
         batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or _DEFAULT_IDLE_US
-        if batching.HasField("oldest") and not batching.oldest.preferred_batch_size and config.max_batch_size > 0:
-            batching.oldest.preferred_batch_size.append(config.max_batch_size)
     if config.platform != "ensemble":
-        for memory in (config.optimization.input_pinned_memory, config.optimization.output_pinned_memory):
-            memory.enable = True
+        optimization = config.optimization
+        for field in ("input_pinned_memory", "output_pinned_memory"):
+            if not optimization.HasField(field):
+                getattr(optimization, field).enable = True
 
 
 def fill_batching(config: ModelConfig) -> None:
-    """The default preferred size; again after auto-completion has set ``max_batch_size``."""
-    if config.HasField("dynamic_batching") and config.max_batch_size > 0:
-        batching = config.dynamic_batching
-        if not batching.preferred_batch_size:
-            batching.preferred_batch_size.append(config.max_batch_size)
+    """The default preferred sizes; again after auto-completion has set ``max_batch_size``."""
+    if config.max_batch_size > 0:
+        if config.HasField("dynamic_batching") and not config.dynamic_batching.preferred_batch_size:
+            config.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
+        if config.sequence_batching.HasField("oldest"):
+            oldest = config.sequence_batching.oldest
+            if not oldest.preferred_batch_size:
+                oldest.preferred_batch_size.append(config.max_batch_size)

@@ -7,12 +7,14 @@ A field's key is its name, or ``metadata={"key": ...}``. A field of type ``dict[
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field, fields
+from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.config.model_config_pb2 import ModelParameter
-from penstock.errors import ConfigError
+from penstock.config.wording import clip
+from penstock.errors import ConfigError, PluginError
 
 T = TypeVar("T")
 
@@ -24,36 +26,51 @@ def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
     """An instance of the dataclass ``cls``; its fields may be str, int, float, bool, or X | None.
 
     A class without fields takes any key and reads none. Raises `ConfigError` for an unknown key,
-    listing the known ones, and for a value that is not of its field's type.
+    listing the known ones, for a value that is not of its field's type, and for a `ValueError` of
+    the class itself; `PluginError` for a field of any other type.
     """
     declared = fields(cls)  # type: ignore[arg-type]
     if not declared:
         return cls()
     keys = {field.metadata.get("key", field.name): field for field in declared if "prefix" not in field.metadata}
     families = {field.metadata["prefix"]: field for field in declared if "prefix" in field.metadata}
+    convert = {key: _converter(cls, field.name) for key, field in keys.items()}
     values: dict[str, Any] = {}
     for key in sorted(given):
         text = given[key].string_value
         prefix = next((prefix for prefix in families if key.startswith(prefix)), None)
         if key in keys:
-            values[keys[key].name] = _convert(key, text, keys[key])
+            values[keys[key].name] = convert[key](key, text)
         elif prefix is not None:
             values.setdefault(families[prefix].name, {})[key] = text
         elif key not in CORE_KEYS:
             raise ConfigError(_unknown(key, [*keys, *(f"{prefix}*" for prefix in families)]))
-    return cls(**values)
-
-
-def _convert(key: str, text: str, field: Field[Any]) -> Any:
-    kind = str(field.type).removesuffix(" | None")
     try:
-        return _CONVERTERS[kind](text.strip())
-    except ValueError:
-        raise ConfigError(f"parameter '{key}' is '{text}', expected {_EXPECTED[kind]}") from None
+        return cls(**values)
+    except ValueError as error:
+        raise ConfigError(f"parameters: {error}") from error
+
+
+def _converter(cls: type, name: str) -> Callable[[str, str], Any]:
+    """What makes a value of field ``name`` from a key and its text."""
+    hint = get_type_hints(cls)[name]
+    choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [kind for kind in choices if kind is not type(None)]
+    if len(kinds) != 1 or kinds[0] not in _CONVERTERS:
+        raise PluginError(f"{cls.__module__}.{cls.__qualname__}.{name} is {hint}, expected str, int, float or bool")
+
+    def convert(key: str, text: str) -> Any:
+        parse, expected = _CONVERTERS[kinds[0]]
+        try:
+            return parse(text)
+        except ValueError:
+            raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}") from None
+
+    return convert
 
 
 def _boolean(text: str) -> bool:
-    folded = text.lower()
+    folded = text.strip().lower()
     if folded in ("true", "on", "yes", "1"):
         return True
     if folded in ("false", "off", "no", "0"):
@@ -61,12 +78,15 @@ def _boolean(text: str) -> bool:
     raise ValueError(text)
 
 
-#: By the annotation as written: parameter modules use ``from __future__ import annotations``.
-_CONVERTERS: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "float": float, "bool": _boolean}
-_EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+_CONVERTERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    str: (str, "text"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    bool: (_boolean, "true or false"),
+}
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    nearest = get_close_matches(key, known, 1)
+    nearest = get_close_matches(clip(key), known, 1)
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
-    return f"unknown parameter '{key}'; {hint}known: {', '.join(sorted(known))}"
+    return f"unknown parameter '{clip(key)}'; {hint}known: {', '.join(sorted(known))}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from penstock.config.model_config_pb2 import ModelConfig
@@ -27,23 +28,27 @@ def completions(before: ModelConfig, after: ModelConfig, source: str) -> list[Co
 
 
 def _differences(before: Message, after: Message, prefix: str) -> Iterator[tuple[str, str]]:
-    known = {descriptor.name: value for descriptor, value in before.ListFields()}
-    for descriptor, value in after.ListFields():
-        path = f"{prefix}{descriptor.name}"
-        old = known.get(descriptor.name)
-        if old == value:
-            continue
-        is_message = descriptor.message_type is not None
-        is_map = is_message and descriptor.message_type.GetOptions().map_entry
-        if is_message and descriptor.is_repeated and not is_map:
-            yield from _in_list(old or (), value, path)
-        elif is_message and not descriptor.is_repeated and value.ListFields():
-            yield from _differences(old if old is not None else type(value)(), value, f"{path}.")
-        else:
-            yield path, _text(descriptor, value)
+    for field, value in after.ListFields():
+        old = getattr(before, field.name)
+        path = f"{prefix}{field.name}"
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            yield from _in_map(old, value, path)
+        elif field.message_type is not None and field.is_repeated:
+            yield from _in_list(old, value, path)
+        elif field.message_type is not None:
+            yield from _in_message(old, value, path, before.HasField(field.name))
+        elif old != value:
+            yield path, _text(field, value)
 
 
-def _in_list(before: Any, after: Any, path: str) -> Iterator[tuple[str, str]]:
+def _in_message(before: Message, after: Message, path: str, was_set: bool) -> Iterator[tuple[str, str]]:
+    if after.ListFields():
+        yield from _differences(before, after, f"{path}.")
+    elif not was_set:
+        yield path, "{ }"
+
+
+def _in_list(before: Sequence[Message], after: Sequence[Message], path: str) -> Iterator[tuple[str, str]]:
     for index, item in enumerate(after):
         if index < len(before):
             yield from _differences(before[index], item, f"{path}[{index}].")
@@ -51,9 +56,15 @@ def _in_list(before: Any, after: Any, path: str) -> Iterator[tuple[str, str]]:
             yield f"{path}[{index}]", text_format.MessageToString(item, as_one_line=True)
 
 
-def _text(descriptor: Any, value: Any) -> str:
-    if descriptor.enum_type is not None and not descriptor.is_repeated:
-        return str(descriptor.enum_type.values_by_number[value].name)
-    if isinstance(value, Message):
-        return "{ }"
-    return str(list(value)) if descriptor.is_repeated else str(value)
+def _in_map(before: Mapping[Any, Any], after: Mapping[Any, Any], path: str) -> Iterator[tuple[str, str]]:
+    for key in sorted(after):
+        value = after[key]
+        if key not in before or before[key] != value:
+            text = text_format.MessageToString(value, as_one_line=True) if isinstance(value, Message) else str(value)
+            yield f"{path}[{key!r}]", text
+
+
+def _text(field: FieldDescriptor, value: Any) -> str:
+    if field.is_repeated:
+        return str(list(value))
+    return str(field.enum_type.values_by_number[value].name) if field.enum_type is not None else str(value)

@@ -1,0 +1,201 @@
+"""What a config leaves out, told from the directory (behaviours.md section 4.3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+
+from penstock.config.derive import derive, fill_batching
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.errors import ConfigError
+
+Told = tuple[str, str, str]
+
+
+def derived(root: Path, text: str = "", files: str = "", name: str = "m") -> ModelConfig:
+    """``text`` completed beside ``files``: paths in the model's directory; one ending in / is a directory."""
+    for file in (f"{name}/", *(f"{name}/{file}" for file in files.split())):
+        path = root / file
+        (path if file.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not file.endswith("/"):
+            path.touch()
+    config = text_format.Parse(text, ModelConfig())
+    derive(config, root / name)
+    return config
+
+
+def told(config: ModelConfig) -> Told:
+    return config.backend, config.platform, config.default_model_filename
+
+
+SAVED: Told = ("tensorflow", "tensorflow_savedmodel", "model.savedmodel")
+GRAPH: Told = ("tensorflow", "tensorflow_graphdef", "model.graphdef")
+PLAN: Told = ("tensorrt", "tensorrt_plan", "model.plan")
+ONNX: Told = ("onnxruntime", "onnxruntime_onnx", "model.onnx")
+OPENVINO: Told = ("openvino", "", "model.xml")
+TORCH: Told = ("pytorch", "pytorch_libtorch", "model.pt")
+AOTI: Told = ("pytorch", "torch_aoti", "model.pt2")
+PYTHON: Told = ("python", "", "model.py")
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ("1/model.savedmodel/", SAVED),
+        ("1/model.graphdef", GRAPH),
+        ("1/model.plan", PLAN),
+        ("1/model.onnx", ONNX),
+        ("1/model.onnx/model.onnx", ONNX),
+        ("1/model.xml", OPENVINO),
+        ("1/model.pt", TORCH),
+        ("1/model.pt2", AOTI),
+        ("1/model.py", PYTHON),
+    ],
+)
+def test_a_model_file_alone_tells_everything(tmp_path: Path, files: str, wanted: Told) -> None:
+    assert told(derived(tmp_path, "", files)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ("1/model.py 1/model.pt2 1/model.pt", TORCH),
+        ("1/model.py 1/model.pt 1/model.xml", OPENVINO),
+        ("1/model.xml 1/model.onnx", ONNX),
+        ("1/model.onnx 1/model.plan", PLAN),
+        ("1/model.plan 1/model.graphdef", GRAPH),
+        ("1/model.graphdef 1/model.savedmodel/", SAVED),
+        ("1/model.pt/ 1/model.py", PYTHON),
+        ("1/model.graphdef/ 1/model.py", PYTHON),
+    ],
+)
+def test_of_several_files_the_first_in_tritons_order_counts(tmp_path: Path, files: str, wanted: Told) -> None:
+    assert told(derived(tmp_path, "", files)) == wanted
+
+
+def test_only_the_first_directory_by_name_is_looked_into(tmp_path: Path) -> None:
+    assert told(derived(tmp_path, "", "1/ 2/model.onnx 10/model.py .cache/model.plan", "m.custom"))[0] == "custom"
+    assert told(derived(tmp_path, "", "10/model.py 2/model.onnx", "n")) == PYTHON
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('backend: "onnxruntime"', ONNX),
+        ('platform: "onnxruntime_onnx"', ONNX),
+        ('default_model_filename: "model.onnx"', ONNX),
+        ('backend: "onnxruntime" default_model_filename: "net.onnx"', (*ONNX[:2], "net.onnx")),
+        ('platform: "onnxruntime_onnx" default_model_filename: "net.onnx"', (*ONNX[:2], "net.onnx")),
+        ('platform: "tensorflow_graphdef"', GRAPH),
+        ('backend: "tensorflow" default_model_filename: "model.graphdef"', GRAPH),
+        ('backend: "tensorrt"', PLAN),
+        ('backend: "openvino"', OPENVINO),
+        ('backend: "openvino" default_model_filename: "model.onnx"', ("openvino", "", "model.onnx")),
+        ('backend: "pytorch"', TORCH),
+        ('platform: "torch_aoti"', AOTI),
+        ('backend: "pytorch" runtime: "model.py"', ("pytorch", "pytorch_libtorch", "")),
+        ('backend: "python"', PYTHON),
+        ('backend: "identity"', ("identity", "", "")),
+        ('platform: "libtorch"', ("pytorch", "libtorch", "")),
+        ('platform: "caffe2"', ("", "caffe2", "")),
+        ('default_model_filename: "net.onnx"', ("", "", "net.onnx")),
+    ],
+)
+def test_what_the_config_says_tells_the_rest_without_files(tmp_path: Path, text: str, wanted: Told) -> None:
+    assert told(derived(tmp_path, text)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "wanted"),
+    [
+        ('backend: "python"', "1/model.onnx 1/model.py", PYTHON),
+        ('backend: "pytorch"', "1/model.pt2", AOTI),
+        ('backend: "tensorflow"', "1/model.graphdef", GRAPH),
+        ('backend: "identity"', "1/model.onnx", ("identity", "", "")),
+    ],
+)
+def test_the_config_goes_before_the_files(tmp_path: Path, text: str, files: str, wanted: Told) -> None:
+    assert told(derived(tmp_path, text, files)) == wanted
+
+
+def test_the_models_name_is_the_last_resort(tmp_path: Path) -> None:
+    assert told(derived(tmp_path, name="net.my.backend")) == ("my.backend", "", "model.my.backend")
+
+
+@pytest.mark.parametrize("name", ["m", "m."])
+def test_a_model_that_tells_no_backend_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        derived(tmp_path, "max_batch_size: 2", "1/weights.bin", name)
+    assert caught.value.message == (
+        f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
+        "Expected model name of the form 'model.<backend_name>'."
+    )
+
+
+def test_the_name_comes_from_the_directory_and_must_not_contradict_it(tmp_path: Path) -> None:
+    assert derived(tmp_path, 'backend: "identity"').name == "m"
+    assert derived(tmp_path, 'name: "m" backend: "identity"').name == "m"
+    with pytest.raises(ConfigError) as caught:
+        derived(tmp_path, 'name: "other" backend: "identity"')
+    assert caught.value.message == (
+        "unexpected directory name 'm' for model 'other', directory name must equal model name"
+    )
+
+
+def test_a_directory_that_is_gone_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^cannot read model directory '.*/gone': No such file or directory$"):
+        derive(ModelConfig(), tmp_path / "gone")
+
+
+def test_an_ensemble_has_no_backend_and_no_pinned_memory(tmp_path: Path) -> None:
+    config = derived(tmp_path, "ensemble_scheduling { }", "1/model.onnx")
+    assert told(config) == ("", "ensemble", "")
+    assert not config.HasField("optimization")
+
+
+def test_scheduling_of_an_ensemble_does_not_make_one_of_a_backends_model(tmp_path: Path) -> None:
+    assert told(derived(tmp_path, 'backend: "identity" ensemble_scheduling { }')) == ("identity", "", "")
+
+
+def test_defaults_are_filled_in_and_choices_are_kept(tmp_path: Path) -> None:
+    config = derived(tmp_path, 'backend: "identity"')
+    assert config.version_policy.latest.num_versions == 1
+    assert config.optimization.input_pinned_memory.enable
+    assert config.optimization.output_pinned_memory.enable
+    chosen = derived(
+        tmp_path,
+        'backend: "identity" version_policy { all { } } optimization { input_pinned_memory { enable: false } }',
+    )
+    assert chosen.version_policy.WhichOneof("policy_choice") == "all"
+    assert not chosen.optimization.input_pinned_memory.enable
+    assert chosen.optimization.output_pinned_memory.enable
+
+
+def test_preferred_sizes_are_the_whole_batch(tmp_path: Path) -> None:
+    base = 'backend: "identity" max_batch_size: 6 '
+    assert derived(tmp_path, base + "dynamic_batching { }").dynamic_batching.preferred_batch_size == [6]
+    kept = derived(tmp_path, base + "dynamic_batching { preferred_batch_size: 2 }")
+    assert kept.dynamic_batching.preferred_batch_size == [2]
+    oldest = derived(tmp_path, base + "sequence_batching { oldest { } }").sequence_batching
+    assert oldest.oldest.preferred_batch_size == [6]
+    assert oldest.max_sequence_idle_microseconds == 1_000_000
+    direct = derived(tmp_path, base + "sequence_batching { max_sequence_idle_microseconds: 5 }").sequence_batching
+    assert direct.WhichOneof("strategy_choice") is None
+    assert direct.max_sequence_idle_microseconds == 5
+
+
+def test_preferred_sizes_follow_a_batch_size_that_is_completed_later(tmp_path: Path) -> None:
+    config = derived(tmp_path, 'backend: "identity" dynamic_batching { }')
+    assert config.dynamic_batching.preferred_batch_size == []
+    config.max_batch_size = 4
+    fill_batching(config)
+    assert config.dynamic_batching.preferred_batch_size == [4]
+
+
+def test_deriving_twice_changes_nothing(tmp_path: Path) -> None:
+    config = derived(tmp_path, "max_batch_size: 4 dynamic_batching { }", "1/model.onnx")
+    again = ModelConfig.FromString(config.SerializeToString())
+    derive(again, tmp_path / "m")
+    assert again == config

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format, text_format
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.config import model_config_pb2 as pb
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.config.parse import MAX_BYTES, find_config, parse_json, parse_text, read_config
+from penstock.errors import Code, ConfigError
+
+INT32 = "a whole number from -2147483648 to 2147483647"
+TYPES = (
+    "TYPE_BOOL, TYPE_UINT8, TYPE_UINT16, TYPE_UINT32, TYPE_UINT64, TYPE_INT8, TYPE_INT16, TYPE_INT32, TYPE_INT64, "
+    "TYPE_FP16, TYPE_FP32, TYPE_FP64, TYPE_STRING, TYPE_BF16"
+)
+
+BAD_TEXTS = [
+    ("max_batchsize: 3", "1:1: ModelConfig has no field 'max_batchsize'; did you mean 'max_batch_size'?"),
+    ("MAX_BATCH_SIZE: 3", "1:1: ModelConfig has no field 'MAX_BATCH_SIZE'; did you mean 'max_batch_size'?"),
+    (
+        'name: "m"\n  input [ { nam: "x" } ]',
+        "2:13: input[0]: ModelInput has no field 'nam'; did you mean 'name'?",
+    ),
+    (
+        'input { name: "a" }\ninput {\n  dims: 1 # a } in a comment\n  name: "} in a string"\n  shape: 3 }',
+        "5:3: input[1]: ModelInput has no field 'shape'; did you mean 'reshape'?",
+    ),
+    (
+        'output [ { name: "a" }, { name: "b" reshape: { zzz: 1 } } ]',
+        "1:48: output[1].reshape: ModelTensorReshape has no field 'zzz'; its fields are shape",
+    ),
+    (
+        'parameters { key: "a" value: { string_val: "b" } }',
+        "1:32: parameters[0].value: ModelParameter has no field 'string_val'; did you mean 'string_value'?",
+    ),
+    ('max_batch_size: "a"', f'1:17: max_batch_size: expected {INT32}, found "a"'),
+    ("max_batch_size: 99999999999", f"1:17: max_batch_size: expected {INT32}, found 99999999999"),
+    (
+        "version_policy: { latest { num_versions: -1 } }",
+        "1:42: version_policy.latest.num_versions: expected a whole number from 0 to 4294967295, found -1",
+    ),
+    (
+        'input [\n  {\n    name: "a"\n    data_type: TYPE_FP31\n  }\n]',
+        f"4:16: input[0].data_type: expected one of {TYPES}, found TYPE_FP31; did you mean 'TYPE_FP32'?",
+    ),
+    (
+        "instance_group [ { kind: GPU } ]",
+        "1:26: instance_group[0].kind: expected one of KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL, found GPU; "
+        "did you mean 'KIND_GPU'?",
+    ),
+    (
+        "dynamic_batching { preserve_ordering: maybe }",
+        "1:39: dynamic_batching.preserve_ordering: expected true or false, found maybe",
+    ),
+    ("name: 3", "1:7: name: expected a quoted string, found 3"),
+    ("dynamic_batching: 3", "1:19: dynamic_batching: expected '{', found 3"),
+    ("max_batch_size 3", "1:16: expected ':', found 3"),
+    ("input { dims: [1,2 }", "1:20: input[0].dims: expected ',', found }"),
+    ('input { name: "x" ', "1:15: input[0].name: expected '}', found the end"),
+    ('name: "a" name: "b"', "1:17: name: is given more than once"),
+    ("\x00", r"1:1: Expected identifier or number, got \x00"),
+    (
+        "dynamic_batching {} sequence_batching {}",
+        '1:21: Field "sequence_batching" is specified along with field "dynamic_batching", another member of oneof '
+        '"scheduling_choice" for message type "ModelConfig"',
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_TEXTS)
+def test_a_bad_text_is_refused_with_line_column_field_and_reason(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_text(text, "m/config.pbtxt")
+    assert caught.value.message == f"m/config.pbtxt:{message}"
+    assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+BAD_JSONS = [
+    ("{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+    ("[]", "expected a JSON object, found list"),
+    ("null", "expected a JSON object, found NoneType"),
+    ('{"name":"a","name":"b"}', "not JSON: 'name' is given more than once"),
+    ('{"max_batchsize":3}', "ModelConfig has no field 'max_batchsize'; did you mean 'max_batch_size'?"),
+    ('{"input":[{},{"nam":"a"}]}', "input[1]: ModelInput has no field 'nam'; did you mean 'name'?"),
+    (
+        '{"parameters":{"a":{"x":1}}}',
+        "parameters[\"a\"]: ModelParameter has no field 'x'; its fields are string_value",
+    ),
+    ('{"input":3}', "Failed to parse input field: repeated field input must be in [] which is 3"),
+    (
+        '{"model_warmup":[{"inputs":{"a":{"data_type":"TYPE_X"}}}]}',
+        "Failed to parse data_type field: Invalid enum value TYPE_X for enum type DataType at "
+        "model_warmup[0].inputs[a].data_type",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_JSONS)
+def test_a_bad_json_is_refused_in_tritons_words(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_json(text)
+    assert caught.value.message == f"Invalid config override: {message}"
+
+
+def test_json_takes_both_spellings_of_names_and_any_case_of_enums() -> None:
+    snake = parse_json('{"max_batch_size": 4, "input": [{"name": "a", "data_type": "type_fp32", "dims": ["3", -1]}]}')
+    camel = parse_json('{"maxBatchSize": 4, "input": [{"name": "a", "dataType": "TYPE_FP32", "dims": [3, "-1"]}]}')
+    wanted = ModelConfig(max_batch_size=4, input=[pb.ModelInput(name="a", data_type=pb.TYPE_FP32, dims=[3, -1])])
+    assert snake == camel == wanted
+
+
+CONFIG = text_format.Parse(
+    """
+    name: "m" backend: "identity" max_batch_size: 8
+    input [ { name: "a" data_type: TYPE_STRING dims: [ -1 ] reshape { shape: [ -1, 1 ] } optional: true } ]
+    output [ { name: "b" data_type: TYPE_BF16 dims: [ 1 ] reshape { } label_filename: "labels.txt" } ]
+    dynamic_batching { preferred_batch_size: [ 2, 4 ] priority_levels: 2 default_priority_level: 1
+      priority_queue_policy { key: 2 value { timeout_action: DELAY default_timeout_microseconds: 9 } } }
+    instance_group [ { kind: KIND_GPU gpus: [ 0, 1 ] rate_limiter { resources { name: "r" count: 2 } } } ]
+    parameters [ { key: "p" value { string_value: "v" } } ]
+    model_metrics { metric_control { metric_identifier { family: "f" } histogram_options { buckets: [ 1.5, 2 ] } } }
+    """,
+    ModelConfig(),
+)
+
+
+def test_text_and_json_give_the_same_config() -> None:
+    assert parse_text(text_format.MessageToString(CONFIG)) == CONFIG
+    assert parse_json(json_format.MessageToJson(CONFIG)) == CONFIG
+    assert parse_json(json_format.MessageToJson(CONFIG, preserving_proto_field_name=True)) == CONFIG
+
+
+@given(st.integers(0, 10**9), st.sampled_from(["{", "}", '"', "[", ":", "max_batch_size", "-1", "'", "\n", "\0", "é"]))
+def test_no_damage_to_a_text_gets_past_config_error(where: int, junk: str) -> None:
+    text = text_format.MessageToString(CONFIG)
+    where %= len(text)
+    for damaged in (text[:where], text[:where] + junk + text[where:], text[:where] + text[where + 1 :]):
+        outcome_of(parse_text, damaged)
+
+
+@given(st.integers(0, 10**9), st.sampled_from(["{", "}", '"', "[", "null", "-1", "1e400", "\0", '{"a":1}']))
+def test_no_damage_to_a_json_gets_past_config_error(where: int, junk: str) -> None:
+    text = json_format.MessageToJson(CONFIG)
+    where %= len(text)
+    for damaged in (text[:where], text[:where] + junk + text[where:], text[:where] + text[where + 1 :]):
+        outcome_of(parse_json, damaged)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "key", "dims", "1"]), inner),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from([field.name for field in ModelConfig.DESCRIPTOR.fields]), VALUES)
+def test_a_json_value_of_any_kind_gives_a_config_or_a_config_error(field: str, value: object) -> None:
+    outcome_of(parse_json, json.dumps({field: value}))
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', '{"input":[', '{"parameters":{"a":'])
+def test_a_million_levels_of_json_are_refused(opening: str) -> None:
+    with pytest.raises(ConfigError, match=r"^Invalid config override: not JSON"):
+        parse_json(opening * (1_000_000 // len(opening)))
+
+
+@pytest.mark.parametrize("opening", ["{", "[", "input {", "input [", "input <", "dynamic_batching {"])
+def test_a_million_levels_of_text_are_refused(opening: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_text(opening * (1_000_000 // len(opening)))
+    assert len(caught.value.message) < 1000
+
+
+def test_a_huge_token_does_not_come_back_in_the_message() -> None:
+    for text in (f"{'x' * 100_000}: 1", f"max_batch_size: {'x' * 100_000}", f'name: "{"x" * 100_000}'):
+        with pytest.raises(ConfigError) as caught:
+            parse_text(text)
+        assert len(caught.value.message) < 1000
+
+
+def test_a_config_over_the_limit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_text("#" * (MAX_BYTES + 1))
+    with pytest.raises(ConfigError, match=rf"^{path}: larger than {MAX_BYTES} bytes"):
+        read_config(path)
+    with pytest.raises(ConfigError, match=rf"^Invalid config override: .* the limit is {MAX_BYTES}$"):
+        parse_json(" " * (MAX_BYTES + 1))
+
+
+def test_a_config_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_bytes(b'name: "\xff"')
+    with pytest.raises(ConfigError) as caught:
+        read_config(path)
+    assert caught.value.message == f"{path}: not UTF-8 text: invalid start byte at byte 7"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_config(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_bytes(b'\xef\xbb\xbfname: "m"')
+    assert read_config(path).name == "m"
+
+
+def test_an_unreadable_config_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_config(tmp_path)
+
+
+def test_the_named_config_goes_before_the_plain_one(tmp_path: Path) -> None:
+    assert find_config(tmp_path, "small") is None
+    plain = tmp_path / "config.pbtxt"
+    plain.touch()
+    assert find_config(tmp_path, "small") == plain
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "small.pbtxt").touch()
+    assert find_config(tmp_path, "small") == tmp_path / "configs" / "small.pbtxt"
+    assert find_config(tmp_path) == plain
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/b", "..", "a\0b"])
+def test_a_config_name_cannot_leave_the_configs_directory(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="must be a file name without directories"):
+        find_config(tmp_path, name)
+
+
+def outcome_of(parse: Callable[[str], ModelConfig], text: str) -> None:
+    """Parse; anything but a config or a `ConfigError` fails the test."""
+    with suppress(ConfigError):
+        assert isinstance(parse(text), ModelConfig)
