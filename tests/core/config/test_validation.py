@@ -111,6 +111,13 @@ GOOD = {
           step {{ model_name: "b" model_version: -1 input_map {{ key: "A" value: "y" }}
             output_map {{ key: "B" value: "z" }} }}
         }}""",
+    "ensemble_that_writes_its_input": f"""platform: "ensemble" {IO}
+        ensemble_scheduling {{
+          step {{ model_name: "a" model_version: -1 input_map {{ key: "A" value: "x" }}
+            output_map {{ key: "B" value: "y" }} }}
+          step {{ model_name: "b" model_version: -1 input_map {{ key: "A" value: "y" }}
+            output_map {{ key: "B" value: "x" }} }}
+        }}""",
     "warmup": f"""backend: "identity" max_batch_size: 8 {IO}
         model_warmup {{ name: "zero" batch_size: 8 count: 5
           inputs {{ key: "x" value {{ data_type: TYPE_FP32 dims: 4 zero_data: true }} }} }}

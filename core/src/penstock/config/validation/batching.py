@@ -14,8 +14,6 @@ MAX_PRIORITY_LEVELS = 1024
 
 def check(config: ModelConfig) -> Iterator[Problem]:
     """Preferred sizes, delay, priorities and queue policies."""
-    if not config.HasField("dynamic_batching"):
-        return
     batching, model = config.dynamic_batching, config.name
     yield from check_preferred_sizes(
         "dynamic_batching.preferred_batch_size",

@@ -15,9 +15,7 @@ _GPU_KINDS = (ModelInstanceGroup.KIND_AUTO, ModelInstanceGroup.KIND_GPU)
 
 
 def check(config: ModelConfig, gpus: Sequence[int]) -> Iterator[Problem]:
-    """Counts, devices and profiles of every group; an ensemble's groups are refused elsewhere."""
-    if config.platform == "ensemble":
-        return
+    """Counts, devices and profiles of every group."""
     total = 0
     for index, group in enumerate(config.instance_group):
         field = f"instance_group[{index}]"

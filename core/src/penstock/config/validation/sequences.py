@@ -25,16 +25,12 @@ _ID_TYPES = (TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, TYPE_STRING)
 
 def check(config: ModelConfig) -> Iterator[Problem]:
     """Controls, then the strategy."""
-    if not config.HasField("sequence_batching"):
-        return
     batching, suffix = config.sequence_batching, f" for {config.name}"
     yield from _check_controls(batching, config.name)
     field = "sequence_batching.max_sequence_idle_microseconds"
     yield from check_duration(field, batching.max_sequence_idle_microseconds, suffix)
-    if batching.HasField("oldest"):
-        yield from _check_oldest(batching.oldest, config)
-    elif batching.HasField("direct"):
-        yield from _check_direct(batching.direct, suffix)
+    yield from _check_oldest(batching.oldest, config)
+    yield from _check_direct(batching.direct, suffix)
 
 
 def _check_controls(batching: ModelSequenceBatching, model: str) -> Iterator[Problem]:

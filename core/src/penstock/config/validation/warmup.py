@@ -14,9 +14,7 @@ MAX_COUNT = 1_000_000
 
 
 def check(config: ModelConfig) -> Iterator[Problem]:
-    """Every sample that will be run; one with batch size 0 is not, and an ensemble has none."""
-    if config.platform == "ensemble":
-        return
+    """Every sample that will be run; one with batch size 0 is not."""
     for index, sample in enumerate(config.model_warmup):
         if sample.batch_size:
             yield from _check_sample(sample, f"model_warmup[{index}]", config)
