@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from penstock.backends.base import Device, Model
@@ -107,12 +106,12 @@ def _session_options(onnxruntime: Any, model: Model, backend_options: Mapping[st
 
 
 def _register_libraries(options: Any, model: Model) -> None:
-    """Load the config's libraries of custom operators: an absolute path, or one in the version's
-    directory or the model's."""
+    """Load the config's libraries of custom operators, from the version's directory or the model's.
+
+    An absolute path is refused by validation: a config may come over the network.
+    """
     for library in model.config.model_operations.op_library_filename:
-        path = Path(library)
-        if not path.is_absolute():
-            path = model.resource(library if (model.path / library).exists() else f"../{library}")
+        path = model.resource(library if (model.path / library).exists() else f"../{library}")
         try:
             options.register_custom_ops_library(str(path))
         except Exception as error:  # pybind raises classes of its own
