@@ -69,6 +69,7 @@ def test_a_model_file_alone_tells_everything(tmp_path: Path, files: str, wanted:
         ("1/model.graphdef 1/model.savedmodel/", SAVED),
         ("1/model.pt/ 1/model.py", PYTHON),
         ("1/model.graphdef/ 1/model.py", PYTHON),
+        ("1/model.savedmodel 1/model.py", PYTHON),
     ],
 )
 def test_of_several_files_the_first_in_tritons_order_counts(tmp_path: Path, files: str, wanted: Told) -> None:
@@ -114,6 +115,7 @@ def test_what_the_config_says_tells_the_rest_without_files(tmp_path: Path, text:
         ('backend: "pytorch"', "1/model.pt2", AOTI),
         ('backend: "tensorflow"', "1/model.graphdef", GRAPH),
         ('backend: "identity"', "1/model.onnx", ("identity", "", "")),
+        ('default_model_filename: "net.onnx"', "1/model.py", ("", "", "net.onnx")),
     ],
 )
 def test_the_config_goes_before_the_files(tmp_path: Path, text: str, files: str, wanted: Told) -> None:

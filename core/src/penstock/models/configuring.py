@@ -13,7 +13,8 @@ from penstock.config.derive import derive, fill_batching
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.options import ServerOptions
 from penstock.config.parse import find_config, read_config
-from penstock.config.validation import validate
+from penstock.config.validation import ensembles, validate
+from penstock.config.validation import model as whole_model
 from penstock.errors import ConfigError, Unsupported
 from penstock.workers.devices import available_gpus, fill_groups
 
@@ -40,6 +41,9 @@ def read(model_path: Path, options: ServerOptions) -> ModelConfig:
     for field, feature in _NOT_BUILT.items():
         if getattr(config, field) if field.startswith("batch") else config.HasField(field):  # type: ignore[arg-type]
             raise Unsupported(f"model '{config.name}' needs {feature} ('{field}'), which this version does not have")
+    # These choose the backend, so they are judged before one is looked for.
+    for problem in (*whole_model.check(config), *ensembles.check(config)):
+        raise ConfigError(problem.message, problem.code)
     return config
 
 
