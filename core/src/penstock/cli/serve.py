@@ -69,13 +69,14 @@ def _run_loop(main: Coroutine[None, None, int]) -> int:
 async def _serve(options: ServerOptions) -> int:
     server, told_to_stop = Server(options), asyncio.Event()
     _watch_signals(told_to_stop)
-    starting, waiting = asyncio.ensure_future(_start(server)), asyncio.ensure_future(told_to_stop.wait())
-    await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
+    loading, waiting = asyncio.ensure_future(_load(server)), asyncio.ensure_future(told_to_stop.wait())
+    await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
         log.info("stopping before all models are loaded")
         _exit_now(0)  # a model that is being loaded cannot be interrupted, only left behind
     try:
-        starting.result()
+        loading.result()
+        await server.start_frontends()  # no endpoint answers before the models are there
         await waiting
     except Exception as error:  # whatever stopped the start, say it and leave in order
         waiting.cancel()
@@ -98,15 +99,14 @@ def _watch_signals(told_to_stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop, number.name)
 
 
-async def _start(server: Server) -> None:
-    """Load, then listen: no endpoint answers before the models are there."""
+async def _load(server: Server) -> None:
+    """Load the models and log what there is."""
     try:
         await server.start()
     except PenstockError:
         startup.log_models(server)
         raise
     startup.log_tables(server)
-    await server.start_frontends()
 
 
 async def _stop(server: Server) -> None:
