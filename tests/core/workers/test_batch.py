@@ -14,10 +14,10 @@ from penstock.backends.base import Instance, RequestInstance, StreamInstance, Te
 from penstock.errors import BackendError, Cancelled, Code, InvalidArgument, PenstockError
 from penstock.messages import dtypes
 from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer, InferResponse
 from penstock.messages.spec import Spec
 from penstock.messages.tensor import BytesTensor, Tensor
-from penstock.workers.batch import Answer, run_batch, runner_for
+from penstock.workers.batch import run_batch, runner_for
 from penstock.workers.contract import Contract
 
 CONTRACT = Contract("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)

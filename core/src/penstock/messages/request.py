@@ -8,8 +8,7 @@ from math import prod
 from time import monotonic_ns
 from typing import TYPE_CHECKING, TypeAlias
 
-from penstock.errors import PenstockError
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer
 from penstock.messages.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ Parameter: TypeAlias = "str | int | bool | float"
 
 #: Called on the event loop with each answer; the second argument is true exactly once, last.
 #: ``None`` with true ends a decoupled request that has nothing more to say.
-Respond: TypeAlias = Callable[["InferResponse | PenstockError | None", bool], None]
+Respond: TypeAlias = Callable[[Answer, bool], None]
 
 
 @dataclass(slots=True, frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from penstock.errors import PenstockError
 from penstock.messages.tensor import Tensor
 
 
@@ -21,3 +23,7 @@ class InferResponse:
     model_name: str = ""
     model_version: str = ""
     id: str = ""
+
+
+#: What a request is given; None ends one whose responses have already gone out.
+Answer: TypeAlias = InferResponse | PenstockError | None

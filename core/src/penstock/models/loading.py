@@ -23,10 +23,11 @@ from penstock.models.served import ServedModel
 from penstock.models.signature import Signature
 from penstock.schedulers.base import Scheduler, SchedulerContext
 from penstock.telemetry.statistics import ModelStatistics
-from penstock.workers.batch import Runner, runner_for
+from penstock.workers.batch import runner_for
 from penstock.workers.contract import Contract
 from penstock.workers.devices import plan_instances
 from penstock.workers.instance import InstanceThread
+from penstock.workers.runner import Runner
 from penstock.workers.warmup import Sample, read_samples
 
 log = logging.getLogger(__name__)

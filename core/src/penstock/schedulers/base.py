@@ -10,9 +10,8 @@ from typing import ClassVar
 
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer, InferResponse
 from penstock.telemetry.statistics import ModelStatistics
-from penstock.workers.batch import Answer
 from penstock.workers.bell import Bell
 
 

@@ -10,14 +10,13 @@ from typing import ClassVar
 
 from penstock.errors import Cancelled, PenstockError, Unavailable
 from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer, InferResponse
 from penstock.schedulers.base import Scheduler, SchedulerContext
 from penstock.schedulers.batching import BatchRule, decide
 from penstock.schedulers.flight import Flight
 from penstock.schedulers.policy import Priorities
 from penstock.schedulers.queue import RequestQueue
 from penstock.telemetry.statistics import Duration
-from penstock.workers.batch import Answer
 from penstock.workers.bell import Bell
 
 

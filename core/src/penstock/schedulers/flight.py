@@ -7,8 +7,7 @@ import logging
 from collections import OrderedDict
 
 from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
-from penstock.workers.batch import Answer
+from penstock.messages.response import Answer, InferResponse
 
 log = logging.getLogger(__name__)
 

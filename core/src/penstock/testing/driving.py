@@ -15,12 +15,13 @@ from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.parameters import parse_parameters
 from penstock.errors import PenstockError
 from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer, InferResponse
 from penstock.messages.tensor import Tensor
 from penstock.models.signature import Signature
 from penstock.testing.example import NAME
-from penstock.workers.batch import Answer, Runner, runner_for
+from penstock.workers.batch import runner_for
 from penstock.workers.contract import Contract
+from penstock.workers.runner import Runner
 
 T = TypeVar("T")
 

@@ -12,11 +12,12 @@ from typing import Protocol
 from penstock.backends.base import AnyInstance
 from penstock.errors import PenstockError
 from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer, InferResponse
 from penstock.telemetry.observer import Observer
 from penstock.telemetry.statistics import BatchTimes, ExecutionStatistics
-from penstock.workers.batch import Answer, Runner, run_batch
+from penstock.workers.batch import run_batch
 from penstock.workers.bell import Bell
+from penstock.workers.runner import Runner
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from penstock.messages.dtypes import DataType
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
 from penstock.messages.tensor import BytesTensor, Tensor
-from penstock.workers.batch import Runner
+from penstock.workers.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)

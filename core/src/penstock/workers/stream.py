@@ -1,0 +1,48 @@
+"""Rung 3: the instance gives any number of responses per request."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from time import monotonic_ns
+
+from penstock.backends.base import StreamInstance
+from penstock.errors import Cancelled, PenstockError
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer, InferResponse
+from penstock.telemetry.statistics import BatchTimes
+from penstock.workers.contract import Contract
+from penstock.workers.runner import Progress, Runner, as_error
+
+
+class StreamRunner(Runner):
+    """Rung 3: one request after the other, each giving responses until its iterator ends."""
+
+    def __init__(self, contract: Contract, instance: StreamInstance) -> None:
+        super().__init__(contract)
+        self._stream = instance.stream
+        self._progress: Progress = _nobody_listens
+
+    def connect(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
+        started = monotonic_ns()
+        answers = [self._exhaust(request) for request in batch]
+        ended = monotonic_ns()
+        return answers, BatchTimes(started, started, ended, ended)
+
+    def _exhaust(self, request: InferRequest) -> PenstockError | None:
+        try:
+            with contextlib.closing(self._stream(request)) as responses:  # type: ignore[type-var]
+                for response in responses:
+                    if request.cancelled:
+                        return Cancelled(f"{request.log_id}request was cancelled")
+                    self._progress(request, self.sign(request, response))
+        except Exception as error:
+            return as_error(error, self.contract)
+        return None
+
+
+def _nobody_listens(request: InferRequest, response: InferResponse) -> None:
+    """Warm-up runs before anybody is connected."""
