@@ -94,7 +94,7 @@ class DynamicScheduler(Scheduler):
     def _expire(self, request: InferRequest, level: int) -> None:
         """The request's time in the queue is over, whether or not an instance is free."""
         if not self._priorities.policies[level - 1].postpones:
-            error = Unavailable(f"{request.log_id}Request timeout expired")
+            error = Unavailable("Request timeout expired")
             self._give_up(request, error, self._statistics.rejected)
         elif self._queue.postpone(request, level):
             request.deadline_ns = 0
