@@ -19,6 +19,9 @@ from penstock.messages.dtypes import DataType
 from penstock.messages.request import Undecoded
 from penstock.messages.tensor import BytesTensor, Tensor, wire_view
 
+#: Of NumPy 2; nor may `prod` be asked about millions, whose product takes minutes.
+_MAX_DIMS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class _Field:
@@ -48,14 +51,14 @@ def from_bytes(datatype: str, shape: tuple[int, ...], buffer: bytes | memoryview
     `Undecoded` if the type is unknown, or the bytes contradict the shape.
     """
     found = dtypes.BY_NAME.get(datatype)
-    if found is None or (shape and min(shape) < 0):
+    if found is None or len(shape) > _MAX_DIMS or (shape and min(shape) < 0):
         return Undecoded(datatype, shape, memoryview(buffer))
     if not found.itemsize:
         return BytesTensor(buffer, shape)
     if len(buffer) == prod(shape) * found.itemsize:
         try:
             return np.frombuffer(buffer, found.numpy).reshape(shape)
-        except ValueError:  # more dims than NumPy has, or zero elements in an impossible shape
+        except ValueError:  # more dims than this NumPy has, or zero elements in an impossible shape
             pass
     return Undecoded(datatype, shape, memoryview(buffer))
 

@@ -13,10 +13,11 @@ from penstock.errors import InvalidArgument
 from penstock.frontends.http.documents import MAX_DEPTH, as_array, malformed, too_deep, wrong_type
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
-from penstock.messages.tensor import BytesTensor, Tensor
+from penstock.messages.request import Undecoded
+from penstock.messages.tensor import BytesTensor, Tensor, wire_view
 
 
-def to_tensor(data: Any, datatype: DataType, shape: tuple[int, ...], count: int) -> Tensor:
+def to_tensor(data: Any, datatype: DataType, shape: tuple[int, ...], count: int) -> Tensor | Undecoded:
     """``data`` as a tensor of ``count`` elements in ``shape``; one copy.
 
     ``data`` is nested to any depth below `MAX_DEPTH` and read in row-major order; only its number
@@ -31,7 +32,11 @@ def to_tensor(data: Any, datatype: DataType, shape: tuple[int, ...], count: int)
         raise _wrong_count(len(leaves) > count, datatype)
     if datatype is dtypes.BYTES:
         return _strings(leaves, kinds, shape)
-    return _numbers(leaves, kinds, datatype).reshape(shape)
+    numbers = _numbers(leaves, kinds, datatype)
+    try:
+        return numbers.reshape(shape)
+    except ValueError:  # more axes than NumPy has
+        return Undecoded(datatype.name, shape, wire_view(numbers))
 
 
 def _numbers(leaves: list[Any], kinds: set[type], datatype: DataType) -> np.ndarray[Any, np.dtype[Any]]:
