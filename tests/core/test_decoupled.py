@@ -1,0 +1,98 @@
+"""A `StreamInstance` from its iterator to the stock gRPC client's stream."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from penstock.backends.base import Backend, Model, StreamInstance
+from penstock.errors import Unsupported
+from penstock.frontends.grpc.frontend import GrpcFrontend
+from penstock.messages.request import InferRequest
+from penstock.messages.response import InferResponse
+from penstock.plugins import PluginInfo
+from penstock.server import Server
+
+CONFIG = """
+backend: "countdown" model_transaction_policy { decoupled: true }
+input { name: "n" data_type: TYPE_INT32 dims: [1] } output { name: "left" data_type: TYPE_INT32 dims: [1] }
+"""
+
+
+class Countdown(StreamInstance):
+    def stream(self, request: InferRequest) -> Iterator[InferResponse]:
+        for left in range(int(np.asarray(request.inputs["n"])[0]), 0, -1):
+            if left == 13:
+                raise ValueError("unlucky")
+            yield InferResponse({"left": np.array([left], np.int32)})
+
+
+class Countdowns(Backend):
+    name: ClassVar[str] = "countdown"
+
+    def load(self, model: Model) -> Countdown:
+        return Countdown()
+
+
+def ask(port: int, numbers: list[int]) -> dict[str, list[Any]]:
+    """The responses to one stream with a request per number, by request id; errors as text."""
+    found: dict[str, list[Any]] = {}
+    events: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        client.start_stream(lambda result, error: events.put((result, error)))
+        for number in numbers:
+            tensor = grpcclient.InferInput("n", [1], "INT32")
+            tensor.set_data_from_numpy(np.array([number], np.int32))
+            client.async_stream_infer("m", [tensor], request_id=str(number), enable_empty_final_response=True)
+        ended = 0
+        while ended < len(numbers):
+            result, error = events.get(timeout=20)
+            if error is not None:
+                found["error"] = [error.message()]
+                ended += 1
+                continue
+            response = result.get_response()
+            value = result.as_numpy("left")
+            found.setdefault(response.id, []).append("end" if value is None else int(value[0]))
+            ended += response.parameters["triton_final_response"].bool_param
+    return found
+
+
+@pytest.fixture
+def server(write_model: Any, make_server: Callable[..., Server]) -> Server:
+    write_model("m", CONFIG)
+    server = make_server(grpc_address="127.0.0.1", grpc_port=0)
+    server.plugins.backends.add(Countdowns, PluginInfo("countdown", "tests", "0"))
+    return server
+
+
+def test_a_stream_gives_every_response_in_order_and_a_final_one(server: Server) -> None:
+    async def scenario() -> None:
+        async with server:
+            frontend = GrpcFrontend(server)
+            await frontend.start()
+            try:
+                first = await asyncio.to_thread(ask, frontend.port, [3, 0, 2])
+                assert first == {"3": [3, 2, 1, "end"], "0": ["end"], "2": [2, 1, "end"]}
+                failed = await asyncio.to_thread(ask, frontend.port, [14])
+                assert failed["error"] == ["model 'm' failed to execute: ValueError: unlucky"]
+                assert await asyncio.to_thread(ask, frontend.port, [1]) == {"1": [1, "end"]}
+            finally:
+                await frontend.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_decoupled_model_is_refused_where_one_answer_is_expected(server: Server) -> None:
+    async def scenario() -> None:
+        async with server:
+            with pytest.raises(Unsupported, match="decoupled"):
+                await server.infer_async("m", {"n": np.array([1], np.int32)})
+
+    asyncio.run(scenario())
