@@ -1,0 +1,256 @@
+"""Real ``penstock serve`` processes, for the tests that look at a server from the outside."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+PENSTOCK = Path(sys.executable).with_name("penstock")
+#: The machine may be busy: a deadline only ends what hangs.
+DEADLINE_S = 40.0
+_STARTED = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at \S+?:(\d+)")
+
+
+class Penstock:
+    """``penstock serve`` with ``words``, on free ports of 127.0.0.1. Its log is read line by line."""
+
+    def __init__(self, *words: str, environ: Mapping[str, str] | None = None) -> None:
+        addresses = [
+            f"--{name}-{what}" for name in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")
+        ]
+        command = [str(PENSTOCK), "serve", *addresses, *words]
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})}
+        )
+        self.lines: list[str] = []
+        self.ports: dict[str, int] = {}
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def http(self) -> int:
+        return self.ports["HTTPService"]
+
+    @property
+    def grpc(self) -> int:
+        return self.ports["GRPCInferenceService"]
+
+    @property
+    def rss_bytes(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found
+        return int(found[1]) * 1024
+
+    def wait_for_line(self, pattern: str) -> str:
+        """The first line from here on that ``pattern`` finds."""
+        while (line := self._next()) is not None:
+            if re.search(pattern, line):
+                return line
+        raise AssertionError(f"the server ended with {self.process.wait()}, no line has {pattern!r}:\n{self.log}")
+
+    def wait_until_ready(self) -> Penstock:
+        while len(self.ports) < 3:
+            self.wait_for_line(_STARTED.pattern)
+        wait_until(lambda: self.get("/v2/health/ready")[0] == 200, "the server is ready")
+        return self
+
+    def get(self, path: str, port: int = 0) -> tuple[int, bytes]:
+        """Status and body of a GET over a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.http, timeout=DEADLINE_S)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def metric(self, name: str, model: str, **labels: str) -> float:
+        """The sample of ``model`` on the metrics page, summed over versions and other labels."""
+        _, page = self.get("/metrics", self.ports["Metrics Service"])
+        wanted = [f'{key}="{value}"' for key, value in {"model": model, **labels}.items()]
+        samples = re.findall(rf"^{name}{{(.*)}} (\S+)$", page.decode(), re.MULTILINE)
+        return sum(float(value) for shown, value in samples if all(each in shown.split(",") for each in wanted))
+
+    def wait_until_metric(self, name: str, model: str, value: float) -> None:
+        wait_until(lambda: self.metric(name, model) == value, f"{name} of {model} is {value}")
+
+    def wait_until_pending(self, model: str, count: int) -> None:
+        """Until ``count`` requests wait in the queue of ``model``."""
+        self.wait_until_metric("nv_inference_pending_request_count", model, count)
+
+    def finish(self, number: int = 0) -> int:
+        """The exit code, after signal ``number`` if there is one."""
+        if number:
+            self.process.send_signal(number)
+        code = self.process.wait(DEADLINE_S)
+        while self._next() is not None:
+            pass
+        return code
+
+    def stop(self) -> None:
+        """Stop by SIGTERM; nothing may have gone wrong in between."""
+        code = self.finish(signal.SIGTERM)
+        assert code == 0, self.log
+        assert "Traceback" not in self.log, self.log
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def _next(self) -> str | None:
+        """The next line; None at the end."""
+        try:
+            line = self._queue.get(timeout=DEADLINE_S)
+        except queue.Empty:
+            raise AssertionError(f"no further line in {DEADLINE_S} s:\n{self.log}") from None
+        if line is not None and (found := _STARTED.search(line)):
+            self.ports[found[1]] = int(found[2])
+        return line
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            self._queue.put(line)
+        self._queue.put(None)
+
+
+def wait_until(condition: Callable[[], bool], claim: str, deadline_s: float = DEADLINE_S) -> None:
+    """Return once ``condition`` holds; fail with ``claim`` if it never does."""
+    end, pause = time.monotonic() + deadline_s, threading.Event()
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline_s} s: {claim}"
+        pause.wait(0.01)
+
+
+GATE = """
+import time
+from penstock import Backend, Instance, hookimpl
+
+class Gated(Backend):
+    name = "gated"
+    def load(self, model):
+        while (model.path / "loading").exists():
+            time.sleep(0.005)
+        return Echo(model.path)
+
+class Echo(Instance):
+    def __init__(self, path):
+        self.path = path
+    def execute(self, inputs):
+        (self.path / "running").touch()
+        while not (self.path / "open").exists():
+            time.sleep(0.005)
+        return {"OUT": inputs["IN"]}
+    def is_ready(self):
+        return not (self.path / "sick").exists()
+
+@hookimpl
+def register_backends():
+    return [Gated]
+"""
+
+
+class Gate:
+    """A version directory of a model of the backend ``gated``, which executes while its gate is open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.open()
+
+    def open(self) -> None:
+        (self.path / "open").touch()
+
+    def close(self) -> None:
+        (self.path / "running").unlink(missing_ok=True)
+        (self.path / "open").unlink()
+
+    def wait_until_running(self) -> None:
+        """Until a batch stands at the closed gate."""
+        wait_until((self.path / "running").exists, f"{self.path.parent.name} executes")
+
+
+@pytest.fixture(scope="session")
+def make_gate() -> Callable[[Path], Gate]:
+    """The gate, open, of the model whose version directory is given."""
+    return Gate
+
+
+@pytest.fixture(scope="session")
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """The environment of processes in which a third party's backend ``gated`` is installed."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "penstock_gated.py").write_text(GATE)
+    info = site / "penstock_gated-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock-gated\nVersion: 1.5\n")
+    (info / "entry_points.txt").write_text("[penstock]\ngated = penstock_gated\n")
+    return {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.fixture(scope="session")
+def keep_serving() -> Iterator[Callable[..., Penstock]]:
+    """Starts servers that live as long as the session, and must end in order."""
+    started: list[Penstock] = []
+
+    def start(*words: str, environ: Mapping[str, str] | None = None) -> Penstock:
+        started.append(Penstock(*words, environ=environ))
+        return started[-1].wait_until_ready()
+
+    yield start
+    try:
+        for server in started:
+            server.stop()
+    finally:
+        for server in started:
+            server.close()
+
+
+@pytest.fixture
+def run_penstock() -> Iterator[Callable[..., Penstock]]:
+    """Starts servers that may go wrong; whatever still runs at the end of the test is killed."""
+    started: list[Penstock] = []
+
+    def start(*words: str, environ: Mapping[str, str] | None = None) -> Penstock:
+        started.append(Penstock(*words, environ=environ))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def serve(run_penstock: Callable[..., Penstock]) -> Iterator[Callable[..., Penstock]]:
+    """Starts servers that must end in order when the test is over, unless it has ended them."""
+    started: list[Penstock] = []
+
+    def start(*words: str, environ: Mapping[str, str] | None = None) -> Penstock:
+        started.append(run_penstock(*words, environ=environ))
+        return started[-1].wait_until_ready()
+
+    yield start
+    for server in started:
+        if server.process.poll() is None:
+            server.stop()
