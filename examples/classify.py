@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             labels = _classify_all(protocol, _classifier(client, url, options.model), digits, options.batch_size)
         except (OSError, tritonclient.http.InferenceServerException) as error:
-            print(f"\n{protocol} at {url}: {error}", file=sys.stderr)
+            print(f"{protocol} at {url}: {error}", file=sys.stderr)
             print("Is it running?  penstock serve --model-repository=examples/models", file=sys.stderr)
             return 1
     for row in _misread(labels, digits)[: options.pictures]:
@@ -75,9 +75,10 @@ def _classify_all(protocol: str, classify: Classify, digits: Digits, batch_size:
     labels: list[str] = []
     for images in _batches(digits.images, batch_size):
         labels += classify(images)
-        print(f"\r{protocol}: {len(labels)} of {len(digits.images)} digits", end="", flush=True)
+        if sys.stdout.isatty():
+            print(f"{protocol}: {len(labels)} of {len(digits.images)} digits", end="\r", flush=True)
     right = len(labels) - len(_misread(labels, digits))
-    print(f"\r{protocol}: {right} of {len(labels)} right, accuracy {right / len(labels):.1%}")
+    print(f"{protocol}: {right} of {len(labels)} right, accuracy {right / len(labels):.1%}")
     return labels
 
 

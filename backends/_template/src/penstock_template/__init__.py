@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penstock import Backend, Instance, LoadError, Model, Tensors, hookimpl
-from penstock.messages import dtypes
+from penstock import Backend, Instance, LoadError, Model, Tensors, dtypes, hookimpl
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,8 +150,9 @@ class Instance(BaseInstance, ABC):
     def execute(self, inputs: Tensors) -> Tensors:
         """``inputs`` and the result map names to tensors that share the first axis, the rows of
         the batch (no batch axis if ``max_batch_size`` is 0). Do not write to the inputs, and do
-        not reuse an output's buffer. A raise fails the whole batch and leaves the instance in
-        use; raise `PenstockError` to choose the code."""
+        not reuse an output's buffer. A raise leaves the instance in use: the requests of the batch
+        are executed again, one by one, and the one that raises alone fails; raise `PenstockError`
+        to choose the code."""
 
 
 class RequestInstance(BaseInstance, ABC):

@@ -1,0 +1,103 @@
+"""Pages that show code show code that exists and runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for path in (ROOT / "core/src").rglob("*.py") if not path.name.endswith("_pb2.py"))
+PACKAGE = ROOT / "core/src/penstock"
+TEMPLATE = ROOT / "backends/_template"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Every name that the module defines, assigns, imports or takes as an argument."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.arg | ast.keyword) and node.arg:
+            yield node.arg
+        elif isinstance(node, ast.alias):
+            yield from node.name.split(".")
+
+
+KNOWN = {name for path in SOURCES for name in names_in(ast.parse(path.read_text()))}
+CODE = sorted(
+    {
+        code
+        for code in re.findall(r"`([^`\n]+)`", (ROOT / "docs/architecture.md").read_text())
+        if re.fullmatch(r"[A-Za-z_][\w.]*", code) and not code.endswith((".py", ".pbtxt"))
+    }
+)
+PATHS = sorted(set(re.findall(r"`([\w/]+(?:/|\.py))`", (ROOT / "docs/architecture.md").read_text())))
+
+
+def test_the_architecture_page_names_code_and_files() -> None:
+    assert len(CODE) > 40
+    assert len(PATHS) > 10
+
+
+@pytest.mark.parametrize("code", CODE)
+def test_what_the_architecture_page_names_exists(code: str) -> None:
+    assert [part for part in code.split(".") if part not in KNOWN | {"penstock", "tritonclient"}] == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_where_the_architecture_page_points_is_something(path: str) -> None:
+    assert (ROOT / path).exists() or (PACKAGE / path).exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_heading_finds_it(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]+)#([^)]+)\)", page.read_text()):
+        headings = re.findall(r"^#+ (.*)$", (page.parent / target).read_text(), re.MULTILINE)
+        assert anchor in [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
+def test_the_index_links_every_page() -> None:
+    linked = set(re.findall(r"\]\((\S+\.md)\)", (ROOT / "docs/index.md").read_text()))
+    assert {page.name for page in ROOT.glob("docs/*.md")} <= linked | {"index.md"}
+
+
+def test_the_page_on_backends_shows_what_new_backend_writes() -> None:
+    files = ("src/penstock_template/__init__.py", "pyproject.toml", "tests/test_template.py")
+    written = [(TEMPLATE / file).read_text().replace("template", "acme").replace("Template", "Acme") for file in files]
+    module, test = blocks("docs/write-a-backend.md", "python")
+    (project,) = blocks("docs/write-a-backend.md", "toml")
+    assert [module, project, test] == written
+
+
+SCRIPTS = [
+    pytest.param(block, id=f"{page}-{number}")
+    for page in ("docs/getting-started.md", "docs/python.md")
+    for number, block in enumerate(blocks(page, "python"), 1)
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_in_the_docs_runs(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=ROOT, capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    for shown in re.findall(r"print\(.*\)  # (.*)", script):
+        assert shown in done.stdout
