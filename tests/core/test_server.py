@@ -59,6 +59,30 @@ def test_infer_async_may_be_awaited_on_another_loop(write_model: Any, repository
     assert y(answer).tolist() == [[5]]
 
 
+def test_infer_before_start_and_after_stop_says_how_to_run_the_server(write_model: Any, repository: Path) -> None:
+    write_model("m")
+    server = penstock.Server(repository)
+    with pytest.raises(penstock.Unavailable, match="inside 'with Server"):
+        server.infer("m", x(1))
+    with server:
+        pass
+    with pytest.raises(penstock.Unavailable, match="inside 'with Server"):
+        server.infer("m", x(1))
+    with pytest.raises(penstock.Unavailable, match="inside 'with Server"):
+        asyncio.run(server.infer_async("m", x(1)))
+
+
+def test_infer_on_the_servers_own_loop_is_refused_instead_of_hanging(write_model: Any, repository: Path) -> None:
+    write_model("m")
+
+    async def scenario() -> None:
+        async with penstock.Server(repository) as server:
+            with pytest.raises(penstock.Unsupported, match="await infer_async"):
+                server.infer("m", x(1))
+
+    asyncio.run(scenario())
+
+
 def test_an_exception_in_a_script_still_stops_the_server(write_model: Any, repository: Path) -> None:
     write_model("m")
     before = threading.active_count()

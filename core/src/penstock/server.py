@@ -208,6 +208,7 @@ class Server:
         Awaitable on any event loop. Cancelling the await takes the request out of the queue.
         Raises `PenstockError`.
         """
+        self._require_running()
         request = InferRequest(
             model,
             {name: as_tensor(value) for name, value in inputs.items()},
@@ -225,9 +226,16 @@ class Server:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self.loop))
 
     def infer(self, model: str, inputs: Mapping[str, npt.ArrayLike | BytesTensor], **settings: Any) -> InferResponse:
-        """`infer_async` for threads: blocks until the answer is there. Not on the event loop."""
+        """`infer_async` for threads: blocks until the answer is there. Refused on the event loop."""
+        self._require_running()
+        if asyncio._get_running_loop() is self.loop:
+            raise Unsupported("infer would block the event loop that is to answer it: await infer_async instead")
         coroutine = self.infer_async(model, inputs, **settings)
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def _require_running(self) -> None:
+        if self.phase in (Phase.NEW, Phase.STOPPED):
+            raise Unavailable("the server is not running: use it inside 'with Server(...)', or await start() first")
 
     async def _answer(self, request: InferRequest) -> InferResponse:
         if self.resolve(request.model_name, request.model_version).decoupled:
