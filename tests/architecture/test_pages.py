@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.support import SUPPORT, State, flag
+
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for path in (ROOT / "core/src").rglob("*.py") if not path.name.endswith("_pb2.py"))
 PACKAGE = ROOT / "core/src/penstock"
@@ -74,6 +76,15 @@ def test_every_link_to_a_heading_finds_it(page: Path) -> None:
 def test_the_index_links_every_page() -> None:
     linked = set(re.findall(r"\]\((\S+\.md)\)", (ROOT / "docs/index.md").read_text()))
     assert {page.name for page in ROOT.glob("docs/*.md")} <= linked | {"index.md"}
+
+
+def test_users_of_triton_are_told_every_refusal_in_its_words() -> None:
+    page = (ROOT / "docs/from-triton.md").read_text()
+    refusals = [f"`{flag(name)} is refused: {support.reason}`" for name, support in SUPPORT.items()
+                if support.state is State.REFUSED]  # fmt: skip
+    assert refusals
+    assert [text for text in refusals if text not in page] == []
+    assert page.count(" is refused: ") == len(refusals)
 
 
 def test_the_page_on_backends_shows_what_new_backend_writes() -> None:
