@@ -73,6 +73,15 @@ def test_classify_reads_over_95_percent_of_held_out_digits_over_http_and_grpc(po
     assert answer.stdout.count("read as") == 1
 
 
+def test_the_client_of_the_readme_reads_its_picture_as_a_three(ports: tuple[int, int]) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert script.count("localhost:8000") == 1
+    script = script.replace("localhost:8000", f"127.0.0.1:{ports[0]}")
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert re.match(r"\[\[b'0\.\d+:3:three' ", answer.stdout)
+
+
 def test_classify_says_how_to_start_a_server_that_is_not_there() -> None:
     (port,) = free_ports(1)
     answer = run("classify.py", f"--http=127.0.0.1:{port}")
