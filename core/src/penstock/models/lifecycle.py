@@ -51,7 +51,8 @@ class Lifecycle:
             try:
                 plan = await self._in_thread(self._loader.plan, entry)
             except PenstockError as error:
-                record.problem = f"{error.code.value}: {error.message}"
+                # Triton's index shows the reason for a duplicate bare (behaviours.md section 1.6).
+                record.problem = error.message if entry.is_duplicate else f"{error.code.value}: {error.message}"
                 log.error("failed to load '%s': %s", entry.name, error.message)
                 raise OperatorError(f"failed to load '{entry.name}': {error.message}") from error
             record.problem = ""
