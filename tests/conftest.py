@@ -30,9 +30,7 @@ class Penstock:
             f"--{name}-{what}" for name in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")
         ]
         command = [str(PENSTOCK), "serve", *addresses, *words]
-        self.process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})}
-        )
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **(environ or {})})
         self.lines: list[str] = []
         self.ports: dict[str, int] = {}
         self._queue: queue.Queue[str | None] = queue.Queue()
@@ -91,6 +89,10 @@ class Penstock:
     def wait_until_metric(self, name: str, model: str, value: float) -> None:
         wait_until(lambda: self.metric(name, model) == value, f"{name} of {model} is {value}")
 
+    def wait_until_rss(self, limit_bytes: int) -> None:
+        """Until no more than ``limit_bytes`` are resident."""
+        wait_until(lambda: self.rss_bytes <= limit_bytes, f"at most {limit_bytes >> 20} MiB are resident", 10)
+
     def wait_until_pending(self, model: str, count: int) -> None:
         """Until ``count`` requests wait in the queue of ``model``."""
         self.wait_until_metric("nv_inference_pending_request_count", model, count)
@@ -130,7 +132,8 @@ class Penstock:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for raw in self.process.stderr:
+            line = raw.decode(errors="backslashreplace")
             self.lines.append(line)
             self._queue.put(line)
         self._queue.put(None)
@@ -144,6 +147,11 @@ def wait_until(condition: Callable[[], bool], claim: str, deadline_s: float = DE
         pause.wait(0.01)
 
 
+@pytest.fixture(scope="session", name="wait_until")
+def _wait_until() -> Callable[..., None]:
+    return wait_until
+
+
 GATE = """
 import time
 from penstock import Backend, Instance, hookimpl
@@ -151,6 +159,7 @@ from penstock import Backend, Instance, hookimpl
 class Gated(Backend):
     name = "gated"
     def load(self, model):
+        (model.path / "seen").touch()
         while (model.path / "loading").exists():
             time.sleep(0.005)
         return Echo(model.path)
@@ -159,6 +168,8 @@ class Echo(Instance):
     def __init__(self, path):
         self.path = path
     def execute(self, inputs):
+        if (self.path / "fail").exists():
+            raise ValueError((self.path / "fail").read_text())
         (self.path / "running").touch()
         while not (self.path / "open").exists():
             time.sleep(0.005)
@@ -178,6 +189,13 @@ class Gate:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.open()
+
+    def fail(self, reason: str) -> None:
+        """Let every execution raise a ValueError with ``reason`` from now on."""
+        (self.path / "fail").write_text(reason)
+
+    def wait_until_loading(self) -> None:
+        wait_until((self.path / "seen").exists, f"{self.path.parent.name} is being loaded")
 
     def open(self) -> None:
         (self.path / "open").touch()

@@ -1,0 +1,247 @@
+"""A server from its start to its end, as whoever operates it sees it: exit codes, signals, what the log says."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+if TYPE_CHECKING:
+    from tests.conftest import Gate, Penstock
+
+    Start = Callable[..., Penstock]
+    AddModel = Callable[..., Path]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def gate(root: Path, add_model: AddModel, echo: str, make_gate: Callable[[Path], Gate]) -> Gate:
+    """The gate of the model ``slow`` in ``root``."""
+    return make_gate(add_model(root, "slow", f'backend: "gated"{echo}'))
+
+
+def ask(server: Penstock, model: str, count: int) -> Callable[[], list[bytes]]:
+    """Send ``count`` gRPC requests; what is returned waits for the answers."""
+    channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc}")
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[2])
+    asked = pb.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[bytes(8)])
+    calls = [stub.ModelInfer.future(asked) for _ in range(count)]
+
+    def answers() -> list[bytes]:
+        with channel:
+            return [call.result(30).raw_output_contents[0] for call in calls]
+
+    return answers
+
+
+# ---------------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize("http_host", ["native", "hypercorn"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_is_in_flight_is_answered_before_the_exit(
+    serve: Start, root: Path, gate: Gate, gated: Mapping[str, str], infer: Any, number: int, http_host: str
+) -> None:
+    """Requests that run and requests that wait, over both protocols."""
+    server = serve(f"--model-repository={root}", f"--http-server={http_host}", environ=gated)
+    gate.close()
+    with ThreadPoolExecutor(2) as pool:
+        over_http = [pool.submit(infer, server, "slow") for _ in range(2)]
+        answers = ask(server, "slow", 2)
+        gate.wait_until_running()
+        server.wait_until_pending("slow", 3)
+        server.process.send_signal(number)
+        server.wait_for_line("stopping")
+        gate.open()
+        assert [answer.result(30) for answer in over_http] == [[1.0, 2.0]] * 2
+        assert answers() == [bytes(8)] * 2
+    assert server.finish() == 0
+    assert "Traceback" not in server.log
+
+
+def is_closed(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=30).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_new_callers_are_turned_away_while_the_server_drains(
+    serve: Start,
+    root: Path,
+    gate: Gate,
+    gated: Mapping[str, str],
+    infer: Any,
+    wait_until: Callable[..., None],
+) -> None:
+    server = serve(f"--model-repository={root}", environ=gated)
+    gate.close()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(infer, server, "slow")
+        gate.wait_until_running()
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_line("stopping")
+        wait_until(lambda: is_closed(server.http) and is_closed(server.grpc), "the ports are closed")
+        gate.open()
+        assert running.result(30) == [1.0, 2.0]
+    assert server.finish() == 0
+
+
+def test_idle_connections_do_not_hold_the_exit(serve: Start, root: Path, add_model: AddModel) -> None:
+    add_model(root, "echo")
+    server = serve(f"--model-repository={root}")
+    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=30)
+    connection.request("GET", "/v2/health/live")
+    connection.getresponse().read()  # and kept alive
+    half = socket.create_connection(("127.0.0.1", server.http))
+    half.sendall(b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\n")
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
+        grpc.channel_ready_future(channel).result(30)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_line("stopping")
+        half.close()
+        assert server.finish() == 0
+    connection.close()
+
+
+def test_the_exit_timeout_ends_what_does_not_end_with_code_1(
+    run_penstock: Start, root: Path, gate: Gate, gated: Mapping[str, str]
+) -> None:
+    server = run_penstock(f"--model-repository={root}", "--exit-timeout-secs=1", environ=gated).wait_until_ready()
+    gate.close()
+    answers = ask(server, "slow", 1)
+    gate.wait_until_running()
+    assert server.finish(signal.SIGTERM) == 1
+    assert "Exit timeout expired. Exiting immediately." in server.log
+    with pytest.raises(grpc.RpcError):
+        answers()
+
+
+# ---------------------------------------------------------------------- the start
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc", "metrics"])
+def test_a_port_in_use_is_named_and_ends_the_start_with_code_1(
+    run_penstock: Start, root: Path, add_model: AddModel, protocol: str
+) -> None:
+    add_model(root, "echo")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = run_penstock(f"--model-repository={root}", f"--{protocol}-port={port}")
+        assert server.finish() == 1
+    assert re.search(rf"error: creating server: .*127\.0\.0\.1:{port}.* in use", server.log)
+    assert "Traceback" not in server.log
+
+
+BROKEN = {
+    "no_onnx": ("model.onnx", b"this is no model", ""),
+    "empty_onnx": ("model.onnx", b"", ""),
+    "no_file": ("readme.txt", b"", 'backend: "onnxruntime" input { name: "X" data_type: TYPE_FP32 dims: [1] } '
+                'output { name: "Y" data_type: TYPE_FP32 dims: [1] }'),
+    "no_backend": ("x", b"", 'backend: "nowhere"'),
+    "bad_config": ("x", b"", 'backend: "identity" max_batch_sise: 4'),
+}  # fmt: skip
+
+
+@pytest.fixture
+def broken(root: Path, add_model: AddModel) -> Path:
+    """A repository with one good model, and every bad one of `BROKEN`."""
+    add_model(root, "echo")
+    for name, (file, content, config) in BROKEN.items():
+        (add_model(root, name, config) / file).write_bytes(content)
+    return root
+
+
+def test_a_broken_model_ends_the_start_with_code_1_and_its_reason(run_penstock: Start, broken: Path) -> None:
+    server = run_penstock(f"--model-repository={broken}")
+    assert server.finish() == 1
+    assert "error: creating server: Internal - failed to load all models" in server.log
+    assert "Traceback" not in server.log
+    for name in BROKEN:
+        assert re.search(rf"^\| {name} .*\| UNAVAILABLE: \w", server.log, re.MULTILINE), name
+    assert re.search(r"^\| no_backend .*nowhere", server.log, re.MULTILINE)
+    assert re.search(r"^\| bad_config .*max_batch_sise", server.log, re.MULTILINE)
+
+
+def test_the_others_are_served_when_asked_so(serve: Start, broken: Path, post: Any, infer: Any) -> None:
+    flags = ("--exit-on-error=false", "--strict-readiness=false")
+    server = serve(f"--model-repository={broken}", *flags)
+    assert infer(server) == [1.0, 2.0]
+    index = {entry["name"]: entry for entry in json.loads(post(server, "/v2/repository/index", {}).body)}
+    assert index["echo"]["state"] == "READY"
+    for name in BROKEN:
+        assert (index[name]["state"], bool(index[name]["reason"])) == ("UNAVAILABLE", True)
+        reply = post(server, f"/v2/models/{name}/infer", {"inputs": []})
+        assert (reply.status, reply.error[:27]) == (404, "Request for unknown model: ")
+
+
+def test_a_model_that_failed_makes_a_strict_server_not_ready_but_live(run_penstock: Start, broken: Path) -> None:
+    server = run_penstock(f"--model-repository={broken}", "--exit-on-error=false")
+    server.wait_for_line("Started Metrics Service")
+    assert server.get("/v2/health/ready") == (400, b"")
+    assert server.get("/v2/health/live") == (200, b"")
+    assert server.get("/v2/models/echo/ready") == (200, b"")
+    server.stop()
+
+
+def test_a_model_of_two_repositories_is_served_from_neither(
+    run_penstock: Start, tmp_path: Path, add_model: AddModel, post: Any, infer: Any
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder, name in ((one, "echo"), (one, "both"), (two, "both")):
+        add_model(folder, name)
+    flags = [f"--model-repository={one}", f"--model-repository={two}"]
+    server = run_penstock(*flags, "--exit-on-error=false")
+    server.wait_for_line("Started Metrics Service")
+    assert infer(server) == [1.0, 2.0]
+    index = json.loads(post(server, "/v2/repository/index", {}).body)
+    reason = "model appears in two or more repositories"
+    assert {"name": "both", "state": "UNAVAILABLE", "reason": reason} in index
+    assert post(server, "/v2/models/both/infer", {"inputs": []}).status == 404
+    server.stop()
+
+
+def test_no_port_answers_before_the_models_are_there_and_a_signal_still_ends_it(
+    run_penstock: Start, root: Path, gate: Gate, gated: Mapping[str, str]
+) -> None:
+    """As Triton's: the endpoints start after the models."""
+    (gate.path / "loading").touch()
+    server = run_penstock(f"--model-repository={root}", environ=gated)
+    gate.wait_until_loading()
+    assert not server.ports
+    assert server.finish(signal.SIGTERM) == 0
+    assert not server.ports
+
+
+NAMES = ["$(touch marker)", "`touch marker`", "a;touch marker", "-rf", "a'b", 'a"b', "a&b|c", "a b"]
+
+
+def test_names_are_never_commands(
+    serve: Start, root: Path, add_model: AddModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, post: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        add_model(root, name)
+    server = serve(f"--model-repository={root}")
+    index = {entry["name"]: entry["state"] for entry in json.loads(post(server, "/v2/repository/index", {}).body)}
+    assert index == dict.fromkeys(NAMES, "READY")
+    server.stop()
+    assert not list(tmp_path.rglob("marker"))
