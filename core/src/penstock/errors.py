@@ -95,7 +95,19 @@ class OperatorError(PenstockError):
 
 
 class ConfigError(OperatorError):
-    """A model configuration or an option breaks a rule that the message states."""
+    """A model configuration or an option breaks a rule that the message states.
+
+    ``field`` is the path in a model's config, such as ``input[0].dims``, of what is at fault, and
+    ``line`` and ``column`` count from 1 in its text; empty and 0 where they are not known.
+    """
+
+    def __init__(
+        self, message: str = "", code: Code | None = None, *, field: str = "", line: int = 0, column: int = 0
+    ) -> None:
+        super().__init__(message, code)
+        self.field = field
+        self.line = line
+        self.column = column
 
 
 class LoadError(OperatorError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,34 @@ def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
     return code, {found["model"]: found for found in json.loads(capsys.readouterr().out)}
 
 
+def placed(found: dict[str, Any]) -> list[tuple[int, int, str, str]]:
+    return [(one["line"], one["column"], one["field"], one["message"]) for one in found["problems"]]
+
+
+CONFIG = """
+backend: "identity"
+input { name: "a" data_type: TYPE_BOOL dims: 1 }
+output { name: "b" data_type: TYPE_BOOL dims: 1 }
+"""
+
+
 def test_a_repository_in_order_passes(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(repository)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("echo: ok\n")
     assert text.endswith("\n1 model, 0 problems\n")
+
+
+def test_the_page_about_it_shows_what_it_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[3] / "docs/check.md"
+    flip, flop, printed = re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)
+    write(tmp_path / "models", "flip", flip)
+    write(tmp_path / "models", "flop", flop)
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "models"]) == 1
+    assert capsys.readouterr().out == printed
 
 
 def test_a_misspelt_field_is_placed_and_the_nearest_named(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,7 +61,8 @@ def test_a_misspelt_field_is_placed_and_the_nearest_named(repository: Path, caps
     (problem,) = found["bad"]["problems"]
     assert code == 1
     assert (problem["file"], problem["line"], problem["column"]) == (str(path), 2, 3)
-    assert "did you mean 'max_batch_size'?" in problem["message"]
+    assert problem["field"] == ""
+    assert problem["message"] == "ModelConfig has no field 'max_bach_size'; did you mean 'max_batch_size'?"
 
 
 def test_a_wrong_value_is_placed_by_the_word_that_is_wrong(
@@ -45,7 +71,7 @@ def test_a_wrong_value_is_placed_by_the_word_that_is_wrong(
     write(repository, "bad", 'max_batch_size: 4\nbackend: "idenity"\n')
     _, found = check(capsys, str(repository))
     (problem,) = found["bad"]["problems"]
-    assert (problem["line"], problem["column"]) == (2, 11)
+    assert (problem["line"], problem["column"]) == (2, 10)
     assert "did you mean 'identity'?" in problem["message"]
 
 
@@ -83,6 +109,194 @@ def test_a_model_of_two_repositories_is_a_problem(
 def test_no_directory_is_one_line_and_exit_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "none")]) == 1
     assert "repository path is not a valid directory" in capsys.readouterr().err
+
+
+def test_a_config_name_that_leaves_the_directory_is_one_line_and_exit_1(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(repository), "--model-config-name=../x"]) == 1
+    assert capsys.readouterr().err == "model config name '../x' must be a file name without directories\n"
+
+
+def test_every_problem_is_listed_with_its_place_in_order_of_the_file(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = """\
+backend: "identity"
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: [ 4, 0 ] }
+input {
+  name: "x"
+  dims: 3
+}
+output [
+  { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "../labels.txt" }
+]
+dynamic_batching { preferred_batch_size: [ 4, 8 ] }
+instance_group { count: -1 }
+"""
+    path = write(repository, "bad", config)
+    code, found = check(capsys, str(repository))
+    assert code == 1
+    assert found["bad"]["problems"][0] == {
+        "file": str(path),
+        "line": 3,
+        "column": 46,
+        "field": "input[0].dims",
+        "message": "model input 'x' dimension must be integer >= 1, or -1 to indicate a variable-size dimension "
+        "for bad",
+        "code": "Invalid argument",
+    }
+    assert placed(found["bad"])[1:] == [
+        (4, 1, "input[1].data_type", "model input 'x' must specify 'data_type' for bad"),
+        (5, 9, "input[1].name", "model input 'x' is specified more than once for bad"),
+        (
+            9,
+            60,
+            "output[0].label_filename",
+            "label file path '../labels.txt' for output 'y' in model 'bad' is outside model directory",
+        ),
+        (
+            11,
+            47,
+            "dynamic_batching.preferred_batch_size[1]",
+            "dynamic batching preferred size must be <= max batch size for bad",
+        ),
+        (
+            12,
+            25,
+            "instance_group[0].count",
+            "instance group bad_0 of model bad has count -1, expected 1 to 1024, or 0 for the default",
+        ),
+    ]
+    assert found["bad"]["problems"][3]["code"] == "Unsupported"
+
+
+def test_what_no_field_is_at_fault_for_has_no_place(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (repository / "none.identity").mkdir()
+    _, found = check(capsys, str(repository))
+    assert placed(found["none.identity"]) == [
+        (0, 0, "", "at least one version must be available under the version policy of model 'none.identity'")
+    ]
+
+
+def test_a_feature_that_is_not_built_is_said_and_the_rest_is_checked(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(repository, "seq", 'backend: "identity"\nmax_batch_size: -1\nsequence_batching { direct { } }')
+    write(repository, "ens", 'platform: "ensemble"\nensemble_scheduling {\n  step { model_name: "a" }\n}')
+    _, found = check(capsys, str(repository))
+    assert placed(found["seq"]) == [
+        (2, 17, "max_batch_size", "'max_batch_size' must be non-negative value for seq"),
+        (
+            3,
+            1,
+            "sequence_batching",
+            "model 'seq' needs the sequence batcher ('sequence_batching'), which this version does not have",
+        ),
+    ]
+    assert found["seq"]["problems"][1]["code"] == "Unsupported"
+    assert placed(found["ens"]) == [
+        (
+            2,
+            1,
+            "ensemble_scheduling",
+            "model 'ens' needs ensembles ('ensemble_scheduling'), which this version does not have",
+        ),
+        (3, 3, "ensemble_scheduling.step[0].input_map", "must specify 'input_map' in step 0 of ensemble 'ens'"),
+        (3, 3, "ensemble_scheduling.step[0].output_map", "must specify 'output_map' in step 0 of ensemble 'ens'"),
+    ]
+    assert found["echo"]["problems"] == []
+
+
+def test_a_backend_that_is_missing_does_not_hide_what_is_written_wrong(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The backend might have filled in the data type, so its absence is no problem here."""
+    write(repository, "bad", 'input { name: "x" dims: 0 }\nplatform: "tensorrt_plan"')
+    _, found = check(capsys, str(repository))
+    assert [(line, column, field) for line, column, field, _ in placed(found["bad"])] == [
+        (1, 25, "input[0].dims"),
+        (2, 11, "platform"),
+    ]
+
+
+def test_a_wrong_platform_is_one_problem(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(repository, "bad", 'platform: "caffe2" input { name: "x" }')
+    _, found = check(capsys, str(repository))
+    assert placed(found["bad"]) == [(1, 11, "platform", "unexpected platform type 'caffe2' for bad")]
+
+
+def test_a_label_file_that_is_missing_is_placed_at_its_name(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(repository, "bad", CONFIG + '\noutput { name: "z" data_type: TYPE_BOOL dims: 1\nlabel_filename: "none.txt" }')
+    _, found = check(capsys, str(repository))
+    (problem,) = [one for one in placed(found["bad"]) if one[2]]
+    assert problem[:3] == (7, 17, "output[1].label_filename")
+    assert problem[3].startswith("cannot read label file")
+
+
+def test_every_wrong_parameter_is_placed_at_its_key(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(
+        repository,
+        "bad",
+        CONFIG
+        + """\
+parameters { key: "execute_delay_ms" value { string_value: "ten" } }
+parameters {
+  key: "execute_delay" value { string_value: "10" }
+}""",
+    )
+    _, found = check(capsys, str(repository))
+    assert placed(found["bad"]) == [
+        (
+            5,
+            19,
+            "parameters['execute_delay_ms']",
+            "parameter 'execute_delay_ms' is 'ten', expected a whole number",
+        ),
+        (
+            7,
+            8,
+            "parameters['execute_delay']",
+            "unknown parameter 'execute_delay'; did you mean 'execute_delay_ms'? known: execute_delay_ms, "
+            "instance_wise_delay_multiplier",
+        ),
+    ]
+
+
+FILLER = """
+import penstock
+
+class Filler(penstock.Backend):
+    name = "filler"
+    def load(self, model): ...
+    def complete_config(self, model):
+        if model.name == "broken":
+            raise KeyError("nowhere")
+        model.config.input[0].dims.append(0)
+
+@penstock.hookimpl
+def register_backends(): return [Filler]
+"""
+
+
+def test_what_a_backend_filled_in_wrongly_has_no_place(
+    penstock: Callable[..., Any], repository: Path, distribute: Callable[[str, str], None]
+) -> None:
+    distribute("filler", FILLER)
+    config = 'backend: "filler"\ninput { name: "a" data_type: TYPE_BOOL }'
+    write(repository, "filled", config)
+    write(repository, "broken", config)
+    process = penstock("check", "--json", str(repository))
+    code, _ = process.finish()
+    found = {one["model"]: one for one in json.load(process.popen.stdout)}
+    assert code == 1
+    assert [one[:3] for one in placed(found["filled"])] == [(0, 0, "input[0].dims")]
+    assert placed(found["broken"]) == [
+        (0, 0, "", "backend 'filler' failed to complete the config of 'broken': KeyError: 'nowhere'")
+    ]
 
 
 def test_names_with_control_characters_cannot_draw_on_the_terminal(

@@ -136,14 +136,9 @@ def test_a_model_that_tells_no_backend_is_refused(tmp_path: Path, name: str) -> 
     )
 
 
-def test_the_name_comes_from_the_directory_and_must_not_contradict_it(tmp_path: Path) -> None:
+def test_the_name_comes_from_the_directory(tmp_path: Path) -> None:
     assert derived(tmp_path, 'backend: "identity"').name == "m"
     assert derived(tmp_path, 'name: "m" backend: "identity"').name == "m"
-    with pytest.raises(ConfigError) as caught:
-        derived(tmp_path, 'name: "other" backend: "identity"')
-    assert caught.value.message == (
-        "unexpected directory name 'm' for model 'other', directory name must equal model name"
-    )
 
 
 def test_a_directory_that_is_gone_is_a_config_error(tmp_path: Path) -> None:

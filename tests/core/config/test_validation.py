@@ -10,8 +10,7 @@ from google.protobuf import text_format
 
 from penstock.config.derive import derive
 from penstock.config.model_config_pb2 import DataType, ModelConfig
-from penstock.config.validation import Problem, problems, validate
-from penstock.errors import ConfigError
+from penstock.config.validation import Problem, problems
 
 IO = """
 input { name: "x" data_type: TYPE_FP32 dims: [4] }
@@ -146,11 +145,10 @@ def test_a_good_config_passes(text: str, tmp_path: Path) -> None:
     config = derived(text, tmp_path)
     before = config.SerializeToString(deterministic=True)
     assert problems(config, files=tmp_path / "m") == []
-    validate(config, files=tmp_path / "m")
     assert config.SerializeToString(deterministic=True) == before
 
 
-def test_all_problems_are_listed_with_their_fields_and_the_first_is_raised() -> None:
+def test_all_problems_are_listed_with_their_fields() -> None:
     config = ModelConfig(max_batch_size=-1)
     config.input.add(name="x", dims=[0])
     config.instance_group.add(count=-3)
@@ -170,8 +168,6 @@ def test_all_problems_are_listed_with_their_fields_and_the_first_is_raised() -> 
             "model input 'x' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for ",
         ),
     ]
-    with pytest.raises(ConfigError, match=r"^model configuration must specify 'name'$"):
-        validate(config)
 
 
 def test_a_platform_without_a_backend_is_refused() -> None:

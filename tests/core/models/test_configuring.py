@@ -15,6 +15,10 @@ from penstock.models.configuring import read
         ('platform: "caffe2"', "unexpected platform type 'caffe2' for m"),
         ('platform: "libtorch"', "unexpected 'platform' and 'backend' pair, got:libtorch, pytorch"),
         ('default_model_filename: "net.bin"', "unexpected platform type '' for m"),
+        (
+            'name: "other" backend: "identity"',
+            "unexpected directory name 'm' for model 'other', directory name must equal model name",
+        ),
         ('platform: "ensemble"', "ensemble scheduling must be set for ensemble m whose platform is ensemble"),
     ],
 )

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from penstock.cli.inspection import Finding, inspect
+from penstock.cli.finding import Finding
+from penstock.cli.inspection import inspect
 from penstock.config.options import ServerOptions
 from penstock.config.provenance import Completion
 from penstock.errors import PenstockError
@@ -30,11 +31,11 @@ def run(words: Sequence[str]) -> int:
     )
     try:
         entries = Repository(options.model_repository).scan()
+        plugins = Plugins.discover(options.plugins)
+        findings = [inspect(entry, options, plugins) for entry in entries.values()]
     except PenstockError as error:
         print(error.message, file=sys.stderr)
         return 1
-    plugins = Plugins.discover(options.plugins)
-    findings = [inspect(entry, options, plugins) for entry in entries.values()]
     print(json.dumps([asdict(found) for found in findings], indent=2) if arguments.json else _picture(findings))
     return 1 if any(found.problems for found in findings) else 0
 

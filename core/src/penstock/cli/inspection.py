@@ -2,103 +2,136 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
 
 from penstock.backends.base import Backend, Model
+from penstock.cli.finding import Finding, Problem
+from penstock.config import validation
+from penstock.config.derive import derive
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.options import ServerOptions
-from penstock.config.parameters import parse_parameters
-from penstock.config.parse import find_config, read_config
-from penstock.config.provenance import Completion, completions
-from penstock.errors import PenstockError
-from penstock.models.configuring import complete, read
-from penstock.models.labels import read_labels
+from penstock.config.outline import Outline
+from penstock.config.parse import find_config
+from penstock.config.provenance import completions
+from penstock.errors import Code, ConfigError, PenstockError
+from penstock.models import labels
+from penstock.models.configuring import examine, fill, judge, parse
 from penstock.models.repository import Entry, available_versions, select_versions
-from penstock.models.signature import Signature
 from penstock.plugins import Plugins
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What is wrong, and where: ``line`` and ``column`` count from 1, and are 0 where no place is known."""
-
-    file: str
-    line: int
-    column: int
-    message: str
-
-    def __str__(self) -> str:
-        place = f":{self.line}:{self.column}" if self.line else ""
-        return f"{self.file}{place}: {self.message}"
-
-
-@dataclass(slots=True)
-class Finding:
-    """What is wrong with a model, and which fields were filled in, by whom.
-
-    ``path`` is the config file, or the model's directory if there is none.
-    """
-
-    model: str
-    path: str
-    problems: list[Problem] = field(default_factory=list)
-    completed: list[Completion] = field(default_factory=list)
+from penstock.workers.devices import available_gpus, fill_groups
 
 
 def inspect(entry: Entry, options: ServerOptions, plugins: Plugins) -> Finding:
-    """Read, derive, complete and validate the config of ``entry``, as loading it would."""
-    found = Finding(entry.name, str(find_config(entry.path, options.model_config_name) or entry.path))
+    """Read, derive, complete and judge the config of ``entry`` as loading it would, but to the last problem.
+
+    Raises `ConfigError` for a ``--model-config-name`` that is no file name.
+    """
+    path = find_config(entry.path, options.model_config_name)
+    found = Finding(entry.name, str(path or entry.path))
     if entry.is_duplicate:
-        paths = ", ".join(map(str, entry.paths))
-        found.problems.append(Problem(found.path, 0, 0, f"model appears in two or more repositories: {paths}"))
+        message = f"model appears in two or more repositories: {', '.join(map(str, entry.paths))}"
+        found.problems.append(Problem(found.path, 0, 0, "", message, Code.INTERNAL.value))
         return found
     try:
-        _inspect(entry, options, plugins, found)
-    except PenstockError as error:
-        found.problems.append(_locate(found.path, error.message.strip()))
+        written = parse(entry.path, options)
+    except ConfigError as error:
+        found.problems.append(_misread(found.path, error))
+        return found
+    text = path.read_text(encoding="utf-8-sig") if path is not None else ""
+    _Inspection(entry, options, plugins, found, Outline(text, ModelConfig.DESCRIPTOR)).run(written)
+    found.problems.sort(key=lambda problem: (problem.line, problem.column))
     return found
 
 
-def _inspect(entry: Entry, options: ServerOptions, plugins: Plugins, found: Finding) -> None:
-    path = find_config(entry.path, options.model_config_name)
-    written = read_config(path) if path is not None else ModelConfig()
-    derived = read(entry.path, options)
-    found.completed += completions(written, derived, "Penstock")
-    backend = _backend(plugins, derived.backend, options)
-    for version in select_versions(entry.name, derived.version_policy, available_versions(entry.path)):
-        final = _complete(entry, version, derived, backend, options)
-        news = completions(derived, final, f"backend {backend.name}")
-        found.completed += [completion for completion in news if completion not in found.completed]
+def _misread(path: str, error: ConfigError) -> Problem:
+    """The error of a file that is no config: its message begins with the place and the field."""
+    place = f"{path}:{error.line}:{error.column}: " if error.line else f"{path}: "
+    message = error.message.removeprefix(place).removeprefix(f"{error.field}: ")
+    return Problem(path, error.line, error.column, error.field, message, error.code.value)
 
 
-def _backend(plugins: Plugins, name: str, options: ServerOptions) -> Backend:
-    settings = options.backend_config
-    return plugins.backends.get(name)({**settings.get("", {}), **settings.get(name, {})})
+class _Inspection:
+    """Adds to ``found`` what is wrong with a config that can be read, placed by ``outline``."""
+
+    def __init__(
+        self, entry: Entry, options: ServerOptions, plugins: Plugins, found: Finding, outline: Outline
+    ) -> None:
+        self._entry = entry
+        self._options = options
+        self._plugins = plugins
+        self._found = found
+        self._outline = outline
+
+    def run(self, written: ModelConfig) -> None:
+        config, path = _copy(written), self._entry.path
+        try:
+            derive(config, path)
+            self._found.completed += completions(written, config, "Penstock")
+            self._add(examine(config, path))
+            versions = select_versions(self._entry.name, config.version_policy, available_versions(path))
+            if config.backend:
+                self._run_versions(versions, config)
+            elif config.platform == "ensemble":
+                self._add(self._problems(config))
+            else:
+                self._add(self._written_problems(config))
+        except PenstockError as error:
+            self._add([_reason(error), *self._written_problems(config)])
+
+    def _run_versions(self, versions: Iterable[int], config: ModelConfig) -> None:
+        name, path, backend = self._entry.name, self._entry.path, self._backend(config)
+        for version in versions:
+            self._run_version(Model(name, version, path / str(version), _copy(config)), backend, config)
+
+    def _backend(self, config: ModelConfig) -> Backend:
+        settings, name = self._options.backend_config, config.backend
+        try:
+            made: Backend = self._plugins.backends.get(name)({**settings.get("", {}), **settings.get(name, {})})
+        except PenstockError as error:
+            field = "backend" if self._outline.holds("backend") else "platform"
+            raise ConfigError(error.message, error.code, field=field) from error
+        return made
+
+    def _run_version(self, model: Model, backend: Backend, derived: ModelConfig) -> None:
+        wrong = self._judge(model, backend)
+        news = completions(derived, model.config, f"backend {backend.name}")
+        self._found.completed += [completion for completion in news if completion not in self._found.completed]
+        self._add(wrong)
+
+    def _judge(self, model: Model, backend: Backend) -> list[validation.Problem]:
+        try:
+            fill(model, backend, self._options)
+            wrong = [*judge(model, backend), *labels.check(model.config, self._entry.path)]
+            if not wrong:
+                fill_groups(model.config, backend, available_gpus())
+        except PenstockError as error:
+            return [_reason(error), *self._written_problems(model.config)]
+        return wrong
+
+    def _written_problems(self, config: ModelConfig) -> list[validation.Problem]:
+        """Those of an incomplete ``config`` that completing it would not cure: they lie in what is written."""
+        return [problem for problem in self._problems(config) if self._outline.holds(problem.field)]
+
+    def _problems(self, config: ModelConfig) -> list[validation.Problem]:
+        return validation.problems(config, gpus=available_gpus(), files=self._entry.path)
+
+    def _add(self, problems: Iterable[validation.Problem]) -> None:
+        for problem in problems:
+            line, column = self._find(problem.field)
+            placed = Problem(self._found.path, line, column, problem.field, problem.message, problem.code.value)
+            if placed not in self._found.problems:
+                self._found.problems.append(placed)
+
+    def _find(self, field: str) -> tuple[int, int]:
+        """The place of ``field``; (0, 0) for one that was filled in, and for none."""
+        filled = any(field.startswith(completion.field) for completion in self._found.completed)
+        return (0, 0) if filled else self._outline.find(field) or (0, 0)
 
 
-def _complete(
-    entry: Entry, version: int, derived: ModelConfig, backend: Backend, options: ServerOptions
-) -> ModelConfig:
-    """The config of one version as its instances would see it; raises `PenstockError`."""
-    config = ModelConfig.FromString(derived.SerializeToString())
-    complete(Model(entry.name, version, entry.path / str(version), config), backend, options)
-    parse_parameters(backend.Parameters, config.parameters)
-    Signature(entry.name, config)
-    read_labels(config, entry.path)
-    return config
+def _reason(error: PenstockError) -> validation.Problem:
+    field = error.field if isinstance(error, ConfigError) else ""
+    return validation.Problem(field, error.message.strip(), error.code)
 
 
-def _locate(path: str, message: str) -> Problem:
-    """The place that the message names, or else that of a quoted word which the file has once."""
-    named = re.match(rf"{re.escape(path)}:(\d+)(?::(\d+))?: ", message)
-    if named:
-        return Problem(path, int(named[1]), int(named[2] or 1), message[named.end() :])
-    text = Path(path).read_text(encoding="utf-8", errors="replace") if Path(path).is_file() else ""
-    for word in re.findall(r"'([^']+)'", message):
-        places = [found.start() for found in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text)]
-        if len(places) == 1:
-            before = text[: places[0]]
-            return Problem(path, before.count("\n") + 1, places[0] - before.rfind("\n"), message)
-    return Problem(path, 0, 0, message.removeprefix(f"{path}: "))
+def _copy(config: ModelConfig) -> ModelConfig:
+    return ModelConfig.FromString(config.SerializeToString())

@@ -55,25 +55,14 @@ _DEFAULT_IDLE_US = 1_000_000
 def derive(config: ModelConfig, model_path: Path) -> None:
     """Fill in name, backend, platform, file name and defaults of ``config``, in place.
 
-    Raises `ConfigError` if the name contradicts the directory, or if neither the config nor the
-    directory nor the name tells a backend.
+    Raises `ConfigError` if neither the config nor the directory nor the name tells a backend.
     """
-    _derive_name(config, model_path)
+    config.name = config.name or model_path.name
     if config.HasField("ensemble_scheduling") and not config.backend:
         config.platform = config.platform or "ensemble"
     if config.platform != "ensemble":
         _derive_backend(config, model_path)
     _fill_defaults(config)
-
-
-def _derive_name(config: ModelConfig, model_path: Path) -> None:
-    if not config.name:
-        config.name = model_path.name
-    elif config.name != model_path.name:
-        raise ConfigError(
-            f"unexpected directory name '{model_path.name}' for model '{config.name}', directory name must equal "
-            "model name"
-        )
 
 
 def _derive_backend(config: ModelConfig, model_path: Path) -> None:

@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.config.model_config_pb2 import ModelParameter
+from penstock.config.validation.problem import Problem
 from penstock.config.wording import clip
 from penstock.errors import ConfigError, PluginError
 
@@ -29,42 +30,67 @@ def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
     listing the known ones, for a value that is not of its field's type, and for a `ValueError` of
     the class itself; `PluginError` for a field of any other type.
     """
-    declared = fields(cls)  # type: ignore[arg-type]
+    values, wrong = _read(cls, given)
+    for problem in wrong:
+        raise ConfigError(problem.message, field=problem.field)
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ConfigError(f"parameters: {error}", field="parameters") from error
+
+
+def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
+    """Everything for which `parse_parameters` would raise `ConfigError`; raises `PluginError` as it does."""
+    try:
+        parse_parameters(cls, given)
+    except ConfigError as error:
+        return _read(cls, given)[1] or [Problem(error.field, error.message)]
+    return []
+
+
+def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any], list[Problem]]:
+    """The values of the fields of ``cls``, and what is wrong with the rest, in order of the keys."""
+    declared = fields(cls)
     if not declared:
-        return cls()
+        return {}, []
     keys = {field.metadata.get("key", field.name): field for field in declared if "prefix" not in field.metadata}
     families = {field.metadata["prefix"]: field for field in declared if "prefix" in field.metadata}
     convert = {key: _converter(cls, field.name) for key, field in keys.items()}
     values: dict[str, Any] = {}
+    wrong: list[Problem] = []
     for key in sorted(given):
         text = given[key].string_value
         prefix = next((prefix for prefix in families if key.startswith(prefix)), None)
         if key in keys:
-            values[keys[key].name] = convert[key](key, text)
+            try:
+                values[keys[key].name] = convert[key](text)
+            except ValueError as error:
+                wrong.append(Problem(_path(key), f"parameter '{key}' is '{clip(text)}', {error}"))
         elif prefix is not None:
             values.setdefault(families[prefix].name, {})[key] = text
         elif key not in CORE_KEYS:
-            raise ConfigError(_unknown(key, [*keys, *(f"{prefix}*" for prefix in families)]))
-    try:
-        return cls(**values)
-    except ValueError as error:
-        raise ConfigError(f"parameters: {error}") from error
+            wrong.append(Problem(_path(key), _unknown(key, [*keys, *(f"{prefix}*" for prefix in families)])))
+    return values, wrong
 
 
-def _converter(cls: type, name: str) -> Callable[[str, str], Any]:
-    """What makes a value of field ``name`` from a key and its text."""
+def _path(key: str) -> str:
+    return f"parameters[{key!r}]"
+
+
+def _converter(cls: type, name: str) -> Callable[[str], Any]:
+    """What makes a value of field ``name`` from its text, or raises `ValueError` with what was expected."""
     hint = get_type_hints(cls)[name]
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     kinds = [kind for kind in choices if kind is not type(None)]
     if len(kinds) != 1 or kinds[0] not in _CONVERTERS:
         raise PluginError(f"{cls.__module__}.{cls.__qualname__}.{name} is {hint}, expected str, int, float or bool")
 
-    def convert(key: str, text: str) -> Any:
+    def convert(text: str) -> Any:
         parse, expected = _CONVERTERS[kinds[0]]
         try:
             return parse(text)
         except ValueError:
-            raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}") from None
+            raise ValueError(f"expected {expected}") from None
 
     return convert
 

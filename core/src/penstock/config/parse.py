@@ -57,7 +57,9 @@ def parse_text(text: str, source: str = "config") -> ModelConfig:
     try:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
-        raise ConfigError(f"{source}:{wording.explain_text(error, text, ModelConfig.DESCRIPTOR)}") from error
+        line, column, field, reason = wording.explain_text(error, text, ModelConfig.DESCRIPTOR)
+        message = f"{source}:{line}:{column}: {f'{field}: ' if field else ''}{reason}"
+        raise ConfigError(message, field=field, line=line, column=column) from error
     return config
 
 

@@ -30,16 +30,15 @@ _KINDS = {
 }
 
 
-def explain_text(error: ParseError, text: str, root: Descriptor) -> str:
-    """``line:column: field: reason`` for an error in ``text``, a message of type ``root``."""
+def explain_text(error: ParseError, text: str, root: Descriptor) -> tuple[int, int, str, str]:
+    """Line, column, field and reason of an error in ``text``, a message of type ``root``."""
     line, column = error.GetLine() or 1, error.GetColumn() or 1
     reason = str(error).removeprefix(f"{line}:{column} : ")
     quoted = "'" + text.split("\n")[line - 1] + "': "
     place = place_at(text, root, line, column)
     # The parser quotes the line, except where the text has ended.
     found = clip(place.found) if reason.startswith(quoted) else "the end"
-    path = f"{place.path}: " if place.path else ""
-    return f"{line}:{column}: {path}{_reword(reason.removeprefix(quoted), place, found)}"
+    return line, column, place.path, _reword(reason.removeprefix(quoted), place, found)
 
 
 def unknown_field(message: Descriptor, name: str) -> str:

@@ -1,21 +1,25 @@
-"""From ``config.pbtxt`` to a complete and valid config, in two steps.
+"""From ``config.pbtxt`` to a complete and valid config, in four steps.
 
-`read` does what needs no engine: parse, derive. `complete` asks the backend for what is still
-missing, unless auto-completion is off, and validates the result (behaviours.md sections 4.3, 4.4).
+A file is parsed and derived, `examine` says what is wrong that needs no backend, `fill` asks the
+backend for what is still missing, and `judge` holds the result against every rule (behaviours.md
+sections 4.3, 4.4). `read` and `complete` take these steps for a load and raise the first problem;
+``penstock check`` takes them for the whole list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.backends.base import Backend, Model
+from penstock.config import parameters, validation
 from penstock.config.derive import derive, fill_batching
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.options import ServerOptions
 from penstock.config.parse import find_config, read_config
-from penstock.config.validation import ensembles, validate
+from penstock.config.validation import Problem, ensembles
 from penstock.config.validation import model as whole_model
-from penstock.errors import ConfigError, Unsupported
+from penstock.errors import Code, ConfigError, PenstockError, PluginError
 from penstock.workers.devices import available_gpus, fill_groups
 
 #: What a config may ask for that is not built yet; to ignore it would give wrong answers.
@@ -29,36 +33,78 @@ _NOT_BUILT = {
 
 
 def read(model_path: Path, options: ServerOptions) -> ModelConfig:
-    """The config of the model at ``model_path``, derived but not completed. Raises `ConfigError`.
-
-    Raises `Unsupported` for a feature that is not built yet.
-    """
-    path = find_config(model_path, options.model_config_name)
-    if path is None and options.disable_auto_complete_config:
-        raise ConfigError(f"{model_path / 'config.pbtxt'}: no such file, and auto-completion is off")
-    config = read_config(path) if path is not None else ModelConfig()
+    """The config of the model at ``model_path``, derived but not completed. Raises `ConfigError`."""
+    config = parse(model_path, options)
     derive(config, model_path)
-    for field, feature in _NOT_BUILT.items():
-        if getattr(config, field) if field.startswith("batch") else config.HasField(field):  # type: ignore[arg-type]
-            raise Unsupported(f"model '{config.name}' needs {feature} ('{field}'), which this version does not have")
-    # These choose the backend, so they are judged before one is looked for.
-    for problem in (*whole_model.check(config), *ensembles.check(config)):
-        raise ConfigError(problem.message, problem.code)
+    _raise_first(examine(config, model_path))
     return config
 
 
 def complete(model: Model, backend: Backend, options: ServerOptions) -> None:
-    """Complete ``model.config`` in place and validate it. Raises `ConfigError` or `LoadError`."""
-    config = model.config
-    if not options.disable_auto_complete_config:
-        scheduling = config.WhichOneof("scheduling_choice")
+    """Complete ``model.config`` in place and validate it. Raises `ConfigError`, `LoadError` or `PluginError`."""
+    fill(model, backend, options)
+    _raise_first(judge(model, backend))
+    fill_groups(model.config, backend, available_gpus())
+
+
+def parse(model_path: Path, options: ServerOptions) -> ModelConfig:
+    """What the config file of the model at ``model_path`` says; raises `ConfigError`.
+
+    No file says nothing, which is an error only if auto-completion is off.
+    """
+    path = find_config(model_path, options.model_config_name)
+    if path is None and options.disable_auto_complete_config:
+        raise ConfigError(f"{model_path / 'config.pbtxt'}: no such file, and auto-completion is off")
+    return read_config(path) if path is not None else ModelConfig()
+
+
+def examine(config: ModelConfig, model_path: Path) -> Iterator[Problem]:
+    """What is wrong with a derived config before its backend is looked for, which these fields choose."""
+    if config.name != model_path.name:
+        yield Problem(
+            "name",
+            f"unexpected directory name '{model_path.name}' for model '{config.name}', directory name must equal "
+            "model name",
+        )
+    given = {field.name for field, _ in config.ListFields()}
+    for field, feature in _NOT_BUILT.items():
+        if field in given:
+            message = f"model '{config.name}' needs {feature} ('{field}'), which this version does not have"
+            yield Problem(field, message, Code.UNSUPPORTED)
+    yield from whole_model.check(config)
+    yield from ensembles.check(config)
+
+
+def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
+    """Let ``backend`` complete ``model.config`` in place, unless that is turned off.
+
+    Raises what the backend raises; `PluginError` if that is no error of ours.
+    """
+    if options.disable_auto_complete_config:
+        return
+    config, scheduling = model.config, model.config.WhichOneof("scheduling_choice")
+    try:
         backend.complete_config(model)
-        if scheduling is not None and config.WhichOneof("scheduling_choice") != scheduling:
-            raise ConfigError(
-                f"backend '{backend.name}' changed the scheduling choice of model '{model.name}' from {scheduling} to "
-                f"{config.WhichOneof('scheduling_choice')}"
-            )
-        fill_batching(config)
-    gpus = available_gpus()
-    validate(config, gpus=gpus, files=model.path.parent)
-    fill_groups(config, backend, gpus)
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"backend '{backend.name}' failed to complete the config of '{model.name}': {type(error).__name__}: {error}"
+        ) from error
+    if scheduling is not None and config.WhichOneof("scheduling_choice") != scheduling:
+        raise ConfigError(
+            f"backend '{backend.name}' changed the scheduling choice of model '{model.name}' from {scheduling} to "
+            f"{config.WhichOneof('scheduling_choice')}"
+        )
+    fill_batching(config)
+
+
+def judge(model: Model, backend: Backend) -> list[Problem]:
+    """Every problem of the completed ``model.config``, in Triton's order, then those of its parameters."""
+    wrong = validation.problems(model.config, gpus=available_gpus(), files=model.path.parent)
+    return wrong + parameters.check(backend.Parameters, model.config.parameters)
+
+
+def _raise_first(problems: Iterable[Problem]) -> None:
+    for problem in problems:
+        raise ConfigError(problem.message, problem.code, field=problem.field)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.config.model_config_pb2 import ModelConfig
-from penstock.errors import LoadError, Unsupported
+from penstock.config.validation import Problem
+from penstock.errors import LoadError, PenstockError, Unsupported
 
 
 def read_labels(config: ModelConfig, model_path: Path) -> dict[str, list[str]]:
@@ -16,6 +18,18 @@ def read_labels(config: ModelConfig, model_path: Path) -> dict[str, list[str]]:
     return {
         io.name: _read(config.name, io.name, io.label_filename, model_path) for io in config.output if io.label_filename
     }
+
+
+def check(config: ModelConfig, model_path: Path) -> Iterator[Problem]:
+    """Every file for which `read_labels` would raise."""
+    for index, io in enumerate(config.output):
+        try:
+            if io.label_filename:
+                _read(config.name, io.name, io.label_filename, model_path)
+        except PenstockError as error:
+            yield Problem(f"output[{index}].label_filename", error.message, error.code)
+        except ValueError:  # NUL in the name, which the rules for paths refuse
+            continue
 
 
 def _read(model: str, output: str, filename: str, model_path: Path) -> list[str]:

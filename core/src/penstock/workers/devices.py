@@ -59,7 +59,8 @@ def fill_groups(config: ModelConfig, backend: Backend, gpus: Sequence[int]) -> N
             raise ConfigError(
                 f"instance group {group.name} of model {config.name} has kind "
                 f"{ModelInstanceGroup.Kind.Name(group.kind)}, but backend '{backend.name}' runs on "
-                f"{', '.join(backend.devices)}"
+                f"{', '.join(backend.devices)}",
+                field=f"instance_group[{index}].kind",
             )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.config.model_config_pb2 import ModelConfig, ModelWarmup
-from penstock.errors import ConfigError, InternalError, LoadError, PenstockError
+from penstock.config.validation.warmup import NO_ID
+from penstock.errors import InternalError, LoadError, PenstockError
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
 from penstock.messages.request import InferRequest
@@ -36,9 +37,9 @@ class Sample:
 
 
 def read_samples(config: ModelConfig, model_path: Path) -> list[Sample]:
-    """The samples of ``config``; those with batch size 0 are left out.
+    """The samples of ``config``, which has been validated; those with batch size 0 are left out.
 
-    Raises `ConfigError` for a tensor that is not fully described, `LoadError` for its data file.
+    Raises `LoadError` for a data file that cannot be read or is too short.
     """
     return [_sample(config, setting, model_path) for setting in config.model_warmup if setting.batch_size]
 
@@ -54,17 +55,11 @@ def _sample(config: ModelConfig, setting: ModelWarmup, model_path: Path) -> Samp
 
 
 def _tensor(name: str, described: ModelWarmup.Input, batched: bool, folder: Path) -> Tensor:
-    if not described.data_type:
-        raise ConfigError(f"warmup setting expects input '{name}' to have data_type set")
-    if any(dim < 0 for dim in described.dims):
-        raise ConfigError(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
     datatype = dtypes.BY_CONFIG_VALUE[described.data_type]
     shape = (1, *described.dims) if batched else tuple(described.dims)
     source = described.WhichOneof("input_data_type")
     if source == "input_data_file":
         return _from_file(folder, described.input_data_file, datatype, shape)
-    if source is None:
-        raise ConfigError(f"warmup setting expects input '{name}' to have input_data_type set")
     if datatype is dtypes.BYTES:
         return BytesTensor(bytes(4 * prod(shape)), shape)
     if source == "random_data":
@@ -87,7 +82,8 @@ def _from_file(folder: Path, name: str, datatype: DataType, shape: tuple[int, ..
     expected = prod(shape) * datatype.itemsize
     if len(data) < expected:
         raise LoadError(
-            f"warmup setting expects {expected} bytes, but the data provided from {name} only has {len(data)} bytes"
+            f"{NO_ID}warmup setting expects {expected} bytes, but the data provided from {name}"  # no space, as Triton
+            f"only has {len(data)} bytes"
         )
     return np.frombuffer(data, datatype.numpy, prod(shape)).reshape(shape)
 

@@ -11,6 +11,8 @@ from penstock.config.validation.problem import Problem
 #: More requests than this in a sample, or more rounds, would keep the model from ever being ready.
 MAX_REQUESTS = 1024
 MAX_COUNT = 1_000_000
+#: What Triton puts before a message about a request without an id, which a warm-up request is.
+NO_ID = "[request id: <id_unknown>] "
 
 
 def check(config: ModelConfig) -> Iterator[Problem]:
@@ -49,4 +51,4 @@ def _check_input(name: str, tensor: ModelWarmup.Input, field: str, title: str) -
             f"the limit is {MAX_MADE_BYTES}",
         )
     if tensor.WhichOneof("input_data_type") is None:
-        yield Problem(field, f"warmup setting expects input '{name}' to have input_data_type set")
+        yield Problem(field, f"{NO_ID}warmup setting expects input '{name}' to have input_data_type set")
