@@ -64,7 +64,8 @@ def _tensor(name: str, described: ModelWarmup.Input, batched: bool, folder: Path
         return BytesTensor(bytes(4 * prod(shape)), shape)
     if source == "random_data":
         size = prod(shape) * datatype.itemsize
-        raw = np.random.default_rng(0).integers(0, 2 if datatype is dtypes.BOOL else 128, size, np.uint8)
+        below = 2 if datatype is dtypes.BOOL else 0x7C  # bytes that make no infinity and no NaN, not even in FP16
+        raw = np.random.default_rng(0).integers(0, below, size, np.uint8)
         return raw.view(datatype.numpy).reshape(shape)
     return np.zeros(shape, datatype.numpy)
 

@@ -1,0 +1,111 @@
+"""Warm-up requests as behaviours.md section 4.10 describes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from penstock.backends.base import Instance, Tensors
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.errors import InternalError, PenstockError
+from penstock.messages import dtypes
+from penstock.messages.spec import Spec
+from penstock.messages.tensor import BytesTensor
+from penstock.workers.batch import runner_for
+from penstock.workers.contract import Contract
+from penstock.workers.warmup import Sample, read_samples
+
+CONTRACT = Contract("m", "1", {"y": Spec("y", dtypes.FP32, (-1,))}, True)
+
+
+def read(text: str, path: Path, max_batch_size: int = 8) -> list[Sample]:
+    config = text_format.Parse(f'name: "m" max_batch_size: {max_batch_size} {text}', ModelConfig())
+    return read_samples(config, path)
+
+
+def warmup(tensor: str, batch_size: int = 1, count: int = 0) -> str:
+    inputs = f'inputs {{ key: "x" value {{ {tensor} }} }}'
+    return f'model_warmup {{ name: "w" batch_size: {batch_size} count: {count} {inputs} }}'
+
+
+class Recorder(Instance):
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, ...]] = []
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        x = np.asarray(inputs["x"])
+        self.seen.append(x.shape)
+        if x.any():
+            raise ValueError("not zero")
+        return {"y": x}
+
+
+def test_the_batch_size_is_a_number_of_requests_executed_together_count_times(tmp_path: Path) -> None:
+    (sample,) = read(warmup("data_type: TYPE_FP32 dims: [3] zero_data: true", 4, 2), tmp_path)
+    instance = Recorder()
+    sample.run(runner_for(instance, CONTRACT))
+    assert instance.seen == [(4, 3), (4, 3)]
+
+
+def test_a_batch_size_of_zero_is_no_warm_up(tmp_path: Path) -> None:
+    assert read(warmup("data_type: TYPE_FP32 dims: [3] zero_data: true", 0), tmp_path) == []
+
+
+def test_a_failing_sample_is_named(tmp_path: Path) -> None:
+    (tmp_path / "warmup").mkdir()
+    (tmp_path / "warmup" / "ones").write_bytes(np.ones(3, np.float32).tobytes())
+    (sample,) = read(warmup('data_type: TYPE_FP32 dims: [3] input_data_file: "ones"'), tmp_path)
+    with pytest.raises(InternalError, match=r"^failed to run warmup sample 'w': .*not zero; $"):
+        sample.run(runner_for(Recorder(), CONTRACT))
+
+
+def tensor(text: str, path: Path, max_batch_size: int = 8) -> Any:
+    ((request,),) = [sample.requests for sample in read(warmup(text), path, max_batch_size)]
+    return request.inputs["x"]
+
+
+@pytest.mark.parametrize("dtype", [d for d in dtypes.ALL if d is not dtypes.BYTES], ids=str)
+def test_random_data_is_of_the_declared_type_and_shape_and_finite(dtype: dtypes.DataType, tmp_path: Path) -> None:
+    found = tensor(f"data_type: {dtype.config_name} dims: [20, 500] random_data: true", tmp_path)
+    assert (found.dtype, found.shape) == (dtype.numpy, (1, 20, 500))
+    assert np.isfinite(found.astype(np.float64)).all()
+
+
+def test_a_model_without_batch_axis_gets_the_dims_as_they_are(tmp_path: Path) -> None:
+    assert tensor("data_type: TYPE_INT8 dims: [2] zero_data: true", tmp_path, 0).shape == (2,)
+
+
+@pytest.mark.parametrize("source", ["zero_data", "random_data"])
+def test_generated_strings_are_empty(source: str, tmp_path: Path) -> None:
+    found = tensor(f"data_type: TYPE_STRING dims: [3] {source}: true", tmp_path)
+    assert isinstance(found, BytesTensor)
+    assert (found.shape, found.items()) == ((1, 3), [b"", b"", b""])
+
+
+def test_a_string_file_is_taken_in_wire_form(tmp_path: Path) -> None:
+    (tmp_path / "warmup").mkdir()
+    (tmp_path / "warmup" / "text").write_bytes(b"\x02\x00\x00\x00hi")
+    assert tensor('data_type: TYPE_STRING dims: [1] input_data_file: "text"', tmp_path).items() == [b"hi"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'data_type: TYPE_FP32 dims: [2] input_data_file: "short"',
+            "warmup setting expects 8 bytes, but the data provided from short",
+        ),
+        ('data_type: TYPE_FP32 dims: [2] input_data_file: "absent"', "absent"),
+        ('data_type: TYPE_FP32 dims: [2] input_data_file: "../../escape"', "outside"),
+    ],
+)
+def test_a_sample_that_cannot_be_made_says_why(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "warmup").mkdir()
+    (tmp_path / "warmup" / "short").write_bytes(b"1234567")
+    with pytest.raises(PenstockError) as refusal:
+        read(warmup(text), tmp_path)
+    assert message in refusal.value.message
