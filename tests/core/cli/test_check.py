@@ -299,6 +299,23 @@ def test_what_a_backend_filled_in_wrongly_has_no_place(
     ]
 
 
+def test_a_device_that_the_backend_does_not_run_on_is_placed_at_its_group(
+    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cli.inspection.available_gpus", lambda: (0,))
+    monkeypatch.setattr("penstock.models.configuring.available_gpus", lambda: (0,))
+    write(repository, "bad", CONFIG + "instance_group [ { kind: KIND_CPU },\n { kind: KIND_GPU } ]")
+    _, found = check(capsys, str(repository))
+    assert [one[:3] for one in placed(found["bad"])] == [(6, 10, "instance_group[1].kind")]
+
+
+def test_a_label_file_with_nul_in_its_name_is_one_problem(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = 'output { name: "b" data_type: TYPE_BOOL dims: 1\nlabel_filename: "\\0" }'
+    write(repository, "bad", f'backend: "identity" {output}')
+    _, found = check(capsys, str(repository))
+    assert [one[:3] for one in placed(found["bad"])] == [(2, 17, "output[0].label_filename")]
+
+
 def test_names_with_control_characters_cannot_draw_on_the_terminal(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

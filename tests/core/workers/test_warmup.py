@@ -97,7 +97,8 @@ def test_a_string_file_is_taken_in_wire_form(tmp_path: Path) -> None:
     [
         (
             'data_type: TYPE_FP32 dims: [2] input_data_file: "short"',
-            "warmup setting expects 8 bytes, but the data provided from short",
+            "[request id: <id_unknown>] warmup setting expects 8 bytes, but the data provided from short"
+            "only has 7 bytes",
         ),
         ('data_type: TYPE_FP32 dims: [2] input_data_file: "absent"', "absent"),
         ('data_type: TYPE_FP32 dims: [2] input_data_file: "../../escape"', "outside"),
