@@ -51,8 +51,18 @@ class Penstock:
 
     @property
     def rss_bytes(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        return self._memory("VmRSS")
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """The highest `rss_bytes` since `forget_peak`."""
+        return self._memory("VmHWM")
+
+    def forget_peak(self) -> None:
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    def _memory(self, name: str) -> int:
+        found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
         assert found
         return int(found[1]) * 1024
 

@@ -43,7 +43,10 @@ def running(
 def server(running: Penstock, infer: Callable[..., list[float]]) -> Iterator[Penstock]:
     """The server, which after the test answers as before and has kept no more than it may."""
     before = running.rss_bytes
+    running.forget_peak()
     yield running
+    # Never more than a body, what it unpacks to, and the objects that Python makes of it.
+    assert running.peak_rss_bytes < before + 4 * LIMIT
     assert infer(running) == [1.0, 2.0]
     running.wait_until_rss(before + 2 * LIMIT)
 

@@ -138,17 +138,22 @@ def gates(repository: Path, make_gate: Callable[[Path], Gate]) -> dict[str, Gate
 def hold(gates: dict[str, Gate]) -> Iterator[Callable[[Any, str], Held]]:
     """Occupies the one instance of a model: ``hold(stub, model)``. What comes after waits in the queue."""
 
+    held: list[Held] = []
+
     def hold(stub: Any, model: str) -> Held:
         gates[model].close()
         tensor = service_pb2.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1, 4])
         asked = service_pb2.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[bytes(16)])
         running = stub.ModelInfer.future(asked)
         gates[model].wait_until_running()
-        return Held(gates[model], running)
+        held.append(Held(gates[model], running))
+        return held[-1]
 
     yield hold
-    for gate in gates.values():
-        gate.open()
+    for each in held:  # a test that failed leaves the next one a free instance
+        each.gate.open()
+        with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
+            each.running.result(30)
 
 
 @pytest.fixture(scope="session", params=["native", "hypercorn"])
