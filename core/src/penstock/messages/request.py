@@ -8,6 +8,7 @@ from math import prod
 from time import monotonic_ns
 from typing import TYPE_CHECKING, TypeAlias
 
+from penstock.errors import InvalidArgument
 from penstock.messages.response import Answer
 from penstock.messages.tensor import Tensor
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from asyncio import TimerHandle
 
 Parameter: TypeAlias = "str | int | bool | float"
+
+#: Inputs that a request may have. No model comes near; decoding many more would hold the event loop.
+MAX_INPUTS = 4096
 
 #: Called on the event loop with each answer; the second argument is true exactly once, last.
 #: ``None`` with true ends a decoupled request that has nothing more to say.
@@ -84,3 +88,8 @@ class InferRequest:
     def log_id(self) -> str:
         """The prefix that Triton puts before messages about a request."""
         return f"[request id: {self.id or '<id_unknown>'}] "
+
+
+def too_many_inputs(count: int) -> InvalidArgument:
+    """What a frontend raises instead of decoding more than `MAX_INPUTS`."""
+    return InvalidArgument(f"request has {count} inputs, the limit is {MAX_INPUTS}")

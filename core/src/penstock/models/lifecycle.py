@@ -119,6 +119,7 @@ class Lifecycle:
         self._swap(record, loaded)
 
     async def _load_version(self, plan: Plan, number: int) -> ServedModel | PenstockError:
+        log.info("loading: %s:%d", plan.name, number)
         for attempt in range(self._retries + 1):
             try:
                 model = await self._in_thread(self._loader.load, plan, number)

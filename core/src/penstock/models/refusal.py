@@ -5,8 +5,8 @@ Source: behaviours.md section 3.2. Called only for requests that `Signature.chec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, islice
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from penstock.messages.tensor import BytesTensor, Tensor, data_type
 if TYPE_CHECKING:
     from penstock.models.signature import Signature
 
+#: Names that a message lists; who sends more gets their number.
+_MAX_NAMES = 100
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try "
@@ -162,5 +164,6 @@ def _datatype_name(tensor: Tensor | Undecoded) -> str:
     return tensor.datatype if isinstance(tensor, Undecoded) else data_type(tensor).name
 
 
-def _quoted(names: Iterable[str]) -> str:
-    return ",".join(f"'{name}'" for name in names)
+def _quoted(names: Collection[str]) -> str:
+    listed = ",".join(f"'{name}'" for name in islice(names, _MAX_NAMES))
+    return listed if len(names) <= _MAX_NAMES else f"{listed} and {len(names) - _MAX_NAMES} more"

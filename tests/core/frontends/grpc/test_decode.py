@@ -20,7 +20,7 @@ from penstock.frontends.grpc import wire
 from penstock.frontends.grpc.decode import Decoded, decode
 from penstock.frontends.grpc.grpc_service_pb2 import InferParameter, ModelInferRequest
 from penstock.messages import dtypes
-from penstock.messages.request import InferRequest, Undecoded
+from penstock.messages.request import MAX_INPUTS, InferRequest, Undecoded
 from penstock.messages.tensor import BytesTensor
 
 NUMERIC = [dtype for dtype in dtypes.ALL if dtype.name not in ("BYTES", "BF16")]
@@ -220,6 +220,13 @@ def one_input(**parameters: InferParameter) -> ModelInferRequest:
 def test_an_input_without_data_is_refused() -> None:
     text = "unable to find data for input tensor 'x' for model 'm' in request."
     assert refusal(one_input()) == (Code.INVALID_ARGUMENT, text)
+
+
+def test_a_flood_of_inputs_is_refused_by_number() -> None:
+    message = ModelInferRequest(model_name="m", id="7")
+    for number in range(MAX_INPUTS + 1):
+        message.inputs.add(name=f"i{number}", datatype="FP32", shape=[1])
+    assert refusal(message) == (Code.INVALID_ARGUMENT, "request has 4097 inputs, the limit is 4096")
 
 
 def test_an_input_given_twice_is_refused() -> None:

@@ -12,7 +12,7 @@ from penstock.errors import InvalidArgument
 from penstock.frontends.grpc import contents, parameters
 from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from penstock.frontends.grpc.wire import Parcel
-from penstock.messages.request import InferRequest, Parameter, Respond, Undecoded
+from penstock.messages.request import MAX_INPUTS, InferRequest, Parameter, Respond, Undecoded, too_many_inputs
 from penstock.messages.tensor import Tensor
 
 
@@ -55,6 +55,8 @@ def decode(parcel: Parcel, respond: Respond, forwarded: Mapping[str, Parameter] 
 def _inputs(message: ModelInferRequest, raw: Sequence[bytes | memoryview]) -> dict[str, Tensor | Undecoded]:
     inputs: dict[str, Tensor | Undecoded] = {}
     position = 0
+    if len(message.inputs) > MAX_INPUTS:
+        raise too_many_inputs(len(message.inputs))
     for tensor in message.inputs:
         name = tensor.name
         if name in inputs:

@@ -25,6 +25,11 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+_AMBIGUOUS = error_reply(InvalidArgument("the request states the length of its body twice"))._replace(
+    headers=((b"Content-Type", b"application/json"), (b"Connection", b"close"))
+)
+
+
 class _Gone(Exception):
     pass
 
@@ -56,6 +61,9 @@ async def _serve(routes: Routes, limits: Limits, scope: Scope, receive: Receive,
     headers: dict[bytes, bytes] = {}
     for name, value in raw:
         headers[name] = headers[name] + b", " + value if name in headers else value
+    if _is_ambiguous(headers):
+        await _send(send, _AMBIGUOUS, scope["method"])
+        return
     path = scope.get("raw_path", scope["path"].encode()).partition(b"?")[0].decode("latin-1")
     try:
         body = await _receive_body(receive, limits, path, headers)
@@ -68,6 +76,12 @@ async def _serve(routes: Routes, limits: Limits, scope: Scope, receive: Receive,
     reply = await _answer(routes, request, receive)
     if reply is not None:
         await _send(send, reply, scope["method"])
+
+
+def _is_ambiguous(headers: dict[bytes, bytes]) -> bool:
+    """Two statements about where the body ends: a proxy in front may have believed the other one."""
+    length = headers.get(b"content-length")
+    return length is not None and (b"," in length or b"transfer-encoding" in headers)
 
 
 async def _receive_body(receive: Receive, limits: Limits, path: str, headers: dict[bytes, bytes]) -> memoryview:

@@ -12,7 +12,7 @@ from penstock.frontends.http.documents import as_array, as_object, as_string, as
 from penstock.frontends.http.forms import unknown_region
 from penstock.frontends.http.json_tensors import to_tensor
 from penstock.messages import dtypes
-from penstock.messages.request import InferRequest, Undecoded
+from penstock.messages.request import MAX_INPUTS, InferRequest, Undecoded, too_many_inputs
 from penstock.messages.tensor import BytesTensor, Tensor
 
 _INT64_MAX = 2**63 - 1
@@ -26,7 +26,9 @@ def read_inputs(entries: Any, request: InferRequest, body: memoryview, position:
     ``max_bytes`` bounds a tensor written as JSON. Raises `InvalidArgument` with Triton's texts.
     """
     inputs = request.inputs
-    for entry in as_array(entries, "inputs"):
+    if len(as_array(entries, "inputs")) > MAX_INPUTS:
+        raise too_many_inputs(len(entries))
+    for entry in entries:
         name, datatype, shape = _head(entry)
         if name in inputs:
             raise InvalidArgument(f"{request.log_id}input '{name}' already exists in request")
