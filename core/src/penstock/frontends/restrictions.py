@@ -22,6 +22,10 @@ class Restrictions:
             category: (rule.header.lower(), rule.value.encode(), rule.header) for category, rule in rules.items()
         }
 
+    def __bool__(self) -> bool:
+        """Whether anything is restricted."""
+        return bool(self._rules)
+
     def covers(self, category: str) -> bool:
         """Whether calls of ``category`` need a key at all."""
         return category in self._rules

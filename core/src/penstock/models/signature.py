@@ -16,7 +16,6 @@ import numpy as np
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.errors import InvalidArgument
 from penstock.messages import dtypes
-from penstock.messages.dtypes import DataType
 from penstock.messages.request import InferRequest
 from penstock.messages.spec import Spec
 from penstock.messages.tensor import BytesTensor
@@ -33,6 +32,7 @@ class Signature:
         self.name = name
         self.max_batch_size = config.max_batch_size
         self.batched = config.max_batch_size > 0
+        self._most_rows = config.max_batch_size if self.batched else 1
         self.inputs = {io.name: Spec.from_config(io) for io in config.input}
         self.outputs = {io.name: Spec.from_config(io) for io in config.output}
         self.output_names = tuple(self.outputs)
@@ -47,22 +47,17 @@ class Signature:
 
         Applies the config's input reshapes, which replace entries of ``request.inputs`` by views.
         """
-        inputs = request.inputs
+        inputs, checks = request.inputs, self._checks
         rows = -1
-        fits = self.required <= len(inputs) <= len(self._checks) and self._outputs_fit(request.outputs)
+        fits = self.required <= len(inputs) <= len(checks) and (not request.outputs or self._knows(request.outputs))
         if fits:
-            checks = self._checks
             for name, tensor in inputs.items():
-                check = checks.get(name)
-                if check is None or not check.fits(tensor):
+                found = checks[name].rows(tensor) if name in checks else -1
+                if found < 0 or (found != rows and rows >= 0):
                     fits = False
                     break
-                if self.batched:
-                    if rows != tensor.shape[0] and rows != -1:
-                        fits = False
-                        break
-                    rows = tensor.shape[0]
-        if not fits or rows > self.max_batch_size or (self._has_optional and self._lacks(inputs)):
+                rows = found
+        if not fits or rows > self._most_rows or (self._has_optional and self._lacks(inputs)):
             raise refusal.explain(self, request)
         request.rows = rows if rows >= 0 else 1
         if self._has_key:
@@ -71,18 +66,12 @@ class Signature:
             if spec.name in inputs:
                 inputs[spec.name] = _reshape(inputs[spec.name], spec, self.batched)
 
-    def response_shape(self, spec: Spec, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape a client sees for an output that the backend gave as ``shape``."""
-        batch = shape[:1] if self.batched else ()
-        return batch + spec.undo_reshape(shape[len(batch) :])
-
     def wire_shape(self, spec: Spec) -> tuple[int, ...]:
         """The dims as metadata shows them: with -1 in front when the model batches."""
         return (-1, *spec.dims) if self.batched else spec.dims
 
-    def _outputs_fit(self, names: Sequence[str]) -> bool:
-        if not names:
-            return True
+    def _knows(self, names: Sequence[str]) -> bool:
+        """Whether ``names`` are outputs of this model, each named once."""
         return all(name in self.outputs for name in names) and len(set(names)) == len(names)
 
     def _lacks(self, inputs: dict[str, Any]) -> bool:
@@ -95,38 +84,34 @@ class Signature:
 
 @dataclass(slots=True, frozen=True)
 class _Check:
-    """One input's data type and shape, unrolled for speed."""
+    """One input's data type and shape. ``numpy`` is None for strings; ``dims`` exclude the batch axis."""
 
     numpy: np.dtype[Any] | None
-    datatype: DataType
-    rank: int
-    batch_axes: int
     dims: tuple[int, ...]
     is_variable: bool
+    batched: bool
 
     @classmethod
     def compile(cls, spec: Spec, batched: bool) -> _Check:
         numpy = None if spec.datatype is dtypes.BYTES else spec.datatype.numpy
-        axes = int(batched)
-        return cls(numpy, spec.datatype, axes + len(spec.dims), axes, spec.dims, -1 in spec.dims)
+        return cls(numpy, spec.dims, -1 in spec.dims, batched)
 
-    def fits(self, tensor: Any) -> bool:
-        """Whether ``tensor`` has this data type, rank and these fixed dims."""
+    def rows(self, tensor: Any) -> int:
+        """The rows of ``tensor``, 1 for a model without batch axis; -1 if it does not fit."""
         if self.numpy is None:
-            if type(tensor) is not BytesTensor:
-                return False
-        elif type(tensor) is not np.ndarray or tensor.dtype != self.numpy:
-            return False
+            if type(tensor) is not BytesTensor or not _is_complete(tensor):
+                return -1
+        elif type(tensor) is not np.ndarray or (tensor.dtype is not self.numpy and tensor.dtype != self.numpy):
+            return -1
         shape = tensor.shape
-        if len(shape) != self.rank:
-            return False
-        dims = shape[1:] if self.batch_axes else shape
-        if self.is_variable:
-            if not all(want in (-1, got) for want, got in zip(self.dims, dims, strict=True)):
-                return False
-        elif dims != self.dims:
-            return False
-        return self.numpy is not None or _is_complete(tensor)
+        dims = shape[1:] if self.batched else shape
+        if dims != self.dims and not (self.is_variable and _match(self.dims, dims)):
+            return -1
+        return (shape[0] if shape else -1) if self.batched else 1
+
+
+def _match(wanted: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+    return len(wanted) == len(dims) and all(want in (-1, got) for want, got in zip(wanted, dims, strict=True))
 
 
 def _is_complete(tensor: BytesTensor) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 import httptools
@@ -331,7 +332,15 @@ def _failed(error: BaseException) -> HttpReply:
 
 def _path(url: bytes) -> str:
     """The path of a request target: without query, and without scheme and host if it has them."""
+    return _short_path(url) if len(url) < 256 else _split_path(url)
+
+
+def _split_path(url: bytes) -> str:
     path = url.partition(b"?")[0].decode("latin-1")
     if path[:1] != "/" and "://" in path:
         return "/" + path.split("://", 1)[1].partition("/")[2]
     return path
+
+
+#: Callers ask for the same few paths again and again; what is long is not worth keeping.
+_short_path = lru_cache(1024)(_split_path)

@@ -58,8 +58,7 @@ class Routes:
         """
         try:
             route, target = self._found.get(request.path) or self._find(request.path)
-            refusal = self._restrictions.refusal(route.category, lambda name: request.headers.get(name.encode()))
-            if refusal is not None:
+            if self._restrictions and (refusal := self._refusal(route, request)) is not None:
                 reply(text_error(403, refusal))
                 return None
             handler = route.handlers.get(request.method)
@@ -73,6 +72,9 @@ class Routes:
             log.exception("a request to %r failed", request.path)
             reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
         return None
+
+    def _refusal(self, route: Route, request: HttpRequest) -> str | None:
+        return self._restrictions.refusal(route.category, lambda name: request.headers.get(name.encode()))
 
     def _find(self, path: str) -> tuple[Route, Target]:
         for route in self.table:
