@@ -180,6 +180,7 @@ def test_the_fast_check_and_the_explanation_agree(inputs: dict[str, Any], output
 
 
 def test_a_message_lists_a_hundred_names_and_counts_the_rest() -> None:
-    many = request(**{f"i{number}": x(1, 3) for number in range(130)})
+    many = request()
+    many.inputs.update({f"i{number}": x(1, 3) for number in range(130)})
     with pytest.raises(InvalidArgument, match=r"'i99' and 30 more\], but missing required input\(s\) \['x','s'\]"):
         signature().check(many)
