@@ -12,7 +12,7 @@ from struct import pack
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument
-from penstock.frontends.http.documents import as_object, as_string, check_depth, malformed, member, parse
+from penstock.frontends.http.documents import as_string, check_depth, malformed, member, parse
 from penstock.frontends.http.forms import JSON, Form, read_outputs
 from penstock.frontends.http.inputs import read_inputs, view
 from penstock.frontends.http.parameters import read_parameters
@@ -97,9 +97,10 @@ def raw_too_large(size_bytes: int, max_bytes: int) -> InvalidArgument:
 
 def _document(body: memoryview) -> dict[str, Any]:
     document = parse(body)
-    if type(document) is not dict:
-        check_depth(document)
-    return as_object(document, None)
+    if type(document) is dict:
+        return document
+    check_depth(document)
+    return {}  # has no member, as Triton sees it
 
 
 def _id(value: Any) -> str:

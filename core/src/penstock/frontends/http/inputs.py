@@ -141,8 +141,8 @@ def _from_json(
     known = dtypes.BY_NAME.get(datatype)
     if known is None:
         raise InvalidArgument(f"invalid datatype for input {name}")
-    if not count:
-        return view(memoryview(b""), 0, 0, datatype, shape, 0)
+    if not count or not shape:  # no data is read; what has no shape is for the signature to refuse
+        return view(memoryview(b""), 0, 0, datatype, shape, count)
     if known in (dtypes.FP16, dtypes.BF16):
         raise InvalidArgument(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"

@@ -11,6 +11,7 @@ from penstock.messages.request import InferRequest, Parameter
 
 _MAX_CORRELATION_ID = 128
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_UINT64_MAX = 2**64 - 1
 
 
 def read_parameters(parameters: Any, request: InferRequest) -> Form:
@@ -41,15 +42,13 @@ def read_parameters(parameters: Any, request: InferRequest) -> Form:
 
 
 def _sequence_id(value: Any) -> int | str:
+    if type(value) is int and 0 <= value <= _UINT64_MAX:
+        return value
     if type(value) is not str:
-        return as_unsigned(value, "sequence_id") if type(value) in (int, float) else _not_an_id()
+        raise wrong_type("sequence_id", "string", "string")
     if len(value.encode(errors="replace")) > _MAX_CORRELATION_ID:
         raise InvalidArgument(f"string correlation ID cannot be longer than {_MAX_CORRELATION_ID} characters")
     return value
-
-
-def _not_an_id() -> int:
-    raise wrong_type("sequence_id", "string", "string")
 
 
 def _custom(name: str, value: Any) -> Parameter:
