@@ -81,6 +81,8 @@ def is_closed(port: int) -> bool:
         socket.create_connection(("127.0.0.1", port), timeout=30).close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:
+        return False  # it was closing just then
     return False
 
 

@@ -464,7 +464,7 @@ GOOD = [tensor("X", "FP32", [4], data=[1, 2, 3, 4])]
     [
         (b"", 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
         (b"{}", 500, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
-        (b"[]", 500, "attempt to access JSON non-object as object"),
+        (b"[]", 500, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
         ({"inputs": 1}, 500, "Unable to parse 'inputs': attempt to access JSON non-array as array"),
         ({"inputs": GOOD * 2}, 400, "[request id: <id_unknown>] input 'X' already exists in request"),
         ({"id": 1, "inputs": GOOD}, 500, "Unable to parse 'id': attempt to access JSON non-string as string"),
