@@ -300,3 +300,16 @@ def client(request: pytest.FixtureRequest, connect: Callable[[str, Penstock], Cl
 def http_client(request: pytest.FixtureRequest, connect: Callable[[str, Penstock], Client]) -> Client:
     name, _, host = request.param.partition(" ")
     return connect(name, request.getfixturevalue(host or "server"))
+
+
+@pytest.fixture(scope="session")
+def identity_of_triton(keep_serving: Callable[..., Penstock], tmp_path_factory: pytest.TempPathFactory) -> Penstock:
+    """Serves, on another backend, the one model that the recorded Triton served."""
+    repository = tmp_path_factory.mktemp("triton")
+    (repository / "pyident" / "1").mkdir(parents=True)
+    (repository / "pyident" / "config.pbtxt").write_text(
+        'backend: "identity" max_batch_size: 64 dynamic_batching { } '
+        'input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } '
+        'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }'
+    )
+    return keep_serving(f"--model-repository={repository}")

@@ -1,14 +1,17 @@
-"""A real Triton's answers to the same raw requests (``triton.json``, recorded by ``record_triton.py``).
+"""A real Triton's answers to the same raw requests, recorded in ``triton.json``.
 
 Triton 2.51 is the newest that can be had as a wheel; the specification is of 2.73. Where the two
 differ, or where Penstock means to differ, a question carries its ``deviation``.
+
+``python tests/protocol/test_triton.py PORT`` asks a Triton that serves only the bench model
+``pyident`` there again, and writes down its answers; the deviations stay.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,28 +20,18 @@ import pytest
 if TYPE_CHECKING:
     from tests.conftest import Penstock
 
-QUESTIONS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("triton.json").read_text())
-CONFIG = """
-backend: "identity" max_batch_size: 64 dynamic_batching { }
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-"""
+RECORD = Path(__file__).with_name("triton.json")
+QUESTIONS: list[dict[str, Any]] = json.loads(RECORD.read_text())
 
 
-@pytest.fixture(scope="module")
-def server(keep_serving: Callable[..., Penstock], tmp_path_factory: pytest.TempPathFactory) -> Penstock:
-    repository = tmp_path_factory.mktemp("triton")
-    (repository / "pyident" / "1").mkdir(parents=True)
-    (repository / "pyident" / "config.pbtxt").write_text(CONFIG)
-    return keep_serving(f"--model-repository={repository}")
-
-
-def ask(port: int, question: dict[str, Any]) -> tuple[int, Any]:
+def ask(port: int, question: dict[str, Any]) -> tuple[int, str]:
+    """Status and body. Bodies are bytes, written as Latin-1."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         body = question["body"]
         connection.request(question["method"], question["path"], body and body.encode("latin-1"), question["headers"])
         response = connection.getresponse()
-        return response.status, meaning(response.read().decode("latin-1"))
+        return response.status, response.read().decode("latin-1")
     finally:
         connection.close()
 
@@ -52,10 +45,19 @@ def meaning(body: str) -> Any:
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=[f"{i}-{q['method']}-{q['path']}" for i, q in enumerate(QUESTIONS)])
-def test_penstock_answers_as_triton_does_or_has_a_reason(server: Penstock, question: dict[str, Any]) -> None:
-    answer = ask(server.http, question)
+def test_penstock_answers_as_triton_does_or_has_a_reason(
+    identity_of_triton: Penstock, question: dict[str, Any]
+) -> None:
+    status, body = ask(identity_of_triton.http, question)
+    answer = status, meaning(body)
     recorded = question["status"], meaning(question["answer"])
     if "deviation" in question:
         assert answer != recorded, "it does not deviate any more"
     else:
         assert answer == recorded
+
+
+if __name__ == "__main__":
+    for question in QUESTIONS:
+        question["status"], question["answer"] = ask(int(sys.argv[1]), question)
+    RECORD.write_text("".join(("[\n", ",\n".join(map(json.dumps, QUESTIONS)), "\n]\n")))
