@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points, version
 from types import ModuleType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pluggy
 
@@ -24,12 +24,6 @@ from penstock.frontends.base import Frontend
 from penstock.schedulers.base import Scheduler
 
 GROUP = "penstock"
-
-
-class Named(Protocol):
-    """A part: a class that says what it is called."""
-
-    name: str
 
 
 P = TypeVar("P", bound=type)

@@ -22,10 +22,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from penstock.config import support
 from penstock.config.options import ServerOptions
-from penstock.errors import InternalError, PenstockError, Unavailable, Unsupported
+from penstock.errors import InternalError, Unavailable, Unsupported
 from penstock.frontends.base import Frontend
 from penstock.messages.request import InferRequest, Parameter
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer, InferResponse
 from penstock.messages.tensor import BytesTensor, as_tensor
 from penstock.models.directory import Directory
 from penstock.models.lifecycle import Lifecycle
@@ -141,10 +141,12 @@ class Server:
         if self.phase in (Phase.NEW, Phase.STOPPED):
             return
         self.phase = Phase.EXITING
-        with contextlib.suppress(Exception):
-            self.plugins.hook.server_stopping(server=self)
         try:
-            await asyncio.wait_for(self._drain(), max(0, self.options.exit_timeout_secs))
+            self.plugins.hook.server_stopping(server=self)
+        except Exception:
+            log.exception("a plugin failed in server_stopping")
+        try:
+            await asyncio.wait_for(self._drain(), self.options.exit_timeout_secs)
         except asyncio.TimeoutError:
             self._lifecycle.close()
             raise Unavailable("Exit timeout expired. Exiting immediately.") from None
@@ -242,7 +244,7 @@ class Server:
             raise Unsupported(f"model '{request.model_name}' is decoupled: it may give any number of responses")
         future: asyncio.Future[InferResponse] = self.loop.create_future()
 
-        def respond(answer: InferResponse | PenstockError | None, final: bool) -> None:
+        def respond(answer: Answer, final: bool) -> None:
             if future.done():
                 return
             if isinstance(answer, InferResponse):
@@ -300,5 +302,5 @@ class Server:
         raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
 
-def _unheard(answer: InferResponse | PenstockError | None, final: bool) -> None:
+def _unheard(answer: Answer, final: bool) -> None:
     """Replaced before the request is submitted."""

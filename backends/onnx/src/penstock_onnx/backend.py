@@ -20,7 +20,6 @@ class OnnxRuntime(Backend):
     Parameters = Parameters
     devices = ("gpu", "cpu")
     default_cpu_instances = 2
-    default_filename = "model.onnx"
 
     def complete_config(self, model: Model) -> None:
         """Everything that the graph knows; nothing if the config names inputs and outputs."""

@@ -102,8 +102,6 @@ class Backend(ABC):
     dtypes: ClassVar[tuple[DataType, ...]] = dtypes.ALL
     #: Instances of a CPU group whose config gives no count.
     default_cpu_instances: ClassVar[int] = 1
-    #: The file that ``Model.file`` falls back on; part of the config's derivation rules.
-    default_filename: ClassVar[str] = ""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """``options`` are the ``--backend-config=<name>,key=value`` settings."""

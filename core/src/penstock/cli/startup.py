@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from penstock.config.options import ServerOptions
+from penstock.models.configuring import backend_settings
 from penstock.server import Server
 from penstock.telemetry import tables
 
@@ -32,10 +33,14 @@ def _log(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> No
 
 def _backends(server: Server) -> list[tuple[str, str, str]]:
     used = {model.config.backend for model in server.served()}
-    settings, complete = server.options.backend_config, not server.options.disable_auto_complete_config
-    common = {"auto-complete-config": str(complete).lower(), **settings.get("", {})}
+    options = server.options
+    common = {"auto-complete-config": str(not options.disable_auto_complete_config).lower()}
     return [
-        (part.name, sys.modules[part.__module__].__file__ or "", json.dumps(common | dict(settings.get(part.name, {}))))
+        (
+            part.name,
+            sys.modules[part.__module__].__file__ or "",
+            json.dumps(common | backend_settings(part.name, options)),
+        )
         for part in server.plugins.backends
         if part.name in used
     ]

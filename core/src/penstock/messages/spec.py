@@ -32,11 +32,6 @@ class Spec:
             tuple(io.reshape.shape) if io.HasField("reshape") else None,
         )
 
-    @property
-    def backend_dims(self) -> Shape:
-        """The dims as the backend sees them."""
-        return self.dims if self.reshape is None else self.reshape
-
     def apply_reshape(self, shape: Shape) -> Shape:
         """What the backend sees for a request's ``shape`` (without batch axis)."""
         return shape if self.reshape is None else _substitute(self.dims, shape, self.reshape)

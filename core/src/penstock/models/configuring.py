@@ -105,6 +105,11 @@ def judge(model: Model, backend: Backend) -> list[Problem]:
     return wrong + parameters.check(backend.Parameters, model.config.parameters)
 
 
+def backend_settings(name: str, options: ServerOptions) -> dict[str, str]:
+    """What ``--backend-config`` says to the backend ``name``: the global settings and its own."""
+    return {**options.backend_config.get("", {}), **options.backend_config.get(name, {})}
+
+
 def _raise_first(problems: Iterable[Problem]) -> None:
     for problem in problems:
         raise ConfigError(problem.message, problem.code, field=problem.field)

@@ -16,7 +16,7 @@ from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.options import ServerOptions
 from penstock.config.parameters import parse_parameters
 from penstock.errors import LoadError, PenstockError
-from penstock.models.configuring import complete, read
+from penstock.models.configuring import backend_settings, complete, read
 from penstock.models.labels import read_labels
 from penstock.models.repository import Entry, available_versions, select_versions
 from penstock.models.served import ServedModel
@@ -95,8 +95,7 @@ class Loader:
     def _backend(self, name: str) -> Backend:
         with self._lock:
             if name not in self._running:
-                settings = self._options.backend_config
-                self._running[name] = self._backends.get(name)({**settings.get("", {}), **settings.get(name, {})})
+                self._running[name] = self._backends.get(name)(backend_settings(name, self._options))
             return self._running[name]
 
     def _assemble(self, backend: Backend, model: Model) -> ServedModel:

@@ -35,7 +35,6 @@ class Signature:
         self._most_rows = config.max_batch_size if self.batched else 1
         self.inputs = {io.name: Spec.from_config(io) for io in config.input}
         self.outputs = {io.name: Spec.from_config(io) for io in config.output}
-        self.output_names = tuple(self.outputs)
         self.required = sum(not spec.optional for spec in self.inputs.values())
         self._has_optional = self.required < len(self.inputs)
         self._checks = {name: _Check.compile(spec, self.batched) for name, spec in self.inputs.items()}

@@ -14,7 +14,7 @@ from penstock.errors import InternalError, LoadError, PenstockError
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
 from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer
 from penstock.messages.tensor import BytesTensor, Tensor
 from penstock.workers.runner import Runner
 
@@ -89,5 +89,5 @@ def _from_file(folder: Path, name: str, datatype: DataType, shape: tuple[int, ..
     return np.frombuffer(data, datatype.numpy, prod(shape)).reshape(shape)
 
 
-def _ignore(answer: InferResponse | PenstockError | None, final: bool) -> None:
+def _ignore(answer: Answer, final: bool) -> None:
     """Warm-up has no caller: the runner's return value is looked at instead."""

@@ -55,7 +55,7 @@ class EchoModel:
             self.answer(request)
 
     def answer(self, request: InferRequest) -> None:
-        wanted = request.outputs or self.signature.output_names
+        wanted = request.outputs or self.signature.outputs
         outputs: dict[str, Any] = {name: request.inputs[name] for name in self.inputs if name in wanted}
         request.respond(InferResponse(outputs, {}, "echo", "1", request.id), True)
 

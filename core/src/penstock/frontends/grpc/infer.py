@@ -12,7 +12,7 @@ from penstock.frontends.grpc.context import Context, Metadata
 from penstock.frontends.grpc.decode import decode
 from penstock.frontends.grpc.encode import encode
 from penstock.frontends.grpc.wire import Parcel
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer, InferResponse
 
 if TYPE_CHECKING:
     from penstock.server import Server
@@ -63,10 +63,10 @@ class _Reply:
     def __init__(self) -> None:
         # An error is a result, too: as an exception it would be logged when the caller has gone.
         self.future: asyncio.Future[InferResponse | PenstockError] = asyncio.get_running_loop().create_future()
-        self._answer: InferResponse | PenstockError | None = None
+        self._answer: Answer = None
         self._count = 0
 
-    def respond(self, answer: InferResponse | PenstockError | None, final: bool) -> None:
+    def respond(self, answer: Answer, final: bool) -> None:
         if answer is not None:
             self._answer = answer
             self._count += 1

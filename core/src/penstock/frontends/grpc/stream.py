@@ -20,7 +20,7 @@ from penstock.frontends.grpc.encode import encode, encode_empty
 from penstock.frontends.grpc.infer import SHUTTING_DOWN, Inference
 from penstock.frontends.grpc.wire import Parcel, pack_stream
 from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer
 from penstock.models.served import ServedModel
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 IN_FLIGHT = 1024
 
 Send: TypeAlias = Callable[[bytes], Awaitable[None]]
-Answer: TypeAlias = "InferResponse | PenstockError | None"
 
 
 async def model_stream_infer(

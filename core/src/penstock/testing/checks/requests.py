@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from penstock.errors import InvalidArgument, PenstockError, Unavailable
+from penstock.errors import InvalidArgument, Unavailable
 from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer, InferResponse
 from penstock.messages.tensor import BytesTensor, Tensor
 from penstock.server import Server
 from penstock.testing.comparison import assert_same
@@ -135,7 +135,7 @@ def _submit(server: Server, rows: Sequence[tuple[dict[str, Tensor], Any]]) -> tu
     return futures, requests
 
 
-def _settle(future: Future, answer: InferResponse | PenstockError | None, final: bool) -> None:
+def _settle(future: Future, answer: Answer, final: bool) -> None:
     if isinstance(answer, InferResponse):
         future.set_result(dict(answer.outputs))
     else:
