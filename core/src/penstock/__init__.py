@@ -15,55 +15,101 @@ is the whole vocabulary; everything else may change between minor versions.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.backends.base import (
-    Backend,
-    Device,
-    Instance,
-    Model,
-    RequestInstance,
-    StreamInstance,
-    Tensors,
-)
-from penstock.config.options import ServerOptions
-from penstock.errors import (
-    AlreadyExists,
-    BackendError,
-    Cancelled,
-    Code,
-    ConfigError,
-    InternalError,
-    InvalidArgument,
-    LoadError,
-    NotFound,
-    PenstockError,
-    Unavailable,
-    Unsupported,
-)
-from penstock.hookspecs import hookimpl
-from penstock.messages import dtypes
-from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
-from penstock.messages.tensor import BytesTensor, Tensor
-
 if TYPE_CHECKING:
+    from penstock.backends.base import (
+        Backend,
+        Call,
+        DeferredInstance,
+        Device,
+        Instance,
+        Isolation,
+        Model,
+        RequestInstance,
+        StreamInstance,
+        Tensors,
+    )
+    from penstock.backends.services import Services
+    from penstock.config.options import ServerOptions
+    from penstock.errors import (
+        AlreadyExists,
+        BackendError,
+        Cancelled,
+        Code,
+        ConfigError,
+        InternalError,
+        InvalidArgument,
+        LoadError,
+        NotFound,
+        PenstockError,
+        Unavailable,
+        Unsupported,
+    )
+    from penstock.hookspecs import hookimpl
+    from penstock.messages import dtypes
+    from penstock.messages.request import InferRequest
+    from penstock.messages.response import InferResponse
+    from penstock.messages.tensor import BytesTensor, Tensor
     from penstock.server import Server
+
+#: Where each name lives. Imported on first use: who writes a backend need not import a server, and
+#: a process host has no more than NumPy.
+_HOMES = {
+    "penstock.backends.base": (
+        "Backend",
+        "Call",
+        "DeferredInstance",
+        "Device",
+        "Instance",
+        "Isolation",
+        "Model",
+        "RequestInstance",
+        "StreamInstance",
+        "Tensors",
+    ),
+    "penstock.backends.services": ("Services",),
+    "penstock.config.options": ("ServerOptions",),
+    "penstock.errors": (
+        "AlreadyExists",
+        "BackendError",
+        "Cancelled",
+        "Code",
+        "ConfigError",
+        "InternalError",
+        "InvalidArgument",
+        "LoadError",
+        "NotFound",
+        "PenstockError",
+        "Unavailable",
+        "Unsupported",
+    ),
+    "penstock.hookspecs": ("hookimpl",),
+    "penstock.messages.request": ("InferRequest",),
+    "penstock.messages.response": ("InferResponse",),
+    "penstock.messages.tensor": ("BytesTensor", "Tensor"),
+    "penstock.server": ("Server",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AlreadyExists",
     "Backend",
     "BackendError",
     "BytesTensor",
+    "Call",
     "Cancelled",
     "Code",
     "ConfigError",
+    "DeferredInstance",
     "Device",
     "InferRequest",
     "InferResponse",
     "Instance",
     "InternalError",
     "InvalidArgument",
+    "Isolation",
     "LoadError",
     "Model",
     "NotFound",
@@ -71,6 +117,7 @@ __all__ = [
     "RequestInstance",
     "Server",
     "ServerOptions",
+    "Services",
     "StreamInstance",
     "Tensor",
     "Tensors",
@@ -82,9 +129,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`Server`, on first use: who only writes a backend need not import a server."""
-    if name == "Server":
-        from penstock.server import Server
-
-        return Server
-    raise AttributeError(f"module 'penstock' has no attribute '{name}'")
+    if name == "dtypes":
+        return import_module("penstock.messages.dtypes")
+    if name not in _HOME:
+        raise AttributeError(f"module 'penstock' has no attribute '{name}'")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

@@ -2,32 +2,41 @@
 
 The smallest backend is one class with ``name`` and ``load``, and one instance class with
 ``execute``; `penstock.backends.identity` is a complete example. An instance stands on one of
-three rungs, and which one is decided once, at load, by its base class:
+four rungs, and which one is decided once, at load, by its base class:
 
 1. `Instance`: ``execute(tensors) -> tensors``. Rows in, rows out. Core stacks the rows of many
    requests, splits the answers, and checks names, dtypes and shapes on both sides.
 2. `RequestInstance`: ``execute_requests(requests) -> answers``. For ragged inputs, request
    parameters and an error per request.
 3. `StreamInstance`: ``stream(request) -> iterator of responses``. For decoupled answers.
+4. `DeferredInstance`: ``accept(calls)``. For answers at any time and from any thread.
 
-``load`` and all methods of an instance run on that instance's own thread.
+``load`` and all methods of an instance run on that instance's own thread, in the server's process
+or in one of the instance's own (`Isolation`).
+
+Nothing here imports more than NumPy, because a process host may run in an environment of its
+model's, which has no more.
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from penstock.config.model_config_pb2 import ModelConfig
 from penstock.errors import LoadError, PenstockError
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
 from penstock.messages.tensor import Tensor
+
+if TYPE_CHECKING:
+    from penstock.backends.services import Services
+    from penstock.config.model_config_pb2 import ModelConfig
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 DeviceKind: TypeAlias = Literal["cpu", "gpu", "model"]
@@ -39,6 +48,21 @@ class Device:
 
     kind: DeviceKind = "cpu"
     id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """How the instances of a model run in processes of their own.
+
+    ``python`` is the interpreter, ``environ`` is added to the server's environment variables.
+    ``entry`` is ``module:function`` in that interpreter: it is given a
+    `penstock.workers.process.order.Order` and returns the instance. The default makes the backend
+    anew there and calls its ``load``.
+    """
+
+    python: str = sys.executable
+    environ: Mapping[str, str] = field(default_factory=dict)
+    entry: str = "penstock.workers.process.loading:load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +78,7 @@ class Model:
     changed, except by ``Backend.complete_config``. ``parameters`` is an instance of the backend's
     ``Parameters``. ``shared`` is what ``Backend.share`` returned. ``instance_name`` and ``device``
     describe the instance being loaded; during ``complete_config`` and ``share`` they are empty.
+    ``services`` is what the server does for its models; None during ``complete_config``.
     """
 
     name: str
@@ -64,6 +89,7 @@ class Model:
     shared: Any = None
     instance_name: str = ""
     device: Device = field(default_factory=Device)
+    services: Services | None = None
 
     @property
     def max_batch_size(self) -> int:
@@ -119,6 +145,14 @@ class Backend(ABC):
         ``output``, a scheduling choice, ``model_transaction_policy``. Not called when
         auto-completion is off. Raises `LoadError` or `ConfigError`."""
 
+    def isolation(self, model: Model) -> Isolation | None:
+        """How to give each instance of ``model`` a process of its own; None for a thread of the server.
+
+        The model parameter ``isolation`` (``process`` or ``thread``) goes before it. Raises
+        `LoadError`.
+        """
+        return None
+
     def share(self, model: Model) -> Any:
         """Something that the instances of one version use together (weights, an engine)."""
         return None
@@ -134,7 +168,9 @@ class BaseInstance:
         """Make the first request as fast as the second. Called once, before the model is ready."""
 
     def is_ready(self) -> bool:
-        """False takes the model out of readiness. Must not block; may be called on any thread."""
+        """False takes the model out of readiness. Called on a thread of its own, one call at a time.
+
+        May block, but not for more than 5 s. A raise is a False with that reason."""
         return True
 
     def close(self) -> None:
@@ -170,4 +206,30 @@ class StreamInstance(BaseInstance, ABC):
         them, and closes the iterator. A raise ends the request with an error."""
 
 
-AnyInstance: TypeAlias = Instance | RequestInstance | StreamInstance
+class Call(ABC):
+    """A request that a `DeferredInstance` has accepted, and the way to answer it."""
+
+    request: InferRequest
+
+    @abstractmethod
+    def send(self, answer: InferResponse | PenstockError | None, final: bool = True) -> None:
+        """Give one answer; ``final`` says that it is the last. None with ``final`` only ends.
+
+        Any thread. Blocks while `penstock.messages.request.UNREAD` responses are unread; drops
+        what comes after the caller has gone (``request.cancelled``). Must not be called again
+        after ``final``.
+        """
+
+
+class DeferredInstance(BaseInstance, ABC):
+    """Rung 4: answers at any time, from any thread."""
+
+    @abstractmethod
+    def accept(self, calls: Sequence[Call]) -> None:
+        """Begin a batch. Return when the instance can take the next; the answers may come later.
+
+        Answers sent before it returns travel together. A raise ends with that error every call
+        of the batch that has no last answer yet."""
+
+
+AnyInstance: TypeAlias = Instance | RequestInstance | StreamInstance | DeferredInstance

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+try:
+    from ml_dtypes import bfloat16
+except ImportError:  # a process host in an environment of its model's: two raw bytes per element
+    bfloat16 = "V2"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +54,7 @@ FP16 = _data_type("FP16", 10, np.float16)
 FP32 = _data_type("FP32", 11, np.float32)
 FP64 = _data_type("FP64", 12, np.float64)
 BYTES = _data_type("BYTES", 13, np.object_)
-BF16 = _data_type("BF16", 14, ml_dtypes.bfloat16)
+BF16 = _data_type("BF16", 14, bfloat16)
 
 ALL = (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BYTES, BF16)
 

@@ -20,6 +20,9 @@ Parameter: TypeAlias = "str | int | bool | float"
 #: Inputs that a request may have. No model comes near; decoding many more would hold the event loop.
 MAX_INPUTS = 4096
 
+#: Responses that the caller of a decoupled request may have unread before its model must wait.
+UNREAD = 64
+
 #: Called on the event loop with each answer; the second argument is true exactly once, last.
 #: ``None`` with true ends a decoupled request that has nothing more to say.
 Respond: TypeAlias = Callable[[Answer, bool], None]
@@ -61,6 +64,8 @@ class InferRequest:
     sequence_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
+    #: The models whose executions wait for this request, outermost first; empty unless a model sent it.
+    callers: tuple[str, ...] = ()
     arrival_ns: int = field(default_factory=monotonic_ns)
 
     #: Set by ``Signature.check``: rows along the batch axis (1 for a model without one), and what
@@ -71,8 +76,10 @@ class InferRequest:
     queued_ns: int = 0
     #: True once the caller has gone; read by long executions. Set through ``cancel`` only.
     cancelled: bool = False
-    #: Set by the scheduler while the request waits: takes it out of the queue.
+    #: Set by whoever has the request: takes it out of the queue, or tells its execution.
     on_cancel: Callable[[InferRequest], None] | None = None
+    #: Set by the worker: lets an execution go on that waits for its caller to read.
+    on_read: Callable[[InferRequest], None] | None = None
     #: Set by the scheduler if the request may expire: when (0 for never), and what will end it.
     deadline_ns: int = 0
     timer: TimerHandle | None = None
@@ -83,6 +90,15 @@ class InferRequest:
             self.cancelled = True
             if self.on_cancel is not None:
                 self.on_cancel(self)
+
+    def read(self) -> None:
+        """The caller has taken one response that was not the last. Event loop only.
+
+        Every `respond` of a decoupled request counts on it: a model that is `UNREAD` responses
+        ahead waits.
+        """
+        if self.on_read is not None:
+            self.on_read(self)
 
     @property
     def log_id(self) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from penstock.config.model_config_pb2 import ModelInput, ModelOutput
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
+
+if TYPE_CHECKING:
+    from penstock.config.model_config_pb2 import ModelInput, ModelOutput
 
 Shape = tuple[int, ...]
 
@@ -28,7 +31,7 @@ class Spec:
             io.name,
             dtypes.BY_CONFIG_VALUE[io.data_type],
             tuple(io.dims),
-            isinstance(io, ModelInput) and io.optional,
+            getattr(io, "optional", False),
             tuple(io.reshape.shape) if io.HasField("reshape") else None,
         )
 

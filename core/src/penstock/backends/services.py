@@ -1,0 +1,79 @@
+"""What the server does for the instances of its models: `Model.services`.
+
+An instance in a thread of the server and one in a process of its own are given the same methods;
+all may be called from any thread except the event loop. Source: behaviours.md sections 9.2 and 9.5.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from penstock.messages.request import InferRequest
+
+LogLevel: TypeAlias = Literal["info", "warning", "error", "verbose"]
+MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
+MetricOperation: TypeAlias = Literal["increment", "set", "observe"]
+
+
+class Services(ABC):
+    """Other models, the log, and metrics of the model's own."""
+
+    @abstractmethod
+    def infer(self, request: InferRequest) -> None:
+        """Ask another model. Never raises: a refusal is an answer, too.
+
+        ``request.respond`` is called on a thread of the services and must not block.
+        ``request.callers`` must name the model that asks, after those that wait for it.
+        """
+
+    @abstractmethod
+    def cancel(self, request: InferRequest) -> None:
+        """Nobody waits for ``request`` any more."""
+
+    @abstractmethod
+    def read(self, request: InferRequest) -> None:
+        """One response of ``request`` that was not the last has been taken (`InferRequest.read`)."""
+
+    @abstractmethod
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        """Load or reload; ``config`` is JSON or empty, ``files`` maps ``file:<path>`` to contents.
+
+        Blocks until it is done. Raises `PenstockError`.
+        """
+
+    @abstractmethod
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        """Unload; returns once the model takes no more requests. Raises `PenstockError`."""
+
+    @abstractmethod
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Whether requests to that version (empty: any) would be taken. Raises `PenstockError`."""
+
+    @abstractmethod
+    def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
+        """One line in the server's log, as coming from ``line`` of ``file``."""
+
+    @abstractmethod
+    def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
+        """The family ``name``, made if need be. Returns its handle. Raises `PenstockError`."""
+
+    @abstractmethod
+    def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
+        """The metric of ``family`` with ``labels``, made if need be. Returns its handle.
+
+        Raises `PenstockError`.
+        """
+
+    @abstractmethod
+    def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
+        """Change a metric. Raises `PenstockError` where the operation or the value does not fit its kind."""
+
+    @abstractmethod
+    def metric_value(self, metric: int) -> float:
+        """The value of a counter or a gauge. Raises `PenstockError` for a histogram."""
+
+    @abstractmethod
+    def release(self, handle: int) -> None:
+        """Give up a metric or a family; the last to do so takes it off the page."""
