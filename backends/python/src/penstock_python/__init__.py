@@ -1,0 +1,1 @@
+"""The backend ``python`` of Penstock: Triton's Python models, unchanged."""

@@ -1,0 +1,1 @@
+"""What a Python model imports as ``pb_utils``."""
