@@ -57,12 +57,19 @@ class Isolation:
     ``python`` is the interpreter, ``environ`` is added to the server's environment variables.
     ``entry`` is ``module:function`` in that interpreter: it is given a
     `penstock.workers.process.order.Order` and returns the instance. The default makes the backend
-    anew there and calls its ``load``.
+    anew there and calls its ``load``. An interpreter other than the server's imports ``packages``
+    from the server's installation, and nothing else of it. ``start_timeout_s`` bounds the start of
+    the interpreter, ``load_timeout_s`` that of the instance. ``memory_bytes`` bounds what a
+    process may allocate; 0 is no bound.
     """
 
     python: str = sys.executable
     environ: Mapping[str, str] = field(default_factory=dict)
     entry: str = "penstock.workers.process.loading:load"
+    packages: tuple[str, ...] = ("penstock",)
+    start_timeout_s: float = 30.0
+    load_timeout_s: float = 600.0
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from penstock.config.model_config_pb2 import ModelConfig
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
 from penstock.telemetry.statistics import ModelStatistics
-from penstock.workers.bell import Bell
+from penstock.workers.bell import Bell, LoopBell
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,17 @@ class Scheduler(ABC):
 
         Called by instance threads.
         """
+
+    @abstractmethod
+    def poll(self, bell: LoopBell) -> list[InferRequest] | None:
+        """`take` for the event loop: the next batch, owned by the caller, or an empty list now.
+
+        Then ``bell`` is rung, once, when it is worth asking again. None when closed.
+        """
+
+    @abstractmethod
+    def leave(self, bell: LoopBell) -> None:
+        """The host of ``bell`` cannot poll for now; what it was rung for is another's."""
 
     @abstractmethod
     def progress(self, request: InferRequest, response: InferResponse) -> None:

@@ -12,12 +12,12 @@ from penstock.errors import Cancelled, PenstockError, Unavailable
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
 from penstock.schedulers.base import Scheduler, SchedulerContext
-from penstock.schedulers.batching import BatchRule, decide
+from penstock.schedulers.batching import BatchRule, Decision, decide
 from penstock.schedulers.flight import Flight
 from penstock.schedulers.policy import Priorities
 from penstock.schedulers.queue import RequestQueue
 from penstock.telemetry.statistics import Duration
-from penstock.workers.bell import Bell
+from penstock.workers.bell import Bell, LoopBell
 
 
 class DynamicScheduler(Scheduler):
@@ -32,7 +32,7 @@ class DynamicScheduler(Scheduler):
         self._queue = RequestQueue(len(self._priorities.policies))
         self._flight = Flight(context.config.dynamic_batching.preserve_ordering)
         self._statistics = context.statistics
-        self._idle: deque[Bell] = deque()
+        self._idle: deque[Bell | LoopBell] = deque()
         self._arrived_rows = 0
         self._is_waking = False
         self._call_soon = context.loop.call_soon
@@ -111,6 +111,33 @@ class DynamicScheduler(Scheduler):
         reason.ns += monotonic_ns() - request.arrival_ns
         self.deliver((request,), (error,))
 
+    def poll(self, bell: LoopBell) -> list[InferRequest] | None:
+        if self._closed:
+            return None
+        batch, decision = self._next()
+        if batch:
+            return batch
+        if decision is None:
+            bell.wake_at = 0
+            self._idle.append(bell)
+        else:
+            bell.wake_at = self._arrived_rows + decision.missing_rows
+            bell.alarm = self.context.loop.call_later(decision.wait_ns / 1e9, self._alarm, bell)
+            self._idle.appendleft(bell)  # it is forming a batch: arrivals are its business first
+        return []
+
+    def leave(self, bell: LoopBell) -> None:
+        if bell in self._idle:
+            self._idle.remove(bell)
+            bell.silence()
+        elif self._idle and len(self._queue):
+            self._wake_one()
+
+    def _alarm(self, bell: LoopBell) -> None:
+        """The queue delay of the batch that ``bell`` is waiting to complete is over."""
+        self._idle.remove(bell)
+        bell.ring()
+
     def _announce(self, request: InferRequest) -> None:
         """Wake an instance soon: once the loop has decoded what else has arrived by now.
 
@@ -129,25 +156,29 @@ class DynamicScheduler(Scheduler):
     # ------------------------------------------------------------------ instance threads
 
     def take(self, bell: Bell) -> list[InferRequest] | None:
-        rule, queue = self._rule, self._queue
         while not self._closed:
             arrived = self._arrived_rows
-            now_ns = monotonic_ns()
-            # A request past its deadline is left to its timer, which is about to answer it.
-            waiting = [r for r in queue.head(rule.max_requests) if not 0 < r.deadline_ns <= now_ns]
-            if not waiting:
-                self._sleep(bell, arrived, 0, None)
-                continue
-            decision = decide(waiting, rule, now_ns)
-            if not decision.count:
-                self._sleep(bell, arrived, arrived + decision.missing_rows, decision.wait_ns)
-                continue
-            batch = [request for request in waiting[: decision.count] if queue.remove(request)]
+            batch, decision = self._next()
             if batch:
-                if self._idle and len(queue):
-                    self._wake_one()
                 return batch
+            if decision is None:
+                self._sleep(bell, arrived, 0, None)
+            elif not decision.count:
+                self._sleep(bell, arrived, arrived + decision.missing_rows, decision.wait_ns)
         return None
+
+    def _next(self) -> tuple[list[InferRequest], Decision | None]:
+        """A batch, or why there is none: nothing waits (None), it is too early, or others were faster."""
+        rule, queue, now_ns = self._rule, self._queue, monotonic_ns()
+        # A request past its deadline is left to its timer, which is about to answer it.
+        waiting = [r for r in queue.head(rule.max_requests) if not 0 < r.deadline_ns <= now_ns]
+        if not waiting:
+            return [], None
+        decision = decide(waiting, rule, now_ns)
+        batch = [request for request in waiting[: decision.count] if queue.remove(request)]
+        if batch and self._idle and len(queue):
+            self._wake_one()
+        return batch, decision
 
     def _sleep(self, bell: Bell, arrived: int, wake_at: int, timeout_ns: int | None) -> None:
         """Wait for a ring, unless something arrived since the caller looked."""

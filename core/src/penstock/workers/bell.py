@@ -1,8 +1,10 @@
-"""How an idle instance thread sleeps, and how the event loop wakes it."""
+"""How an idle instance sleeps, and how the event loop wakes it."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
 
 
 class Bell:
@@ -27,3 +29,28 @@ class Bell:
         if timeout_ns is None:
             return self._lock.acquire()
         return self._lock.acquire(timeout=max(timeout_ns, 0) / 1e9)
+
+
+class LoopBell:
+    """A wake-up for a host that lives on the event loop: ``wake`` is called there soon after a ring.
+
+    ``wake_at`` as for `Bell`. ``alarm`` belongs to whoever rings, too: the timer that will.
+    """
+
+    __slots__ = ("_call_soon", "_wake", "alarm", "wake_at")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
+        self._call_soon = loop.call_soon
+        self._wake = wake
+        self.wake_at = 0
+        self.alarm: asyncio.TimerHandle | None = None
+
+    def ring(self) -> None:
+        self.silence()
+        self._call_soon(self._wake)
+
+    def silence(self) -> None:
+        """No alarm any more."""
+        if self.alarm is not None:
+            self.alarm.cancel()
+            self.alarm = None

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import BackendError
+from penstock.messages.request import InferRequest
+from penstock.messages.response import InferResponse
 from penstock.messages.spec import Spec
-from penstock.messages.tensor import Tensor, data_type
+from penstock.messages.tensor import Tensor, as_tensor, data_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +23,7 @@ class Contract:
 
     def accept(self, spec: Spec, tensor: Tensor, rows: int) -> Tensor:
         """``tensor`` in the shape that clients see, or `BackendError` saying what is wrong."""
-        found = data_type(tensor)
-        if found is not spec.datatype:
-            raise BackendError(
-                f"model '{self.name}': output '{spec.name}' is {found}, but the config says {spec.datatype}"
-            )
+        self._require_type(spec, tensor)
         shape = tensor.shape
         if self.batched and (not shape or shape[0] != rows):
             raise BackendError(
@@ -35,3 +33,40 @@ class Contract:
             return tensor
         batch = shape[:1] if self.batched else ()
         return tensor.reshape(batch + spec.undo_reshape(shape[len(batch) :]))
+
+    def recognise(self, name: str, tensor: Tensor) -> Tensor:
+        """``tensor`` if the config has an output ``name`` of its type, whatever its shape; else `BackendError`."""
+        spec = self.outputs.get(name)
+        if spec is None:
+            raise BackendError(
+                f"model '{self.name}': the backend gave output '{name}', but the config has only {list(self.outputs)}"
+            )
+        self._require_type(spec, tensor)
+        return tensor
+
+    def _require_type(self, spec: Spec, tensor: Tensor) -> None:
+        found = data_type(tensor)
+        if found is not spec.datatype:
+            raise BackendError(
+                f"model '{self.name}': output '{spec.name}' is {found}, but the config says {spec.datatype}"
+            )
+
+    def sign(self, request: InferRequest, response: InferResponse) -> InferResponse:
+        """``response`` as this model's, with the outputs requested; raises `BackendError`.
+
+        Shapes are taken as they are: an instance that answers request by request knows them best
+        (behaviours.md section 9.3).
+        """
+        outputs: dict[str, Tensor] = {}
+        wanted = request.outputs
+        for name, value in response.outputs.items():
+            tensor, spec = as_tensor(value), self.outputs.get(name)
+            if spec is None:
+                raise BackendError(f"model '{self.name}': '{name}' is not an output of this model")
+            if (found := data_type(tensor)) is not spec.datatype:
+                raise BackendError(
+                    f"model '{self.name}': output '{name}' is {found}, but the config says {spec.datatype}"
+                )
+            if not wanted or name in wanted:
+                outputs[name] = tensor
+        return InferResponse(outputs, response.parameters, self.name, self.version, request.id)

@@ -1,52 +1,74 @@
-"""How one instance is driven: what the three rungs of `penstock.backends.base` have in common."""
+"""How one instance is driven: what the four rungs of `penstock.backends.base` have in common."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Final, Protocol, TypeAlias
 
 from penstock.errors import BackendError, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
-from penstock.messages.tensor import Tensor, as_tensor, data_type
+from penstock.messages.tensor import Tensor, as_tensor
 from penstock.telemetry.statistics import BatchTimes
 from penstock.workers.contract import Contract
 
 log = logging.getLogger(__name__)
 
-#: Sends a response that is not the last of its request; callable on the instance's thread.
-Progress: TypeAlias = Callable[[InferRequest, InferResponse], None]
+
+class Later(Enum):
+    """The type of `LATER`."""
+
+    LATER = "later"
+
+
+#: Stands for the last answer of a request that goes through the `Outlet`.
+LATER: Final = Later.LATER
+
+Given: TypeAlias = "Answer | Later"
+
+
+class Outlet(Protocol):
+    """Where answers go that `Runner.run` does not return."""
+
+    def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        """Pass on ``answer``; ``final`` exactly once per request, last. Never blocks, never raises.
+
+        Any thread. A finalizer may call it in the middle of another call of the same thread, so
+        that no plain lock may be held in it.
+        """
 
 
 class Runner(ABC):
-    """Drives one instance. ``contract`` is what its model promises to clients."""
+    """Drives one instance. ``contract`` is what its model promises to clients.
+
+    All methods run on the instance's thread.
+    """
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
+        self.outlet: Outlet
 
-    def connect(self, progress: Progress) -> None:
-        """Where responses go that are not the last of their request; called before `run`."""
+    def connect(self, outlet: Outlet) -> None:
+        """Everything that `run` does not return goes to ``outlet``. Called before `run`."""
+        self.outlet = outlet
 
     @abstractmethod
-    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
-        """One final answer per request, in order. Never raises because of the instance."""
+    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Given], BatchTimes]:
+        """Per request, in order, its last answer or `LATER`. Never raises because of the instance."""
+
+    def close(self) -> None:
+        """End what is still open with `Unavailable`. Called before the instance is closed."""
 
     def respond(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> InferResponse:
         """An answer of this model to ``request``."""
         return InferResponse(outputs, {}, self.contract.name, self.contract.version, request.id)
 
     def sign(self, request: InferRequest, answer: InferResponse) -> InferResponse:
-        """``answer`` as this model's, with the outputs requested; raises `BackendError`."""
-        outputs: dict[str, Tensor] = {}
-        for name, value in answer.outputs.items():
-            tensor, spec = as_tensor(value), self.contract.outputs.get(name)
-            if spec is None or data_type(tensor) is not spec.datatype:
-                raise BackendError(f"model '{self.contract.name}': output '{name}' is not what the config declares")
-            if not request.outputs or name in request.outputs:
-                outputs[name] = tensor
-        return InferResponse(outputs, answer.parameters, self.contract.name, self.contract.version, request.id)
+        """`Contract.sign`."""
+        return self.contract.sign(request, answer)
 
 
 def as_error(error: Exception, contract: Contract) -> PenstockError:
