@@ -1,0 +1,109 @@
+"""Who serves a model's code: which model it belongs to, and what the server does for it.
+
+The code of a model reaches the server through objects without arguments (``pb_utils.Logger``), so
+the runtime is found from where the call comes. In this order:
+
+1. what the code was entered with (`Runtime.entered`), which tasks of asyncio inherit;
+2. the only model of this interpreter (`use`): a process host has one;
+3. the nearest function on the stack whose module belongs to a model: whoever imports a model's
+   modules puts the runtime into their globals under `MODULE_KEY`. So threads that a model started
+   find it, too.
+
+Without a runtime there is no server, as in a unit test of a model.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from enum import Enum
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.backends.services import Services
+
+MODULE_KEY = "__penstock_runtime__"
+
+
+class Phase(Enum):
+    """How far a model's life has come; its instance sets it. Decides what the server does for it."""
+
+    COMPLETING = "auto_complete_config"
+    INITIALIZING = "initialize"
+    SERVING = "execute"
+    FINALIZING = "finalize"
+
+
+@dataclass(slots=True, eq=False)
+class Runtime:
+    """One instance of a Python model, as pb_utils sees it. ``phase`` moves on, the rest is fixed."""
+
+    model_name: str
+    model_version: str = "1"
+    decoupled: bool = False
+    services: Services | None = None
+    phase: Phase = Phase.INITIALIZING
+
+    def entered(self, callers: tuple[str, ...] = ()) -> Entered:
+        """A context manager around every call into the model's code, on the thread that makes it.
+
+        ``callers`` are the models that wait for what is being executed (`InferRequest.callers`),
+        of all requests of the batch together.
+        """
+        return Entered(self, callers)
+
+
+class Entered:
+    """`Runtime.entered`."""
+
+    __slots__ = ("_token", "callers", "runtime")
+
+    def __init__(self, runtime: Runtime, callers: tuple[str, ...]) -> None:
+        self.runtime = runtime
+        self.callers = callers
+        self._token: Token[Entered | None] | None = None
+
+    def __enter__(self) -> Runtime:
+        self._token = _ENTERED.set(self)
+        return self.runtime
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            _ENTERED.reset(self._token)
+
+
+_ENTERED: ContextVar[Entered | None] = ContextVar("penstock_runtime", default=None)
+_only: list[Runtime] = []
+
+
+def use(runtime: Runtime | None) -> None:
+    """Make ``runtime`` the only one of this interpreter; None: there is none any more."""
+    _only[:] = [] if runtime is None else [runtime]
+
+
+def current() -> Runtime | None:
+    """The runtime of the code that calls; None without a server."""
+    entered = _ENTERED.get()
+    if entered is not None:
+        return entered.runtime
+    return _only[0] if _only else _on_stack()
+
+
+def callers() -> tuple[str, ...]:
+    """The models that wait for what the calling code executes, outermost first."""
+    entered = _ENTERED.get()
+    return () if entered is None else entered.callers
+
+
+def _on_stack() -> Runtime | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_globals.get(MODULE_KEY)
+        if isinstance(found, Runtime):
+            return found
+        frame = frame.f_back
+    return None
