@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.errors import BackendError
+from penstock.errors import BackendError, PenstockError
 from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
+from penstock.messages.response import Answer, InferResponse
 from penstock.messages.spec import Spec
 from penstock.messages.tensor import Tensor, as_tensor, data_type
 
@@ -34,15 +34,28 @@ class Contract:
         batch = shape[:1] if self.batched else ()
         return tensor.reshape(batch + spec.undo_reshape(shape[len(batch) :]))
 
-    def recognise(self, name: str, tensor: Tensor) -> Tensor:
-        """``tensor`` if the config has an output ``name`` of its type, whatever its shape; else `BackendError`."""
-        spec = self.outputs.get(name)
-        if spec is None:
-            raise BackendError(
-                f"model '{self.name}': the backend gave output '{name}', but the config has only {list(self.outputs)}"
-            )
-        self._require_type(spec, tensor)
-        return tensor
+    def sign(self, request: InferRequest, response: InferResponse) -> InferResponse:
+        """``response`` as this model's, with the outputs requested; raises `BackendError`.
+
+        Shapes are taken as they are: an instance that answers request by request knows them best
+        (behaviours.md section 9.3).
+        """
+        wanted = request.outputs
+        outputs = {
+            name: tensor
+            for name, tensor in [(name, self.recognise(name, as_tensor(value))) for name, value in response.outputs.items()]
+            if not wanted or name in wanted
+        }
+        return InferResponse(outputs, response.parameters, self.name, self.version, request.id)
+
+    def signed(self, request: InferRequest, answer: Answer) -> Answer:
+        """`sign` for any answer; what is wrong with a response takes its place."""
+        if not isinstance(answer, InferResponse):
+            return answer
+        try:
+            return self.sign(request, answer)
+        except PenstockError as error:
+            return error
 
     def _require_type(self, spec: Spec, tensor: Tensor) -> None:
         found = data_type(tensor)
@@ -50,23 +63,3 @@ class Contract:
             raise BackendError(
                 f"model '{self.name}': output '{spec.name}' is {found}, but the config says {spec.datatype}"
             )
-
-    def sign(self, request: InferRequest, response: InferResponse) -> InferResponse:
-        """``response`` as this model's, with the outputs requested; raises `BackendError`.
-
-        Shapes are taken as they are: an instance that answers request by request knows them best
-        (behaviours.md section 9.3).
-        """
-        outputs: dict[str, Tensor] = {}
-        wanted = request.outputs
-        for name, value in response.outputs.items():
-            tensor, spec = as_tensor(value), self.outputs.get(name)
-            if spec is None:
-                raise BackendError(f"model '{self.name}': '{name}' is not an output of this model")
-            if (found := data_type(tensor)) is not spec.datatype:
-                raise BackendError(
-                    f"model '{self.name}': output '{name}' is {found}, but the config says {spec.datatype}"
-                )
-            if not wanted or name in wanted:
-                outputs[name] = tensor
-        return InferResponse(outputs, response.parameters, self.name, self.version, request.id)

@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeAlias
 from penstock.errors import BackendError, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
-from penstock.messages.tensor import Tensor, as_tensor
+from penstock.messages.tensor import Tensor
 from penstock.telemetry.statistics import BatchTimes
 from penstock.workers.contract import Contract
 
@@ -66,9 +66,9 @@ class Runner(ABC):
         """An answer of this model to ``request``."""
         return InferResponse(outputs, {}, self.contract.name, self.contract.version, request.id)
 
-    def sign(self, request: InferRequest, answer: InferResponse) -> InferResponse:
-        """`Contract.sign`."""
-        return self.contract.sign(request, answer)
+    def signed(self, request: InferRequest, answer: Answer) -> Answer:
+        """`Contract.signed`."""
+        return self.contract.signed(request, answer)
 
 
 def as_error(error: Exception, contract: Contract) -> PenstockError:
