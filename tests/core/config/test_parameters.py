@@ -7,7 +7,7 @@ import pytest
 
 from penstock.backends.base import NoParameters
 from penstock.config.model_config_pb2 import ModelConfig, ModelParameter
-from penstock.config.parameters import parse_parameters
+from penstock.config.parameters import check, parse_parameters, read_isolation
 from penstock.errors import ConfigError, PluginError
 
 
@@ -115,3 +115,25 @@ def test_a_field_of_another_type_is_the_plugins_fault() -> None:
 @dataclass(frozen=True)
 class Odd:
     sizes: list[int] = field(default_factory=list)
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_any_model_may_say_how_its_instances_are_isolated(kind: str) -> None:
+    given = given_map({"isolation": kind})
+    assert read_isolation(given) == kind
+    assert parse_parameters(Parameters, given) == Parameters()
+    assert check(Parameters, given) == []
+
+
+def test_without_the_parameter_isolation_is_the_backends_choice() -> None:
+    assert read_isolation(given_map({"threads": "1"})) is None
+
+
+@pytest.mark.parametrize("cls", [Parameters, NoParameters])
+def test_an_unknown_isolation_is_named_when_loaded_and_when_checked(cls: type) -> None:
+    given = given_map({"isolation": "Process"})
+    text = "parameter 'isolation' is 'Process', expected 'process' or 'thread'"
+    with pytest.raises(ConfigError) as caught:
+        read_isolation(given)
+    assert (caught.value.message, caught.value.field) == (text, "parameters['isolation']")
+    assert [(problem.field, problem.message) for problem in check(cls, given)] == [("parameters['isolation']", text)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from penstock.config.model_config_pb2 import ModelParameter
 from penstock.config.validation.problem import Problem
@@ -18,9 +18,13 @@ from penstock.config.wording import clip
 from penstock.errors import ConfigError, PluginError
 
 T = TypeVar("T")
+HostKind: TypeAlias = Literal["process", "thread"]
+
+#: The key that gives each instance of a model, whatever its backend, a process or a thread.
+ISOLATION = "isolation"
 
 #: Keys that core understands for every backend.
-CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH",))
+CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION))
 
 
 def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
@@ -39,13 +43,34 @@ def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
         raise ConfigError(f"parameters: {error}", field="parameters") from error
 
 
+def read_isolation(given: Mapping[str, ModelParameter]) -> HostKind | None:
+    """What the parameter ``isolation`` asks for; None leaves it to the backend. Raises `ConfigError`."""
+    if ISOLATION not in given:
+        return None
+    text = given[ISOLATION].string_value
+    for kind in get_args(HostKind):
+        if text == kind:
+            return cast(HostKind, kind)
+    raise ConfigError(
+        f"parameter '{ISOLATION}' is '{clip(text)}', expected 'process' or 'thread'", field=_path(ISOLATION)
+    )
+
+
 def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
-    """Everything for which `parse_parameters` would raise `ConfigError`; raises `PluginError` as it does."""
+    """Everything for which `parse_parameters` and `read_isolation` would raise `ConfigError`.
+
+    Raises `PluginError` as they do.
+    """
+    wrong: list[Problem] = []
+    try:
+        read_isolation(given)
+    except ConfigError as error:
+        wrong.append(Problem(error.field, error.message))
     try:
         parse_parameters(cls, given)
     except ConfigError as error:
-        return _read(cls, given)[1] or [Problem(error.field, error.message)]
-    return []
+        wrong += _read(cls, given)[1] or [Problem(error.field, error.message)]
+    return wrong
 
 
 def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any], list[Problem]]:

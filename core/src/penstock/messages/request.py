@@ -66,6 +66,10 @@ class InferRequest:
     sequence_end: bool = False
     #: The models whose executions wait for this request, outermost first; empty unless a model sent it.
     callers: tuple[str, ...] = ()
+    #: The request in whose execution a model sent this one; None for a client's.
+    caller: InferRequest | None = None
+    #: Whether the sender takes any number of responses. Clients' requests leave it to their transport.
+    decoupled: bool = False
     arrival_ns: int = field(default_factory=monotonic_ns)
 
     #: Set by ``Signature.check``: rows along the batch axis (1 for a model without one), and what
@@ -74,6 +78,8 @@ class InferRequest:
     batch_key: object = None
     #: Set by the scheduler when it accepts the request.
     queued_ns: int = 0
+    #: Set by a worker whose answer may come after its execution: when that began.
+    started_ns: int = 0
     #: True once the caller has gone; read by long executions. Set through ``cancel`` only.
     cancelled: bool = False
     #: Set by whoever has the request: takes it out of the queue, or tells its execution.
