@@ -40,12 +40,17 @@ class Contract:
         Shapes are taken as they are: an instance that answers request by request knows them best
         (behaviours.md section 9.3).
         """
+        outputs: dict[str, Tensor] = {}
         wanted = request.outputs
-        outputs = {
-            name: tensor
-            for name, tensor in [(name, self.recognise(name, as_tensor(value))) for name, value in response.outputs.items()]
-            if not wanted or name in wanted
-        }
+        for name, value in response.outputs.items():
+            tensor, spec = as_tensor(value), self.outputs.get(name)
+            if spec is None:
+                raise BackendError(
+                    f"model '{self.name}': the backend gave output '{name}', but the config has only {list(self.outputs)}"
+                )
+            self._require_type(spec, tensor)
+            if not wanted or name in wanted:
+                outputs[name] = tensor
         return InferResponse(outputs, response.parameters, self.name, self.version, request.id)
 
     def signed(self, request: InferRequest, answer: Answer) -> Answer:
