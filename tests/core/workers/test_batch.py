@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from penstock.messages import dtypes
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
 from penstock.messages.spec import Spec
-from penstock.messages.tensor import BytesTensor, Tensor
+from penstock.messages.tensor import BytesTensor
 from penstock.workers.batch import run_batch, runner_for
 from penstock.workers.contract import Contract
 
@@ -171,23 +171,60 @@ class Counts(StreamInstance):
             self.closed += 1
 
 
+class Seen:
+    """An outlet that keeps what it is sent."""
+
+    def __init__(self, on_send: Callable[[InferRequest], None] = lambda request: None) -> None:
+        self.all: list[tuple[InferRequest, Answer, bool]] = []
+        self._on_send = on_send
+
+    def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        self.all.append((request, answer, final))
+        self._on_send(request)
+
+
 def test_a_stream_gives_its_responses_in_order_and_then_ends() -> None:
-    seen: list[tuple[InferRequest, Tensor]] = []
-    runner = runner_for(Counts(), CONTRACT)
-    runner.connect(lambda request, response: seen.append((request, response.outputs["y"])))
+    runner, seen = runner_for(Counts(), CONTRACT), Seen()
+    runner.connect(seen)
     one, none = request([3]), request([0])
     answers, _ = run_batch(runner, [one, none])
     assert list(answers) == [None, None]
-    assert [(r is one, float(np.asarray(y)[0, 0])) for r, y in seen] == [(True, 0.0), (True, 1.0), (True, 2.0)]
+    assert [(r is one, outputs(answer)["y"][0, 0], final) for r, answer, final in seen.all] == [
+        (True, 0.0, False),
+        (True, 1.0, False),
+        (True, 2.0, False),
+    ]
 
 
 def test_a_cancelled_stream_is_closed_between_two_responses() -> None:
     instance, one = Counts(), request([1000])
     runner = runner_for(instance, CONTRACT)
-    runner.connect(lambda request, response: request.cancel())
+    runner.connect(Seen(lambda request: request.cancel()))
     answers, _ = runner.run([one])
     assert isinstance(answers[0], Cancelled)
     assert instance.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("given_outputs", "text"),
+    [
+        (
+            {"q": np.zeros((1, 1), np.float32)},
+            "model 'm': the backend gave output 'q', but the config has only ['y', 'z']",
+        ),
+        ({"y": np.zeros((1, 1))}, "model 'm': output 'y' is FP64, but the config says FP32"),
+    ],
+)
+def test_a_response_with_an_output_that_is_not_the_models_says_which_rule_it_breaks(
+    given_outputs: Mapping[str, Any], text: str
+) -> None:
+    class Wrong(RequestInstance):
+        def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | PenstockError]:
+            return [InferResponse(given_outputs)]
+
+    (answer,), _ = run_batch(runner_for(Wrong(), CONTRACT), [request([1])])
+    assert isinstance(answer, BackendError)
+    assert answer.message == text
 
 
 @given(st.lists(st.lists(st.text(max_size=4), min_size=1, max_size=3), min_size=1, max_size=5))

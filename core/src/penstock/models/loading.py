@@ -110,7 +110,7 @@ class Loader:
             load = _InstanceLoader(backend, model, signature)
             for placement in plan_instances(config):
                 ready = partial(load, replace(model, instance_name=placement.name, device=placement.device))
-                instances.append(InstanceThread(placement.name, ready, statistics.for_instance()))
+                instances.append(InstanceThread(placement.name, ready, statistics.for_instance))
                 instances[-1].load()
             served = ServedModel(model.version, config, signature, scheduler, instances, statistics, labels, release)
             observers = [observer for observer in self._hook.observe_model(model=served) if observer is not None]

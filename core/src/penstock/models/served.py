@@ -68,7 +68,7 @@ class ServedModel:
     @property
     def ready(self) -> bool:
         """Whether every instance says that it can execute."""
-        return all(instance.is_ready() for instance in self._instances)
+        return all(instance.check_ready() for instance in self._instances)
 
     def snapshot(self) -> Snapshot:
         """The statistics, added up now."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
+from penstock.messages.response import Answer
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.workers.bell import Bell, LoopBell
 
@@ -80,7 +80,7 @@ class Scheduler(ABC):
         """The host of ``bell`` cannot poll for now; what it was rung for is another's."""
 
     @abstractmethod
-    def progress(self, request: InferRequest, response: InferResponse) -> None:
+    def progress(self, request: InferRequest, response: Answer) -> None:
         """Pass on a response that is not the last of ``request``."""
 
     @abstractmethod

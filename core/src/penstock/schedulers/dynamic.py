@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from penstock.errors import Cancelled, PenstockError, Unavailable
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
+from penstock.messages.response import Answer
 from penstock.schedulers.base import Scheduler, SchedulerContext
 from penstock.schedulers.batching import BatchRule, Decision, decide
 from penstock.schedulers.flight import Flight
@@ -64,7 +64,7 @@ class DynamicScheduler(Scheduler):
         self._queue.add(request, level)
         self._announce(request)
 
-    def progress(self, request: InferRequest, response: InferResponse) -> None:
+    def progress(self, request: InferRequest, response: Answer) -> None:
         self._flight.progress(request, response)
 
     def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
+from penstock.messages.response import Answer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Flight:
         if self._line is not None:
             self._line[request] = []
 
-    def progress(self, request: InferRequest, response: InferResponse) -> None:
+    def progress(self, request: InferRequest, response: Answer) -> None:
         """Give ``request`` a response that is not its last; decoupled models keep no order."""
         self._write(request, response, False)
 

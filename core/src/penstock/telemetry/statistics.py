@@ -1,8 +1,8 @@
 """What a model has done, as plain integers.
 
 Nothing here locks. Each writer has its own object and is its only writer: an instance thread
-writes its `ExecutionStatistics` once per batch, the event loop writes the rest of
-`ModelStatistics`. Readers add the objects up in `ModelStatistics.snapshot` and may see a batch
+writes its `ExecutionStatistics` once per batch, the event loop writes those of late answers and
+the rest of `ModelStatistics`. Readers add the objects up in `ModelStatistics.snapshot` and may see a batch
 half counted, never a torn number. Source: behaviours.md sections 1.6 and 7.1.
 """
 
@@ -63,6 +63,15 @@ class BatchTimes:
     infer_end_ns: int
     end_ns: int
 
+    @property
+    def spans(self) -> tuple[int, int, int]:
+        """What stacking, inferring and splitting took."""
+        return (
+            self.input_end_ns - self.start_ns,
+            self.infer_end_ns - self.input_end_ns,
+            self.end_ns - self.infer_end_ns,
+        )
+
 
 @dataclass(slots=True)
 class BatchStatistics:
@@ -80,7 +89,8 @@ class BatchStatistics:
 
 @dataclass(slots=True)
 class ExecutionStatistics:
-    """Everything one instance has executed. Written by that instance's thread only."""
+    """What one instance has executed. Written by one thread only: an instance has an object that its
+    own thread writes, and one for what it answers after its executions, which the event loop writes."""
 
     inference_count: int = 0
     execution_count: int = 0
@@ -98,7 +108,15 @@ class ExecutionStatistics:
     batch_size: Histogram = field(default_factory=lambda: Histogram(BATCH_BOUNDS))
 
     def record(self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes) -> None:
-        """Add one batch. Compute durations count once per request, as Triton counts them."""
+        """Add one batch; it counts as an execution if anything succeeded."""
+        self.record_requests(succeeded, failed, times)
+        if succeeded:
+            self.record_execution(succeeded, times)
+
+    def record_requests(
+        self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes
+    ) -> None:
+        """Add what has become of requests. Compute durations count once per request, as Triton counts them."""
         start, end, number = times.start_ns, times.end_ns, len(succeeded)
         for request in failed:
             self.fail.count += 1
@@ -115,30 +133,31 @@ class ExecutionStatistics:
             record_request(took // 1000)
             record_queue(waited // 1000)
         self.inference_count += rows
-        self.execution_count += 1
         self.last_inference_ms = time.time_ns() // 1_000_000
         self.success.count += number
         self.success.ns += total
         self.queue.count += number
         self.queue.ns += queued
-        stacking, inferring, splitting = (
-            times.input_end_ns - start,
-            times.infer_end_ns - times.input_end_ns,
-            end - times.infer_end_ns,
-        )
-        batch = self.batches.get(rows)
-        if batch is None:
-            batch = self.batches[rows] = BatchStatistics()
-        for duration, per_batch, took in (
-            (self.compute_input, batch.compute_input, stacking),
-            (self.compute_infer, batch.compute_infer, inferring),
-            (self.compute_output, batch.compute_output, splitting),
+        for duration, took in zip(
+            (self.compute_input, self.compute_infer, self.compute_output), times.spans, strict=True
         ):
             duration.count += number
             duration.ns += took * number
-            per_batch.count += 1
-            per_batch.ns += took
-        self.compute_infer_us.record(inferring // 1000)
+
+    def record_execution(self, batch: Sequence[InferRequest], times: BatchTimes) -> None:
+        """Add one execution of ``batch``."""
+        rows = sum([request.rows or 1 for request in batch])
+        self.execution_count += 1
+        per_batch = self.batches.get(rows)
+        if per_batch is None:
+            per_batch = self.batches[rows] = BatchStatistics()
+        spans = times.spans
+        for duration, took in zip(
+            (per_batch.compute_input, per_batch.compute_infer, per_batch.compute_output), spans, strict=True
+        ):
+            duration.count += 1
+            duration.ns += took
+        self.compute_infer_us.record(spans[1] // 1000)
         self.batch_size.record(rows)
 
     def add(self, other: ExecutionStatistics) -> None:
@@ -197,7 +216,7 @@ class ModelStatistics:
     instances: list[ExecutionStatistics] = field(default_factory=list)
 
     def for_instance(self) -> ExecutionStatistics:
-        """A new object for one instance thread to write."""
+        """A new object for one thread to write."""
         statistics = ExecutionStatistics()
         self.instances.append(statistics)
         return statistics

@@ -20,6 +20,7 @@ from penstock.messages.tensor import Tensor
 from penstock.models.signature import Signature
 from penstock.testing.example import NAME
 from penstock.workers.batch import runner_for
+from penstock.workers.completion import complete
 from penstock.workers.contract import Contract
 from penstock.workers.runner import Runner
 
@@ -97,8 +98,8 @@ class Driven:
         return request
 
     def run(self, requests: Sequence[InferRequest]) -> Sequence[Answer]:
-        """One execution on the calling thread."""
-        return self._runner.run(requests)[0]
+        """One execution on the calling thread, until every request has its last answer."""
+        return complete(self._runner, requests)
 
     def on_its_thread(self, call: Callable[[], T]) -> T:
         return self._thread.submit(call).result()

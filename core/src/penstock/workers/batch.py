@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import monotonic_ns
 
-from penstock.backends.base import AnyInstance, Instance, RequestInstance, StreamInstance
+from penstock.backends.base import AnyInstance, DeferredInstance, Instance, RequestInstance, StreamInstance
 from penstock.errors import BackendError, Cancelled
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer
 from penstock.telemetry.statistics import BatchTimes
 from penstock.workers.contract import Contract
+from penstock.workers.deferred import DeferredRunner
 from penstock.workers.requests import RequestRunner
 from penstock.workers.rows import RowsRunner
-from penstock.workers.runner import Runner
+from penstock.workers.runner import Given, Runner
 from penstock.workers.stream import StreamRunner
 
 
@@ -28,12 +28,15 @@ def runner_for(instance: AnyInstance, contract: Contract) -> Runner:
         return RequestRunner(contract, instance)
     if isinstance(instance, StreamInstance):
         return StreamRunner(contract, instance)
+    if isinstance(instance, DeferredInstance):
+        return DeferredRunner(contract, instance)
     raise BackendError(
-        f"model '{contract.name}': {type(instance).__name__} is no Instance, RequestInstance or StreamInstance"
+        f"model '{contract.name}': {type(instance).__name__} is no Instance, RequestInstance, StreamInstance or "
+        "DeferredInstance"
     )
 
 
-def run_batch(runner: Runner, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
+def run_batch(runner: Runner, batch: Sequence[InferRequest]) -> tuple[Sequence[Given], BatchTimes]:
     """Run those of ``batch`` whose callers are still there; the others get `Cancelled`."""
     if not any(request.cancelled for request in batch):
         return runner.run(batch)

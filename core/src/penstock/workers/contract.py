@@ -45,8 +45,9 @@ class Contract:
         for name, value in response.outputs.items():
             tensor, spec = as_tensor(value), self.outputs.get(name)
             if spec is None:
+                known = list(self.outputs)
                 raise BackendError(
-                    f"model '{self.name}': the backend gave output '{name}', but the config has only {list(self.outputs)}"
+                    f"model '{self.name}': the backend gave output '{name}', but the config has only {known}"
                 )
             self._require_type(spec, tensor)
             if not wanted or name in wanted:

@@ -3,52 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from penstock.backends.base import AnyInstance
-from penstock.errors import PenstockError
+from penstock.backends.base import AnyInstance, BaseInstance
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
+from penstock.messages.response import Answer
 from penstock.telemetry.observer import Observer
-from penstock.telemetry.statistics import BatchTimes, ExecutionStatistics
+from penstock.telemetry.statistics import ExecutionStatistics
 from penstock.workers.batch import run_batch
-from penstock.workers.bell import Bell
-from penstock.workers.runner import Runner
+from penstock.workers.bell import Bell, LoopBell
+from penstock.workers.ledger import Ledger
+from penstock.workers.outlet import LoopOutlet, Sink
+from penstock.workers.runner import LATER, Given, Runner
 
-log = logging.getLogger(__name__)
 
-
-class BatchSource(Protocol):
+class BatchSource(Sink, Protocol):
     """Where batches come from and go back to: a scheduler."""
 
     def take(self, bell: Bell) -> list[InferRequest] | None: ...
 
-    def progress(self, request: InferRequest, response: InferResponse) -> None: ...
+    def poll(self, bell: LoopBell) -> list[InferRequest] | None: ...
 
-    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None: ...
+    def leave(self, bell: LoopBell) -> None: ...
 
 
 class InstanceThread:
     """Owns one instance from load to close; all of its methods run on this thread.
 
-    ``load`` returns the instance, warmed up, and its runner.
+    ``load`` returns the instance, warmed up, and its runner. A `penstock.workers.host.Host`: a
+    thread cannot die alone, so it is alive from load to close.
     """
+
+    reason = ""
+    restarts = 0
 
     def __init__(
         self,
         name: str,
         load: Callable[[], tuple[AnyInstance, Runner]],
-        statistics: ExecutionStatistics,
+        statistics: Callable[[], ExecutionStatistics],
     ) -> None:
         self.name = name
         self.instance: AnyInstance | None = None
+        self.has_check = False
+        self.executing: Sequence[InferRequest] = ()
         self._load = load
-        self._statistics = statistics
-        self._observers: Sequence[Observer] = ()
+        self._ledger = Ledger(name, statistics)
         self._source: Future[tuple[BatchSource, asyncio.AbstractEventLoop] | None] = Future()
         self._loaded: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, name=f"penstock-{name}", daemon=True)
@@ -60,7 +63,7 @@ class InstanceThread:
 
     def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
         """Begin to pull from ``source`` and to deliver on ``loop``; ``observers`` see each batch."""
-        self._observers = observers
+        self._ledger.observers = observers
         self._source.set_result((source, loop))
 
     def join(self) -> None:
@@ -69,8 +72,13 @@ class InstanceThread:
             self._source.set_result(None)
         self._thread.join()
 
-    def is_ready(self) -> bool:
-        return self.instance is not None and self.instance.is_ready()
+    @property
+    def alive(self) -> bool:
+        return self.instance is not None
+
+    def check_ready(self) -> bool:
+        instance = self.instance
+        return instance is not None and instance.is_ready()
 
     def _main(self) -> None:
         try:
@@ -78,37 +86,33 @@ class InstanceThread:
         except BaseException as error:  # reported to whoever waits in load()
             self._loaded.set_exception(error)
             return
+        self.has_check = type(self.instance).is_ready is not BaseInstance.is_ready
         self._loaded.set_result(None)
         try:
             if (source := self._source.result()) is not None:
                 self._serve(runner, *source)
         finally:
             instance, self.instance = self.instance, None
+            runner.close()
             instance.close()
 
     def _serve(self, runner: Runner, source: BatchSource, loop: asyncio.AbstractEventLoop) -> None:
         bell = Bell()
-
-        def progress(request: InferRequest, response: InferResponse) -> None:
-            loop.call_soon_threadsafe(source.progress, request, response)
-
-        runner.connect(progress)
+        outlet = LoopOutlet(source, loop, self._ledger.late)
+        runner.connect(outlet)
         while (batch := source.take(bell)) is not None:
-            answers, times = run_batch(runner, batch)
-            self._record(batch, answers, times)
-            loop.call_soon_threadsafe(source.deliver, batch, answers)
-            del batch, answers  # while this thread waits, their memory is not its to keep
+            self.executing = batch
+            given, times = run_batch(runner, batch)
+            self.executing = ()
+            finished, answers = _finished(batch, given)
+            self._ledger.batch(batch, finished, answers, times)
+            outlet.deliver(finished, answers)
+            del batch, given, finished, answers  # while this thread waits, their memory is not its to keep
 
-    def _record(self, batch: list[InferRequest], answers: Sequence[Answer], times: BatchTimes) -> None:
-        succeeded: list[InferRequest] = batch
-        failed: list[InferRequest] = []
-        if any(isinstance(answer, PenstockError) for answer in answers):
-            pairs = list(zip(batch, answers, strict=True))
-            failed = [request for request, answer in pairs if isinstance(answer, PenstockError)]
-            succeeded = [request for request, answer in pairs if not isinstance(answer, PenstockError)]
-        self._statistics.record(succeeded, failed, times)
-        for observer in self._observers:
-            try:
-                observer.batch_finished(succeeded, failed, times)
-            except Exception:
-                log.exception("observer %s of instance '%s' failed", type(observer).__name__, self.name)
+
+def _finished(batch: list[InferRequest], given: Sequence[Given]) -> tuple[list[InferRequest], Sequence[Answer]]:
+    """Those of ``batch`` that are answered, and their answers."""
+    if LATER not in given:
+        return batch, given  # type: ignore[return-value]  # looked at in one go: this is every batch's way
+    pairs = [(request, answer) for request, answer in zip(batch, given, strict=True) if answer is not LATER]
+    return [request for request, _ in pairs], [answer for _, answer in pairs]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from time import monotonic_ns
 
 from penstock.backends.base import RequestInstance
-from penstock.errors import BackendError, PenstockError
+from penstock.errors import BackendError
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
+from penstock.messages.response import Answer
 from penstock.telemetry.statistics import BatchTimes
 from penstock.workers.contract import Contract
 from penstock.workers.runner import Runner, as_error
@@ -30,17 +30,9 @@ class RequestRunner(Runner):
                     f"model '{self.contract.name}': the backend gave {len(given)} answers for {len(batch)} requests"
                 )
             inferred = monotonic_ns()
-            answers: list[Answer] = [self._signed(*pair) for pair in zip(batch, given, strict=True)]
+            answers = [self.contract.signed(*pair) for pair in zip(batch, given, strict=True)]
         except Exception as error:
             failure = as_error(error, self.contract)
             inferred = monotonic_ns()
             answers = [failure] * len(batch)
         return answers, BatchTimes(started, started, inferred, monotonic_ns())
-
-    def _signed(self, request: InferRequest, answer: InferResponse | PenstockError) -> Answer:
-        if isinstance(answer, PenstockError):
-            return answer
-        try:
-            return self.sign(request, answer)
-        except PenstockError as error:
-            return error

@@ -66,10 +66,6 @@ class Runner(ABC):
         """An answer of this model to ``request``."""
         return InferResponse(outputs, {}, self.contract.name, self.contract.version, request.id)
 
-    def signed(self, request: InferRequest, answer: Answer) -> Answer:
-        """`Contract.signed`."""
-        return self.contract.signed(request, answer)
-
 
 def as_error(error: Exception, contract: Contract) -> PenstockError:
     """``error`` as the caller will see it; an unexpected one is logged with its traceback."""

@@ -9,10 +9,11 @@ from time import monotonic_ns
 from penstock.backends.base import StreamInstance
 from penstock.errors import Cancelled, PenstockError
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
+from penstock.messages.response import Answer
 from penstock.telemetry.statistics import BatchTimes
 from penstock.workers.contract import Contract
-from penstock.workers.runner import Progress, Runner, as_error
+from penstock.workers.runner import Runner, as_error
+from penstock.workers.window import Window
 
 
 class StreamRunner(Runner):
@@ -21,10 +22,6 @@ class StreamRunner(Runner):
     def __init__(self, contract: Contract, instance: StreamInstance) -> None:
         super().__init__(contract)
         self._stream = instance.stream
-        self._progress: Progress = _nobody_listens
-
-    def connect(self, progress: Progress) -> None:
-        self._progress = progress
 
     def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
         started = monotonic_ns()
@@ -33,16 +30,14 @@ class StreamRunner(Runner):
         return answers, BatchTimes(started, started, ended, ended)
 
     def _exhaust(self, request: InferRequest) -> PenstockError | None:
+        window = Window.over(request)
         try:
             with contextlib.closing(self._stream(request)) as responses:  # type: ignore[type-var]
                 for response in responses:
+                    window.acquire()
                     if request.cancelled:
                         return Cancelled(f"{request.log_id}request was cancelled")
-                    self._progress(request, self.sign(request, response))
+                    self.outlet.send(request, self.contract.sign(request, response), False)
         except Exception as error:
             return as_error(error, self.contract)
         return None
-
-
-def _nobody_listens(request: InferRequest, response: InferResponse) -> None:
-    """Warm-up runs before anybody is connected."""

@@ -16,6 +16,7 @@ from penstock.messages.dtypes import DataType
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.messages.tensor import BytesTensor, Tensor
+from penstock.workers.completion import complete
 from penstock.workers.runner import Runner
 
 
@@ -30,8 +31,7 @@ class Sample:
     def run(self, runner: Runner) -> None:
         """Execute; raises `InternalError` naming the sample if any request fails."""
         for _ in range(self.count):
-            answers, _ = runner.run(self.requests)
-            for answer in answers:
+            for answer in complete(runner, self.requests):
                 if isinstance(answer, PenstockError):
                     raise InternalError(f"failed to run warmup sample '{self.name}': {answer.message}; ")
 

@@ -1,0 +1,67 @@
+"""The record of what an instance has done: its statistics, and the observers of its model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from time import monotonic_ns
+
+from penstock.errors import PenstockError
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer
+from penstock.telemetry.observer import Observer
+from penstock.telemetry.statistics import BatchTimes, ExecutionStatistics
+
+log = logging.getLogger(__name__)
+
+
+class Ledger:
+    """Kept by the host of instance ``name``. ``statistics`` makes an object for one thread to write:
+    batches are recorded by the thread that runs them, late answers on the event loop."""
+
+    def __init__(self, name: str, statistics: Callable[[], ExecutionStatistics]) -> None:
+        self.observers: Sequence[Observer] = ()
+        self._name = name
+        self._batches, self._late = statistics(), statistics()
+
+    def batch(
+        self,
+        batch: Sequence[InferRequest],
+        finished: Sequence[InferRequest],
+        answers: Sequence[Answer],
+        times: BatchTimes,
+    ) -> None:
+        """``batch`` has run; ``finished`` are those of it that have their last answer."""
+        succeeded, failed = _outcome(finished, answers)
+        if len(finished) == len(batch):
+            self._batches.record(succeeded, failed, times)
+        else:
+            self._batches.record_requests(succeeded, failed, times)
+            self._batches.record_execution(batch, times)
+        self._observe(succeeded, failed, times)
+
+    def late(self, request: InferRequest, answer: Answer) -> None:
+        """A last answer has come after its execution."""
+        start, now = request.started_ns, monotonic_ns()
+        times = BatchTimes(start, start, now, now)
+        succeeded, failed = _outcome([request], [answer])
+        self._late.record_requests(succeeded, failed, times)
+        self._observe(succeeded, failed, times)
+
+    def _observe(self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes) -> None:
+        for observer in self.observers:
+            try:
+                observer.batch_finished(succeeded, failed, times)
+            except Exception:
+                log.exception("observer %s of instance '%s' failed", type(observer).__name__, self._name)
+
+
+def _outcome(
+    requests: Sequence[InferRequest], answers: Sequence[Answer]
+) -> tuple[Sequence[InferRequest], Sequence[InferRequest]]:
+    """Those that succeeded, and those that failed."""
+    if not any(isinstance(answer, PenstockError) for answer in answers):
+        return requests, []
+    pairs = list(zip(requests, answers, strict=True))
+    failed = [request for request, answer in pairs if isinstance(answer, PenstockError)]
+    return [request for request, answer in pairs if not isinstance(answer, PenstockError)], failed
