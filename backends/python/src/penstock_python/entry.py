@@ -1,0 +1,44 @@
+"""How a process of its own gets the instance of a Python model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from penstock.workers.process.order import Order
+from penstock_python.description import Description, is_decoupled, model_file
+from penstock_python.instance import PythonInstance, instance_of
+from penstock_python.module import load_class
+from triton_python_backend_utils import runtime as runtimes
+from triton_python_backend_utils.runtime import Runtime
+
+
+def load(order: Order) -> PythonInstance:
+    """The instance that ``order`` describes, initialized. Raises `LoadError` with Triton's words."""
+    path = Path(order.path)
+    description = Description(
+        order.name,
+        order.version,
+        path,
+        model_file(path, order.config),
+        order.config,
+        order.instance_name,
+        order.device_kind,
+        order.device_id,
+        order.services,
+    )
+    return alone(description)
+
+
+def alone(description: Description) -> PythonInstance:
+    """The instance of the only model in this interpreter."""
+    decoupled = is_decoupled(json.loads(description.config))
+    runtime = Runtime(description.name, str(description.version), decoupled, description.services)
+    runtimes.use(runtime)
+    with runtime.entered():
+        model_class = load_class(description.file, description.version)
+    return instance_of(model_class, description, runtime, _forget)
+
+
+def _forget() -> None:
+    runtimes.use(None)

@@ -1,0 +1,51 @@
+"""What a caller is told about an exception of a model: the text that Triton gives.
+
+Triton's Python backend is built on pybind11, so the form is that of pybind11's
+``error_already_set``: the type and the message, then the frames, innermost first::
+
+    ValueError: bad value
+
+    At:
+      /models/a/1/model.py(12): helper
+      /models/a/1/model.py(30): execute
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from types import CodeType
+
+#: Frames of a message; a recursion without end has a thousand.
+MAX_FRAMES = 24
+#: Characters of an exception's own message. What is cut off is in the log.
+MAX_MESSAGE = 2048
+
+#: Top-level packages whose frames say nothing about the model.
+_OURS = frozenset(("penstock", "penstock_python", "triton_python_backend_utils"))
+
+
+def describe(error: BaseException) -> str:
+    """``error`` with its frames in the model's code, in the form above."""
+    text = f"{type(error).__name__}: {_message(error)}"
+    frames = [f"  {code.co_filename}({line}): {code.co_name}\n" for code, line in _frames(error)][::-1]
+    if len(frames) > MAX_FRAMES:
+        frames[MAX_FRAMES:] = [f"  ... {len(frames) - MAX_FRAMES} more\n"]
+    return f"{text}\n\nAt:\n{''.join(frames)}" if frames else text
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        return "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+    if len(text) > MAX_MESSAGE:
+        text = f"{text[:MAX_MESSAGE]}... ({len(text) - MAX_MESSAGE} more characters)"
+    return text or "<EMPTY MESSAGE>"
+
+
+def _frames(error: BaseException) -> Iterator[tuple[CodeType, int]]:
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if module not in _OURS and not frame.f_code.co_filename.startswith("<frozen importlib"):
+            yield frame.f_code, line
