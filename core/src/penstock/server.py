@@ -26,6 +26,7 @@ from penstock.errors import InternalError, Unavailable, Unsupported
 from penstock.frontends.base import Frontend
 from penstock.messages.request import InferRequest, Parameter
 from penstock.messages.response import Answer, InferResponse
+from penstock.messages.single import AwaitedAnswer
 from penstock.messages.tensor import BytesTensor, as_tensor
 from penstock.models.directory import Directory
 from penstock.models.lifecycle import Lifecycle
@@ -242,23 +243,10 @@ class Server:
     async def _answer(self, request: InferRequest) -> InferResponse:
         if self.resolve(request.model_name, request.model_version).decoupled:
             raise Unsupported(f"model '{request.model_name}' is decoupled: it may give any number of responses")
-        future: asyncio.Future[InferResponse] = self.loop.create_future()
-
-        def respond(answer: Answer, final: bool) -> None:
-            if future.done():
-                return
-            if isinstance(answer, InferResponse):
-                future.set_result(answer)
-            else:
-                future.set_exception(answer or InternalError("the model gave no response"))
-
-        request.respond = respond
+        answer = AwaitedAnswer()
+        request.respond = answer
         self.submit(request)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            request.cancel()
-            raise
+        return await answer.to(request)
 
     # ------------------------------------------------------------------ what frontends show
 

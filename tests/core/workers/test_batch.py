@@ -40,7 +40,7 @@ def request(*rows: Sequence[float], outputs: tuple[str, ...] = (), id: str = "")
     return InferRequest("m", {"x": x}, lambda answer, final: None, outputs, id, rows=len(x))
 
 
-def outputs(answer: Answer) -> Mapping[str, Any]:
+def outputs(answer: object) -> Mapping[str, Any]:
     assert isinstance(answer, InferResponse)
     return answer.outputs
 

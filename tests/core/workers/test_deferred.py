@@ -277,10 +277,12 @@ def test_closing_ends_what_is_open_and_lets_a_stopped_producer_go() -> None:
     runner.run([one, answered])
     held[1].send(response(1))
     seen.next()
-    sent = threading.Event()
-    thread = threading.Thread(
-        target=lambda: ([held[0].send(response(0), final=False) for _ in range(UNREAD + 5)], sent.set()), daemon=True
-    )
+
+    def produce() -> None:
+        for _ in range(UNREAD + 5):
+            held[0].send(response(0), final=False)
+
+    thread = threading.Thread(target=produce, daemon=True)
     thread.start()
     for _ in range(UNREAD):
         seen.next()
@@ -290,7 +292,8 @@ def test_closing_ends_what_is_open_and_lets_a_stopped_producer_go() -> None:
     assert final
     assert isinstance(answer, Unavailable)
     assert answer.message == "[request id: a] model 'm' is being unloaded"
-    assert sent.wait(10)
+    thread.join(10)
+    assert not thread.is_alive()
     assert seen.all.empty()
 
 

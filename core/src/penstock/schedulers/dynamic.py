@@ -30,7 +30,8 @@ class DynamicScheduler(Scheduler):
         self._rule = self.rule(context)
         self._priorities = Priorities.from_config(context.config)
         self._queue = RequestQueue(len(self._priorities.policies))
-        self._flight = Flight(context.config.dynamic_batching.preserve_ordering)
+        config = context.config
+        self._flight = Flight(config.dynamic_batching.preserve_ordering, config.model_transaction_policy.decoupled)
         self._statistics = context.statistics
         self._idle: deque[Bell | LoopBell] = deque()
         self._arrived_rows = 0
@@ -80,6 +81,9 @@ class DynamicScheduler(Scheduler):
     @property
     def pending(self) -> int:
         return len(self._queue)
+
+    def has_waiting(self, request: InferRequest) -> bool:
+        return request in self._queue
 
     async def drain(self) -> None:
         await self._flight.close()

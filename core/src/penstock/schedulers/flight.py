@@ -16,12 +16,14 @@ class Flight:
     """Counts what is in flight, answers it, and knows when nothing is left.
 
     ``ordered`` holds answers back until all earlier requests are answered
-    (``preserve_ordering``, behaviours.md section 6.2).
+    (``preserve_ordering``, behaviours.md section 6.2). ``counted`` callers take any number of
+    responses and say which they have read; those of a model that is not decoupled take one.
     """
 
-    def __init__(self, ordered: bool = False) -> None:
+    def __init__(self, ordered: bool = False, counted: bool = False) -> None:
         self.count = 0
         self.is_closing = False
+        self._counted = counted
         self._landed = asyncio.Event()
         self._line: OrderedDict[InferRequest, list[Answer]] | None = OrderedDict() if ordered else None
 
@@ -33,6 +35,8 @@ class Flight:
     def progress(self, request: InferRequest, response: Answer) -> None:
         """Give ``request`` a response that is not its last; decoupled models keep no order."""
         self._write(request, response, False)
+        if not self._counted:
+            request.read()
 
     def answer(self, request: InferRequest, answer: Answer) -> None:
         """Give ``request`` its final answer, now or when its turn comes."""

@@ -1,8 +1,8 @@
 """``ModelStreamInfer``: many requests and their responses on one call.
 
 Responses of models that are not decoupled leave in the order of their requests; those of
-decoupled models leave as they are produced. A request that fails does not end the stream. Source:
-behaviours.md section 2.5.
+decoupled models leave as they are produced, and a client that does not read stops the model. A
+request that fails does not end the stream. Source: behaviours.md section 2.5.
 """
 
 from __future__ import annotations
@@ -157,6 +157,8 @@ class _Stream:
                     await send(body)
                 if final:
                     self._close(turn)
+                elif turn.request is not None and not turn.is_ordered:
+                    turn.request.read()
             if self._failure is not None:
                 raise self._failure
             if self._is_read and not self._open:

@@ -19,6 +19,7 @@ from penstock.frontends.http.message import HEADER_LENGTH, Cancel, HttpReply, Ht
 from penstock.frontends.http.target import Target
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
+from penstock.messages.single import SingleAnswer
 
 if TYPE_CHECKING:
     from penstock.models.served import ServedModel
@@ -76,35 +77,25 @@ class Inference:
             request.parameters = {**request.parameters, **chosen}
 
 
-class Answer:
-    """Takes the model's responses to one request and replies once, when the last has come."""
+class Answer(SingleAnswer):
+    """Replies to one request with what its model answers."""
 
-    __slots__ = ("_count", "_encoding", "_model", "_reply", "_response", "default", "forms")
+    __slots__ = ("_encoding", "_model", "_reply", "default", "forms")
 
     def __init__(self, model: ServedModel, reply: Reply, encoding: bytes) -> None:
+        super().__init__()
         self.forms = _NO_FORMS
         self.default = JSON
         self._model = model
         self._reply = reply
         self._encoding = encoding
-        self._count = 0
-        self._response: InferResponse | None = None
 
-    def __call__(self, answer: InferResponse | PenstockError | None, final: bool) -> None:
-        if isinstance(answer, PenstockError):
-            self._reply(error_reply(answer))
-            return
-        if answer is not None:
-            self._count += 1
-            self._response = answer
-        if final:
-            self._reply(self._encode())
+    def settle(self, answer: InferResponse | PenstockError) -> None:
+        self._reply(error_reply(answer) if isinstance(answer, PenstockError) else self._encode(answer))
 
-    def _encode(self) -> HttpReply:
-        response, model = self._response, self._model
+    def _encode(self, response: InferResponse) -> HttpReply:
+        model = self._model
         try:
-            if response is None or self._count != 1:
-                raise InternalError(f"expected a single response, got {self._count}")
             return encode(response, self.forms, self.default, model.labels, model.max_batch_size > 0, self._encoding)
         except PenstockError as error:
             return error_reply(error)

@@ -1,0 +1,78 @@
+"""One answer out of whatever a model sends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.errors import InternalError, InvalidArgument, PenstockError
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer, InferResponse
+from penstock.messages.single import AwaitedAnswer, SingleAnswer
+
+ONE, TWO = InferResponse({}), InferResponse({})
+FIRST, SECOND = InvalidArgument("first"), InvalidArgument("second")
+
+
+class Kept(SingleAnswer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.settled: list[InferResponse | PenstockError] = []
+
+    def settle(self, answer: InferResponse | PenstockError) -> None:
+        self.settled.append(answer)
+
+
+def told(*answers: Answer) -> list[InferResponse | PenstockError]:
+    """What it settles on when told ``answers``, the last of them final."""
+    kept = Kept()
+    for answer in answers[:-1]:
+        kept(answer, False)
+        assert kept.settled == []
+    kept(answers[-1], True)
+    return kept.settled
+
+
+@pytest.mark.parametrize("answers", [(ONE,), (ONE, None)])
+def test_one_response_is_the_answer_whether_or_not_it_comes_with_the_end(answers: tuple[Answer, ...]) -> None:
+    assert told(*answers) == [ONE]
+
+
+@pytest.mark.parametrize(("answers", "count"), [((None,), 0), ((ONE, TWO), 2), ((ONE, TWO, None), 2)])
+def test_any_other_number_of_responses_is_an_error_in_tritons_words(answers: tuple[Answer, ...], count: int) -> None:
+    (answer,) = told(*answers)
+    assert isinstance(answer, InternalError)
+    assert answer.message == f"expected a single response, got {count}"
+
+
+@pytest.mark.parametrize("answers", [(FIRST,), (FIRST, None), (ONE, FIRST), (FIRST, ONE), (FIRST, SECOND)])
+def test_the_first_error_goes_before_everything_else(answers: tuple[Answer, ...]) -> None:
+    assert told(*answers) == [FIRST]
+
+
+def test_an_awaited_answer_is_returned_or_raised() -> None:
+    async def ask(answer: Answer) -> InferResponse:
+        awaited = AwaitedAnswer()
+        request = InferRequest("m", {}, awaited)
+        asyncio.get_running_loop().call_soon(request.respond, answer, True)
+        return await awaited.to(request)
+
+    assert asyncio.run(ask(ONE)) is ONE
+    with pytest.raises(InvalidArgument, match="first"):
+        asyncio.run(ask(FIRST))
+
+
+def test_who_stops_waiting_cancels_the_request_and_may_still_be_answered() -> None:
+    async def leave() -> bool:
+        awaited = AwaitedAnswer()
+        request = InferRequest("m", {}, awaited)
+        waiting = asyncio.ensure_future(awaited.to(request))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        request.respond(FIRST, True)
+        return request.cancelled
+
+    assert asyncio.run(leave())
