@@ -1,7 +1,30 @@
-"""What a Python model imports as ``pb_utils``."""
+"""What a Python model imports as ``pb_utils``: Triton's module of this name, in typed Python.
+
+A model needs ``Tensor``, ``InferenceResponse`` and `get_input_tensor_by_name` for the least::
+
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [
+                pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(r, "x").as_numpy())])
+                for r in requests
+            ]
+
+It works without a server, too, as far as one model goes: the log goes to stdout, metrics are kept
+in memory, and what needs other models is refused.
+"""
 
 from __future__ import annotations
 
+from triton_python_backend_utils.config import ModelConfig
+from triton_python_backend_utils.control import is_model_ready, load_model, unload_model
+from triton_python_backend_utils.datatypes import (
+    TRITON_STRING_TO_NUMPY,
+    numpy_to_triton_type,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
 from triton_python_backend_utils.error import TritonError, TritonModelException
 from triton_python_backend_utils.flags import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
@@ -10,15 +33,26 @@ from triton_python_backend_utils.flags import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
 )
+from triton_python_backend_utils.iterator import ResponseIterator
+from triton_python_backend_utils.log import Logger
+from triton_python_backend_utils.lookup import (
+    get_input_config_by_name,
+    get_input_tensor_by_name,
+    get_output_config_by_name,
+    get_output_tensor_by_name,
+    using_decoupled_model_transaction_policy,
+)
 from triton_python_backend_utils.memory import (
     TRITONSERVER_MEMORY_CPU,
     TRITONSERVER_MEMORY_GPU,
     MemoryType,
     PreferredMemory,
 )
+from triton_python_backend_utils.metrics import Metric, MetricFamily, MetricKind
 from triton_python_backend_utils.request import InferenceRequest
 from triton_python_backend_utils.response import InferenceResponse
 from triton_python_backend_utils.sender import InferenceResponseSender
+from triton_python_backend_utils.strings import deserialize_bytes_tensor, serialize_byte_tensor
 from triton_python_backend_utils.tensor import Tensor
 from triton_python_backend_utils.trace import InferenceTrace
 
@@ -30,13 +64,33 @@ __all__ = [
     "TRITONSERVER_REQUEST_RELEASE_ALL",
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
     "InferenceRequest",
     "InferenceResponse",
     "InferenceResponseSender",
     "InferenceTrace",
+    "Logger",
     "MemoryType",
+    "Metric",
+    "MetricFamily",
+    "MetricKind",
+    "ModelConfig",
     "PreferredMemory",
+    "ResponseIterator",
     "Tensor",
     "TritonError",
     "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
 ]

@@ -7,22 +7,18 @@ from typing import Final
 
 
 class MemoryType(IntEnum):
-    """Source: TRITONSERVER_MemoryType, as Triton's Python backend numbers it."""
+    """Triton's Python backend numbers them so, not as the server's own C API."""
 
-    TRITONSERVER_MEMORY_CPU = 0
-    TRITONSERVER_MEMORY_CPU_PINNED = 1
-    TRITONSERVER_MEMORY_GPU = 2
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
 
 
-TRITONSERVER_MEMORY_CPU: Final = MemoryType.TRITONSERVER_MEMORY_CPU
 TRITONSERVER_MEMORY_GPU: Final = MemoryType.TRITONSERVER_MEMORY_GPU
+TRITONSERVER_MEMORY_CPU: Final = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
 class PreferredMemory:
-    """``preferred_memory_type`` and device of the outputs of a BLS request.
-
-    Accepted for Triton's sake: outputs arrive in host memory.
-    """
+    """Kind of memory and device of the outputs of a request. Accepted: outputs arrive in memory of the host."""
 
     __slots__ = ("_device_id", "_type")
 

@@ -1,8 +1,7 @@
-"""Parameters of requests and responses: a dict of the caller's, JSON text for the model."""
+"""Parameters that a model gives to a request or a response."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -15,14 +14,11 @@ def checked(parameters: Mapping[str, Parameter] | None) -> dict[str, Parameter]:
     """A copy of ``parameters``, empty for None. Raises `TritonModelException` for what cannot be sent."""
     if not parameters:
         return {}
+    if not isinstance(parameters, Mapping):
+        raise TritonModelException(f"Expect parameters to have type dict, found type {type(parameters)}")
     for name, value in parameters.items():
         if not isinstance(name, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(name)}")
         if not isinstance(value, (bool, int, str)):
             raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
     return dict(parameters)
-
-
-def as_json(parameters: Mapping[str, Parameter]) -> str:
-    """JSON text, as ``parameters()`` gives it to a model."""
-    return json.dumps(dict(parameters))

@@ -5,37 +5,55 @@ Source: behaviours.md sections 9.2 and 9.5.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from threading import Lock
+from typing import TYPE_CHECKING, Literal, overload
 
 from penstock.backends.base import Call
-from penstock.errors import PenstockError
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
-from triton_python_backend_utils import flags as flag
+from penstock.messages.response import Answer
+from triton_python_backend_utils import bls
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.error import TritonModelException
+from triton_python_backend_utils.flags import (
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+)
+from triton_python_backend_utils.iterator import ResponseIterator
+from triton_python_backend_utils.making import made_request
 from triton_python_backend_utils.memory import PreferredMemory
-from triton_python_backend_utils.parameters import Parameter, as_json, checked
+from triton_python_backend_utils.parameters import Parameter
+from triton_python_backend_utils.response import InferenceResponse
 from triton_python_backend_utils.runtime import Runtime
 from triton_python_backend_utils.sender import InferenceResponseSender
 from triton_python_backend_utils.tensor import Tensor
 from triton_python_backend_utils.trace import InferenceTrace
+
+if TYPE_CHECKING:
+    import asyncio
 
 #: Two threads that ask for a request's sender at once get the same.
 _SENDER = Lock()
 
 
 class InferenceRequest:
-    """What a model is asked, or asks another model."""
+    """What a model is asked, or asks another model.
+
+    ``model_version`` -1 leaves the choice to the server, ``timeout`` is in microseconds, ``flags``
+    add up TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END. ``preferred_memory`` is accepted, and
+    outputs arrive in memory of the host. Raises `TritonModelException`, TypeError and ValueError for
+    arguments that make no request.
+    """
 
     __slots__ = (
         "__weakref__",
         "_call",
         "_callers",
         "_ended",
+        "_flags",
         "_inputs",
-        "_preferred_memory",
         "_release_flags",
         "_runtime",
         "_sender",
@@ -47,9 +65,9 @@ class InferenceRequest:
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -57,27 +75,27 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        self._source = InferRequest(
-            model_name,
-            {},
-            _unanswerable,
-            tuple(requested_output_names),
-            request_id,
-            "" if model_version < 0 else str(model_version),
-            checked(parameters),
-            timeout_us=timeout,
-            sequence_id=correlation_id,
-        )
-        self.set_flags(flags)
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError("InferenceRequest() needs inputs, requested_output_names and model_name")
         self._inputs: list[Tensor] | None = list(inputs)
+        self._source = made_request(
+            request_id,
+            correlation_id,
+            self._inputs,
+            requested_output_names,
+            model_name,
+            model_version,
+            timeout,
+            parameters,
+        )
+        self._flags: int | None = flags
         self._call: Call | None = None
         self._sender: InferenceResponseSender | None = None
         self._ended = True
         self._runtime: Runtime | None = runtimes.current()
         self._callers = runtimes.callers()
-        self._preferred_memory = preferred_memory
         self._trace = trace
-        self._release_flags = flag.TRITONSERVER_REQUEST_RELEASE_ALL
+        self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
 
     def inputs(self) -> list[Tensor]:
         """The inputs in the order sent; always the same list."""
@@ -103,20 +121,22 @@ class InferenceRequest:
 
     def flags(self) -> int:
         """TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END, added up."""
-        start = flag.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if self._source.sequence_start else 0
-        return start + (flag.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if self._source.sequence_end else 0)
+        if self._flags is None:
+            start = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if self._source.sequence_start else 0
+            self._flags = start + (TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if self._source.sequence_end else 0)
+        return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._source.sequence_start = bool(flags & flag.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
-        self._source.sequence_end = bool(flags & flag.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+        self._flags = flags
 
     def timeout(self) -> int:
         """In microseconds; 0 for none."""
         return self._source.timeout_us
 
     def parameters(self) -> str:
-        """The parameters as JSON text."""
-        return as_json(self._source.parameters)
+        """The parameters as JSON text; a server writes it without blanks, as Triton does."""
+        separators = None if self._call is None else (",", ":")
+        return json.dumps(dict(self._source.parameters), separators=separators)
 
     def trace(self) -> InferenceTrace:
         return self._trace or InferenceTrace()
@@ -124,6 +144,37 @@ class InferenceRequest:
     def is_cancelled(self) -> bool:
         """Whether the caller has gone."""
         return self._source.cancelled
+
+    @overload
+    def exec(self, decoupled: Literal[False] = False) -> InferenceResponse: ...
+
+    @overload
+    def exec(self, decoupled: Literal[True]) -> ResponseIterator: ...
+
+    @overload
+    def exec(self, decoupled: bool) -> InferenceResponse | ResponseIterator: ...
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Ask the model and wait; of a ``decoupled`` one, an iterator over the responses as they come.
+
+        An error comes back in the response. Raises `TritonModelException` outside ``execute``.
+        """
+        return bls.stream(self) if decoupled else bls.execute(self)
+
+    @overload
+    def async_exec(self, decoupled: Literal[False] = False) -> asyncio.Future[InferenceResponse]: ...
+
+    @overload
+    def async_exec(self, decoupled: Literal[True]) -> asyncio.Future[ResponseIterator]: ...
+
+    @overload
+    def async_exec(self, decoupled: bool) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]: ...
+
+    def async_exec(
+        self, decoupled: bool = False
+    ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
+        """`exec` without blocking the running loop. Raises RuntimeError where no loop runs."""
+        return bls.stream_async(self) if decoupled else bls.execute_async(self)
 
     def get_response_sender(self) -> InferenceResponseSender:
         """The one sender of this request. Raises `TritonModelException` for a request that the model made."""
@@ -146,9 +197,9 @@ class InferenceRequest:
         request._call = call
         request._source = call.request
         request._runtime = runtime
-        request._inputs = request._preferred_memory = request._trace = None
+        request._inputs = request._trace = request._flags = None
         request._callers = call.request.callers
-        request._release_flags = flag.TRITONSERVER_REQUEST_RELEASE_ALL
+        request._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         request._ended = False
         request._sender = InferenceResponseSender(call, True) if runtime.decoupled else None
         return request
@@ -173,8 +224,4 @@ class InferenceRequest:
 
     @property
     def _rescheduled(self) -> bool:
-        return self._release_flags == flag.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-
-
-def _unanswerable(answer: InferResponse | PenstockError | None, final: bool) -> None:
-    """A request that the model makes has an answer only once it is executed."""
+        return self._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from penstock.errors import PenstockError
 from penstock.messages.response import InferResponse
 from triton_python_backend_utils.error import TritonError, TritonModelException
-from triton_python_backend_utils.parameters import Parameter, as_json, checked
+from triton_python_backend_utils.parameters import Parameter, checked
 from triton_python_backend_utils.tensor import Tensor
 
 
@@ -35,8 +36,7 @@ class InferenceResponse:
             raise TypeError(f"the error of an InferenceResponse must be a TritonError, found '{type(error).__name__}'")
 
     def output_tensors(self) -> list[Tensor]:
-        """The outputs; empty if there is an error."""
-        return [] if self._error is not None else self._outputs
+        return self._outputs
 
     def has_error(self) -> bool:
         return self._error is not None
@@ -46,7 +46,7 @@ class InferenceResponse:
 
     def parameters(self) -> str:
         """The parameters as JSON text."""
-        return as_json(self._parameters)
+        return json.dumps(self._parameters)
 
     def _message(self) -> InferResponse | PenstockError:
         """What is sent. Raises `TritonModelException` for a tensor on a device that cannot be copied to the host."""

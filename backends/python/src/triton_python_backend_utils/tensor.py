@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.messages import dtypes
+from penstock.messages.dtypes import DataType
 from penstock.messages.tensor import BytesTensor
+from triton_python_backend_utils import dlpack
+from triton_python_backend_utils.dlpack import DeviceMemory
 from triton_python_backend_utils.error import TritonModelException
 
 Array: TypeAlias = npt.NDArray[Any]
-
-_NUMBERS = {dtype.numpy: dtype.config_value for dtype in dtypes.ALL}
-_BYTES = dtypes.BYTES.config_value
-_BF16 = dtypes.BF16.config_value
 
 
 class Tensor:
@@ -28,73 +27,118 @@ class Tensor:
     and for a dtype that Triton lacks, TypeError for what is no array.
     """
 
-    __slots__ = ("__weakref__", "_dtype", "_name", "_objects", "_value")
+    __slots__ = ("__weakref__", "_datatype", "_name", "_value")
 
     def __init__(self, name: str, array: Array) -> None:
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if not isinstance(array, np.ndarray):
             raise TypeError(f"Tensor takes a NumPy array, found type '{type(array).__name__}'")
-        dtype = _NUMBERS.get(array.dtype)
-        if dtype is None:
-            array, dtype = _accepted(array)
+        datatype = dtypes.BY_NUMPY.get(array.dtype)
+        if datatype is None:
+            array, datatype = _accepted(array)
         self._name = name
-        self._dtype = dtype
-        self._value: Array | BytesTensor = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-        self._objects: Array | None = None
+        self._datatype = datatype
+        self._value: Array | BytesTensor | DeviceMemory = (
+            array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        )
+
+    @classmethod
+    def from_dlpack(cls, name: str, tensor: Any) -> Tensor:
+        """The elements of a DLPack capsule, or of an object with ``__dlpack__``; shared, not copied.
+
+        Raises `TritonModelException` for strides, and for a type or a device that Triton lacks.
+        """
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        value, datatype = dlpack.adopt(tensor)
+        return cls._of(name, value, datatype)
 
     def name(self) -> str:
         return self._name
 
     def triton_dtype(self) -> int:
         """The number of the data type, as `triton_to_numpy_type` takes it."""
-        return self._dtype
+        return self._datatype.config_value
 
     def shape(self) -> list[int]:
         return list(self._value.shape)
 
     def as_numpy(self) -> Array:
-        """The elements; of BYTES, an object array of bytes. Raises `TritonModelException` for BF16."""
+        """The elements, the same array each time; of BYTES, an object array of ``bytes``.
+
+        The array can be written to: elements that belong to somebody else are copied here, once.
+        Raises `TritonModelException` for BF16 and for memory of a device.
+        """
         value = self._value
+        if isinstance(value, np.ndarray):
+            if self._datatype is dtypes.BF16:
+                raise TritonModelException(
+                    "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+                )
+            return value if value.flags.writeable else self._writable(value)
         if isinstance(value, BytesTensor):
-            if self._objects is None:
-                self._objects = value.to_objects()
-            return self._objects
-        if self._dtype == _BF16:
-            raise TritonModelException(
-                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
-            )
-        return value
+            self._value = objects = value.to_objects()
+            return objects
+        raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
 
     def is_cpu(self) -> bool:
         """Whether the elements are in memory of the host."""
-        return True
+        return not isinstance(self._value, DeviceMemory)
+
+    def to_dlpack(self) -> Any:
+        """A capsule that shares the elements and keeps them alive. Raises `TritonModelException` for BYTES."""
+        value = self._value
+        if isinstance(value, DeviceMemory):
+            return value.owner.__dlpack__()
+        if self._datatype is dtypes.BYTES or isinstance(value, BytesTensor):
+            raise TritonModelException("DLPack does not have support for string tensors.")
+        return dlpack.capsule_of(value if value.flags.writeable else self._writable(value), self._datatype)
+
+    def __dlpack__(self, stream: object = None) -> Any:
+        """`to_dlpack`, as frameworks ask for it; nothing is pending on any stream."""
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's device type and number."""
+        return self._value.device if isinstance(self._value, DeviceMemory) else (dlpack.CPU, 0)
 
     def __repr__(self) -> str:
-        return f"Tensor({self._name!r}, shape={self.shape()})"
+        return f"Tensor({self._name!r}, {self._datatype}, shape={self.shape()})"
+
+    def _writable(self, value: Array) -> Array:
+        copy: Array = value.copy()
+        self._value = copy
+        return copy
 
     def _wire(self) -> Array | BytesTensor:
-        """The elements as they are sent: strings are encoded here, once."""
+        """The elements as they are sent: strings are encoded here, memory of a device is copied to the host."""
         value = self._value
-        if self._dtype == _BYTES and not isinstance(value, BytesTensor):
+        if isinstance(value, DeviceMemory):
+            return dlpack.to_host(value)
+        if self._datatype is dtypes.BYTES and not isinstance(value, BytesTensor):
             return BytesTensor.from_objects(value)
         return value
 
     @classmethod
     def _received(cls, name: str, value: Array | BytesTensor) -> Tensor:
         """A tensor that the server has checked. Strings stay in wire form until somebody asks."""
+        return cls._of(name, value, dtypes.BYTES if isinstance(value, BytesTensor) else dtypes.BY_NUMPY[value.dtype])
+
+    @classmethod
+    def _of(cls, name: str, value: Array | BytesTensor | DeviceMemory, datatype: DataType) -> Tensor:
         tensor = cls.__new__(cls)
         tensor._name = name
         tensor._value = value
-        tensor._objects = None
-        tensor._dtype = _BYTES if isinstance(value, BytesTensor) else _NUMBERS[value.dtype]
+        tensor._datatype = datatype
         return tensor
 
 
-def _accepted(array: Array) -> tuple[Array, int]:
+def _accepted(array: Array) -> tuple[Array, DataType]:
+    """Text and bytes as they are, another byte order as this machine's."""
     if array.dtype.kind in "SU":
-        return array, _BYTES
-    native = array.dtype.newbyteorder("=")
-    if native not in _NUMBERS:
+        return array, dtypes.BYTES
+    native = dtypes.BY_NUMPY.get(array.dtype.newbyteorder("="))
+    if native is None:
         raise TritonModelException("NumPy dtype is not supported.")
-    return array.astype(native), _NUMBERS[native]
+    return array.astype(native.numpy), native

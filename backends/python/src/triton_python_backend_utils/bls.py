@@ -1,0 +1,173 @@
+"""Business logic scripting: a model asks another model.
+
+Source: behaviours.md section 9.5. Errors come back in the response. No call has a thread of its
+own: the services call back, and whoever waits is woken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from penstock.errors import InvalidArgument
+from penstock.messages.request import InferRequest, Respond
+from penstock.messages.response import Answer
+from penstock.messages.tensor import Tensor as WireTensor
+from triton_python_backend_utils import runtime as runtimes
+from triton_python_backend_utils.error import TritonModelException
+from triton_python_backend_utils.flags import (
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+)
+from triton_python_backend_utils.iterator import ResponseIterator
+from triton_python_backend_utils.response import InferenceResponse
+from triton_python_backend_utils.runtime import Phase, Runtime
+from triton_python_backend_utils.tensor import Tensor
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from penstock.backends.services import Services
+    from triton_python_backend_utils.request import InferenceRequest
+
+Result = TypeVar("Result")
+
+
+def execute(request: InferenceRequest) -> InferenceResponse:
+    """The one response; waits for it. Raises `TritonModelException` where BLS is not supported."""
+    services, runtime = _serving(request)
+    answers: list[Answer] = []
+    answered = Lock()
+    answered.acquire()
+
+    def respond(answer: Answer, final: bool) -> None:
+        if answer is not None:
+            answers[:] = [answer]
+        if final:
+            answered.release()
+
+    _send(services, request, _message(request, runtime, respond))
+    with answered:
+        return InferenceResponse._received(answers[0] if answers else None)
+
+
+def execute_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
+    """`execute` for the running loop. Raises RuntimeError where none runs. Cancelling it cancels the request."""
+    services, runtime = _serving(request)
+    loop = _running_loop()
+    future: asyncio.Future[InferenceResponse] = loop.create_future()
+    answers: list[Answer] = []
+
+    def respond(answer: Answer, final: bool) -> None:
+        if answer is not None:
+            answers[:] = [answer]
+        if final:
+            _wake(loop, future, lambda: InferenceResponse._received(answers[0] if answers else None))
+
+    message = _message(request, runtime, respond)
+    future.add_done_callback(lambda done: services.cancel(message) if done.cancelled() else None)
+    _send(services, request, message)
+    return future
+
+
+def stream(request: InferenceRequest) -> ResponseIterator:
+    """The responses as they come. Raises `TritonModelException` where BLS is not supported."""
+    services, runtime = _serving(request)
+    answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
+
+    def respond(answer: Answer, final: bool) -> None:
+        answers.put((answer, final))
+
+    message = _message(request, runtime, respond)
+    _send(services, request, message)
+    return ResponseIterator(services, message, answers)
+
+
+def stream_async(request: InferenceRequest) -> asyncio.Future[ResponseIterator]:
+    """`stream` for the running loop: done when the first response is there."""
+    services, runtime = _serving(request)
+    loop = _running_loop()
+    future: asyncio.Future[ResponseIterator] = loop.create_future()
+    answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
+
+    def respond(answer: Answer, final: bool) -> None:
+        answers.put((answer, final))
+        if not future.done():
+            _wake(loop, future, lambda: ResponseIterator(services, message, answers))
+
+    message = _message(request, runtime, respond)
+    future.add_done_callback(lambda done: services.cancel(message) if done.cancelled() else None)
+    _send(services, request, message)
+    return future
+
+
+def _serving(request: InferenceRequest) -> tuple[Services, Runtime]:
+    """Triton's rule: after ``initialize`` has returned, and before ``finalize`` begins."""
+    runtime = request._runtime or runtimes.current()
+    if runtime is None or runtime.services is None or runtime.phase is not Phase.SERVING:
+        raise TritonModelException("BLS is only supported during the 'execute' function.")
+    return runtime.services, runtime
+
+
+def _message(request: InferenceRequest, runtime: Runtime, respond: Respond) -> InferRequest:
+    """``request`` as it is sent, a new one for each time it is executed."""
+    source, flags = request._source, request.flags()
+    return InferRequest(
+        source.model_name,
+        {tensor._name: _shared(tensor) for tensor in request.inputs()},
+        respond,
+        source.outputs,
+        source.id,
+        source.model_version,
+        source.parameters,
+        source.priority,
+        source.timeout_us,
+        source.sequence_id,
+        bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+        bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        (*request._callers, runtime.model_name),
+    )
+
+
+def _shared(tensor: Tensor) -> WireTensor:
+    """The elements for another model, which in a thread beside this one must not write to them."""
+    value = tensor._wire()
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value
+
+
+def _send(services: Services, request: InferenceRequest, message: InferRequest) -> None:
+    names = [tensor._name for tensor in request.inputs()]
+    twice = next((name for name in message.inputs if names.count(name) > 1), None)
+    if twice is None:
+        services.infer(message)
+    else:
+        message.respond(
+            InvalidArgument(
+                f"Model {message.model_name} - Error when running inference: "
+                f"{message.log_id}input '{twice}' already exists in request"
+            ),
+            True,
+        )
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    import asyncio  # not paid by the processes of models that never await
+
+    return asyncio.get_running_loop()
+
+
+def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Result], result: Callable[[], Result]) -> None:
+    def settle() -> None:
+        if not future.done():
+            future.set_result(result())
+
+    with suppress(RuntimeError):  # the loop has been closed, so nobody waits
+        loop.call_soon_threadsafe(settle)

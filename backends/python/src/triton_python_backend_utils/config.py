@@ -1,0 +1,116 @@
+"""The config that ``auto_complete_config`` completes.
+
+The texts of the refusals are Triton's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+_INPUT = ("name", "data_type", "dims", "optional")
+_OUTPUT = ("name", "data_type", "dims")
+
+
+class ModelConfig:
+    """A model's config, from JSON text. What it says already can be completed, and not changed."""
+
+    def __init__(self, model_config: str) -> None:
+        self._config: dict[str, Any] = json.loads(model_config)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The config itself, not a copy."""
+        return self._config
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Raises ValueError if the config asks for more."""
+        given = self._config.get("max_batch_size", 0)
+        if given > max_batch_size:
+            raise ValueError(
+                f"configuration specified max_batch_size {given}, but in auto-complete-config function "
+                f"for model '{self._name}' specified max_batch_size {max_batch_size}"
+            )
+        self._config["max_batch_size"] = max_batch_size
+
+    def set_dynamic_batching(self) -> None:
+        """Raises ValueError if the config has another scheduler."""
+        for other in ("sequence_batching", "ensemble_scheduling"):
+            if other in self._config:
+                raise ValueError(
+                    f"Configuration specified scheduling_choice as '{other}', but auto-complete-config function "
+                    f"for model '{self._name}' tries to set scheduling_choice as 'dynamic_batching'"
+                )
+        self._config.setdefault("dynamic_batching", {})
+
+    def add_input(self, input: Mapping[str, Any]) -> None:
+        """Add an input, or complete the one of that name.
+
+        ``input`` has name, data_type and dims, and may have optional. Raises ValueError where it
+        has another property, lacks one, or contradicts the config.
+        """
+        self._add("input", input, _INPUT)
+
+    def add_output(self, output: Mapping[str, Any]) -> None:
+        """As `add_input`; an output is never optional."""
+        self._add("output", output, _OUTPUT)
+
+    def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
+        """Set ``decoupled``. Raises ValueError for another property, and if the config says otherwise."""
+        if set(transaction_policy_dict) - {"decoupled"}:
+            raise ValueError(
+                f"model transaction property in auto-complete-config function for model '{self._name}' "
+                "contains property other than 'decoupled'."
+            )
+        policy = self._config.setdefault("model_transaction_policy", {})
+        for decoupled in transaction_policy_dict.values():
+            if policy.setdefault("decoupled", decoupled) != decoupled:
+                raise ValueError(
+                    f"trying to change decoupled property in auto-complete-config for model '{self._name}', "
+                    f"which is already set to '{policy['decoupled']}'."
+                )
+
+    @property
+    def _name(self) -> str:
+        return str(self._config.get("name", ""))
+
+    def _add(self, kind: str, given: Mapping[str, Any], allowed: Sequence[str]) -> None:
+        self._check_properties(kind, given, allowed)
+        entries: list[dict[str, Any]] = self._config.setdefault(kind, [])
+        for entry in entries:
+            if entry["name"] == given["name"]:
+                self._check_agreement(kind, entry, given)
+                entry.update(given)
+                return
+        entries.append(dict(given))
+
+    def _check_properties(self, kind: str, given: Mapping[str, Any], allowed: Sequence[str]) -> None:
+        where = f"in auto-complete-config function for model '{self._name}'"
+        if "name" not in given:
+            raise ValueError(f"{kind} {where} is missing 'name' property.")
+        if set(given) - set(allowed):
+            known = ", ".join(f"'{name}'" for name in allowed[:-1])
+            raise ValueError(
+                f"{kind} '{given['name']}' {where} contains property other than {known} and '{allowed[-1]}'."
+            )
+        for name in ("data_type", "dims"):
+            if name not in given:
+                raise ValueError(f"{kind} '{given['name']}' {where} is missing '{name}' property.")
+
+    def _check_agreement(self, kind: str, entry: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        expected = entry.get("data_type", "TYPE_INVALID")
+        if expected not in ("TYPE_INVALID", given["data_type"]):
+            raise ValueError(
+                f"unable to load model '{self._name}', configuration expects datatype {expected} "
+                f"for {kind} '{given['name']}', model provides {given['data_type']}"
+            )
+        if entry.get("dims") and list(entry["dims"]) != list(given["dims"]):
+            self._refuse("dims", entry, given)
+        if "optional" in entry and "optional" in given and entry["optional"] != given["optional"]:
+            self._refuse("optional", entry, given)
+
+    def _refuse(self, what: str, entry: Mapping[str, Any], given: Mapping[str, Any]) -> NoReturn:
+        raise ValueError(
+            f"model '{self._name}', tensor '{given['name']}': the model expects {what} {given[what]} "
+            f"but the model configuration specifies {what} {entry[what]}"
+        )

@@ -1,0 +1,178 @@
+"""DLPack, the exchange of tensors between frameworks, without any of them.
+
+A capsule holds a ``DLManagedTensor`` (dlpack.h of version 0.8, the one that every framework
+speaks). NumPy makes and consumes the capsules, so lifetimes are kept in C; what NumPy has no type
+for (BF16, in older releases bool) passes as unsigned integers of the same size, and the type is
+written into the structure here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.messages import dtypes
+from penstock.messages.dtypes import DataType
+from triton_python_backend_utils.error import TritonModelException
+
+CPU, CUDA, CUDA_HOST = 1, 2, 3
+
+#: Type code and bits, as dlpack.h has them.
+_CODES = {
+    dtypes.INT8: (0, 8),
+    dtypes.INT16: (0, 16),
+    dtypes.INT32: (0, 32),
+    dtypes.INT64: (0, 64),
+    dtypes.UINT8: (1, 8),
+    dtypes.UINT16: (1, 16),
+    dtypes.UINT32: (1, 32),
+    dtypes.UINT64: (1, 64),
+    dtypes.FP16: (2, 16),
+    dtypes.FP32: (2, 32),
+    dtypes.FP64: (2, 64),
+    dtypes.BF16: (4, 16),
+    dtypes.BOOL: (6, 8),
+}
+_DATA_TYPES = {code: dtype for dtype, code in _CODES.items()}
+_UNSIGNED = 1
+
+
+class _DLTensor(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("ndim", c_int32),
+        ("code", c_uint8),
+        ("bits", c_uint8),
+        ("lanes", c_uint16),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    )
+
+
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes, _is_valid.restype = [py_object, c_char_p], ctypes.c_int
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.argtypes, _get_pointer.restype = [py_object, c_char_p], c_void_p
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A tensor in memory of a device. ``owner`` is its framework's own, and keeps it alive."""
+
+    shape: tuple[int, ...]
+    datatype: DataType
+    device: tuple[int, int]
+    owner: Any
+
+
+def capsule_of(array: npt.NDArray[Any], datatype: DataType) -> Any:
+    """A capsule that shares the elements of ``array``, which must be writable, and keeps it alive."""
+    capsule = array.view(f"u{datatype.itemsize}").__dlpack__()
+    tensor = _tensor(capsule)
+    tensor.code, tensor.bits = _CODES[datatype]
+    return capsule
+
+
+def adopt(source: Any) -> tuple[npt.NDArray[Any] | DeviceMemory, DataType]:
+    """The tensor of a capsule, or of an object with ``__dlpack__``; shares its elements.
+
+    A capsule is used up. Raises `TritonModelException` for what is neither, for strides, and for a
+    type or a device that Triton lacks.
+    """
+    capsule = source
+    if hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
+        capsule = source.__dlpack__(stream=None)
+    elif not _is_valid(source, b"dltensor"):
+        raise TritonModelException(
+            "Provided tensor is not supported. Tensor must be a DLPack capsule "
+            "or have `__dlpack__` and `__dlpack_device__` attributes"
+        )
+    tensor = _tensor(capsule)
+    datatype = _data_type(tensor)
+    _refuse_strides(tensor)
+    if tensor.device_type in (CPU, CUDA_HOST):
+        return _on_host(capsule, tensor, datatype), datatype
+    if tensor.device_type != CUDA:
+        raise TritonModelException(f"DLDevice type {tensor.device_type} is not support by Python backend.")
+    device, shape = (tensor.device_type, tensor.device_id), tuple(tensor.shape[: tensor.ndim])
+    return DeviceMemory(shape, datatype, device, _owner(source, capsule)), datatype
+
+
+def to_host(memory: DeviceMemory) -> npt.NDArray[Any]:
+    """A copy in memory of the host, made by the framework that has the tensor."""
+    for copy in ("cpu", "get"):  # PyTorch, CuPy
+        if hasattr(memory.owner, copy):
+            host, _ = adopt(getattr(memory.owner, copy)())
+            if isinstance(host, np.ndarray):
+                return host
+    raise TritonModelException(
+        f"Tensor is stored in GPU, and an object of type '{type(memory.owner).__name__}' has no way to copy it to "
+        "the host: copy it before you send it."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Exporter:
+    """A capsule in the form that NumPy takes."""
+
+    capsule: Any
+
+    def __dlpack__(self, **_: object) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU, 0
+
+
+def _tensor(capsule: Any) -> _DLTensor:
+    return _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
+
+
+def _data_type(tensor: _DLTensor) -> DataType:
+    found = _DATA_TYPES.get((tensor.code, tensor.bits))
+    if found is None or tensor.lanes != 1:
+        raise TritonModelException(
+            f"DLPack data type is not supported (code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes)."
+        )
+    return found
+
+
+def _refuse_strides(tensor: _DLTensor) -> None:
+    """Strides count elements; that of an axis of one element says nothing, and none at all means row-major."""
+    if not tensor.strides:
+        return
+    expected = 1
+    for axis in reversed(range(tensor.ndim)):
+        if tensor.shape[axis] != 1 and tensor.strides[axis] != expected:
+            raise TritonModelException(
+                "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order "
+                "are supported."
+            )
+        expected *= tensor.shape[axis]
+
+
+def _on_host(capsule: Any, tensor: _DLTensor, datatype: DataType) -> npt.NDArray[Any]:
+    tensor.code = _UNSIGNED
+    array: npt.NDArray[Any] = np.from_dlpack(_Exporter(capsule))
+    return array.view(datatype.numpy)
+
+
+def _owner(source: Any, capsule: Any) -> Any:
+    """What keeps memory of a device alive, and can give it away again and again."""
+    if source is not capsule:
+        return source
+    for framework in ("torch", "cupy"):
+        if framework in sys.modules:
+            return sys.modules[framework].from_dlpack(capsule)
+    raise TritonModelException(
+        "A DLPack capsule of a GPU needs the framework that made it to be imported (torch or cupy)."
+    )

@@ -1,0 +1,67 @@
+"""The responses of a decoupled model to a request that a model made.
+
+Source: behaviours.md sections 9.2 and 9.5.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer
+from triton_python_backend_utils.response import InferenceResponse
+
+if TYPE_CHECKING:
+    from penstock.backends.services import Services
+
+
+class ResponseIterator:
+    """Gives each response as it comes; the last may be empty. Begun anew at its end, it gives them again.
+
+    Whoever drops it unfinished, or calls `cancel`, tells the model that nobody waits any more.
+    """
+
+    __slots__ = ("__weakref__", "_answers", "_finished", "_given", "_position", "_request", "_services")
+
+    def __init__(self, services: Services, request: InferRequest, answers: SimpleQueue[tuple[Answer, bool]]) -> None:
+        self._services = services
+        self._request = request
+        self._answers = answers
+        self._given: list[InferenceResponse] = []
+        self._position = 0
+        self._finished = False
+
+    def __iter__(self) -> ResponseIterator:
+        if self._finished and self._position == len(self._given):
+            self._position = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        """Waits for the next response."""
+        if self._position == len(self._given):
+            if self._finished:
+                raise StopIteration
+            self._take()
+        response = self._given[self._position]
+        self._position += 1
+        return response
+
+    def cancel(self) -> None:
+        """Nobody waits for the rest."""
+        if not self._finished:
+            self._services.cancel(self._request)
+
+    def __del__(self) -> None:
+        # Perhaps as the interpreter ends; nobody could take an error.
+        with suppress(Exception):
+            self.cancel()
+
+    def _take(self) -> None:
+        answer, final = self._answers.get()
+        if final:
+            self._finished = True
+        else:
+            self._services.read(self._request)
+        self._given.append(InferenceResponse._received(answer))

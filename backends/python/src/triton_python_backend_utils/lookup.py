@@ -1,0 +1,47 @@
+"""What a request, a response or a config has under a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from triton_python_backend_utils.request import InferenceRequest
+from triton_python_backend_utils.response import InferenceResponse
+from triton_python_backend_utils.tensor import Tensor
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input ``name``, None if the request has no such input."""
+    return _named(inference_request.inputs(), name)
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The output ``name``, None if the response has no such output."""
+    return _named(inference_response.output_tensors(), name)
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The properties of the input ``name``, None if the config has no such input."""
+    return _configured(model_config.get("input", ()), name)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The properties of the output ``name``, None if the config has no such output."""
+    return _configured(model_config.get("output", ()), name)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Whether a model of this config may give any number of responses per request."""
+    policy = model_config.get("model_transaction_policy")
+    return bool(policy["decoupled"]) if policy is not None else False
+
+
+def _named(tensors: Iterable[Tensor], name: str) -> Tensor | None:
+    for tensor in tensors:
+        if tensor._name == name:
+            return tensor
+    return None
+
+
+def _configured(entries: Iterable[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    return next((entry for entry in entries if entry["name"] == name), None)

@@ -1,0 +1,153 @@
+"""Metrics of a model's own, on the server's metrics page.
+
+Source: behaviours.md sections 7.6 and 9.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from enum import IntEnum
+from itertools import pairwise
+from typing import ClassVar
+
+from penstock.backends.services import MetricKind as ServiceKind
+from penstock.backends.services import MetricOperation
+from penstock.errors import PenstockError
+from triton_python_backend_utils import runtime as runtimes
+from triton_python_backend_utils.error import TritonModelException
+from triton_python_backend_utils.keeping import KEPT, MetricStore
+
+_CREATE = "Failed to create metric. "
+
+
+class MetricKind(IntEnum):
+    """Source: TRITONSERVER_MetricKind."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+
+_NAMES: dict[MetricKind, ServiceKind] = {
+    MetricKind.COUNTER: "counter",
+    MetricKind.GAUGE: "gauge",
+    MetricKind.HISTOGRAM: "histogram",
+}
+
+
+class MetricFamily:
+    """Metrics of one name and kind, told apart by labels. On the page until the last holder drops it."""
+
+    COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
+    GAUGE: ClassVar[MetricKind] = MetricKind.GAUGE
+    HISTOGRAM: ClassVar[MetricKind] = MetricKind.HISTOGRAM
+
+    __slots__ = ("__weakref__", "_handle", "_kind", "_store")
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        """Raises `TritonModelException` for a name that cannot be on the page, or is there as another kind."""
+        self._handle: int | None = None
+        runtime = runtimes.current()
+        services = None if runtime is None else runtime.services
+        self._store: MetricStore = KEPT if services is None else services
+        self._kind = MetricKind(kind)
+        try:
+            self._handle = self._store.metric_family(name, description, _NAMES[self._kind])
+        except PenstockError as error:
+            raise TritonModelException(f"Error when creating MetricFamily: {error}") from error
+
+    def Metric(  # noqa: N802  # Triton's name
+        self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
+    ) -> Metric:
+        """The metric of this family with ``labels``. ``buckets`` are a histogram's upper bounds, ascending.
+
+        Raises `TritonModelException`.
+        """
+        return Metric(self, _labels(labels), _buckets(self._kind, buckets))
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            _release(self._store, self._handle)
+
+
+class Metric:
+    """One number of a family, or one distribution. Made by `MetricFamily.Metric`, which it keeps."""
+
+    __slots__ = ("__weakref__", "_family", "_handle", "_store")
+
+    def __init__(self, family: MetricFamily, labels: Mapping[str, str], buckets: Sequence[float] | None) -> None:
+        self._handle: int | None = None
+        self._family = family
+        self._store = family._store
+        assert family._handle is not None
+        try:
+            self._handle = self._store.metric(family._handle, labels, buckets)
+        except PenstockError as error:
+            raise TritonModelException(f"{_CREATE}{error}") from error
+
+    def increment(self, value: float) -> None:
+        """Add ``value``; a counter takes none below 0. Raises `TritonModelException`."""
+        self._update("increment", value)
+
+    def set(self, value: float) -> None:
+        """Set a gauge. Raises `TritonModelException`."""
+        self._update("set", value)
+
+    def observe(self, value: float) -> None:
+        """Count ``value`` into a histogram. Raises `TritonModelException`."""
+        self._update("observe", value)
+
+    def value(self) -> float:
+        """Of a counter or a gauge. Raises `TritonModelException` for a histogram."""
+        assert self._handle is not None
+        try:
+            return self._store.metric_value(self._handle)
+        except PenstockError as error:
+            raise TritonModelException(f"Failed to get metric value: {error}") from error
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            _release(self._store, self._handle)
+
+    def _update(self, operation: MetricOperation, value: float) -> None:
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{operation}() takes a number, found type '{type(value).__name__}'")
+        assert self._handle is not None
+        try:
+            self._store.update_metric(self._handle, operation, float(value))
+        except PenstockError as error:
+            raise TritonModelException(f"Failed to {operation} metric value: {error}") from error
+
+
+def _labels(labels: object) -> dict[str, str]:
+    if labels is None:
+        return {}
+    if not isinstance(labels, dict):
+        raise TritonModelException(f"{_CREATE}Labels must be a dictionary.")
+    for name, value in labels.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TritonModelException(
+                f"{_CREATE}Labels must be a dictionary of str to str, found {name!r}: {value!r}."
+            )
+    return dict(labels)
+
+
+def _buckets(kind: MetricKind, buckets: object) -> list[float] | None:
+    if buckets is None:
+        if kind is MetricKind.HISTOGRAM:
+            raise TritonModelException(f"{_CREATE}Missing required buckets.")
+        return None
+    if not isinstance(buckets, list):
+        raise TritonModelException(f"{_CREATE}Buckets must be a list.")
+    if kind is not MetricKind.HISTOGRAM:
+        raise TritonModelException(f"{_CREATE}Unexpected buckets found.")
+    if not all(isinstance(bound, (int, float)) for bound in buckets) or any(a >= b for a, b in pairwise(buckets)):
+        raise TritonModelException(f"{_CREATE}Buckets must be numbers in ascending order, found {buckets}.")
+    return [float(bound) for bound in buckets]
+
+
+def _release(store: MetricStore, handle: int) -> None:
+    """Runs when the last reference goes, perhaps as the interpreter ends; nobody could take an error."""
+    with suppress(Exception):
+        store.release(handle)
