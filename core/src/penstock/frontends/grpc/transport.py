@@ -84,6 +84,9 @@ class Transport:
             requests = (parse(body) async for body in bodies)
             try:
                 await handler(requests, context.write, _Call(self, context))
+            except grpc.aio.InternalError as error:
+                # A write under way when the client leaves fails before this task is cancelled.
+                raise asyncio.CancelledError from error
             except Exception as error:
                 await _abort(context, error)
 
