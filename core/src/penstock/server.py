@@ -22,7 +22,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from penstock.config import support
 from penstock.config.options import ServerOptions
-from penstock.errors import InternalError, Unavailable, Unsupported
+from penstock.errors import InternalError, NotFound, Unavailable, Unsupported
 from penstock.frontends.base import Frontend
 from penstock.messages.request import InferRequest, Parameter
 from penstock.messages.response import Answer, InferResponse
@@ -36,6 +36,7 @@ from penstock.models.served import ServedModel
 from penstock.models.states import IndexEntry, index_of
 from penstock.plugins import Plugins
 from penstock.telemetry import settings
+from penstock.telemetry.custom import CustomMetrics
 from penstock.telemetry.summaries import Summaries
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class Server:
         self.summaries = Summaries() if self.metrics.summary_latencies else None
         if self.summaries is not None:
             self.plugins.register(self.summaries)
+        self.custom_metrics = CustomMetrics()
         self.frontends: list[Frontend] = []
         self.loop: asyncio.AbstractEventLoop
         self._directory = Directory()
@@ -260,10 +262,32 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """Behaviours.md section 5.6; strict unless ``strict_readiness`` is off."""
+        """Behaviours.md section 5.6; strict unless ``strict_readiness`` is off. Asks no instance."""
         if self.phase is not Phase.READY:
             return False
         return not self.options.strict_readiness or self._lifecycle.are_settled
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether `check_ready` may have to ask an instance, and so to wait."""
+        return self.options.strict_readiness and any([model.has_checks for model in self.served()])
+
+    async def check_ready(self) -> bool:
+        """`ready`, and with strict readiness what the instances that have an ``is_ready`` say now."""
+        if not self.ready or not self.options.strict_readiness:
+            return self.ready
+        return all(await asyncio.gather(*[model.check_ready() for model in self.served()]))
+
+    async def is_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether requests to that version (empty: the latest) would be taken; False if there is none.
+
+        Raises `InvalidArgument` for a version that is no number.
+        """
+        try:
+            model = self.resolve(name, version)
+        except (NotFound, Unavailable):
+            return False
+        return await model.check_ready()
 
     def metadata(self) -> Metadata:
         return Metadata(self.options.id, self._version, list(EXTENSIONS))

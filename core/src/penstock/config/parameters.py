@@ -50,7 +50,7 @@ def read_isolation(given: Mapping[str, ModelParameter]) -> HostKind | None:
     text = given[ISOLATION].string_value
     for kind in get_args(HostKind):
         if text == kind:
-            return cast(HostKind, kind)
+            return cast("HostKind", kind)
     raise ConfigError(
         f"parameter '{ISOLATION}' is '{clip(text)}', expected 'process' or 'thread'", field=_path(ISOLATION)
     )

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.messages.request import InferRequest
 from penstock.messages.spec import Spec
+from penstock.models.readiness import Readiness
 from penstock.models.signature import Signature
 from penstock.schedulers.base import Scheduler
 from penstock.telemetry.statistics import ModelStatistics, Snapshot
-from penstock.workers.instance import InstanceThread
+from penstock.workers.host import Host
 
 
 class ServedModel:
-    """Signature, scheduler and instances of one version, put together at load.
+    """Signature, scheduler and hosts of one version, put together at load.
 
     ``labels`` maps an output to the lines of its label file. ``release`` is called after the last
     instance has closed.
@@ -26,7 +27,7 @@ class ServedModel:
         config: ModelConfig,
         signature: Signature,
         scheduler: Scheduler,
-        instances: Sequence[InstanceThread],
+        hosts: Sequence[Host],
         statistics: ModelStatistics,
         labels: Mapping[str, Sequence[str]],
         release: Callable[[], None],
@@ -41,7 +42,8 @@ class ServedModel:
         self.max_batch_size = config.max_batch_size
         self.decoupled = config.model_transaction_policy.decoupled
         self.platform = config.platform or config.backend
-        self._instances = instances
+        self.hosts = hosts
+        self._readiness = Readiness(hosts)
         self._release = release
         self._check, self._submit = signature.check, scheduler.submit
 
@@ -67,12 +69,30 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether every instance says that it can execute."""
-        return all(instance.check_ready() for instance in self._instances)
+        """Whether every instance is alive. `check_ready` asks them, too."""
+        return all([host.alive for host in self.hosts])
+
+    @property
+    def reason(self) -> str:
+        """Why it is not `ready`, with the last traceback if there is one; empty if it is."""
+        return next((host.reason for host in self.hosts if not host.alive), "")
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether `check_ready` may have to wait."""
+        return self._readiness.has_checks
+
+    async def check_ready(self) -> bool:
+        """`ready`, and what the instances that have an ``is_ready`` of their own say now."""
+        return self.ready and await self._readiness.check()
+
+    def has_waiting(self, request: InferRequest) -> bool:
+        """Whether ``request`` still waits for an instance."""
+        return self.scheduler.has_waiting(request)
 
     def snapshot(self) -> Snapshot:
         """The statistics, added up now."""
-        return self.statistics.snapshot(self.scheduler.pending)
+        return self.statistics.snapshot(self.scheduler.pending, sum([host.restarts for host in self.hosts]))
 
     async def drain(self) -> None:
         """Refuse new requests and wait until those submitted are answered."""
@@ -84,6 +104,6 @@ class ServedModel:
 
     def join(self) -> None:
         """Wait until every instance has closed, then release what they shared. Blocks."""
-        for instance in self._instances:
-            instance.join()
+        for host in self.hosts:
+            host.join()
         self._release()

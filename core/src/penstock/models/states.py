@@ -34,6 +34,14 @@ class VersionRecord:
     served: ServedModel | None = None
 
     @property
+    def shown(self) -> tuple[State, str]:
+        """State and reason as the index has them: a version that waits for an instance to be restarted
+        takes requests, but whether it will answer them nobody knows."""
+        if self.state is State.READY and self.served is not None and not self.served.ready:
+            return State.UNAVAILABLE, f"Unavailable: {self.served.reason}"
+        return self.state, self.reason
+
+    @property
     def is_settled(self) -> bool:
         """Fine for strict readiness: ready, or unloaded on purpose."""
         return self.state is State.READY or (self.state is State.UNAVAILABLE and self.reason == UNLOADED)
@@ -65,7 +73,7 @@ def index_of(record: ModelRecord, ready_only: bool) -> list[IndexEntry]:
             return []
         return [IndexEntry(record.name, "", State.UNAVAILABLE.value if record.problem else "", record.problem)]
     return [
-        IndexEntry(record.name, str(number), version.state.value, version.reason)
-        for number, version in sorted(record.versions.items())
-        if not ready_only or version.state is State.READY
+        IndexEntry(record.name, str(number), state.value, reason)
+        for number, (state, reason) in sorted((number, version.shown) for number, version in record.versions.items())
+        if not ready_only or state is State.READY
     ]

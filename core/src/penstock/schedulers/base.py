@@ -53,6 +53,11 @@ class Scheduler(ABC):
     def pending(self) -> int:
         """Requests waiting for an instance."""
 
+    def has_waiting(self, request: InferRequest) -> bool:
+        """Whether ``request`` waits for an instance. One that never says so keeps calls between
+        models that wait for each other from being found."""
+        return False
+
     @abstractmethod
     async def drain(self) -> None:
         """Refuse new requests; return when every submitted one is answered."""

@@ -23,6 +23,9 @@ class RequestQueue:
     def __len__(self) -> int:
         return sum(map(len, self._lanes))
 
+    def __contains__(self, request: InferRequest) -> bool:
+        return any(request in lane for lane in self._lanes)
+
     def size(self, level: int) -> int:
         """Requests waiting at ``level``, counted from 1."""
         return len(self._lanes[2 * level - 2]) + len(self._lanes[2 * level - 1])

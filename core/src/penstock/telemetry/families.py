@@ -50,6 +50,12 @@ COUNTS: tuple[Family, ...] = (
         lambda s: s.executions.execution_count,
     ),
 )
+#: Penstock's own: Triton has no restarts to count.
+RESTARTS = Family(
+    "nv_model_instance_restart_count",
+    "Number of times that an instance was started again after its process had ended",
+    lambda s: s.restarts,
+)
 LATENCIES: tuple[Family, ...] = (
     Family(
         "nv_inference_request_duration_us",

@@ -53,6 +53,7 @@ class ModelCollector(Collector):
             yield _family(family, "counter", rows)
         for family in families.GAUGES:
             yield _family(family, "gauge", rows)
+        yield _family(families.RESTARTS, "counter", rows)
         for histogram in families.HISTOGRAMS:
             yield _histogram(histogram, rows)
         yield from self._summary_families([(model, labels) for model, labels, _ in models])

@@ -186,6 +186,7 @@ class Snapshot:
     cache_miss: Duration
     pending: int
     load_ns: int
+    restarts: int
 
     @property
     def success(self) -> Duration:
@@ -221,8 +222,8 @@ class ModelStatistics:
         self.instances.append(statistics)
         return statistics
 
-    def snapshot(self, pending: int = 0) -> Snapshot:
-        """Everything added up. ``pending`` is the scheduler's count of waiting requests."""
+    def snapshot(self, pending: int = 0, restarts: int = 0) -> Snapshot:
+        """Everything added up. ``pending`` is the scheduler's count of waiting requests, ``restarts`` the hosts'."""
         total = ExecutionStatistics()
         for instance in tuple(self.instances):
             total.add(instance)
@@ -236,4 +237,5 @@ class ModelStatistics:
             cache_miss=self.cache_miss,
             pending=pending,
             load_ns=self.load_ns,
+            restarts=restarts,
         )

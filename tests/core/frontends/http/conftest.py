@@ -35,7 +35,7 @@ class EchoModel:
                 io.data_type = DataType.Value(dtypes.BY_NAME[datatype].config_name)
                 io.dims.extend(dims)
         self.name, self.version, self.platform = "echo", 1, "stub"
-        self.max_batch_size, self.decoupled, self.ready = max_batch_size, False, True
+        self.max_batch_size, self.decoupled, self.ready, self.has_checks = max_batch_size, False, True, False
         self.labels: dict[str, list[str]] = {}
         self.signature = Signature("echo", self.config)
         self.inputs, self.outputs = self.signature.inputs, self.signature.outputs
@@ -66,6 +66,7 @@ class StubServer:
     options: ServerOptions = field(default_factory=ServerOptions)
     live: bool = True
     ready: bool = True
+    has_checks: bool = False
     exiting: bool = False
 
     def resolve(self, name: str, version: str = "") -> EchoModel:

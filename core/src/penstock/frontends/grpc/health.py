@@ -21,17 +21,17 @@ async def server_live(server: Server, request: pb.ServerLiveRequest, context: Co
 
 async def server_ready(server: Server, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
     _refuse_exiting(server)
-    return pb.ServerReadyResponse(ready=server.ready)
+    return pb.ServerReadyResponse(ready=await server.check_ready())
 
 
 async def model_ready(server: Server, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-    return pb.ModelReadyResponse(ready=server.resolve(request.name, request.version).ready)
+    return pb.ModelReadyResponse(ready=await server.resolve(request.name, request.version).check_ready())
 
 
 async def check(server: Server, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
     """The server's readiness; ``request.service`` is ignored, as Triton does."""
     _refuse_exiting(server)
-    status = HealthCheckResponse.SERVING if server.ready else HealthCheckResponse.NOT_SERVING
+    status = HealthCheckResponse.SERVING if await server.check_ready() else HealthCheckResponse.NOT_SERVING
     return HealthCheckResponse(status=status)
 
 

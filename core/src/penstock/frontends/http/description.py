@@ -3,7 +3,7 @@ sections 1.2 and 1.6). All answers are made on the spot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, Unavailable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Description:
-    """The handlers; each takes a request and its target and returns the reply."""
+    """The handlers; each takes a request and its target and returns the reply, or what to await for it."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -30,8 +30,8 @@ class Description:
     def live(self, request: HttpRequest, target: Target) -> HttpReply:
         return self._health(self._server.live)
 
-    def ready(self, request: HttpRequest, target: Target) -> HttpReply:
-        return self._health(self._server.ready)
+    def ready(self, request: HttpRequest, target: Target) -> HttpReply | Coroutine[Any, Any, HttpReply]:
+        return self._check_ready() if self._server.has_checks else self._health(self._server.ready)
 
     def model(self, request: HttpRequest, target: Target) -> HttpReply:
         model = self._server.resolve(target.name, target.version)
@@ -46,10 +46,9 @@ class Description:
             }
         )
 
-    def model_ready(self, request: HttpRequest, target: Target) -> HttpReply:
-        if not self._server.resolve(target.name, target.version).ready:
-            raise InvalidArgument("Model version not ready")
-        return HttpReply(200)
+    def model_ready(self, request: HttpRequest, target: Target) -> HttpReply | Coroutine[Any, Any, HttpReply]:
+        model = self._server.resolve(target.name, target.version)
+        return self._check_model(model) if model.has_checks else _model_health(model.ready)
 
     def config(self, request: HttpRequest, target: Target) -> HttpReply:
         from penstock.config import json_form
@@ -60,10 +59,22 @@ class Description:
         models = self._server.served(target.name or None, target.version)
         return json_reply({"model_stats": [_statistics(model) for model in models]})
 
+    async def _check_ready(self) -> HttpReply:
+        return self._health(await self._server.check_ready())
+
+    async def _check_model(self, model: ServedModel) -> HttpReply:
+        return _model_health(await model.check_ready())
+
     def _health(self, is_well: bool) -> HttpReply:
         if self._server.exiting:
             raise Unavailable("Server exiting")
         return HttpReply(200 if is_well else 400)
+
+
+def _model_health(is_ready: bool) -> HttpReply:
+    if not is_ready:
+        raise InvalidArgument("Model version not ready")
+    return HttpReply(200)
 
 
 def _tensors(model: ServedModel, specs: Mapping[str, Spec]) -> list[dict[str, Any]]:

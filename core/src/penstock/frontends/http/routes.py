@@ -95,7 +95,7 @@ class Routes:
             _route(r"/v2/logging", "logging", GET=_later("log settings"), POST=_later("log settings")),
             _route(rf"{_MODEL}/infer", "inference", POST=Inference(server)),
             _route(rf"{_MODEL}/generate(?:_stream)?", "inference", POST=_later("the generate extension")),
-            _route(rf"{_MODEL}/ready", "health", GET=_direct(about.model_ready)),
+            _route(rf"{_MODEL}/ready", "health", GET=self._perhaps_task(about.model_ready)),
             _route(rf"{_MODEL}/config", "model-config", GET=_direct(about.config)),
             _route(rf"{_MODEL}/stats", "statistics", GET=_direct(about.statistics)),
             _route(_MODEL, "metadata", GET=_direct(about.model)),
@@ -107,7 +107,7 @@ class Routes:
             ),
             _route(r"/v2", "metadata", GET=_direct(about.server)),
             _route(r"/v2/health/live", "health", GET=_direct(about.live)),
-            _route(r"/v2/health/ready", "health", GET=_direct(about.ready)),
+            _route(r"/v2/health/ready", "health", GET=self._perhaps_task(about.ready)),
             *[route for kind in shm for route in _shared_memory(kind, server.options.allow_client_shm)],
             _route(rf"{_REPOSITORY}/index", "model-repository", POST=_direct(repository.index)),
             _route(rf"{_REPOSITORY}/models/(?P<name>[^/]+)/load", "model-repository", POST=self._task(repository.load)),
@@ -115,6 +115,22 @@ class Routes:
                 rf"{_REPOSITORY}/models/(?P<name>[^/]+)/unload", "model-repository", POST=self._task(repository.unload)
             ),
         ]
+
+    def _perhaps_task(self, answer: Callable[[HttpRequest, Target], HttpReply | Awaitable[HttpReply]]) -> Handler:
+        """A handler that has the reply at once, or else awaits it as `_task` does."""
+
+        def handle(request: HttpRequest, target: Target, reply: Reply) -> None:
+            found = answer(request, target)
+            if isinstance(found, HttpReply):
+                reply(found)
+                return
+
+            async def wait(request: HttpRequest, target: Target) -> HttpReply:
+                return await found
+
+            self._task(wait)(request, target, reply)
+
+        return handle
 
     def _task(self, coroutine: Callable[[HttpRequest, Target], Awaitable[HttpReply]]) -> Handler:
         """A handler that runs ``coroutine`` to its end, even if the caller goes away."""

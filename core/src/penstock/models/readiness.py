@@ -1,0 +1,70 @@
+"""What the instances of a version say about themselves (behaviours.md section 9.7). Event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from time import monotonic
+
+from penstock.errors import PenstockError
+from penstock.workers.host import Host
+
+log = logging.getLogger(__name__)
+
+#: How long an ``is_ready`` may take before it counts as a no.
+TIMEOUT_S = 5.0
+
+
+class Readiness:
+    """Asks those of ``hosts`` that have something to say. Costs nothing where none has."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._checks = [_Check(host) for host in hosts if host.has_check]
+
+    @property
+    def has_checks(self) -> bool:
+        return bool(self._checks)
+
+    async def check(self) -> bool:
+        """Whether all say yes, within `TIMEOUT_S`."""
+        return all(await asyncio.gather(*(check.ask() for check in self._checks)))
+
+
+class _Check:
+    """One host, asked one question at a time: who asks meanwhile shares the answer."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._answer: asyncio.Future[bool] | None = None
+        self._asked = 0.0
+
+    async def ask(self) -> bool:
+        if self._answer is None:
+            self._answer = asyncio.get_running_loop().create_future()
+            self._asked = monotonic()
+            threading.Thread(target=self._run, args=(self._answer,), name="penstock-ready", daemon=True).start()
+        left = max(0.0, self._asked + TIMEOUT_S - monotonic())
+        done, _ = await asyncio.wait((self._answer,), timeout=left)
+        if not done:
+            log.debug("Timed out waiting for user-defined is_ready() response of '%s'", self._host.name)
+            return False
+        return next(iter(done)).result()
+
+    def _run(self, answer: asyncio.Future[bool]) -> None:
+        """On a thread of its own, because nobody knows how long it takes."""
+        name = self._host.name
+        try:
+            is_ready = bool(self._host.check_ready())
+            if not is_ready:
+                log.debug("Model '%s' is not ready (user-defined check failed).", name)
+        except Exception as error:
+            is_ready = False
+            reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+            log.debug("Model '%s' is not ready: %s", name, reason)
+        answer.get_loop().call_soon_threadsafe(self._settle, answer, is_ready)
+
+    def _settle(self, answer: asyncio.Future[bool], is_ready: bool) -> None:
+        self._answer = None
+        answer.set_result(is_ready)

@@ -1,0 +1,135 @@
+"""What the server does for its models, where it is in the same process (behaviours.md section 9)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from penstock.backends.services import LogLevel, MetricKind, MetricOperation, Services
+from penstock.errors import Unavailable
+from penstock.messages.request import InferRequest
+from penstock.models.calls import Calls
+from penstock.models.crossing import Crossing
+from penstock.telemetry.custom import CustomMetrics, Holding
+from penstock.workers.host import Host
+
+log = logging.getLogger("penstock.python")
+
+_LEVELS: Mapping[LogLevel, int] = {
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "verbose": logging.DEBUG,
+}
+
+T = TypeVar("T")
+
+
+class ModelControl(Protocol):
+    """What is needed of a `penstock.server.Server`. All raise `PenstockError`."""
+
+    async def load(self, name: str, parameters: Mapping[str, Any]) -> None: ...
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None: ...
+
+    async def is_model_ready(self, name: str, version: str) -> bool: ...
+
+
+class ServerServices:
+    """What all instances of all models share. Made on the event loop's thread."""
+
+    def __init__(self, crossing: Crossing, calls: Calls, control: ModelControl, metrics: CustomMetrics) -> None:
+        self.crossing, self.calls, self.control, self.metrics = crossing, calls, control, metrics
+
+    def crew(self) -> CrewServices:
+        """The services of the instances of one version."""
+        return CrewServices(self)
+
+
+class CrewServices:
+    """The services of the instances of one version, by the name of the instance."""
+
+    def __init__(self, server: ServerServices) -> None:
+        self._server = server
+        self._made: dict[str, LocalServices] = {}
+
+    def of_instance(self, name: str) -> LocalServices:
+        """The services of the instance ``name``."""
+        services = self._made[name] = LocalServices(self._server)
+        return services
+
+    def bind(self, hosts: Iterable[Host]) -> None:
+        """Say which host each instance has, before any of them serves."""
+        for host in hosts:
+            self._made[host.name].host = host
+
+    def close(self) -> None:
+        """The instances have closed: so give up what they hold."""
+        for services in self._made.values():
+            services.close()
+
+
+class LocalServices(Services):
+    """The services of one instance. ``host`` is what waits for its requests; None while it is loaded."""
+
+    def __init__(self, server: ServerServices) -> None:
+        self.host: Host | None = None
+        self._calls, self._control = server.calls, server.control
+        self._crossing, self._loop = server.crossing, server.crossing.loop
+        self._metrics = Holding(server.metrics)
+
+    # ------------------------------------------------------------------ other models
+
+    def infer(self, request: InferRequest) -> None:
+        if not self._crossing.send(self._calls.submit, request, self.host):
+            request.respond(Unavailable("the server has stopped"), True)
+
+    def cancel(self, request: InferRequest) -> None:
+        self._crossing.send(request.cancel)
+
+    def read(self, request: InferRequest) -> None:
+        self._crossing.send(request.read)
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        self._await(self._control.load(name, {"config": config, **files} if config else dict(files)))
+
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        self._await(self._control.unload(name, unload_dependents))
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        return self._await(self._control.is_model_ready(name, version))
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except RuntimeError:
+            work.close()
+            raise Unavailable("the server has stopped") from None
+
+    # ------------------------------------------------------------------ log and metrics
+
+    def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
+        number = _LEVELS[level]
+        if log.isEnabledFor(number):
+            log.handle(log.makeRecord(log.name, number, file, line, message, (), None))
+
+    def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
+        return self._metrics.family(name, description, kind)
+
+    def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
+        return self._metrics.metric(family, labels, buckets)
+
+    def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
+        self._metrics.update(metric, operation, value)
+
+    def metric_value(self, metric: int) -> float:
+        return self._metrics.value(metric)
+
+    def release(self, handle: int) -> None:
+        self._metrics.release(handle)
+
+    def close(self) -> None:
+        """Give up every metric that the instance still holds."""
+        self._metrics.close()
