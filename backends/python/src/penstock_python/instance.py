@@ -50,7 +50,7 @@ class PythonInstance(DeferredInstance):
     def accept(self, calls: Sequence[Call]) -> None:
         """Execute the batch, and again those of its requests that the model reschedules."""
         requests = [self._received(call) for call in calls]
-        with self.runtime.entered(_callers(calls)):
+        with self.runtime.entered(_callers(calls), calls[0].request):
             while requests:
                 requests = self._run(requests)
 

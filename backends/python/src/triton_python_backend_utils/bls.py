@@ -83,7 +83,7 @@ def stream(request: InferenceRequest) -> ResponseIterator:
     def respond(answer: Answer, final: bool) -> None:
         answers.put((answer, final))
 
-    message = _message(request, runtime, respond)
+    message = _message(request, runtime, respond, decoupled=True)
     _send(services, request, message)
     return ResponseIterator(services, message, answers)
 
@@ -100,7 +100,7 @@ def stream_async(request: InferenceRequest) -> asyncio.Future[ResponseIterator]:
         if not future.done():
             _wake(loop, future, lambda: ResponseIterator(services, message, answers))
 
-    message = _message(request, runtime, respond)
+    message = _message(request, runtime, respond, decoupled=True)
     future.add_done_callback(lambda done: services.cancel(message) if done.cancelled() else None)
     _send(services, request, message)
     return future
@@ -114,7 +114,7 @@ def _serving(request: InferenceRequest) -> tuple[Services, Runtime]:
     return runtime.services, runtime
 
 
-def _message(request: InferenceRequest, runtime: Runtime, respond: Respond) -> InferRequest:
+def _message(request: InferenceRequest, runtime: Runtime, respond: Respond, decoupled: bool = False) -> InferRequest:
     """``request`` as it is sent, a new one for each time it is executed."""
     source, flags = request._source, request.flags()
     return InferRequest(
@@ -131,6 +131,8 @@ def _message(request: InferenceRequest, runtime: Runtime, respond: Respond) -> I
         bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
         bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
         (*request._callers, runtime.model_name),
+        request._caller,
+        decoupled,
     )
 
 

@@ -50,6 +50,7 @@ class InferenceRequest:
     __slots__ = (
         "__weakref__",
         "_call",
+        "_caller",
         "_callers",
         "_ended",
         "_flags",
@@ -93,7 +94,7 @@ class InferenceRequest:
         self._sender: InferenceResponseSender | None = None
         self._ended = True
         self._runtime: Runtime | None = runtimes.current()
-        self._callers = runtimes.callers()
+        self._callers, self._caller = runtimes.callers(), runtimes.caller()
         self._trace = trace
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
 
@@ -198,7 +199,7 @@ class InferenceRequest:
         request._source = call.request
         request._runtime = runtime
         request._inputs = request._trace = request._flags = None
-        request._callers = call.request.callers
+        request._callers, request._caller = call.request.callers, call.request
         request._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         request._ended = False
         request._sender = InferenceResponseSender(call, True) if runtime.decoupled else None

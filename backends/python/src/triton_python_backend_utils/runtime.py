@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.backends.services import Services
+    from penstock.messages.request import InferRequest
 
 MODULE_KEY = "__penstock_runtime__"
 
@@ -46,23 +47,24 @@ class Runtime:
     services: Services | None = None
     phase: Phase = Phase.INITIALIZING
 
-    def entered(self, callers: tuple[str, ...] = ()) -> Entered:
+    def entered(self, callers: tuple[str, ...] = (), caller: InferRequest | None = None) -> Entered:
         """A context manager around every call into the model's code, on the thread that makes it.
 
         ``callers`` are the models that wait for what is being executed (`InferRequest.callers`),
-        of all requests of the batch together.
+        of all requests of the batch together, and ``caller`` is any of these requests.
         """
-        return Entered(self, callers)
+        return Entered(self, callers, caller)
 
 
 class Entered:
     """`Runtime.entered`."""
 
-    __slots__ = ("_token", "callers", "runtime")
+    __slots__ = ("_token", "caller", "callers", "runtime")
 
-    def __init__(self, runtime: Runtime, callers: tuple[str, ...]) -> None:
+    def __init__(self, runtime: Runtime, callers: tuple[str, ...], caller: InferRequest | None) -> None:
         self.runtime = runtime
         self.callers = callers
+        self.caller = caller
         self._token: Token[Entered | None] | None = None
 
     def __enter__(self) -> Runtime:
@@ -97,6 +99,12 @@ def callers() -> tuple[str, ...]:
     """The models that wait for what the calling code executes, outermost first."""
     entered = _ENTERED.get()
     return () if entered is None else entered.callers
+
+
+def caller() -> InferRequest | None:
+    """The request that the calling code executes, or one of its batch; None where that is not known."""
+    entered = _ENTERED.get()
+    return None if entered is None else entered.caller
 
 
 def _on_stack() -> Runtime | None:
