@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from importlib.metadata import version as distribution_version
 from os import PathLike, fspath
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -28,10 +28,10 @@ from penstock.messages.request import InferRequest, Parameter
 from penstock.messages.response import Answer, InferResponse
 from penstock.messages.single import AwaitedAnswer
 from penstock.messages.tensor import BytesTensor, as_tensor
+from penstock.models.control import Control
 from penstock.models.directory import Directory
 from penstock.models.lifecycle import Lifecycle
 from penstock.models.loading import Loader
-from penstock.models.repository import Repository
 from penstock.models.served import ServedModel
 from penstock.models.states import IndexEntry, index_of
 from penstock.plugins import Plugins
@@ -98,6 +98,7 @@ class Server:
         self.loop: asyncio.AbstractEventLoop
         self._directory = Directory()
         self._lifecycle: Lifecycle
+        self._control: Control
         self._version = ""
         self._portal: contextlib.AbstractContextManager[BlockingPortal] | None = None
         self.resolve = self._directory.resolve
@@ -105,7 +106,10 @@ class Server:
     # ------------------------------------------------------------------ start and stop
 
     async def start(self) -> None:
-        """Load the repository. Raises `PenstockError` if a model fails and ``exit_on_error`` is set."""
+        """Load what the model control mode says is to be loaded at start.
+
+        Raises `PenstockError` if a model fails and ``exit_on_error`` is set.
+        """
         self.loop = asyncio.get_running_loop()
         self.phase = Phase.STARTING
         self._version = await asyncio.to_thread(distribution_version, "penstock")  # reads files
@@ -117,9 +121,9 @@ class Server:
         self._lifecycle = Lifecycle(
             loader, self._directory, options.model_load_thread_count, options.model_load_retry_count
         )
+        self._control = Control(options, self._lifecycle)
         try:
-            entries = await asyncio.to_thread(Repository(options.model_repository).scan)
-            failures = await self._lifecycle.load_all(entries.values())
+            failures = await self._control.start()
             if failures and options.exit_on_error:
                 raise InternalError("failed to load all models")
             plugins.hook.server_started(server=self)
@@ -155,6 +159,7 @@ class Server:
             raise Unavailable("Exit timeout expired. Exiting immediately.") from None
         finally:
             self.phase = Phase.STOPPED
+            await asyncio.to_thread(self._control.close)
 
     async def _drain(self) -> None:
         await asyncio.gather(*(frontend.stop() for frontend in self.frontends))
@@ -305,13 +310,32 @@ class Server:
         """The ready versions of ``name``, ascending."""
         return self._directory.ready_versions(name)
 
-    async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
-        """Refused: control mode ``none`` loads at start only (behaviours.md section 5.2)."""
-        raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+    async def list_repository(self, ready_only: bool = False) -> list[IndexEntry]:
+        """`index`, and in control mode ``explicit`` the models of the repository that were never loaded."""
+        return await self._control.index(ready_only)
+
+    async def load(self, name: str, parameters: Mapping[str, str | bytes] = MappingProxyType({})) -> None:
+        """Load or reload ``name`` in control mode ``explicit``; returns when it serves. On the server's loop.
+
+        ``parameters`` may hold ``config``, JSON that takes the place of the config file, and
+        ``file:<path>``, the contents of files that take the place of the model's directory
+        (behaviours.md section 5.4). Raises `PenstockError`; then the old versions go on.
+        """
+        self._require_ready()
+        await self._control.load(name, parameters)
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Refused, like `load`."""
-        raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+        """Unload ``name`` in control mode ``explicit``; returns once it takes no more requests.
+
+        What it has is answered in the background. Models do not have dependents yet, so
+        ``unload_dependents`` changes nothing. Raises `PenstockError`; an unknown name is no error.
+        """
+        self._require_ready()
+        await self._control.unload(name)
+
+    def _require_ready(self) -> None:
+        if self.phase is not Phase.READY:
+            raise Unavailable("Server not ready")
 
 
 def _unheard(answer: Answer, final: bool) -> None:

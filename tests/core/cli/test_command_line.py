@@ -218,8 +218,6 @@ def test_no_refusal_repeats_a_secret(word: str) -> None:
 
 
 REFUSED = {
-    "--model-control-mode=poll",
-    "--model-control-mode=EXPLICIT",
     "--model-namespacing=true",
     "--allow-sagemaker=true",
     "--allow-vertex-ai=1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import NotFound, OperatorError, PenstockError, Unavailable
-from penstock.models.repository import Repository
+from penstock.models.repository import Entry, Repository
 from penstock.server import Server
 
 T = TypeVar("T")
@@ -28,8 +29,14 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def reload(server: Server, repository: Path, name: str) -> None:
-    entries = await asyncio.to_thread(Repository([repository]).scan)
-    await server._lifecycle.load(entries[name])
+    """Load ``name`` again, from a file that changed in its time stamp only."""
+
+    def touch() -> Entry:
+        config = repository / name / "config.pbtxt"
+        os.utime(config, ns=(0, config.stat().st_mtime_ns + 1))
+        return Repository([repository]).scan()[name]
+
+    await server._lifecycle.load(await asyncio.to_thread(touch))
 
 
 def states(server: Server) -> dict[str, tuple[str, str]]:
@@ -128,11 +135,87 @@ def test_an_unloaded_model_is_gone_with_reason_and_its_instances_are_closed(
     async def scenario() -> None:
         async with make_server() as server:
             await server._lifecycle.unload("m")
+            with pytest.raises(NotFound, match="Request for unknown model: 'm' has no available versions"):
+                await server.infer_async("m", ONE)
+            await server._lifecycle._settle()
             assert states(server) == {"1": ("UNAVAILABLE", "unloaded")}
             assert gated.closed == ["m_0/1"]
             assert server.ready
-            with pytest.raises(NotFound, match="Request for unknown model: 'm' has no available versions"):
-                await server.infer_async("m", ONE)
+
+    run(scenario())
+
+
+def test_an_unloading_model_answers_what_it_has(write_model: Any, make_server: MakeServer, gated: Any) -> None:
+    write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            gated.gate.clear()
+            waiting = [asyncio.ensure_future(server.infer_async("m", ONE)) for _ in range(5)]
+            await asyncio.sleep(0)
+            await server._lifecycle.unload("m")
+            assert states(server) == {"1": ("UNLOADING", "")}
+            assert not server.ready
+            gated.gate.set()
+            assert len(await asyncio.gather(*waiting)) == 5
+            await server._lifecycle._settle()
+            assert states(server) == {"1": ("UNAVAILABLE", "unloaded")}
+
+    run(scenario())
+
+
+def test_a_model_loaded_again_while_it_unloads_stays_ready(
+    write_model: Any, make_server: MakeServer, repository: Path, gated: Any
+) -> None:
+    write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            gated.gate.clear()
+            waiting = asyncio.ensure_future(server.infer_async("m", ONE))
+            await asyncio.sleep(0)
+            await server._lifecycle.unload("m")
+            await reload(server, repository, "m")
+            assert states(server) == {"1": ("READY", "")}
+            gated.gate.set()
+            await waiting
+            await server._lifecycle._settle()
+            assert states(server) == {"1": ("READY", "")}
+            await server.infer_async("m", ONE)
+
+    run(scenario())
+
+
+def test_a_load_goes_on_when_its_caller_goes_away(
+    write_model: Any, make_server: MakeServer, repository: Path, gated: Any
+) -> None:
+    write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            caller = asyncio.ensure_future(reload(server, repository, "m"))
+            while not server._lifecycle._tasks:
+                await asyncio.sleep(0)
+            caller.cancel()
+            await server._lifecycle._settle()
+            assert len(gated.loaded) == 2
+            assert gated.closed == ["m_0/1"]
+
+    run(scenario())
+
+
+def test_what_comes_while_the_server_stops_is_unloaded_too(
+    write_model: Any, make_server: MakeServer, repository: Path, gated: Any
+) -> None:
+    write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            caller = asyncio.ensure_future(reload(server, repository, "m"))
+            while not server._lifecycle._tasks:
+                await asyncio.sleep(0)
+        await caller
+        assert len(gated.loaded) == len(gated.closed) == 2
 
     run(scenario())
 

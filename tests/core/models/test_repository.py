@@ -31,6 +31,14 @@ def test_a_name_in_two_roots_is_a_duplicate(tmp_path: Path) -> None:
     assert found["m"].is_duplicate
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "../a", "m/1", "m/", "m\0", ".git", "README.md", "M", "m ", "%6d"])
+def test_only_the_exact_name_of_a_model_finds_it(tmp_path: Path, name: str) -> None:
+    root = make(tmp_path / "a", "m", ".git")
+    (root / "README.md").touch()
+    assert Repository([root]).find("m") == Repository([root]).scan()["m"]
+    assert Repository([root]).find(name) is None
+
+
 def test_a_root_that_is_no_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match=r"nowhere.*not a valid directory"):
         Repository([tmp_path / "nowhere"]).scan()

@@ -32,9 +32,12 @@ _NOT_BUILT = {
 }
 
 
-def read(model_path: Path, options: ServerOptions) -> ModelConfig:
-    """The config of the model at ``model_path``, derived but not completed. Raises `ConfigError`."""
-    config = parse(model_path, options)
+def read(model_path: Path, options: ServerOptions, given: ModelConfig | None = None) -> ModelConfig:
+    """The config of the model at ``model_path``, derived but not completed. Raises `ConfigError`.
+
+    What is ``given`` takes the place of the config file.
+    """
+    config = parse(model_path, options) if given is None else ModelConfig.FromString(given.SerializeToString())
     derive(config, model_path)
     _raise_first(examine(config, model_path))
     return config

@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
-from penstock.errors import InternalError, OperatorError, PenstockError
+from penstock.errors import InternalError, InvalidArgument, LoadError, OperatorError, PenstockError
+from penstock.models import scratch
 from penstock.models.directory import Directory
 from penstock.models.loading import Loader, Plan
-from penstock.models.repository import Entry
+from penstock.models.repository import Entry, NoVersion
 from penstock.models.served import ServedModel
 from penstock.models.states import UNLOADED, ModelRecord, State, VersionRecord
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Leaving(NamedTuple):
+    """A model that takes no more requests, and the record that says so."""
+
+    record: VersionRecord
+    model: ServedModel
 
 
 class Lifecycle:
@@ -33,45 +43,37 @@ class Lifecycle:
         self._directory = directory
         self._retries = retries
         self._threads = ThreadPoolExecutor(max(1, threads), thread_name_prefix="penstock-load")
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def load_all(self, entries: Iterable[Entry]) -> list[PenstockError]:
-        """Load every model, as many at once as there are threads; returns what failed."""
+        """Load every model, as many at once as there are threads; returns what failed.
+
+        Unlike `load`, this remembers as a model's problem why nothing of it could be loaded.
+        """
         results = await asyncio.gather(*(self._attempt(entry) for entry in entries))
         return [error for error in results if error is not None]
 
     async def load(self, entry: Entry) -> None:
         """Load the versions of ``entry`` that its policy selects, and serve them instead of the old.
 
-        All or nothing: if one version fails, the old ones stay. Raises `OperatorError`.
+        All or nothing: if one version fails, the old ones stay. Does nothing if they come from the
+        same unchanged files, unless ``entry`` brings a config. Goes on if its caller is cancelled.
+        Raises `OperatorError`.
         """
-        async with self._locks.setdefault(entry.name, asyncio.Lock()):
-            record = self.records.setdefault(entry.name, ModelRecord(entry.name))
-            try:
-                plan = await self._in_thread(self._loader.plan, entry)
-            except PenstockError as error:
-                # Triton's index shows the reason for a duplicate bare (behaviours.md section 1.6).
-                record.problem = error.message if entry.is_duplicate else f"{error.code.value}: {error.message}"
-                log.error("failed to load '%s': %s", entry.name, error.message)
-                raise OperatorError(f"failed to load '{entry.name}': {error.message}") from error
-            record.problem = ""
-            await self._load_versions(record, plan)
+        await asyncio.shield(self._in_background(self._load(entry)))
 
     async def unload(self, name: str) -> None:
-        """Stop serving ``name``; returns when its last request is answered and it is closed."""
-        record = self.records.get(name)
-        if record is None:
-            return
-        leaving = [version for version in record.versions.values() if version.served is not None]
-        models = self._withdraw(leaving)
-        await asyncio.gather(*(self._retire(model) for model in models))
-        for version in leaving:
-            version.state, version.reason = State.UNAVAILABLE, UNLOADED
+        """Stop serving ``name``; returns at once. In the background it answers what it has, and is closed."""
+        async with self._turn(name):
+            self._let_go(name)
 
     async def stop(self) -> None:
-        """Unload everything, and wait for what is already on its way out."""
-        await asyncio.gather(*(self.unload(name) for name in list(self.records)), *self._retiring)
+        """Unload everything, once what is being loaded is there; returns when the last request is answered."""
+        await self._settle()
+        for name in self.records:
+            self._let_go(name)
+        await self._settle()
         self._threads.shutdown(wait=False)
 
     def close(self) -> None:
@@ -96,10 +98,40 @@ class Lifecycle:
         try:
             await self.load(entry)
         except PenstockError as error:
+            record = self.records.setdefault(entry.name, ModelRecord(entry.name))
+            if not record.versions:
+                # Triton's index shows the reason for a duplicate bare (behaviours.md section 1.6).
+                cause = error.__cause__ if isinstance(error.__cause__, PenstockError) else error
+                record.problem = cause.message if entry.is_duplicate else f"{cause.code.value}: {cause.message}"
             return error
         return None
 
-    async def _load_versions(self, record: ModelRecord, plan: Plan) -> None:
+    async def _load(self, entry: Entry) -> None:
+        async with self._turn(entry.name):
+            try:
+                plan = await self._plan(entry)
+            except BaseException:
+                if entry.is_private:
+                    await self._in_thread(scratch.remove, entry.path)
+                raise
+            record = self.records.setdefault(entry.name, ModelRecord(entry.name))
+            if record.is_served and record.is_settled and record.snapshot == plan.snapshot and entry.config is None:
+                return
+            record.problem = ""
+            await self._load_versions(record, plan, entry)
+
+    async def _plan(self, entry: Entry) -> Plan:
+        try:
+            return await self._in_thread(self._loader.plan, entry)
+        except NoVersion as error:
+            log.error("failed to load '%s': %s", entry.name, error.message)
+            raise OperatorError(f"load failed for model '{entry.name}': {error.message}\n") from error
+        except (PenstockError, OSError) as error:
+            reason = error.message if isinstance(error, PenstockError) else error.strerror
+            log.error("failed to load '%s': %s", entry.name, reason)
+            raise poll_failure(entry.name, entry.hide(reason or ""), is_override=entry.config is not None) from error
+
+    async def _load_versions(self, record: ModelRecord, plan: Plan, entry: Entry) -> None:
         for number in plan.versions:
             current = record.versions.setdefault(number, VersionRecord())
             if current.served is None:
@@ -110,13 +142,13 @@ class Lifecycle:
         }
         failed = {n: r for n, r in zip(plan.versions, results, strict=True) if not isinstance(r, ServedModel)}
         if failed:
-            self._abandon(record, loaded, failed)
+            self._abandon(record, loaded, failed, entry)
             clauses = "".join(
-                f"version {n} is at UNAVAILABLE state: {error.code.value}: {error.message};\n"
-                for n, error in failed.items()
+                f"version {n} is at UNAVAILABLE state: {_words(error, entry)};\n" for n, error in failed.items()
             )
             raise OperatorError(f"load failed for model '{record.name}': {clauses}")
         self._swap(record, loaded)
+        record.snapshot, record.private = plan.snapshot, entry.path if entry.is_private else None
 
     async def _load_version(self, plan: Plan, number: int) -> ServedModel | PenstockError:
         log.info("loading: %s:%d", plan.name, number)
@@ -135,54 +167,97 @@ class Lifecycle:
 
     def _swap(self, record: ModelRecord, loaded: dict[int, ServedModel]) -> None:
         """Serve ``loaded``, and let go of everything else of this model."""
-        outgoing = [(n, v.served) for n, v in record.versions.items() if v.served is not None]
-        for number, model in loaded.items():
-            record.versions[number] = VersionRecord(State.READY, "", model)
-        for number, _ in outgoing:
-            if number not in loaded:
-                record.versions[number] = VersionRecord(State.UNLOADING)
+        outgoing = [
+            (number, Leaving(VersionRecord(State.UNLOADING), version.served))
+            for number, version in record.versions.items()
+            if version.served is not None
+        ]
+        stale = [n for n, version in record.versions.items() if n not in loaded and version.has_failed]
+        for number in stale:
+            del record.versions[number]
+        record.versions |= {number: leaving.record for number, leaving in outgoing}
+        record.versions |= {number: VersionRecord(State.READY, "", model) for number, model in loaded.items()}
         self._directory.update(self.records)
-        for number, model in outgoing:
-            self._in_background(self._replace(record, number, model))
+        self._in_background(self._retire([leaving for _, leaving in outgoing], record.private))
 
-    async def _replace(self, record: ModelRecord, number: int, model: ServedModel) -> None:
-        await self._retire(model)
-        version = record.versions.get(number)
-        if version is not None and version.state is State.UNLOADING:
-            version.state, version.reason = State.UNAVAILABLE, UNLOADED
-
-    def _abandon(self, record: ModelRecord, loaded: dict[int, ServedModel], failed: dict[int, PenstockError]) -> None:
+    def _abandon(
+        self, record: ModelRecord, loaded: dict[int, ServedModel], failed: dict[int, PenstockError], entry: Entry
+    ) -> None:
         for number, error in failed.items():
             if record.versions[number].served is None:
-                reason = f"{error.code.value}: {error.message}"
-                record.versions[number] = VersionRecord(State.UNAVAILABLE, reason)
-        for number, model in loaded.items():
+                record.versions[number] = VersionRecord(State.UNAVAILABLE, _words(error, entry))
+        for number in loaded:
             if record.versions[number].served is None:
                 record.versions[number] = VersionRecord(State.UNAVAILABLE, UNLOADED)
-            self._in_background(self._retire(model))
+        leaving = [Leaving(VersionRecord(), model) for model in loaded.values()]
+        self._in_background(self._retire(leaving, entry.path if entry.is_private else None))
+        if entry.is_private and not record.is_served:  # a name that nothing else knows
+            del self.records[record.name]
 
-    def _withdraw(self, versions: list[VersionRecord]) -> list[ServedModel]:
-        """Take ``versions`` out of service; returns their models, still to be retired."""
-        models = [version.served for version in versions if version.served is not None]
-        for version in versions:
+    def _let_go(self, name: str) -> None:
+        """Take all versions of ``name`` out of service, and retire them in the background."""
+        record = self.records.get(name)
+        if record is None or not record.is_served:
+            return
+        leaving = [Leaving(v, v.served) for v in record.versions.values() if v.served is not None]
+        for version, _ in leaving:
             version.state, version.reason, version.served = State.UNLOADING, "", None
         self._directory.update(self.records)
-        return models
+        self._in_background(self._retire(leaving, record.private))
+        record.snapshot = record.private = None
 
-    async def _retire(self, model: ServedModel) -> None:
+    async def _retire(self, leaving: Iterable[Leaving], private: Path | None) -> None:
+        """Let models finish, close them, and remove the directory that only they needed."""
+        try:
+            await asyncio.gather(*(self._retire_one(each) for each in leaving))
+        finally:
+            if private is not None:
+                await self._in_thread(scratch.remove, private)
+
+    async def _retire_one(self, leaving: Leaving) -> None:
+        model = leaving.model
         await model.drain()
         model.close()
         await asyncio.to_thread(model.join)
         await self._in_thread(self._loader.unloaded, model)
         log.info("successfully unloaded '%s' version %d", model.name, model.version)
+        leaving.record.state, leaving.record.reason = State.UNAVAILABLE, UNLOADED
 
-    def _in_background(self, work: Awaitable[None]) -> None:
+    def _turn(self, name: str) -> asyncio.Lock:
+        """Loads and unloads of one name take turns."""
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, PenstockError):
+            log.error("unexpected error while loading or unloading", exc_info=error)
+
+    async def _settle(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+def poll_failure(name: str, reason: str = "", *, is_override: bool = False) -> PenstockError:
+    """Why ``name`` cannot be loaded: Triton's words, and what is behind them where there is more to say.
+
+    It is the caller's fault if the caller brought what is wrong, and the server's otherwise.
+    """
+    text = f"failed to load '{name}', failed to poll from model repository" + (reason and f": {reason}")
+    return InvalidArgument(text) if is_override else LoadError(text)
+
+
+def _words(error: PenstockError, entry: Entry) -> str:
+    return f"{error.code.value}: {entry.hide(error.message)}"
 
 
 def _unexpected(error: Exception) -> PenstockError:

@@ -21,6 +21,7 @@ from penstock.models.labels import read_labels
 from penstock.models.repository import Entry, available_versions, select_versions
 from penstock.models.served import ServedModel
 from penstock.models.signature import Signature
+from penstock.models.snapshot import Snapshot, take
 from penstock.schedulers.base import Scheduler, SchedulerContext
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.workers.batch import runner_for
@@ -41,12 +42,13 @@ class Parts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be loaded: the config as read and derived, and the versions."""
+    """What is to be loaded: the config as read and derived, the versions, and the files as they were."""
 
     name: str
     path: Path
     config: ModelConfig
     versions: tuple[int, ...]
+    snapshot: Snapshot
 
 
 class Loader:
@@ -67,9 +69,10 @@ class Loader:
         """Read the config and choose the versions. Raises `ConfigError` or `OperatorError`."""
         if entry.is_duplicate:
             raise LoadError("model appears in two or more repositories")
-        config = read(entry.path, self._options)
+        snapshot = take(entry.path)  # first, so that what changes from here on counts as a change
+        config = read(entry.path, self._options, entry.config)
         versions = select_versions(entry.name, config.version_policy, available_versions(entry.path))
-        return Plan(entry.name, entry.path, config, tuple(versions))
+        return Plan(entry.name, entry.path, config, tuple(versions), snapshot)
 
     def load(self, plan: Plan, version: int) -> ServedModel:
         """One version, warmed up and ready for requests. Raises `PenstockError`."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.config.model_config_pb2 import ModelVersionPolicy
+from penstock.config.model_config_pb2 import ModelConfig, ModelVersionPolicy
 from penstock.errors import InvalidArgument, OperatorError
 
 log = logging.getLogger(__name__)
@@ -18,14 +18,24 @@ _NOT_VERSIONS = frozenset(("warmup", "initial_state", "configs"))
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model as found on disk. ``paths`` has more than one element if repositories disagree."""
+    """A model as found on disk. ``paths`` has more than one element if repositories disagree.
+
+    ``config`` takes the place of its config file. One that ``is_private`` was made for one load,
+    by `Scratch`, and goes with it.
+    """
 
     name: str
     paths: tuple[Path, ...]
+    config: ModelConfig | None = None
+    is_private: bool = False
 
     @property
     def path(self) -> Path:
         return self.paths[0]
+
+    def hide(self, text: str) -> str:
+        """``text`` for clients: where a private directory is, is nobody's business."""
+        return text.replace(str(self.path), self.name) if self.is_private else text
 
     @property
     def is_duplicate(self) -> bool:
@@ -41,13 +51,29 @@ class Repository:
     def scan(self) -> dict[str, Entry]:
         """All models, by name in sorted order. Raises `InvalidArgument` for a root that is no directory."""
         found: dict[str, tuple[Path, ...]] = {}
+        for path in self._children():
+            if _is_model(path):
+                found[path.name] = (*found.get(path.name, ()), path)
+        return {name: Entry(name, paths) for name, paths in sorted(found.items())}
+
+    def find(self, name: str) -> Entry | None:
+        """The model called ``name``, whatever that is: it is compared and never made part of a path."""
+        paths = tuple(path for path in self._children() if path.name == name and _is_model(path))
+        return Entry(name, paths) if paths else None
+
+    def _children(self) -> Iterator[Path]:
         for root in self.roots:
             if not root.is_dir():
                 raise InvalidArgument(f"failed to stat file {root}: repository path is not a valid directory")
-            for path in root.iterdir():
-                if path.is_dir() and not path.name.startswith("."):
-                    found[path.name] = (*found.get(path.name, ()), path)
-        return {name: Entry(name, paths) for name, paths in sorted(found.items())}
+            yield from root.iterdir()
+
+
+class NoVersion(OperatorError):
+    """A model has no version that its policy selects."""
+
+
+def _is_model(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
 
 
 def available_versions(model_path: Path) -> list[int]:
@@ -67,7 +93,7 @@ def available_versions(model_path: Path) -> list[int]:
 
 
 def select_versions(name: str, policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:
-    """The versions to serve, in ascending order; raises `OperatorError` if there are none."""
+    """The versions to serve, in ascending order; raises `NoVersion` if there are none."""
     if policy.HasField("all"):
         selected = list(available)
     elif policy.HasField("specific"):
@@ -79,5 +105,5 @@ def select_versions(name: str, policy: ModelVersionPolicy, available: Sequence[i
         number = policy.latest.num_versions or 1
         selected = list(available[-number:])
     if not selected:
-        raise OperatorError(f"at least one version must be available under the version policy of model '{name}'")
+        raise NoVersion(f"at least one version must be available under the version policy of model '{name}'")
     return selected

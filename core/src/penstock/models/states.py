@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 
 from penstock.models.served import ServedModel
+from penstock.models.snapshot import Snapshot
 
 
 class State(Enum):
@@ -46,14 +48,35 @@ class VersionRecord:
         """Fine for strict readiness: ready, or unloaded on purpose."""
         return self.state is State.READY or (self.state is State.UNAVAILABLE and self.reason == UNLOADED)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is nothing but the reason why it could not be loaded."""
+        return self.state is State.UNAVAILABLE and self.reason != UNLOADED
+
 
 @dataclass(slots=True)
 class ModelRecord:
-    """One model. ``problem`` says why it has no versions at all (a bad config, a duplicate)."""
+    """One model. ``problem`` says why it has no versions at all (a bad config, a duplicate).
+
+    ``snapshot`` is of what it was loaded from, None if it is not loaded; ``private`` a directory to
+    be removed with it.
+    """
 
     name: str
     versions: dict[int, VersionRecord] = field(default_factory=dict)
     problem: str = ""
+    snapshot: Snapshot | None = None
+    private: Path | None = None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether requests may reach any version."""
+        return any(version.served is not None for version in self.versions.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every version is ready, or unloaded on purpose."""
+        return all(version.is_settled for version in self.versions.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Desk:
     ready: bool = False
     calls: list[Any] = field(default_factory=list)
 
-    def index(self, ready_only: bool) -> list[IndexEntry]:
+    async def list_repository(self, ready_only: bool) -> list[IndexEntry]:
         return [IndexEntry("m", "1", "READY")] if ready_only else [IndexEntry("m", "1", "READY"), IndexEntry("n")]
 
     async def load(self, name: str, parameters: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ _UNLOAD_DEPENDENTS = "unload_dependents"
 
 async def index(server: Server, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
     _refuse_repository_name(request.repository_name)
-    entries = server.index(request.ready)
+    entries = await server.list_repository(request.ready)
     return pb.RepositoryIndexResponse(
         models=[
             pb.RepositoryIndexResponse.ModelIndex(

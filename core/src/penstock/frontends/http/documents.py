@@ -80,7 +80,7 @@ def as_array(value: Any, field: str) -> list[Any]:
     return value
 
 
-def as_string(value: Any, field: str) -> str:
+def as_string(value: Any, field: str | None) -> str:
     if type(value) is not str:
         raise wrong_type(field, "string", "string")
     return value

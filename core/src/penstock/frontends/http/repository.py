@@ -7,7 +7,7 @@ from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, Unsupported
-from penstock.frontends.http.documents import as_boolean, as_object, malformed, parse_object
+from penstock.frontends.http.documents import as_boolean, as_object, as_string, malformed, parse_object
 from penstock.frontends.http.message import HttpReply, HttpRequest, json_reply, json_type_reply
 from penstock.frontends.http.target import Target
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Repository:
-    """The handlers; ``load`` and ``unload`` run as tasks."""
+    """The handlers; all run as tasks."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    def index(self, request: HttpRequest, target: Target) -> HttpReply:
+    async def index(self, request: HttpRequest, target: Target) -> HttpReply:
         ready_only = parse_object(request.body).get("ready", False)
         if type(ready_only) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
-        return json_reply([_entry(entry) for entry in self._server.index(ready_only)])
+        return json_reply([_entry(entry) for entry in await self._server.list_repository(ready_only)])
 
     async def load(self, request: HttpRequest, target: Target) -> HttpReply:
         _refuse_repository(target)
@@ -57,11 +57,12 @@ def _parameters(request: HttpRequest) -> dict[str, Any]:
 
 def _load_value(name: str, value: Any) -> str | bytes:
     """``config`` as text and ``file:...`` as the bytes that its base64 stands for."""
-    if type(value) is not str or not (name == "config" or name.startswith("file:")):
-        raise malformed("unexpected error on creating Triton parameter")
+    text = as_string(value, None)
     if name == "config":
-        return value
+        return text
+    if not name.startswith("file:"):
+        raise malformed("unexpected error on creating Triton parameter")
     try:
-        return b64decode(value, validate=True)
+        return b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidArgument(f"load parameter '{name}' is not base64: {error}") from None

@@ -109,7 +109,7 @@ class Routes:
             _route(r"/v2/health/live", "health", GET=_direct(about.live)),
             _route(r"/v2/health/ready", "health", GET=self._perhaps_task(about.ready)),
             *[route for kind in shm for route in _shared_memory(kind, server.options.allow_client_shm)],
-            _route(rf"{_REPOSITORY}/index", "model-repository", POST=_direct(repository.index)),
+            _route(rf"{_REPOSITORY}/index", "model-repository", POST=self._task(repository.index)),
             _route(rf"{_REPOSITORY}/models/(?P<name>[^/]+)/load", "model-repository", POST=self._task(repository.load)),
             _route(
                 rf"{_REPOSITORY}/models/(?P<name>[^/]+)/unload", "model-repository", POST=self._task(repository.unload)

@@ -1,0 +1,107 @@
+"""Loading and unloading by name, as the model control mode allows (behaviours.md sections 5.2 to 5.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from penstock.config.options import ServerOptions
+from penstock.errors import InvalidArgument, PenstockError, Unavailable
+from penstock.models.lifecycle import Lifecycle, poll_failure
+from penstock.models.overrides import Overrides, parse_overrides, write_files
+from penstock.models.repository import Entry, Repository
+from penstock.models.scratch import Scratch, remove
+from penstock.models.states import IndexEntry, index_of
+
+log = logging.getLogger(__name__)
+
+#: What stands for all models in ``--load-model``.
+ALL = "*"
+
+
+class Control:
+    """Which models of the repository are to be loaded, and from what. Event loop only."""
+
+    def __init__(self, options: ServerOptions, lifecycle: Lifecycle) -> None:
+        self._options = options
+        self._lifecycle = lifecycle
+        self._repository = Repository(options.model_repository)
+        self._scratch = Scratch()
+
+    async def start(self) -> list[PenstockError]:
+        """Load what the control mode says is to be loaded at start; returns what failed."""
+        await asyncio.to_thread(self._scratch.sweep)
+        entries = await asyncio.to_thread(self._repository.scan)
+        if not self.is_explicit or self._options.load_model == (ALL,):
+            return await self._lifecycle.load_all(entries.values())
+        wanted = dict.fromkeys(self._options.load_model)
+        missing: list[PenstockError] = [poll_failure(name) for name in wanted if name not in entries]
+        for error in missing:
+            log.error("%s", error.message)
+        return missing + await self._lifecycle.load_all(entries[name] for name in wanted if name in entries)
+
+    @property
+    def is_explicit(self) -> bool:
+        return self._options.model_control_mode == "explicit"
+
+    async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
+        """Load or reload; returns when the model serves. Raises `PenstockError`, and the old versions stay."""
+        self._require_explicit()
+        check_name(name)
+        entry = await asyncio.to_thread(self._find, name, parameters)
+        await self._lifecycle.load(entry)
+
+    async def unload(self, name: str) -> None:
+        """Take ``name`` out of service; returns at once. A name that is unknown or not loaded is no error."""
+        self._require_explicit()
+        check_name(name)
+        await self._lifecycle.unload(name)
+
+    async def index(self, ready_only: bool) -> list[IndexEntry]:
+        """Every model version that is known, then those of the repository that were never loaded; by name."""
+        lines = [line for record in self._lifecycle.records.values() for line in index_of(record, ready_only)]
+        if self.is_explicit and not ready_only:
+            found = await asyncio.to_thread(self._repository.scan)
+            lines += [IndexEntry(name) for name in found if name not in self._lifecycle.records]
+        return sorted(lines, key=lambda line: line.name)  # stable: versions stay in order
+
+    def close(self) -> None:
+        """Remove the files that came with loads. Blocks."""
+        self._scratch.close()
+
+    def _require_explicit(self) -> None:
+        if not self.is_explicit:
+            raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    def _find(self, name: str, parameters: Mapping[str, str | bytes]) -> Entry:
+        """What to load ``name`` from. Blocks. Raises `PenstockError`."""
+        try:
+            overrides = parse_overrides(parameters)
+            if overrides.files:
+                return self._write(name, overrides)
+        except PenstockError as error:
+            raise poll_failure(name, error.message, is_override=True) from error
+        entry = self._repository.find(name)
+        if entry is None:
+            raise poll_failure(name)
+        return replace(entry, config=overrides.config)
+
+    def _write(self, name: str, overrides: Overrides) -> Entry:
+        path = self._scratch.make(name)
+        try:
+            write_files(overrides.files, path)
+        except BaseException:
+            remove(path)
+            raise
+        return Entry(name, (path,), overrides.config, is_private=True)
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidArgument` for what can name no model (behaviours.md section 5.3)."""
+    if not name.strip():
+        raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
+    if name in (".", "..") or "/" in name or "\0" in name:
+        shown = name.replace("\0", "\\0")
+        raise InvalidArgument(f"invalid model name '{shown}', model name must not contain path traversal characters")

@@ -1,0 +1,50 @@
+"""What a model's directory holds, cheap enough to be looked at often: did it change since?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from stat import S_ISDIR
+
+#: What Python writes beside a model that it imports is no change of the model; hidden files neither.
+_CACHE = "__pycache__"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A directory, and name, modification time in ns and size of all below it; zeros for directories."""
+
+    path: Path
+    files: frozenset[tuple[str, int, int]]
+
+
+def take(model_path: Path) -> Snapshot:
+    """The snapshot of now. Follows links; what vanishes meanwhile is left out. Blocks."""
+    return Snapshot(model_path, frozenset(_walk(model_path)))
+
+
+def _walk(top: Path) -> Iterator[tuple[str, int, int]]:
+    visited: set[tuple[int, int]] = set()
+    waiting = [str(top)]
+    while waiting:
+        for entry in _list(waiting.pop()):
+            try:
+                stat = entry.stat()
+            except OSError:
+                continue
+            if not S_ISDIR(stat.st_mode):
+                yield entry.path, stat.st_mtime_ns, stat.st_size
+            elif (place := (stat.st_dev, stat.st_ino)) not in visited:  # links may go in circles
+                visited.add(place)
+                waiting.append(entry.path)
+                yield entry.path, 0, 0
+
+
+def _list(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.name != _CACHE and not entry.name.startswith(".")]
+    except OSError:
+        return []
