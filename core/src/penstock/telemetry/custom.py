@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import isfinite
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -70,13 +71,13 @@ class CustomMetrics(Collector):
         Raises `InvalidArgument` for a name that Prometheus or the server does not allow,
         `AlreadyExists` if the name is taken by one of another kind.
         """
-        made = Family(name, description, kind)
         _check_name(name)
         with self._lock:
             family = self._families.get(name)
-            if family is None or family.kind != kind:
-                self._check_free(made)
-                family = self._families[name] = made
+            if family is None:
+                family = self._add(Family(name, description, kind))
+            elif family.kind != kind:
+                raise AlreadyExists(f"Family name already exists with different type: '{name}' is a {family.kind}")
             family.holders += 1
         return family
 
@@ -100,12 +101,14 @@ class CustomMetrics(Collector):
             if not family.holders:
                 del self._families[family.name]
 
-    def _check_free(self, made: Family) -> None:
+    def _add(self, made: Family) -> Family:
         for family in self._families.values():
             if family.sample_names & made.sample_names:
                 raise AlreadyExists(
                     f"metric family '{made.name}' ({made.kind}) would clash with '{family.name}' ({family.kind})"
                 )
+        self._families[made.name] = made
+        return made
 
 
 class Holding:
@@ -170,10 +173,10 @@ def _make(family: Family, labels: Mapping[str, str], buckets: Sequence[float] | 
         if buckets is not None:
             raise InvalidArgument(f"Unexpected args found in {family.kind} Metric constructor.")
         return Counter(ordered) if family.kind == "counter" else Gauge(ordered)
-    if not buckets:
+    if buckets is None:
         raise InvalidArgument("Bucket boundaries not found in Metric args.")
-    if not all(low < high for low, high in pairwise(buckets)) or buckets[-1] != buckets[-1]:
-        raise InvalidArgument(f"metric family '{family.name}': buckets {list(buckets)} do not ascend")
+    if not all(map(isfinite, buckets)) or not all(low < high for low, high in pairwise(buckets)):
+        raise InvalidArgument(f"Bucket Boundaries must be strictly sorted, finite numbers; they are {list(buckets)}")
     return BucketCounts(ordered, buckets)
 
 

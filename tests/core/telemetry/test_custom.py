@@ -1,0 +1,234 @@
+"""Metrics of models. Texts, and what a page looks like, are a real Triton 2.51's for the same calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.errors import AlreadyExists, InternalError, InvalidArgument, PenstockError, Unsupported
+from penstock.telemetry import exposition
+from penstock.telemetry.custom import CustomMetrics, Holding
+from penstock.telemetry.series import Kind, Operation
+
+
+def page(metrics: CustomMetrics) -> str:
+    return exposition.text(metrics.collect())
+
+
+@pytest.fixture
+def metrics() -> CustomMetrics:
+    return CustomMetrics()
+
+
+def test_the_page_shows_each_kind_as_triton_does(metrics: CustomMetrics) -> None:
+    held = Holding(metrics)
+    counter = held.metric(held.family("c_total", 'counts \\ "x"\nline', "counter"), {"a": "1", "Z": 'q"\n'}, None)
+    gauge = held.metric(held.family("g_now", "g", "gauge"), {}, None)
+    histogram = held.metric(held.family("h_secs", "h", "histogram"), {"k": "v"}, [0.1, 1.0, 10])
+    held.update(counter, "increment", 2.5)
+    held.update(gauge, "set", -3)
+    held.update(gauge, "increment", -2)
+    for value in (0.5, 1.0, 100):
+        held.update(histogram, "observe", value)
+    assert page(metrics) == (
+        '# HELP c_total counts \\\\ "x"\\nline\n'
+        "# TYPE c_total counter\n"
+        'c_total{Z="q\\"\\n",a="1"} 2.5\n'
+        "# HELP g_now g\n"
+        "# TYPE g_now gauge\n"
+        "g_now -5\n"
+        "# HELP h_secs h\n"
+        "# TYPE h_secs histogram\n"
+        'h_secs_count{k="v"} 3\n'
+        'h_secs_sum{k="v"} 101.5\n'
+        'h_secs_bucket{k="v",le="0.1"} 0\n'
+        'h_secs_bucket{k="v",le="1"} 2\n'
+        'h_secs_bucket{k="v",le="10"} 2\n'
+        'h_secs_bucket{k="v",le="+Inf"} 3\n'
+    )
+    names = {family.name for family in text_string_to_metric_families(page(metrics))}
+    assert names == {"c", "g_now", "h_secs"}  # prometheus-client leaves out `_total`
+
+
+def test_a_histogram_may_have_no_buckets_of_its_own(metrics: CustomMetrics) -> None:
+    held = Holding(metrics)
+    held.update(held.metric(held.family("h", "", "histogram"), {}, []), "observe", 3)
+    assert 'h_bucket{le="+Inf"} 1\n' in page(metrics)
+
+
+def test_equal_names_and_labels_are_one_metric_until_the_last_instance_gives_it_up(metrics: CustomMetrics) -> None:
+    one, other = Holding(metrics), Holding(metrics)
+    mine = one.metric(one.family("c", "first", "counter"), {"a": "1", "b": "2"}, None)
+    theirs = other.metric(other.family("c", "second", "counter"), {"b": "2", "a": "1"}, None)
+    one.update(mine, "increment", 1)
+    other.update(theirs, "increment", 2)
+    assert one.value(mine) == other.value(theirs) == 3
+    assert page(metrics) == '# HELP c first\n# TYPE c counter\nc{a="1",b="2"} 3\n'
+    one.close()
+    assert 'c{a="1",b="2"} 3\n' in page(metrics)
+    other.close()
+    assert page(metrics) == ""
+
+
+def test_a_metric_that_comes_back_begins_anew(metrics: CustomMetrics) -> None:
+    held = Holding(metrics)
+    metric = held.metric(held.family("c", "", "counter"), {}, None)
+    held.update(metric, "increment", 5)
+    held.close()
+    assert held.value(held.metric(held.family("c", "", "gauge"), {}, None)) == 0
+
+
+def test_a_family_lives_as_long_as_its_metrics(metrics: CustomMetrics) -> None:
+    held = Holding(metrics)
+    family = held.family("c", "", "counter")
+    metric = held.metric(family, {}, None)
+    held.release(family)
+    held.update(metric, "increment", 1)
+    assert "c 1\n" in page(metrics)
+    held.release(metric)
+    assert page(metrics) == ""
+
+
+def test_what_is_given_up_twice_or_never_was_is_nobodys(metrics: CustomMetrics) -> None:
+    held, other = Holding(metrics), Holding(metrics)
+    family = held.family("c", "", "counter")
+    metric, kept = held.metric(family, {}, None), other.metric(other.family("c", "", "counter"), {}, None)
+    for handle in (metric, metric, 12345):
+        held.release(handle)
+    other.update(kept, "increment", 1)
+    assert "c 1\n" in page(metrics)
+    with pytest.raises(InternalError, match=r"^the metric has been given up$"):
+        held.update(metric, "increment", 1)
+    held.release(family)
+    with pytest.raises(InternalError, match=r"^the metric family has been given up$"):
+        held.metric(family, {}, None)
+
+
+@pytest.mark.parametrize("name", ["", "1x", "a-b", "a b", "ü", "a\n", 'a{x="1"} 5\nb'])
+def test_a_name_that_would_spoil_the_page_is_refused(metrics: CustomMetrics, name: str) -> None:
+    with pytest.raises(InvalidArgument, match="metric family name "):
+        metrics.family(name, "", "counter")
+
+
+@pytest.mark.parametrize(
+    "name", ["nv_inference_count", "nv_model_load_duration_secs", "nv_gpu_utilization", "nv_cpu_x", "nv_cache_x"]
+)
+def test_the_servers_own_names_are_refused_and_others_of_their_kind_are_not(metrics: CustomMetrics, name: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"^metric family name '{name}': names like this are the server's own$"):
+        metrics.family(name, "", "counter")
+    metrics.family("nv_trt_llm_request_metrics", "", "gauge")
+
+
+@pytest.mark.parametrize("labels", [{"a-b": "1"}, {"": "1"}, {"__a": "1"}, {"1a": "1"}, {"a\n": "1"}, {"a": 1}])
+def test_a_label_that_would_spoil_the_page_is_refused(metrics: CustomMetrics, labels: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgument, match="metric family 'c': label "):
+        metrics.series(metrics.family("c", "", "counter"), labels, None)
+
+
+def test_a_histogram_has_its_le_itself(metrics: CustomMetrics) -> None:
+    with pytest.raises(InvalidArgument, match="has 'le' already"):
+        metrics.series(metrics.family("h", "", "histogram"), {"le": "1"}, [1.0])
+    metrics.series(metrics.family("c", "", "counter"), {"le": "1"}, None)
+
+
+def test_families_whose_samples_would_share_a_name_are_refused(metrics: CustomMetrics) -> None:
+    metrics.family("h", "", "histogram")
+    metrics.family("x_sum", "", "counter")
+    for name, kind in (("h_count", "counter"), ("x", "histogram")):
+        with pytest.raises(AlreadyExists, match="would clash with"):
+            metrics.family(name, "", kind)  # type: ignore[arg-type]
+    with pytest.raises(AlreadyExists, match=r"^Family name already exists with different type: 'h' is a histogram$"):
+        metrics.family("h", "", "gauge")
+
+
+@pytest.mark.parametrize(
+    ("kind", "buckets", "message"),
+    [
+        ("histogram", None, "Bucket boundaries not found in Metric args."),
+        ("histogram", [2.0, 1.0], "Bucket Boundaries must be strictly sorted"),
+        ("histogram", [1.0, 1.0], "Bucket Boundaries must be strictly sorted"),
+        ("histogram", [1.0, float("nan")], "Bucket Boundaries must be strictly sorted"),
+        ("histogram", [1.0, float("inf")], "Bucket Boundaries must be strictly sorted"),
+        ("counter", [1.0], "Unexpected args found in counter Metric constructor."),
+        ("gauge", [], "Unexpected args found in gauge Metric constructor."),
+    ],
+)
+def test_buckets_belong_to_histograms_and_ascend(
+    metrics: CustomMetrics, kind: Kind, buckets: list[float] | None, message: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        metrics.series(metrics.family("m", "", kind), {}, buckets)
+    assert caught.value.message.startswith(message)
+
+
+COUNTER, GAUGE, HISTOGRAM = (f"TRITONSERVER_METRIC_KIND_{kind}" for kind in ("COUNTER", "GAUGE", "HISTOGRAM"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "message"),
+    [
+        ("counter", "set", f"{COUNTER} does not support Set"),
+        ("counter", "observe", f"{COUNTER} does not support Observe"),
+        ("gauge", "observe", f"{GAUGE} does not support Observe"),
+        ("histogram", "increment", f"{HISTOGRAM} does not support Increment"),
+        ("histogram", "set", f"{HISTOGRAM} does not support Set"),
+    ],
+)
+def test_an_operation_of_another_kind_is_unsupported(
+    metrics: CustomMetrics, kind: Kind, operation: Operation, message: str
+) -> None:
+    series = metrics.series(metrics.family("m", "", kind), {}, [1.0] if kind == "histogram" else None)
+    with pytest.raises(Unsupported) as caught:
+        series.update(operation, 1)
+    assert caught.value.message == message
+
+
+def test_a_histogram_has_no_one_value(metrics: CustomMetrics) -> None:
+    with pytest.raises(Unsupported, match=f"^{HISTOGRAM} does not support Value$"):
+        metrics.series(metrics.family("h", "", "histogram"), {}, [1.0]).value()
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("-inf")])
+def test_a_counter_never_goes_back(metrics: CustomMetrics, value: float) -> None:
+    counter = metrics.series(metrics.family("c", "", "counter"), {}, None)
+    counter.update("increment", 2)
+    with pytest.raises(InvalidArgument) as caught:
+        counter.update("increment", value)
+    assert caught.value.message == (f"{COUNTER} can only be incremented monotonically by non-negative values.")
+    assert counter.value() == 2
+
+
+def test_no_increment_is_lost_and_nothing_is_left_among_many_threads(metrics: CustomMetrics) -> None:
+    kept = Holding(metrics)
+    counter = kept.metric(kept.family("c", "", "counter"), {}, None)
+    problems: list[PenstockError] = []
+
+    def work() -> None:
+        try:
+            for _ in range(300):
+                held = Holding(metrics)
+                mine = held.metric(held.family("c", "", "counter"), {}, None)
+                passing = held.metric(held.family("passing", "", "histogram"), {"a": "b"}, [1.0])
+                held.update(mine, "increment", 1)
+                held.update(passing, "observe", 1)
+                page(metrics)
+                held.close()
+        except PenstockError as error:
+            problems.append(error)
+
+    run_together(work, 8)
+    assert problems == []
+    assert kept.value(counter) == 2400
+    kept.close()
+    assert page(metrics) == ""
+
+
+def run_together(work: Callable[[], None], number: int) -> None:
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
