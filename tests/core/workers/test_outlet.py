@@ -1,0 +1,117 @@
+"""What threads send reaches the event loop in order, with one wake-up for many."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer, InferResponse
+from penstock.workers.outlet import LoopOutlet
+
+
+class Told:
+    """A scheduler that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, Answer]] = []
+
+    def progress(self, request: InferRequest, response: Answer) -> None:
+        self.all.append((f"{request.id} goes on", response))
+
+    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
+        self.all.extend((f"{request.id} ends", answer) for request, answer in zip(requests, answers, strict=True))
+
+    def late(self, request: InferRequest, answer: Answer) -> None:
+        self.all.append((f"{request.id} was late", answer))
+
+
+def request(id: str) -> InferRequest:
+    return InferRequest("m", {}, lambda answer, final: None, id=id)
+
+
+def told(call: Callable[[LoopOutlet], object]) -> tuple[list[str], int]:
+    """What a scheduler is told when a thread does ``call`` before the loop looks, and the wake-ups."""
+
+    async def scenario() -> tuple[list[str], int]:
+        loop, sink, wakes = asyncio.get_running_loop(), Told(), 0
+
+        class Counting:
+            def call_soon_threadsafe(self, *arguments: Any) -> None:
+                nonlocal wakes
+                wakes += 1
+                loop.call_soon_threadsafe(*arguments)
+
+        outlet = LoopOutlet(sink, Counting(), sink.late)  # type: ignore[arg-type]
+        thread = threading.Thread(target=call, args=(outlet,))
+        thread.start()
+        while thread.is_alive():  # without letting the loop run
+            thread.join(timeout=0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return [what for what, _ in sink.all], wakes
+
+    return asyncio.run(scenario())
+
+
+def test_many_responses_wake_the_loop_once_and_keep_their_order() -> None:
+    requests = [request(str(number)) for number in range(100)]
+
+    def send(outlet: LoopOutlet) -> None:
+        for each in requests:
+            outlet.send(each, InferResponse({}), False)
+
+    assert told(send) == ([f"{number} goes on" for number in range(100)], 1)
+
+
+def test_a_batch_is_given_out_behind_what_was_sent_before_it() -> None:
+    one = request("a")
+
+    def send(outlet: LoopOutlet) -> None:
+        outlet.send(one, InferResponse({}), False)
+        outlet.deliver([one], [None])
+
+    assert told(send)[0] == ["a goes on", "a ends"]
+
+
+def test_a_batch_does_not_pass_what_another_thread_has_yet_to_wake_the_loop_for() -> None:
+    async def scenario() -> list[str]:
+        loop, sink = asyncio.get_running_loop(), Told()
+        is_waking, may_wake = threading.Event(), threading.Event()
+
+        class Slow:
+            def call_soon_threadsafe(self, *arguments: Any) -> None:
+                if threading.current_thread() is waking:
+                    is_waking.set()
+                    may_wake.wait(10)
+                loop.call_soon_threadsafe(*arguments)
+
+        outlet = LoopOutlet(sink, Slow(), sink.late)  # type: ignore[arg-type]
+        waking = threading.Thread(target=outlet.send, args=(request("a"), InferResponse({}), False))
+        waking.start()
+
+        def send() -> None:
+            assert is_waking.wait(10)
+            outlet.send(one, InferResponse({}), False)
+            outlet.deliver([one], [None])
+
+        one = request("b")
+        await asyncio.to_thread(send)
+        may_wake.set()
+        await asyncio.to_thread(waking.join, 10)
+        return [what for what, _ in sink.all]
+
+    assert asyncio.run(scenario()) == ["a goes on", "b goes on", "b ends"]
+
+
+def test_a_last_answer_that_was_sent_is_recorded_before_it_is_given_out() -> None:
+    assert told(lambda outlet: outlet.send(request("a"), None, True))[0] == ["a was late", "a ends"]
+
+
+def test_what_is_sent_after_the_loop_has_closed_is_dropped() -> None:
+    loop, sink = asyncio.new_event_loop(), Told()
+    loop.close()
+    LoopOutlet(sink, loop, sink.late).send(request("a"), None, True)
+    assert sink.all == []
