@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 #: How long a cancelled task may take to end when its instance is closed.
 _CLOSING_S = 5.0
@@ -26,7 +29,10 @@ class Coroutines:
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """What ``coroutine`` returns, waited for; raises what it raises."""
-        return self.start(coroutine).result()
+        value, error = self.start(_outcome(coroutine)).result()
+        if error is not None:
+            raise error
+        return value
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Begin ``coroutine`` and return at once."""
@@ -45,24 +51,43 @@ class Coroutines:
         with self._lock:  # is_ready comes on a thread of its own
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                run = _running_until_stopped(self._loop)
-                self._thread = threading.Thread(target=run, name=f"{self._name}-asyncio", daemon=True)
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop,), name=f"{self._name}-asyncio", daemon=True
+                )
                 self._thread.start()
             return self._loop
 
 
-def _running_until_stopped(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-            tasks = asyncio.all_tasks(loop)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                loop.run_until_complete(asyncio.wait(tasks, timeout=_CLOSING_S))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            loop.close()
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """What ``coroutine`` returns, or what it raises: a task that raises SystemExit ends its loop."""
+    try:
+        return await coroutine, None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error
 
-    return run
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run ``loop`` until it is stopped, then end what is left on it."""
+    asyncio.set_event_loop(loop)
+    try:
+        while not _is_stopped(loop):
+            log.error("a task of a model has called exit; its other tasks go on")
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=_CLOSING_S))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+def _is_stopped(loop: asyncio.AbstractEventLoop) -> bool:
+    """Run ``loop``; False if it was not stopped, but left by an exit."""
+    try:
+        loop.run_forever()
+    except (SystemExit, KeyboardInterrupt):
+        return False
+    return True

@@ -7,10 +7,9 @@ model does: what it returns is judged for the whole batch before the first answe
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from penstock.backends.base import Call, DeferredInstance
@@ -88,7 +87,7 @@ class PythonInstance(DeferredInstance):
         """Execute ``requests``; those to be executed again. Never raises because of the model."""
         try:
             returned = self._execute(requests)
-            if asyncio.iscoroutine(returned):
+            if isinstance(returned, Coroutine):
                 if self.runtime.decoupled:
                     self.coroutines.start(self._see_through(requests, returned))
                     return []
@@ -144,7 +143,7 @@ class CheckedInstance(PythonInstance):
         try:
             with self.runtime.entered():
                 said = self.model.is_ready()
-                if asyncio.iscoroutine(said):
+                if isinstance(said, Coroutine):
                     said = self.coroutines.run(said)
         except BaseException as error:  # the model's
             raise BackendError(describe(error)) from error

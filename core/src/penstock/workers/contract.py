@@ -37,21 +37,18 @@ class Contract:
     def sign(self, request: InferRequest, response: InferResponse) -> InferResponse:
         """``response`` as this model's, with the outputs requested; raises `BackendError`.
 
-        Shapes are taken as they are: an instance that answers request by request knows them best
-        (behaviours.md section 9.3).
+        Shapes are taken as they are: an instance that answers request by request knows them best.
+        What is not asked for is dropped unjudged, unless all of it is unknown (behaviours.md section 9.3).
         """
         outputs: dict[str, Tensor] = {}
         wanted = request.outputs
         for name, value in response.outputs.items():
-            tensor, spec = as_tensor(value), self.outputs.get(name)
-            if spec is None:
-                known = list(self.outputs)
-                raise BackendError(
-                    f"model '{self.name}': the backend gave output '{name}', but the config has only {known}"
-                )
-            self._require_type(spec, tensor)
             if not wanted or name in wanted:
+                tensor = as_tensor(value)
+                self._require_type(self._spec(name), tensor)
                 outputs[name] = tensor
+        if not outputs and response.outputs and self.outputs.keys().isdisjoint(response.outputs):
+            self._spec(next(iter(response.outputs)))
         return InferResponse(outputs, response.parameters, self.name, self.version, request.id)
 
     def signed(self, request: InferRequest, answer: Answer) -> Answer:
@@ -62,6 +59,15 @@ class Contract:
             return self.sign(request, answer)
         except PenstockError as error:
             return error
+
+    def _spec(self, name: str) -> Spec:
+        spec = self.outputs.get(name)
+        if spec is None:
+            known = list(self.outputs)
+            raise BackendError(
+                f"model '{self.name}': the backend gave output '{name}', but the config has only {known}"
+            )
+        return spec
 
     def _require_type(self, spec: Spec, tensor: Tensor) -> None:
         found = data_type(tensor)

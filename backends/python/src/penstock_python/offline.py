@@ -1,0 +1,113 @@
+"""What a server does for a model, without a server: for unit tests of models.
+
+Other models are functions, metrics are kept in memory, and the log is that of `logging`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from penstock.backends.services import LogLevel, MetricKind, MetricOperation, Services
+from penstock.errors import BackendError, NotFound, PenstockError, Unsupported
+from penstock.messages.request import InferRequest
+from penstock.messages.response import InferResponse
+from penstock.messages.tensor import BytesTensor, as_tensor
+from penstock_python.wording import describe
+
+log = logging.getLogger("penstock.python")
+
+Arrays: TypeAlias = Mapping[str, Any]
+#: Stands for another model: takes its inputs, and returns its outputs, or those of each response of
+#: a decoupled one. Raises for an error.
+OtherModel: TypeAlias = Callable[[dict[str, Any]], "Arrays | Iterable[Arrays]"]
+
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR, "verbose": logging.DEBUG}
+
+
+@dataclass(slots=True)
+class Metric:
+    """One metric: the value of a counter or a gauge, and what a histogram has observed."""
+
+    value: float = 0.0
+    observed: tuple[float, ...] = ()
+
+
+class OfflineServices(Services):
+    """``models`` are the other models by name. ``metrics`` maps a name and sorted labels to a `Metric`."""
+
+    def __init__(self, models: Mapping[str, OtherModel]) -> None:
+        self.models = models
+        self.metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Metric] = {}
+        self._families: list[str] = []
+        self._handles: list[Metric] = []
+
+    def infer(self, request: InferRequest) -> None:
+        try:
+            given = self._answer(request)
+        except PenstockError as error:
+            request.respond(error, True)
+        except Exception as error:
+            request.respond(BackendError(describe(error)), True)
+        else:
+            if request.decoupled:
+                for response in given:
+                    request.respond(response, False)
+            request.respond(None if request.decoupled else given[0], True)
+
+    def cancel(self, request: InferRequest) -> None:
+        request.cancelled = True
+
+    def read(self, request: InferRequest) -> None:
+        """Everything has been sent already."""
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        raise Unsupported(f"no server to load '{name}': a model under test gets other models as functions")
+
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        raise Unsupported(f"no server to unload '{name}': a model under test gets other models as functions")
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        return name in self.models
+
+    def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
+        log.log(_LEVELS[level], "%s:%d: %s", file, line, message)
+
+    def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
+        self._families.append(name)
+        return len(self._families) - 1
+
+    def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
+        key = (self._families[family], tuple(sorted(labels.items())))
+        self._handles.append(self.metrics.setdefault(key, Metric()))
+        return len(self._handles) - 1
+
+    def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
+        found = self._handles[metric]
+        if operation == "observe":
+            found.observed += (value,)
+        else:
+            found.value = value if operation == "set" else found.value + value
+
+    def metric_value(self, metric: int) -> float:
+        return self._handles[metric].value
+
+    def release(self, handle: int) -> None:
+        """Metrics stay, so that a test can look at them."""
+
+    def _answer(self, request: InferRequest) -> list[InferResponse]:
+        model = self.models.get(request.model_name)
+        if model is None:
+            raise NotFound(f"Request for unknown model: '{request.model_name}' is not found")
+        given = model({name: to_array(value) for name, value in request.inputs.items()})
+        several = [given] if isinstance(given, Mapping) else list(given)
+        if len(several) != 1 and not request.decoupled:
+            raise Unsupported(f"'{request.model_name}' gave {len(several)} responses to a request that takes one")
+        return [InferResponse({name: as_tensor(value) for name, value in each.items()}) for each in several]
+
+
+def to_array(value: Any) -> Any:
+    """A tensor as a model sees it: strings as an object array of bytes."""
+    return value.to_objects() if isinstance(value, BytesTensor) else value
