@@ -133,6 +133,16 @@ class _Exporter:
         return CPU, 0
 
 
+class _Writable:
+    """The elements of ``array``, which NumPy gives for reading only, because a capsule does not say that
+    they may be written. Triton lets a model write them."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self.array = array
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
+
+
 def _tensor(capsule: Any) -> _DLTensor:
     return _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
 
@@ -148,21 +158,23 @@ def _data_type(tensor: _DLTensor) -> DataType:
 
 def _refuse_strides(tensor: _DLTensor) -> None:
     """Strides count elements; that of an axis of one element says nothing, and none at all means row-major."""
-    if not tensor.strides:
+    shape, strides, expected = tensor.shape[: tensor.ndim], tensor.strides, 1
+    if not strides or 0 in shape:
         return
-    expected = 1
     for axis in reversed(range(tensor.ndim)):
-        if tensor.shape[axis] != 1 and tensor.strides[axis] != expected:
+        if shape[axis] != 1 and strides[axis] != expected:
             raise TritonModelException(
                 "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order "
                 "are supported."
             )
-        expected *= tensor.shape[axis]
+        expected *= shape[axis]
 
 
 def _on_host(capsule: Any, tensor: _DLTensor, datatype: DataType) -> npt.NDArray[Any]:
     tensor.code = _UNSIGNED
     array: npt.NDArray[Any] = np.from_dlpack(_Exporter(capsule))
+    if array.size and not array.flags.writeable:
+        array = np.asarray(_Writable(array))
     return array.view(datatype.numpy)
 
 

@@ -32,8 +32,7 @@ def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dic
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
     """Whether a model of this config may give any number of responses per request."""
-    policy = model_config.get("model_transaction_policy")
-    return bool(policy["decoupled"]) if policy is not None else False
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def _named(tensors: Iterable[Tensor], name: str) -> Tensor | None:

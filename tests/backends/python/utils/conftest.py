@@ -1,0 +1,139 @@
+"""What the tests of pb_utils share: a call that keeps its answers, and a server of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from penstock.backends.base import Call
+from penstock.backends.services import LogLevel, Services
+from penstock.errors import NotFound, PenstockError
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer, InferResponse
+from penstock.messages.tensor import Tensor
+from triton_python_backend_utils.keeping import KeptMetrics
+from triton_python_backend_utils.runtime import Phase, Runtime
+
+#: Answers to one request: each goes out as it is given, the end of the iterator ends the request.
+Model: TypeAlias = Callable[[InferRequest], Iterator[Answer]]
+
+
+class Recorded(Call):
+    """A request as an instance accepts it; ``answers`` are those given, each with whether it was the last.
+
+    With a ``gate``, answers that are not the last wait for it, as for a caller that does not read;
+    ``began`` is set then.
+    """
+
+    gate: Event | None = None
+
+    def __init__(self, inputs: Mapping[str, Tensor] | None = None, **fields: Any) -> None:
+        self.request = InferRequest("counted", dict(inputs or {}), lambda answer, final: None, **fields)
+        self.answers: list[tuple[Answer, bool]] = []
+        self.began = Event()
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if self.gate is not None and not final:
+            self.began.set()
+            assert self.gate.wait(20)
+        assert not self.ended, "an answer after the last"
+        self.answers.append((answer, final))
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.answers) and self.answers[-1][1]
+
+
+class FunctionServices(KeptMetrics, Services):
+    """A server whose models are functions, run on threads of its own."""
+
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        super().__init__()
+        self.models = models
+        self.threads = ThreadPoolExecutor(4)
+        self.asked: list[InferRequest] = []
+        self.reads: list[InferRequest] = []
+        self.cancelled: list[InferRequest] = []
+        self.lines: list[tuple[str, str, str, int]] = []
+        self.loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}
+
+    def infer(self, request: InferRequest) -> None:
+        self.asked.append(request)
+        if request.model_name in self.models:
+            self.threads.submit(self._run, request)
+        else:
+            request.respond(NotFound(f"model '{request.model_name}' is not found"), True)
+
+    def _run(self, request: InferRequest) -> None:
+        answers = list(self.models[request.model_name](request))
+        for answer in answers[:-1]:
+            request.respond(answer, False)
+        request.respond(answers[-1], True)
+
+    def cancel(self, request: InferRequest) -> None:
+        self.cancelled.append(request)
+
+    def read(self, request: InferRequest) -> None:
+        self.reads.append(request)
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        if name == "broken":
+            raise NotFound(f"failed to load '{name}', failed to poll from model repository")
+        self.loaded[name] = (config, files)
+
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        if name not in self.loaded:
+            raise NotFound(f"model '{name}' is not found")
+        del self.loaded[name]
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        if version and not version.isdigit():
+            raise NotFound(f"no version '{version}'")
+        return name in self.loaded
+
+    def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
+        self.lines.append((level, message, file, line))
+
+
+def double(request: InferRequest) -> Iterator[Answer]:
+    x = request.inputs["x"]
+    assert isinstance(x, np.ndarray)
+    yield InferResponse({"y": x * 2}, {"model": request.model_name})
+
+
+def count(request: InferRequest) -> Iterator[Answer]:
+    """As many responses as ``x`` says, and an end without one."""
+    x = request.inputs["x"]
+    assert isinstance(x, np.ndarray)
+    for number in range(int(x[0])):
+        yield InferResponse({"y": np.array([number], np.int32)})
+    yield None
+
+
+def refuse(request: InferRequest) -> Iterator[Answer]:
+    yield PenstockError("no room")
+
+
+@pytest.fixture
+def recorded() -> type[Recorded]:
+    return Recorded
+
+
+@pytest.fixture
+def services() -> Iterator[FunctionServices]:
+    services = FunctionServices({"double": double, "count": count, "refuse": refuse})
+    yield services
+    services.threads.shutdown()
+
+
+@pytest.fixture
+def runtime(services: FunctionServices) -> Iterator[Runtime]:
+    """A model ``asker`` that is being executed, for models that wait for nobody."""
+    runtime = Runtime("asker", services=services, phase=Phase.SERVING)
+    with runtime.entered():
+        yield runtime

@@ -1,0 +1,143 @@
+"""Metrics of pb_utils, with a server and without; texts are those of a real Triton 2.51."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import triton_python_backend_utils as pb_utils
+from triton_python_backend_utils.keeping import KeptMetrics
+
+if TYPE_CHECKING:
+    from triton_python_backend_utils.runtime import Runtime
+
+COUNTER, GAUGE, HISTOGRAM = pb_utils.MetricFamily.COUNTER, pb_utils.MetricFamily.GAUGE, pb_utils.MetricFamily.HISTOGRAM
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["server", "alone"])
+def family(request: pytest.FixtureRequest) -> Callable[[int], pb_utils.MetricFamily]:
+    """Makes families, of a model of a server and where there is none."""
+    if request.param == "server":
+        request.getfixturevalue("runtime")
+    return lambda kind: pb_utils.MetricFamily(f"family_{next(_numbers)}", "what it counts", kind)
+
+
+def test_counter_and_gauge_keep_their_values(family: Callable[[int], pb_utils.MetricFamily]) -> None:
+    counter = family(COUNTER).Metric({"model": "a"})
+    counter.increment(2)
+    counter.increment(0.5)
+    assert counter.value() == 2.5
+
+    gauge = family(GAUGE).Metric()
+    gauge.set(3)
+    gauge.increment(-1)
+    assert gauge.value() == 2.0
+
+
+def test_histogram_takes_observations(family: Callable[[int], pb_utils.MetricFamily]) -> None:
+    histogram = family(HISTOGRAM).Metric({"a": "b"}, [1, 2.5])
+    histogram.observe(1.5)
+    with pytest.raises(pb_utils.TritonModelException, match=r"^Failed to get metric value: "):
+        histogram.value()
+
+
+def test_equal_labels_are_one_metric(family: Callable[[int], pb_utils.MetricFamily]) -> None:
+    counters = family(COUNTER)
+    one, same, other = (counters.Metric(labels) for labels in ({"a": "1"}, {"a": "1"}, {"a": "2"}))
+    one.increment(4)
+    assert (same.value(), other.value()) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "text"),
+    [
+        (COUNTER, {"labels": [1]}, "Failed to create metric. Labels must be a dictionary."),
+        (
+            COUNTER,
+            {"labels": {"a": 1}},
+            "Failed to create metric. Labels must be a dictionary of str to str, found 'a'",
+        ),
+        (COUNTER, {"labels": {1: "a"}}, "Failed to create metric. Labels must be a dictionary of str to str, found 1:"),
+        (HISTOGRAM, {}, "Failed to create metric. Missing required buckets."),
+        (HISTOGRAM, {"buckets": {"a": 1}}, "Failed to create metric. Buckets must be a list."),
+        (HISTOGRAM, {"buckets": [2.0, 1.0]}, "Failed to create metric. Buckets must be numbers in ascending order"),
+        (HISTOGRAM, {"buckets": ["a"]}, "Failed to create metric. Buckets must be numbers in ascending order"),
+        (GAUGE, {"buckets": [1.0]}, "Failed to create metric. Unexpected buckets found."),
+    ],
+)
+def test_what_makes_no_metric_is_refused(
+    family: Callable[[int], pb_utils.MetricFamily], kind: int, arguments: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(pb_utils.TritonModelException) as refusal:
+        family(kind).Metric(**arguments)
+    assert str(refusal.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "value", "text"),
+    [
+        (
+            COUNTER,
+            "increment",
+            -1,
+            "Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically "
+            "by non-negative values.",
+        ),
+        (
+            COUNTER,
+            "observe",
+            1,
+            "Failed to observe metric value: TRITONSERVER_METRIC_KIND_COUNTER does not support Obs",
+        ),
+        (COUNTER, "set", 1, "Failed to set metric value: TRITONSERVER_METRIC_KIND_COUNTER does not support Set"),
+        (
+            GAUGE,
+            "observe",
+            1,
+            "Failed to observe metric value: TRITONSERVER_METRIC_KIND_GAUGE does not support Observe",
+        ),
+    ],
+)
+def test_operation_that_does_not_fit_the_kind_is_refused(
+    family: Callable[[int], pb_utils.MetricFamily], kind: int, operation: str, value: float, text: str
+) -> None:
+    metric = family(kind).Metric({})
+    with pytest.raises(pb_utils.TritonModelException) as refusal:
+        getattr(metric, operation)(value)
+    assert str(refusal.value).startswith(text)
+    assert metric.value() == 0
+
+
+def test_text_is_no_value(family: Callable[[int], pb_utils.MetricFamily]) -> None:
+    with pytest.raises(TypeError, match=r"increment\(\) takes a number, found type 'str'"):
+        family(COUNTER).Metric().increment("a")  # type: ignore[arg-type]
+
+
+def test_family_is_one_kind_only(family: Callable[[int], pb_utils.MetricFamily]) -> None:
+    family(COUNTER)
+    name = f"family_{next(_numbers) - 1}"
+    pb_utils.MetricFamily(name, "as it is", COUNTER)
+    with pytest.raises(pb_utils.TritonModelException, match=f"^Error when creating MetricFamily: .*{name}"):
+        pb_utils.MetricFamily(name, "as another", GAUGE)
+
+
+def test_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="9"):
+        pb_utils.MetricFamily("f", "d", 9)
+
+
+def test_metric_outlives_its_family_and_both_are_released(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[int] = []
+    monkeypatch.setattr(KeptMetrics, "release", lambda self, handle: released.append(handle))
+    family = pb_utils.MetricFamily("outlived", "d", GAUGE)
+    metric = family.Metric({"a": "b"})
+    del family
+    metric.set(3)
+    assert (metric.value(), released) == (3, [])
+
+    del metric
+    assert len(released) == 2

@@ -1,0 +1,117 @@
+"""Tensors of pb_utils; the texts are Triton's (behaviours.md section 9.2)."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+import triton_python_backend_utils as pb_utils
+from penstock.messages.tensor import BytesTensor
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [
+        *[("bool", 1), ("uint8", 2), ("uint16", 3), ("uint32", 4), ("uint64", 5), ("int8", 6), ("int16", 7)],
+        *[("int32", 8), ("int64", 9), ("float16", 10), ("float32", 11), ("float64", 12), ("object", 13)],
+        *[("S3", 13), ("U3", 13)],
+    ],
+)
+def test_tensor_says_its_type_by_tritons_number(dtype: str, number: int) -> None:
+    tensor = pb_utils.Tensor("x", np.zeros((2, 3), dtype))
+
+    assert tensor.triton_dtype() == number
+    assert (tensor.name(), tensor.shape(), tensor.is_cpu()) == ("x", [2, 3], True)
+
+
+def test_contiguous_array_is_shared_and_another_is_copied() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    assert pb_utils.Tensor("x", array).as_numpy() is array
+    turned = pb_utils.Tensor("x", array.T).as_numpy()
+    assert turned.flags.c_contiguous
+    np.testing.assert_array_equal(turned, array.T)
+
+
+def test_scalar_has_no_axes() -> None:
+    assert pb_utils.Tensor("x", np.array(3.0)).shape() == []
+
+
+def test_other_byte_order_becomes_this_machines() -> None:
+    tensor = pb_utils.Tensor("x", np.arange(3, dtype=">f4"))
+
+    assert tensor.triton_dtype() == 11
+    assert tensor.as_numpy().dtype == np.dtype("=f4")
+    assert tensor.as_numpy().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "datetime64[s]", "float128"])
+def test_type_that_triton_lacks_is_refused(dtype: str) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=r"^NumPy dtype is not supported\.$"):
+        pb_utils.Tensor("x", np.zeros(2, dtype))
+
+
+def test_empty_name_is_refused() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=r"^Tensor name cannot be an empty string\.$"):
+        pb_utils.Tensor("", np.zeros(2))
+
+
+def test_list_is_no_array() -> None:
+    with pytest.raises(TypeError, match="found type 'list'"):
+        pb_utils.Tensor("x", [1, 2])  # type: ignore[arg-type]
+
+
+def test_received_strings_come_as_bytes_in_shape() -> None:
+    wire = b"".join(struct.pack("<I", len(item)) + item for item in [b"a", b"", b"bcd", b"\xff\x00"])
+    tensor = pb_utils.Tensor._received("x", BytesTensor(wire, (2, 2)))
+
+    strings = tensor.as_numpy()
+    assert (strings.dtype, strings.shape) == (np.dtype(object), (2, 2))
+    assert strings.tolist() == [[b"a", b""], [b"bcd", b"\xff\x00"]]
+    assert tensor.as_numpy() is strings
+
+
+@pytest.mark.parametrize("dtype", ["object", "U"])
+def test_text_is_sent_as_utf8_and_seen_as_given(dtype: str) -> None:
+    given = np.array(["é", "abc"], dtype)
+    tensor = pb_utils.Tensor("x", given)
+
+    assert tensor.as_numpy() is given
+    wire = tensor._wire()
+    assert isinstance(wire, BytesTensor)
+    assert wire.items() == ["é".encode(), b"abc"]
+
+
+def test_string_written_into_a_received_tensor_is_sent() -> None:
+    tensor = pb_utils.Tensor._received("x", BytesTensor.from_items([b"a", b"b"], (2,)))
+    tensor.as_numpy()[1] = b"changed"
+
+    wire = tensor._wire()
+    assert isinstance(wire, BytesTensor)
+    assert wire.items() == [b"a", b"changed"]
+
+
+def test_received_elements_can_be_written_without_changing_their_owners() -> None:
+    received = np.arange(4, dtype=np.int32)
+    received.flags.writeable = False
+    tensor = pb_utils.Tensor._received("x", received)
+
+    array = tensor.as_numpy()
+    array += 1
+
+    assert tensor.as_numpy() is array
+    assert received.tolist() == [0, 1, 2, 3]
+
+
+def test_bf16_is_refused_to_numpy() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    tensor = pb_utils.Tensor("x", np.zeros(2, ml_dtypes.bfloat16))
+
+    assert tensor.triton_dtype() == 14
+    with pytest.raises(
+        pb_utils.TritonModelException,
+        match=r"^Tensor dtype is BF16 and cannot be converted to NumPy\. Use to_dlpack\(\) and from_dlpack\(\) instead",
+    ):
+        tensor.as_numpy()
