@@ -148,6 +148,7 @@ class Server:
         if self.phase in (Phase.NEW, Phase.STOPPED):
             return
         self.phase = Phase.EXITING
+        self._control.stop()
         try:
             self.plugins.hook.server_stopping(server=self)
         except Exception:

@@ -31,6 +31,7 @@ repository-poll-secs 15
 model-load-thread-count 4
 model-load-retry-count 0
 model-namespacing False
+dev False
 enable-peer-access True
 allow-http True
 http-address 0.0.0.0

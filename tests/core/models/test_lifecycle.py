@@ -261,7 +261,7 @@ def test_readiness_follows_the_instances_and_can_be_relaxed(
         gated.loaded.clear()
         async with make_server(strict_readiness=strict) as server:
             gated.loaded[0].ready = False
-            return server.ready
+            return await server.check_ready()
 
     assert not run(scenario(True))
     assert run(scenario(False))

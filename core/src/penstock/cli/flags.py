@@ -88,7 +88,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("strict-readiness", "<bool>", "The server is ready only when every model is.", "false", boolean),
         Flag("model-control-mode", "<mode>", "Who loads models: none (all, at start), poll or explicit.", "none",
              choice("model-control-mode", "none", "poll", "explicit", ignore_case=True)),
-        Flag("repository-poll-secs", "<s>", "Time between looks at the repository in mode poll.", "30", int32),
+        Flag("repository-poll-secs", "<s>", "Time between looks at the repository in mode poll; 0 for none.", "30", int32),
         Flag("load-model", "<name>", "Model to load at start in mode explicit; '*' alone is all of them.", "digits",
              gather=values.collect),
         Flag("model-config-name", "<name>", "Use configs/<name>.pbtxt of each model that has one.", "h100",
@@ -96,6 +96,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("model-load-thread-count", "<n>", "Models that load at the same time.", "8", int32),
         Flag("model-load-retry-count", "<n>", "Further attempts at loading a version that failed.", "2", int32),
         Flag("model-namespacing", "<bool>", "Models of one name may stand in several repositories.", "true", boolean),
+        Flag("dev", "", "Reload a model when its files change, and keep Python models in the server's process, where "
+             "breakpoint() works.", "", None),
         Flag("enable-peer-access", "<bool>", "Copy between GPUs directly.", "false", boolean),
     ),
     "HTTP": (

@@ -48,7 +48,6 @@ _NOT_VERTEX = _no_effect("the Vertex AI endpoint is not built yet")
 _PLUGINS = "backends, caches and agents are Python plugins found by entry point, not shared libraries"
 
 SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT) | {
-    "repository_poll_secs": _no_effect("the repository is not polled, because --model-control-mode is none"),
     "model_namespacing": _refused("namespaces are not built yet; models of one name would be refused instead of kept"),
     "enable_peer_access": _no_effect("tensors do not move between GPUs"),
     "http_thread_count": _ONE_LOOP,

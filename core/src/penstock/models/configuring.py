@@ -109,8 +109,13 @@ def judge(model: Model, backend: Backend) -> list[Problem]:
 
 
 def backend_settings(name: str, options: ServerOptions) -> dict[str, str]:
-    """What ``--backend-config`` says to the backend ``name``: the global settings and its own."""
-    return {**options.backend_config.get("", {}), **options.backend_config.get(name, {})}
+    """What ``--backend-config`` says to the backend ``name``: the global settings and its own.
+
+    With ``--dev``, Python models run in the server's process unless it says otherwise: there a
+    ``breakpoint()`` finds the terminal.
+    """
+    default = {"isolation": "thread"} if options.dev and name == "python" else {}
+    return {**default, **options.backend_config.get("", {}), **options.backend_config.get(name, {})}
 
 
 def _raise_first(problems: Iterable[Problem]) -> None:

@@ -14,6 +14,7 @@ from penstock.models.overrides import Overrides, parse_overrides, write_files
 from penstock.models.repository import Entry, Repository
 from penstock.models.scratch import Scratch, remove
 from penstock.models.states import IndexEntry, index_of
+from penstock.models.watching import DEV_INTERVAL_S, Watcher
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +30,19 @@ class Control:
         self._lifecycle = lifecycle
         self._repository = Repository(options.model_repository)
         self._scratch = Scratch()
+        self._watcher = self._make_watcher()
 
     async def start(self) -> list[PenstockError]:
-        """Load what the control mode says is to be loaded at start; returns what failed."""
+        """Load what the control mode says is to be loaded at start, and watch; returns what failed."""
         await asyncio.to_thread(self._scratch.sweep)
+        if self._watcher is None:
+            return await self._load_first()
+        await self._watcher.prepare()
+        failures = await self._load_first()
+        self._watcher.start()
+        return failures
+
+    async def _load_first(self) -> list[PenstockError]:
         entries = await asyncio.to_thread(self._repository.scan)
         if not self.is_explicit or self._options.load_model == (ALL,):
             return await self._lifecycle.load_all(entries.values())
@@ -67,9 +77,23 @@ class Control:
             lines += [IndexEntry(name) for name in found if name not in self._lifecycle.records]
         return sorted(lines, key=lambda line: line.name)  # stable: versions stay in order
 
+    def stop(self) -> None:
+        """Do not watch any more."""
+        if self._watcher is not None:
+            self._watcher.stop()
+
     def close(self) -> None:
         """Remove the files that came with loads. Blocks."""
         self._scratch.close()
+
+    def _make_watcher(self) -> Watcher | None:
+        """The watcher of ``--dev`` or of mode poll, if it is one of these."""
+        options = self._options
+        is_polling = options.model_control_mode == "poll" and options.repository_poll_secs > 0
+        if not (options.dev or is_polling):
+            return None
+        interval_s = DEV_INTERVAL_S if options.dev else float(options.repository_poll_secs)
+        return Watcher(self._repository, self._lifecycle, interval_s, dev=options.dev, known_only=self.is_explicit)
 
     def _require_explicit(self) -> None:
         if not self.is_explicit:

@@ -68,6 +68,20 @@ class Lifecycle:
         async with self._turn(name):
             self._let_go(name)
 
+    async def remove(self, name: str) -> None:
+        """`unload`, and forget why versions that failed did: ``name`` is gone from the repository."""
+        async with self._turn(name):
+            self._let_go(name)
+            record = self.records.get(name, ModelRecord(name))
+            for number in [number for number, version in record.versions.items() if version.has_failed]:
+                del record.versions[number]
+            if not record.versions:
+                self.records.pop(name, None)
+
+    def is_served(self, name: str) -> bool:
+        """Whether any version of ``name`` takes requests."""
+        return name in self.records and self.records[name].is_served
+
     async def stop(self) -> None:
         """Unload everything, once what is being loaded is there; returns when the last request is answered."""
         await self._settle()
