@@ -70,7 +70,7 @@ class ServedModel:
     @property
     def ready(self) -> bool:
         """Whether every instance is alive. `check_ready` asks them, too."""
-        return all([host.alive for host in self.hosts])
+        return all(host.alive for host in self.hosts)
 
     @property
     def reason(self) -> str:
@@ -92,7 +92,7 @@ class ServedModel:
 
     def snapshot(self) -> Snapshot:
         """The statistics, added up now."""
-        return self.statistics.snapshot(self.scheduler.pending, sum([host.restarts for host in self.hosts]))
+        return self.statistics.snapshot(self.scheduler.pending, sum(host.restarts for host in self.hosts))
 
     async def drain(self) -> None:
         """Refuse new requests and wait until those submitted are answered."""

@@ -1,0 +1,194 @@
+"""The search for knots, on a clock of the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.messages.request import InferRequest
+from penstock.models.knots import Knots
+
+
+class Clock:
+    """As much of an event loop as is needed: what is due happens when the test says."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> None:
+        self.due.append(call)
+
+    def look(self) -> None:
+        due, self.due = self.due, []
+        for call in due:
+            call()
+
+
+@dataclass(eq=False)
+class Host:
+    alive: bool = True
+    executing: Sequence[InferRequest] = ()
+
+
+@dataclass(eq=False)
+class Model:
+    name: str
+    hosts: list[Host] = field(default_factory=list)
+    waiting: set[InferRequest] = field(default_factory=set)
+
+    def has_waiting(self, request: InferRequest) -> bool:
+        return request in self.waiting
+
+
+class Scene:
+    """Models with their hosts; requests are executed and sent as the test says."""
+
+    def __init__(self, *names: str) -> None:
+        self.clock = Clock()
+        self.refused: list[tuple[InferRequest, str]] = []
+        self.knots = Knots(self.clock, self._refuse)  # type: ignore[arg-type]
+        self.models = {name: Model(name, [Host()]) for name in names}
+
+    def begin(self, model: str, host: int = 0) -> InferRequest:
+        """A client's request, and all instances but ``host`` free."""
+        request = InferRequest(model, {}, lambda answer, final: None)
+        self.models[model].hosts[host].executing = [request]
+        return request
+
+    def call(self, caller: InferRequest, target: str, host: int = 0) -> InferRequest:
+        """A call that waits in the queue of ``target``."""
+        source = self.models[caller.model_name]
+        request = InferRequest(target, {}, lambda answer, final: None, callers=(*caller.callers, source.name))
+        request.caller = caller
+        self.models[target].waiting.add(request)
+        self.knots.add(source.hosts[host], request, self.models[target])  # type: ignore[arg-type]
+        return request
+
+    def look(self, times: int = 1) -> list[str]:
+        for _ in range(times):
+            self.clock.look()
+        return [path for _, path in self.refused]
+
+    def _refuse(self, request: InferRequest, path: Sequence[str]) -> None:
+        self.refused.append((request, " ".join(path)))
+        self.models[request.model_name].waiting.discard(request)
+        (host,) = (
+            host
+            for model in self.models.values()
+            for host in model.hosts
+            if request.caller in host.executing or model.name == request.callers[-1]
+        )
+        self.knots.discard(host, request)  # type: ignore[arg-type]
+
+
+def test_a_knot_is_refused_in_the_second_look_and_not_in_the_first() -> None:
+    scene = Scene("a")
+    scene.call(scene.begin("a"), "a")
+    assert scene.look() == []
+    assert scene.look() == ["a a"]
+    assert scene.clock.due == []
+
+
+def test_what_is_free_in_the_second_look_is_not_refused() -> None:
+    scene = Scene("a")
+    scene.call(scene.begin("a"), "a")
+    scene.look()
+    scene.models["a"].hosts[0].executing = ()  # it had only been about to return
+    assert scene.look(3) == []
+    assert scene.clock.due == []  # and nothing is looked at any more
+
+
+def test_a_long_queue_before_a_busy_model_is_no_knot() -> None:
+    scene = Scene("a", "b")
+    scene.begin("b")
+    for _ in range(10):
+        scene.call(scene.begin("a"), "b")
+    assert scene.look(5) == []
+    assert scene.clock.due == []
+
+
+def test_a_free_instance_anywhere_on_the_way_keeps_from_a_knot() -> None:
+    scene = Scene("a", "b", "c")
+    scene.models["c"].hosts.append(Host())
+    scene.call(scene.begin("a"), "b")
+    scene.call(scene.begin("b"), "c")
+    scene.call(scene.begin("c"), "a")
+    assert scene.look(5) == []
+
+
+def test_an_instance_that_is_dead_may_come_back() -> None:
+    scene = Scene("a", "b")
+    scene.models["b"].hosts[0].alive = False
+    scene.call(scene.begin("a"), "b")
+    scene.call(scene.begin("b"), "a")
+    assert scene.look(5) == []
+
+
+def test_a_call_for_what_is_no_longer_executed_holds_nothing() -> None:
+    scene = Scene("a", "b")
+    before = scene.begin("a")
+    scene.begin("a")
+    scene.call(before, "b")
+    scene.call(scene.begin("b"), "a")
+    assert scene.look(5) == []
+
+
+def test_a_call_without_its_request_is_taken_for_one_that_holds_its_instance() -> None:
+    scene = Scene("a")
+    call = scene.call(scene.begin("a"), "a")
+    call.caller = None
+    assert scene.look(2) == ["a a"]
+
+
+def test_a_knot_that_only_the_end_of_another_call_closes_is_found() -> None:
+    scene = Scene("a", "b")
+    begun = scene.begin("a")
+    able, stuck = scene.call(begun, "b"), scene.call(begun, "a")
+    assert scene.look(5) == []
+    scene.models["b"].waiting.discard(able)
+    scene.knots.discard(scene.models["a"].hosts[0], able)  # type: ignore[arg-type]
+    assert scene.look(2) == ["a a"]
+    assert scene.refused[0][0] is stuck
+
+
+def test_a_request_that_is_answered_later_without_a_call_of_its_own_will_be() -> None:
+    scene = Scene("a", "later")
+    at_work = scene.call(scene.begin("a"), "later")
+    other = scene.begin("later")
+    scene.models["later"].waiting.discard(at_work)
+    scene.models["later"].hosts[0].executing = ()  # both executions have returned
+    scene.call(other, "a")
+    assert scene.look(5) == []
+
+
+def test_the_path_leads_through_those_who_hold_what_is_needed() -> None:
+    scene = Scene("a", "b", "c")
+    scene.call(scene.begin("a"), "b")
+    scene.call(scene.begin("b"), "c")
+    scene.call(scene.begin("c"), "b")
+    assert scene.look(2) == ["c b c"]
+
+
+Edges = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12, unique=True)
+
+
+@given(Edges)
+def test_a_call_is_refused_exactly_if_no_free_model_can_be_reached_from_it(edges: list[tuple[int, int]]) -> None:
+    """One instance each, and the oracle is the transitive closure, by matrix powers."""
+    scene = Scene(*"abcde")
+    begun = [scene.begin(name) for name in "abcde"]
+    needs = np.zeros((5, 5), bool)
+    for source, target in edges:
+        scene.call(begun[source], "abcde"[target])
+        needs[source, target] = True
+    reach = np.linalg.matrix_power(needs.astype(np.int64) + np.eye(5, dtype=np.int64), 5) > 0
+    free = ~needs.any(axis=1)
+    stuck = {(source, target) for source, target in edges if not (reach[target] & free).any()}
+    refused: list[InferRequest] = []
+    scene.knots._refuse = lambda request, path: refused.append(request)
+    scene.look(2)
+    assert {("abcde".index(r.callers[-1]), "abcde".index(r.model_name)) for r in refused} == stuck
