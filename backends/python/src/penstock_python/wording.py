@@ -21,8 +21,8 @@ MAX_FRAMES = 24
 #: Characters of an exception's own message. What is cut off is in the log.
 MAX_MESSAGE = 2048
 
-#: Top-level packages whose frames say nothing about the model.
-_OURS = frozenset(("penstock", "penstock_python", "triton_python_backend_utils"))
+#: Top-level packages whose frames say nothing about the model: who called it, and who imported it.
+_OURS = frozenset(("importlib", "penstock", "penstock_python", "triton_python_backend_utils"))
 
 
 def describe(error: BaseException) -> str:
@@ -47,5 +47,5 @@ def _message(error: BaseException) -> str:
 def _frames(error: BaseException) -> Iterator[tuple[CodeType, int]]:
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if module not in _OURS and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        if module not in _OURS:
             yield frame.f_code, line

@@ -69,7 +69,7 @@ def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
     try:
         parse_parameters(cls, given)
     except ConfigError as error:
-        wrong += _read(cls, given)[1] or [Problem(error.field, error.message)]
+        wrong += _read(cls, given)[1] or [Problem(error.field, error.message, error.code)]
     return wrong
 
 

@@ -1,0 +1,430 @@
+"""Python models as users write them, served by ``penstock serve`` and asked by the stock client.
+
+The models are those of the public documentation of Triton's Python backend, written anew. Every test
+runs twice: with each instance in a process of its own, and in a thread of the server.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
+from tritonclient.utils import InferenceServerException
+
+ADD_SUB_CONFIG = "".join(
+    f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [4] }}\n'
+    for kind, names in (("input", ("INPUT0", "INPUT1")), ("output", ("OUTPUT0", "OUTPUT1")))
+    for name in names
+)
+ADD_SUB = """
+import json
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        described = pb_utils.get_output_config_by_name(config, "OUTPUT0")
+        self.dtype = pb_utils.triton_string_to_numpy(described["data_type"])
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            a = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            b = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
+            tensors = [
+                pb_utils.Tensor("OUTPUT0", (a + b).astype(self.dtype)),
+                pb_utils.Tensor("OUTPUT1", (a - b).astype(self.dtype)),
+            ]
+            responses.append(pb_utils.InferenceResponse(tensors))
+        return responses
+"""
+UPPER = """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            words = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            out = np.array([word.upper() for word in words.ravel()], np.object_).reshape(words.shape)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
+        return responses
+"""
+UPPER_CONFIG = "".join(
+    f'{kind} {{ name: "{name}" data_type: TYPE_STRING dims: [-1] }}\n'
+    for kind, name in (("input", "IN"), ("output", "OUT"))
+)
+#: N responses to each element, sent by a thread per request.
+REPEAT = """
+import threading
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.threads = []
+    def execute(self, requests):
+        for request in requests:
+            thread = threading.Thread(target=self.answer, args=(request.get_response_sender(), request))
+            self.threads.append(thread)
+            thread.start()
+    def answer(self, sender, request):
+        for value in pb_utils.get_input_tensor_by_name(request, "IN").as_numpy():
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.int32))]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    def finalize(self):
+        for thread in self.threads:
+            thread.join()
+"""
+INT_CONFIG = """
+input { name: "IN" data_type: TYPE_INT32 dims: [-1] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [1] }
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }\n"
+SQUARE = """
+import asyncio
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        await asyncio.gather(*[self.answer(request) for request in requests])
+    async def answer(self, request):
+        sender = request.get_response_sender()
+        count = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+        for _ in range(count):
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.int32))]))
+            await asyncio.sleep(0)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+DESCRIBE = """
+import json
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.args = dict(args)
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            said = {
+                "args": self.args,
+                "id": request.request_id(),
+                "correlation_id": request.correlation_id(),
+                "parameters": json.loads(request.parameters()),
+                "outputs": sorted(request.requested_output_names()),
+                "batch": len(requests),
+            }
+            out = np.array([json.dumps(said)], np.object_)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)], parameters={"said": True}))
+        return responses
+"""
+DESCRIBE_CONFIG = """
+input { name: "IN" data_type: TYPE_INT32 dims: [-1] optional: true }
+output { name: "OUT" data_type: TYPE_STRING dims: [1] }
+parameters { key: "colour" value { string_value: "blue" } }
+"""
+HELPED = """
+import helper
+from .helper import NAME
+from words import greeting
+
+class TritonPythonModel:
+    def execute(self, requests):
+        import lazy
+        said = "|".join([helper.NAME, NAME, greeting(), lazy.NAME])
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([said], np.object_))]) for _ in requests]
+"""
+BLS = """
+class TritonPythonModel:
+    EXECUTE
+        responses = []
+        for request in requests:
+            inner = pb_utils.InferenceRequest(
+                model_name="add_sub", requested_output_names=["OUTPUT0"], inputs=request.inputs()
+            )
+            answer = CALL
+            if answer.has_error():
+                responses.append(pb_utils.InferenceResponse(error=answer.error()))
+            else:
+                total = pb_utils.get_output_tensor_by_name(answer, "OUTPUT0").as_numpy()
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", total)]))
+        return responses
+"""
+METRICS = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.family = pb_utils.MetricFamily("requests_seen", "Requests seen", pb_utils.MetricFamily.COUNTER)
+        self.metric = self.family.Metric(labels={"model": "metrics", "version": "1"})
+    def execute(self, requests):
+        self.metric.increment(len(requests))
+        pb_utils.Logger.log_info("metrics executed")
+        value = np.array([self.metric.value()], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for _ in requests]
+"""
+PRE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            image = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy()
+            scaled = (image.astype(np.float32) / 255).transpose(0, 3, 1, 2)
+            tensors = [
+                pb_utils.Tensor("PIXELS", scaled),  # not contiguous
+                pb_utils.Tensor("SIZE", np.array([image.shape[1:3]] * len(image), np.int64)),
+                pb_utils.Tensor("MEAN", scaled.mean(axis=(1, 2, 3))[:, None].astype(np.float16)),
+            ]
+            responses.append(pb_utils.InferenceResponse(tensors))
+        return responses
+"""
+PRE_CONFIG = """
+max_batch_size: 4
+input { name: "IMAGE" data_type: TYPE_UINT8 dims: [-1, -1, 3] }
+output { name: "PIXELS" data_type: TYPE_FP32 dims: [3, -1, -1] }
+output { name: "SIZE" data_type: TYPE_INT64 dims: [2] }
+output { name: "MEAN" data_type: TYPE_FP16 dims: [1] }
+"""
+WELL = """
+import os
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sick = os.path.join(args["model_repository"], "sick")
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+    async def is_ready(self):
+        return not os.path.exists(self.sick)
+"""
+COUNTED = """
+class TritonPythonModel:
+    def execute(self, requests):
+        value = np.array([[len(requests)]], np.int32)
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUT", np.repeat(value, len(request.inputs()[0].as_numpy()), 0))]
+            )
+            for request in requests
+        ]
+"""
+COUNTED_CONFIG = """
+max_batch_size: 8 dynamic_batching { preferred_batch_size: [8] max_queue_delay_microseconds: 20000000 }
+input { name: "IN" data_type: TYPE_INT32 dims: [1] } output { name: "OUT" data_type: TYPE_INT32 dims: [1] }
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, write_python: Callable[..., Path]) -> Path:
+    path = tmp_path_factory.mktemp("models")
+
+    def write(*words: str, **files: str) -> Path:
+        return write_python(path, *words, **files)
+
+    write("add_sub", ADD_SUB, ADD_SUB_CONFIG)
+    write("upper", UPPER, UPPER_CONFIG)
+    write("repeat", REPEAT, DECOUPLED + INT_CONFIG)
+    write("square", SQUARE, DECOUPLED + INT_CONFIG)
+    write("describe", DESCRIBE, DESCRIBE_CONFIG)
+    for name in ("red", "green"):
+        words = {"words": "def greeting():\n    from helper import NAME\n    return 'hello ' + NAME\n"}
+        helpers = {"helper": f"NAME = {name!r}\n", "lazy": f"NAME = 'lazy {name}'\n"}
+        write(f"helped_{name}", HELPED, DESCRIBE_CONFIG, **helpers, **words)
+    plain = {"EXECUTE": "def execute(self, requests):", "CALL": "inner.exec()"}
+    awaited = {"EXECUTE": "async def execute(self, requests):", "CALL": "await inner.async_exec()"}
+    for name, words in (("bls", plain), ("bls_async", awaited)):
+        code = BLS
+        for key, value in words.items():
+            code = code.replace(key, value)
+        write(name, code, ADD_SUB_CONFIG)
+    write("metrics", METRICS, INT_CONFIG)
+    write("preprocess", PRE, PRE_CONFIG)
+    write("well", WELL, INT_CONFIG)
+    write("counted", COUNTED, COUNTED_CONFIG)
+    return path
+
+
+@pytest.fixture(scope="module", params=["process", "thread"])
+def server(request: pytest.FixtureRequest, repository: Path, keep_serving: Callable[..., Any]) -> Any:
+    return keep_serving(f"--model-repository={repository}", f"--backend-config=python,isolation={request.param}")
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[http.InferenceServerClient]:
+    with http.InferenceServerClient(f"127.0.0.1:{server.http}", concurrency=8) as found:
+        yield found
+
+
+def given(module: Any, **arrays: np.ndarray[Any, Any]) -> list[Any]:
+    inputs = []
+    for name, array in arrays.items():
+        datatype = {"O": "BYTES", "f": "FP32", "i": "INT32", "u": "UINT8"}[array.dtype.kind]
+        inputs.append(module.InferInput(name, list(array.shape), datatype))
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
+
+
+def responses(server: Any, model: str, array: np.ndarray[Any, Any]) -> list[int]:
+    """The values of all responses of a decoupled model to one request."""
+    got: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as stream:
+        stream.start_stream(lambda result, error: got.put((result, error)))
+        stream.async_stream_infer(model, given(grpc, IN=array), enable_empty_final_response=True)
+        values: list[int] = []
+        while True:
+            result, error = got.get(timeout=30)
+            assert error is None
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                return values
+            values.append(int(result.as_numpy("OUT")[0]))
+
+
+@pytest.mark.parametrize("module", [http, grpc])
+def test_add_sub_adds_and_subtracts(server: Any, module: Any) -> None:
+    a, b = np.arange(4, dtype=np.float32), np.full(4, 2, np.float32)
+    port = server.http if module is http else server.grpc
+    with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        result = client.infer("add_sub", given(module, INPUT0=a, INPUT1=b))
+    assert result.as_numpy("OUTPUT0").tolist() == (a + b).tolist()
+    assert result.as_numpy("OUTPUT1").tolist() == (a - b).tolist()
+
+
+def test_strings_arrive_and_leave_as_bytes(client: http.InferenceServerClient) -> None:
+    words = np.array(["ab", "", "grün", "x" * 70000], np.object_)
+    result = client.infer("upper", given(http, IN=words))
+    assert result.as_numpy("OUT").tolist() == [word.encode().upper() for word in words]
+
+
+def test_a_decoupled_model_streams_from_threads_of_its_own(server: Any) -> None:
+    assert responses(server, "repeat", np.arange(200, dtype=np.int32)) == list(range(200))
+    assert responses(server, "repeat", np.zeros(0, np.int32)) == []
+
+
+def test_an_async_decoupled_model_streams_to_many_callers_at_once(server: Any) -> None:
+    found: dict[int, list[int]] = {}
+
+    def ask(count: int) -> None:
+        found[count] = responses(server, "square", np.array([count], np.int32))
+
+    threads = [threading.Thread(target=ask, args=(count,)) for count in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == {count: [count] * count for count in range(6)}
+
+
+def test_initialize_is_told_who_it_is_and_a_request_what_it_asks(
+    client: http.InferenceServerClient, repository: Path
+) -> None:
+    result = client.infer(
+        "describe", [], request_id="seven", sequence_id=5, parameters={"n": 3, "s": "text", "b": True}
+    )
+    said = json.loads(result.as_numpy("OUT")[0])
+    config = json.loads(said["args"].pop("model_config"))
+    assert said["args"] == {
+        "model_instance_kind": "CPU",
+        "model_instance_name": "describe_0_0",
+        "model_instance_device_id": "0",
+        "model_repository": str(repository / "describe"),
+        "model_version": "1",
+        "model_name": "describe",
+    }
+    assert config["parameters"] == {"colour": {"string_value": "blue"}}
+    assert config["output"][0]["data_type"] == "TYPE_STRING"
+    assert (said["id"], said["correlation_id"], said["outputs"], said["batch"]) == ("seven", 5, ["OUT"], 1)
+    assert {"n": 3, "s": "text", "b": True}.items() <= said["parameters"].items()
+    assert result.get_response()["parameters"]["said"] is True
+
+
+@pytest.mark.parametrize("name", ["red", "green"])
+def test_models_import_their_own_modules_of_the_same_names(client: http.InferenceServerClient, name: str) -> None:
+    said = client.infer(f"helped_{name}", []).as_numpy("OUT")[0].decode()
+    assert said == f"{name}|{name}|hello {name}|lazy {name}"
+
+
+@pytest.mark.parametrize("model", ["bls", "bls_async"])
+def test_a_model_asks_another(client: http.InferenceServerClient, model: str) -> None:
+    a, b = np.arange(4, dtype=np.float32), np.full(4, 2, np.float32)
+    result = client.infer(model, given(http, INPUT0=a, INPUT1=b))
+    assert result.as_numpy("OUTPUT0").tolist() == (a + b).tolist()
+
+
+def test_a_metric_of_a_model_stands_on_the_page(client: http.InferenceServerClient, server: Any) -> None:
+    before = server.metric("requests_seen", "metrics")
+    result = client.infer("metrics", given(http, IN=np.zeros(1, np.int32)))
+    assert result.as_numpy("OUT")[0] == before + 1 == server.metric("requests_seen", "metrics")
+
+
+def test_several_outputs_of_several_types_and_a_strided_one(client: http.InferenceServerClient) -> None:
+    image = np.random.default_rng(3).integers(0, 256, (2, 5, 7, 3), np.uint8)
+    result = client.infer("preprocess", given(http, IMAGE=image))
+    pixels = (image.astype(np.float32) / 255).transpose(0, 3, 1, 2)
+    assert np.array_equal(result.as_numpy("PIXELS"), pixels)
+    assert result.as_numpy("SIZE").tolist() == [[5, 7], [5, 7]]
+    assert np.allclose(result.as_numpy("MEAN")[:, 0], pixels.mean(axis=(1, 2, 3)), atol=1e-3)
+
+
+def test_requests_that_wait_together_are_executed_together(client: http.InferenceServerClient) -> None:
+    inputs = given(http, IN=np.zeros((2, 1), np.int32))
+    waiting = [client.async_infer("counted", inputs) for _ in range(4)]
+    assert [each.get_result().as_numpy("OUT").tolist() for each in waiting] == [[[4], [4]]] * 4
+
+
+def test_is_ready_of_a_model_decides_its_readiness(client: http.InferenceServerClient, repository: Path) -> None:
+    sick = repository / "well" / "sick"
+    assert client.is_model_ready("well")
+    sick.touch()
+    try:
+        assert not client.is_model_ready("well")
+    finally:
+        sick.unlink()
+    assert client.is_model_ready("well")
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_model_is_initialized_and_finalized_once_and_an_error_of_finalize_is_logged(
+    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+) -> None:
+    said = tmp_path / "said"
+    code = f"""
+    class TritonPythonModel:
+        def say(self, word):
+            with open({str(said)!r}, "a") as file:
+                file.write(word + " ")
+        def initialize(self, args):
+            self.say("initialize")
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([]) for _ in requests]
+        def finalize(self):
+            self.say("finalize")
+            raise ValueError("too late")
+    """
+    write_python(tmp_path / "models", "life", code, INT_CONFIG)
+    server = run_penstock(
+        f"--model-repository={tmp_path / 'models'}", f"--backend-config=python,isolation={isolation}"
+    ).wait_until_ready()
+    server.stop()
+    assert said.read_text() == "initialize finalize "
+    assert "finalize of 'life_0_0' failed: ValueError: too late" in server.log
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_what_a_model_raises_reaches_the_client_with_its_frames(
+    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+) -> None:
+    code = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            raise ValueError("bad value")
+    """
+    path = write_python(tmp_path, "raises", code, INT_CONFIG) / "1" / "model.py"
+    words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
+    server = run_penstock(*words).wait_until_ready()
+    with (
+        http.InferenceServerClient(f"127.0.0.1:{server.http}") as client,
+        pytest.raises(InferenceServerException) as caught,
+    ):
+        client.infer("raises", given(http, IN=np.zeros(1, np.int32)))
+    assert caught.value.message() == (
+        "Failed to process the request(s) for model 'raises_0_0', message: ValueError: bad value\n\n"
+        f"At:\n  {path}(7): execute\n"
+    )
+    server.stop()

@@ -1,0 +1,66 @@
+"""What may be said to the Python backend, and Triton's words for what may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.config.model_config_pb2 import ModelParameter
+from penstock.config.parameters import parse_parameters
+from penstock.errors import Code, ConfigError
+from penstock_python.backend import PythonBackend
+from penstock_python.parameters import Parameters
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("shm-default-byte-size", "4194303", "shm-default-byte-size can't be smaller than 4 MiBs"),
+        ("shm-growth-byte-size", "0", "shm-growth-byte-size can't be smaller than or equal to zero."),
+        ("stub-timeout-seconds", "0", "stub-timeout-seconds can't be smaller than or equal to zero."),
+        ("thread-pool-size", "0", "thread-pool-size can't be less than 1."),
+        ("shm-region-prefix-name", "", "shm-region-prefix-name must at least contain one character."),
+        ("shm-region-prefix-name", "a/b", "Invalid shared memory region name: contains invalid characters"),
+        ("thread-pool-size", "two", "backend option thread-pool-size of 'python' must be a whole number, got 'two'"),
+        ("isolation", "container", "backend option isolation of 'python' is 'container', expected process or thread"),
+    ],
+)
+def test_a_setting_that_breaks_a_rule_is_refused(key: str, value: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PythonBackend({key: value})
+    assert caught.value.message == text
+
+
+def test_settings_that_triton_takes_are_taken() -> None:
+    options = {
+        "shm-default-byte-size": "4194304",
+        "shm-growth-byte-size": "1",
+        "stub-timeout-seconds": "7",
+        "thread-pool-size": "1",
+        "shm-region-prefix-name": "mine_1",
+        "default-max-batch-size": "4",
+    }
+    settings = PythonBackend(options).settings
+    assert (settings.stub_timeout_s, settings.isolation) == (7, "process")
+    assert PythonBackend({"isolation": "thread"}).settings.isolation == "thread"
+
+
+def parsed(**given: str) -> Parameters:
+    return parse_parameters(Parameters, {key: ModelParameter(string_value=value) for key, value in given.items()})
+
+
+def test_a_models_parameters_are_its_own() -> None:
+    parameters = parsed(colour="blue", EXECUTION_ENV_PATH="env.tar.gz", isolation="thread")
+    assert parameters.execution_env_path == "env.tar.gz"
+    assert parameters.own["colour"] == "blue"
+
+
+@pytest.mark.parametrize("value", ["yes", "no"])
+def test_force_cpu_only_input_tensors_is_yes_or_no(value: str) -> None:
+    assert parsed(FORCE_CPU_ONLY_INPUT_TENSORS=value).force_cpu_only_input_tensors == value
+
+
+def test_force_cpu_only_input_tensors_of_another_value_is_unsupported() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(FORCE_CPU_ONLY_INPUT_TENSORS="maybe")
+    assert caught.value.message == "Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: maybe'"
+    assert caught.value.code is Code.UNSUPPORTED
