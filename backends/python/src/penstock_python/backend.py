@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from penstock.backends.base import Backend, Isolation, Model
 from penstock.config.json_form import to_json
+from penstock_python.completion import complete
 from penstock_python.description import Description, is_decoupled, model_file
 from penstock_python.instance import PythonInstance, instance_of
 from penstock_python.parameters import Parameters
@@ -29,6 +30,11 @@ class PythonBackend(Backend):
         """Raises `ConfigError` for a setting that Triton refuses."""
         super().__init__(options)
         self.settings = Settings.parse(options)
+
+    def complete_config(self, model: Model) -> None:
+        """Ask the model's ``auto_complete_config``. Raises `LoadError` with Triton's words."""
+        file = model_file(model.path, json.dumps(to_json(model.config)))
+        complete(model, file, timeout_s=self.settings.stub_timeout_s)
 
     def isolation(self, model: Model) -> Isolation | None:
         """A process, unless the backend's option ``isolation`` is ``thread``."""

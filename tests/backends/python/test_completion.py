@@ -1,0 +1,178 @@
+"""``auto_complete_config`` runs in a process that lives no longer than the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent, indent
+
+import psutil
+import pytest
+
+from penstock.backends.base import Model
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.config.parse import parse_text
+from penstock.errors import LoadError
+from penstock_python.completion import complete
+
+HEAD = """
+import os, sys, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+"""
+Completes = Callable[..., ModelConfig]
+
+
+@pytest.fixture
+def completes(tmp_path: Path) -> Completes:
+    """Writes a model whose auto_complete_config has a body, and completes its config."""
+
+    def run(body: str, config: str = "", timeout_s: float = 30.0) -> ModelConfig:
+        folder = tmp_path / "m" / "1"
+        folder.mkdir(parents=True)
+        method = f"    @staticmethod\n    def auto_complete_config(config):\n{indent(dedent(body), ' ' * 8)}"
+        (folder / "model.py").write_text(f"{HEAD}\nclass TritonPythonModel:\n{method}")
+        model = Model("m", 1, folder, parse_text(f'name: "m" backend: "python" {config}'))
+        complete(model, folder / "model.py", timeout_s=timeout_s)
+        return model.config
+
+    return run
+
+
+ALL = """
+config.set_max_batch_size(8)
+config.set_dynamic_batching()
+config.add_input({"name": "A", "data_type": "TYPE_FP32", "dims": [4]})
+config.add_input({"name": "B", "data_type": "TYPE_STRING", "dims": [-1], "optional": True})
+config.add_output({"name": "C", "data_type": "TYPE_INT64", "dims": [-1, 2]})
+config.set_model_transaction_policy({"decoupled": True})
+return config
+"""
+COMPLETED = """
+max_batch_size: 8 dynamic_batching {}
+input { name: "A" data_type: TYPE_FP32 dims: [4] }
+input { name: "B" data_type: TYPE_STRING dims: [-1] optional: true }
+output { name: "C" data_type: TYPE_INT64 dims: [-1, 2] }
+model_transaction_policy { decoupled: true }
+"""
+
+
+def test_a_model_completes_batching_inputs_outputs_and_policy(completes: Completes) -> None:
+    assert completes(ALL) == parse_text(f'name: "m" backend: "python" {COMPLETED}')
+
+
+def test_what_the_config_says_stays(completes: Completes) -> None:
+    written = (
+        'parameters { key: "k" value { string_value: "v" } } version_policy { specific { versions: [1] } } '
+        'dynamic_batching { max_queue_delay_microseconds: 500 } input { name: "A" data_type: TYPE_FP32 dims: [4] }'
+    )
+    config = completes(ALL, written)
+    assert config.parameters["k"].string_value == "v"
+    assert list(config.version_policy.specific.versions) == [1]
+    assert config.dynamic_batching.max_queue_delay_microseconds == 500
+    assert [each.name for each in config.input] == ["A", "B"]
+
+
+def test_only_what_triton_completes_is_taken_over(completes: Completes) -> None:
+    config = completes(
+        "config.as_dict().update(name='other', backend='identity', default_model_filename='x')\n"
+        "config.as_dict()['instance_group'] = [{'count': 50}]\nreturn config"
+    )
+    assert config == parse_text('name: "m" backend: "python"')
+
+
+def test_a_model_without_the_method_leaves_its_config_alone(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("class TritonPythonModel: pass")
+    written = 'name: "m" backend: "python" max_batch_size: 3 input { name: "A" data_type: TYPE_FP32 dims: [4] }'
+    model = Model("m", 1, tmp_path, parse_text(written))
+    complete(model, tmp_path / "model.py")
+    assert model.config == parse_text(written)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("return None", "auto_complete_config function in model 'm' must return a valid pb.ModelConfig object."),
+        ("return config.as_dict()", "must return a valid pb.ModelConfig object."),
+        ("config.set_max_batch_size(1)\nreturn config", "configuration specified max_batch_size 2"),
+        ("raise KeyError('lost')", "KeyError: 'lost'"),
+        ("sys.exit(4)", "SystemExit: 4"),
+        ("os._exit(4)", "auto_complete_config of model 'm' ended with exit code 4"),
+        ("os.abort()", "auto_complete_config of model 'm' was killed by SIGABRT"),
+        ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
+        ("config.as_dict()['input'] = [{'name': 'A', 'data_type': 'FP32'}]\nreturn config", "returned no valid config"),
+        ("config.as_dict()['max_batch_size'] = object()\nreturn config", "TypeError: Object of type object is not"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_a_failure_is_told_in_words_and_the_config_stays(completes: Completes, body: str, error: str) -> None:
+    with pytest.raises(LoadError) as raised:
+        completes(body, "max_batch_size: 2")
+    assert error in raised.value.message
+
+
+def test_an_exception_shows_where_it_was_raised(completes: Completes, tmp_path: Path) -> None:
+    with pytest.raises(LoadError) as raised:
+        completes("raise KeyError('lost')")
+    assert f"At:\n  {tmp_path}/m/1/model.py(" in raised.value.message
+    assert "): auto_complete_config\n" in raised.value.message
+
+
+def test_code_that_does_not_return_is_killed_with_all_it_started(
+    completes: Completes, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    body = f"""
+    import subprocess
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    open({str(tmp_path / "pids")!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+    time.sleep(100)
+    """
+    with pytest.raises(LoadError, match="auto_complete_config of model 'm' did not return within 2 s"):
+        completes(body, timeout_s=2)
+    for pid in (tmp_path / "pids").read_text().split():
+        wait_until(lambda pid=pid: _is_gone(int(pid)), f"{pid} has ended")
+
+
+def test_what_the_code_left_running_is_ended(
+    completes: Completes, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    body = f"""
+    threading.Thread(target=time.sleep, args=(100,)).start()
+    if (pid := os.fork()) == 0:
+        time.sleep(100)
+    open({str(tmp_path / "pid")!r}, "w").write(str(pid))
+    return config
+    """
+    completes(body)
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: _is_gone(pid), f"{pid} has ended")
+
+
+def test_what_the_code_prints_is_no_part_of_the_answer(completes: Completes, capfd: pytest.CaptureFixture[str]) -> None:
+    config = completes("print('{\"completed\": 1}')\npb_utils.Logger.log_info('logged')\n" + ALL)
+    assert config.max_batch_size == 8
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert '{"completed": 1}' in err
+    assert "logged" in err
+
+
+def test_a_name_never_reaches_a_shell(tmp_path: Path) -> None:
+    name = f"-m;touch {tmp_path.name};`touch x`$(touch y)\n"
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    (folder / "model.py").write_text(
+        f"{HEAD}\nclass TritonPythonModel:\n    auto_complete_config = lambda config: config"
+    )
+    before = set(Path.cwd().iterdir())
+    complete(Model(name, 1, folder, ModelConfig(name=name, backend="python")), folder / "model.py")
+    assert set(Path.cwd().iterdir()) == before
+    assert set(tmp_path.iterdir()) == {folder}
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether the process has ended; a zombie that an init has still to reap has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
