@@ -28,11 +28,14 @@ from penstock.messages.request import InferRequest, Parameter
 from penstock.messages.response import Answer, InferResponse
 from penstock.messages.single import AwaitedAnswer
 from penstock.messages.tensor import BytesTensor, as_tensor
+from penstock.models.calls import Calls
 from penstock.models.control import Control
+from penstock.models.crossing import Crossing
 from penstock.models.directory import Directory
 from penstock.models.lifecycle import Lifecycle
 from penstock.models.loading import Loader
 from penstock.models.served import ServedModel
+from penstock.models.services import ServerServices
 from penstock.models.states import IndexEntry, index_of
 from penstock.plugins import Plugins
 from penstock.telemetry import settings
@@ -117,7 +120,8 @@ class Server:
         for plugin in plugins.plugins:
             if plugin.error:
                 log.warning("plugin %s is broken: %s", plugin, plugin.error)
-        loader = Loader(options, plugins.backends, plugins.schedulers, plugins.hook, self.loop)
+        services = ServerServices(Crossing(self.loop), Calls(self.loop, self.resolve), self, self.custom_metrics)
+        loader = Loader(options, plugins.backends, plugins.schedulers, plugins.hook, self.loop, services.crew)
         self._lifecycle = Lifecycle(
             loader, self._directory, options.model_load_thread_count, options.model_load_retry_count
         )
@@ -276,13 +280,13 @@ class Server:
     @property
     def has_checks(self) -> bool:
         """Whether `check_ready` may have to ask an instance, and so to wait."""
-        return self.options.strict_readiness and any([model.has_checks for model in self.served()])
+        return self.options.strict_readiness and any(model.has_checks for model in self.served())
 
     async def check_ready(self) -> bool:
         """`ready`, and with strict readiness what the instances that have an ``is_ready`` say now."""
         if not self.ready or not self.options.strict_readiness:
             return self.ready
-        return all(await asyncio.gather(*[model.check_ready() for model in self.served()]))
+        return all(await asyncio.gather(*(model.check_ready() for model in self.served())))
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
         """Whether requests to that version (empty: the latest) would be taken; False if there is none.
