@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -63,7 +64,8 @@ class _Check:
             is_ready = False
             reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
             log.debug("Model '%s' is not ready: %s", name, reason)
-        answer.get_loop().call_soon_threadsafe(self._settle, answer, is_ready)
+        with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
+            answer.get_loop().call_soon_threadsafe(self._settle, answer, is_ready)
 
     def _settle(self, answer: asyncio.Future[bool], is_ready: bool) -> None:
         self._answer = None

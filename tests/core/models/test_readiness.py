@@ -1,0 +1,213 @@
+"""Instances that say whether they are ready, asked on threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, ClassVar
+
+import pytest
+
+from penstock.backends.base import Backend, Instance, Model, Tensors
+from penstock.models import readiness
+from penstock.models.readiness import Readiness
+from penstock.models.states import ModelRecord, State, VersionRecord, index_of
+from penstock.plugins import PluginInfo
+from penstock.server import Server
+
+
+@dataclass
+class Asked:
+    """A host whose instance answers what and when the test says, and that counts how often it is asked."""
+
+    answer: Callable[[], bool]
+    name: str = "m_0"
+    has_check: bool = True
+    asked: list[str] = field(default_factory=list)
+
+    def check_ready(self) -> bool:
+        self.asked.append(threading.current_thread().name)
+        return self.answer()
+
+
+def readiness_of(*hosts: Asked) -> Readiness:
+    return Readiness(hosts)  # type: ignore[arg-type]
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+def raises() -> bool:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("answers", "ready"),
+    [([lambda: True] * 3, True), ([lambda: True, lambda: False], False), ([raises, lambda: True], False), ([], True)],
+)
+def test_all_instances_must_say_yes_and_a_raise_is_a_no(answers: list[Callable[[], bool]], ready: bool) -> None:
+    assert run(readiness_of(*map(Asked, answers)).check()) is ready
+
+
+def test_an_instance_without_a_check_is_not_asked() -> None:
+    host = Asked(raises, has_check=False)
+    found = readiness_of(host)
+    assert not found.has_checks
+    assert run(found.check())
+    assert host.asked == []
+
+
+def test_those_who_ask_at_once_share_one_answer_and_the_next_gets_a_new_one() -> None:
+    gate = threading.Event()
+    host = Asked(lambda: gate.wait(20))
+
+    async def scenario() -> None:
+        found = readiness_of(host)
+        asking = [asyncio.ensure_future(found.check()) for _ in range(50)]
+        while not host.asked:
+            await asyncio.sleep(0)
+        gate.set()
+        assert await asyncio.gather(*asking) == [True] * 50
+        assert host.asked == ["penstock-ready"]
+        assert await found.check()
+        assert len(host.asked) == 2
+
+    run(scenario())
+
+
+def test_one_who_leaves_does_not_take_the_answer_from_the_others() -> None:
+    gate = threading.Event()
+    host = Asked(lambda: gate.wait(20))
+
+    async def scenario() -> None:
+        found = readiness_of(host)
+        leaving, staying = asyncio.ensure_future(found.check()), asyncio.ensure_future(found.check())
+        while not host.asked:
+            await asyncio.sleep(0)
+        leaving.cancel()
+        gate.set()
+        assert await staying
+        assert leaving.cancelled()
+
+    run(scenario())
+
+
+def test_a_check_that_takes_too_long_is_a_no_and_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "TIMEOUT_S", 0.1)
+    gate = threading.Event()
+    host = Asked(lambda: gate.wait(20))
+
+    async def scenario() -> None:
+        found = readiness_of(host)
+        assert not await found.check()
+        started = monotonic()
+        for _ in range(20):
+            assert not await found.check()  # at once: it has been waited for already
+        assert monotonic() - started < 1
+        assert len(host.asked) == 1
+        gate.set()
+        while not await found.check():
+            await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+def test_a_check_that_outlives_its_server_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "TIMEOUT_S", 0.05)
+    gate = threading.Event()
+    problems: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", problems.append)
+    assert not run(readiness_of(Asked(lambda: gate.wait(20))).check())
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "penstock-ready"]
+    gate.set()
+    thread.join(20)
+    assert problems == []
+
+
+class Moody(Instance):
+    """Ready when its model's gate says so; slowly, because it blocks."""
+
+    gate: ClassVar[threading.Event]
+    ready: ClassVar[bool]
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        return {"y": inputs["x"]}
+
+    def is_ready(self) -> bool:
+        self.gate.wait(20)
+        return self.ready
+
+
+class MoodyBackend(Backend):
+    name: ClassVar[str] = "moody"
+
+    def load(self, model: Model) -> Moody:
+        return Moody()
+
+
+CONFIG = """
+backend: "moody" input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }
+"""
+
+
+def test_a_server_answers_others_while_an_instance_thinks_about_its_readiness(
+    write_model: Any, make_server: Callable[..., Server]
+) -> None:
+    write_model("m", CONFIG)
+    write_model("plain")
+    Moody.gate, Moody.ready = threading.Event(), True
+
+    async def scenario() -> None:
+        server = make_server()
+        server.plugins.backends.add(MoodyBackend, PluginInfo("moody", "tests", "0"))
+        async with server:
+            assert server.ready
+            assert server.has_checks
+            assert server.resolve("m").has_checks
+            assert not server.resolve("plain").has_checks
+            asking = [asyncio.ensure_future(check) for check in (server.check_ready(), server.is_model_ready("m"))]
+            assert await server.is_model_ready("plain", "1")
+            assert not await server.is_model_ready("plain", "2")
+            assert not await server.is_model_ready("nobody")
+            assert not any(check.done() for check in asking)
+            Moody.gate.set()
+            assert await asyncio.gather(*asking) == [True, True]
+            Moody.ready = False
+            assert not await server.check_ready()
+            assert not await server.is_model_ready("m", "1")
+            assert [(line.name, line.state) for line in server.index()] == [("m", "READY"), ("plain", "READY")]
+
+    run(scenario())
+
+
+def test_without_strict_readiness_no_instance_is_asked(write_model: Any, make_server: Callable[..., Server]) -> None:
+    write_model("m", CONFIG)
+    Moody.gate, Moody.ready = threading.Event(), False
+
+    async def scenario() -> None:
+        server = make_server(strict_readiness=False)
+        server.plugins.backends.add(MoodyBackend, PluginInfo("moody", "tests", "0"))
+        async with server:
+            assert not server.has_checks
+            assert await server.check_ready()
+
+    run(scenario())
+
+
+@dataclass
+class Served:
+    ready: bool
+    reason: str = ""
+
+
+def test_the_index_shows_why_a_version_that_was_loaded_cannot_execute_now() -> None:
+    record = ModelRecord("m")
+    record.versions[1] = VersionRecord(State.READY, "", Served(False, "instance 'm_0' died: killed"))  # type: ignore[arg-type]
+    record.versions[2] = VersionRecord(State.READY, "", Served(True))  # type: ignore[arg-type]
+    lines = [(line.version, line.state, line.reason) for line in index_of(record, ready_only=False)]
+    assert lines == [("1", "UNAVAILABLE", "Unavailable: instance 'm_0' died: killed"), ("2", "READY", "")]
+    assert [line.version for line in index_of(record, ready_only=True)] == ["2"]
