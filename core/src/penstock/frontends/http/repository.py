@@ -31,12 +31,15 @@ class Repository:
     async def load(self, request: HttpRequest, target: Target) -> HttpReply:
         _refuse_repository(target)
         given = _parameters(request)
+        if type(given) is not dict:
+            raise malformed("attempt to get members for non-object")
         await self._server.load(target.name, {name: _load_value(name, value) for name, value in given.items()})
         return json_type_reply()
 
     async def unload(self, request: HttpRequest, target: Target) -> HttpReply:
         _refuse_repository(target)
-        dependents = as_boolean(_parameters(request).get("unload_dependents", False), "unload_dependents")
+        given = as_object(_parameters(request), "parameters")
+        dependents = as_boolean(given.get("unload_dependents", False), "unload_dependents")
         await self._server.unload(target.name, dependents)
         return json_type_reply()
 
@@ -51,8 +54,8 @@ def _refuse_repository(target: Target) -> None:
         raise Unsupported("'repository_name' specification is not supported")
 
 
-def _parameters(request: HttpRequest) -> dict[str, Any]:
-    return as_object(parse_object(request.body).get("parameters", {}), "parameters")
+def _parameters(request: HttpRequest) -> Any:
+    return parse_object(request.body).get("parameters", {})
 
 
 def _load_value(name: str, value: Any) -> str | bytes:
