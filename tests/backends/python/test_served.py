@@ -150,6 +150,29 @@ class TritonPythonModel:
                 responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", total)]))
         return responses
 """
+#: Asks the model that the request names, which may be one that waits for this.
+ASKS = """
+class TritonPythonModel:
+    EXECUTE
+        responses = []
+        for request in requests:
+            path = pb_utils.get_input_tensor_by_name(request, "PATH").as_numpy()
+            if len(path):
+                inner = pb_utils.InferenceRequest(
+                    model_name=path[0].decode(),
+                    requested_output_names=["END"],
+                    inputs=[pb_utils.Tensor("PATH", path[1:])],
+                )
+                answer = CALL
+                responses.append(answer)
+            else:
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("END", np.ones(1, np.int32))]))
+        return responses
+"""
+ASKS_CONFIG = """
+input { name: "PATH" data_type: TYPE_STRING dims: [-1] }
+output { name: "END" data_type: TYPE_INT32 dims: [1] }
+"""
 METRICS = """
 class TritonPythonModel:
     def initialize(self, args):
@@ -229,11 +252,15 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_python: Callable[
         write(f"helped_{name}", HELPED, DESCRIBE_CONFIG, **helpers, **words)
     plain = {"EXECUTE": "def execute(self, requests):", "CALL": "inner.exec()"}
     awaited = {"EXECUTE": "async def execute(self, requests):", "CALL": "await inner.async_exec()"}
-    for name, words in (("bls", plain), ("bls_async", awaited)):
-        code = BLS
-        for key, value in words.items():
-            code = code.replace(key, value)
-        write(name, code, ADD_SUB_CONFIG)
+    for suffix, words in (("", plain), ("_async", awaited)):
+        for name, code, config in (
+            ("bls", BLS, ADD_SUB_CONFIG),
+            ("asks", ASKS, ASKS_CONFIG),
+            ("asks_too", ASKS, ASKS_CONFIG),
+        ):
+            for key, value in words.items():
+                code = code.replace(key, value)
+            write(name + suffix, code, config)
     write("metrics", METRICS, INT_CONFIG)
     write("preprocess", PRE, PRE_CONFIG)
     write("well", WELL, INT_CONFIG)
@@ -345,6 +372,22 @@ def test_a_model_asks_another(client: http.InferenceServerClient, model: str) ->
     a, b = np.arange(4, dtype=np.float32), np.full(4, 2, np.float32)
     result = client.infer(model, given(http, INPUT0=a, INPUT1=b))
     assert result.as_numpy("OUTPUT0").tolist() == (a + b).tolist()
+
+
+@pytest.mark.parametrize("suffix", ["", "_async"])
+def test_a_chain_of_models_answers_and_one_that_waits_for_itself_is_told_so(
+    client: http.InferenceServerClient, suffix: str
+) -> None:
+    def ask(*path: str) -> Any:
+        return client.infer(f"asks{suffix}", given(http, PATH=np.array([name.encode() for name in path], np.object_)))
+
+    assert ask(f"asks_too{suffix}").as_numpy("END").tolist() == [1]
+    for path in ((f"asks{suffix}",), (f"asks_too{suffix}", f"asks{suffix}")):
+        with pytest.raises(InferenceServerException) as caught:
+            ask(*path)
+        assert " -> ".join(f"'{name}'" for name in (f"asks{suffix}", *path)) in caught.value.message()
+    with pytest.raises(InferenceServerException, match="unknown model: 'nowhere'"):
+        ask("nowhere")
 
 
 def test_a_metric_of_a_model_stands_on_the_page(client: http.InferenceServerClient, server: Any) -> None:

@@ -162,7 +162,11 @@ def instance_of(
 
 def _callers(calls: Sequence[Call]) -> tuple[str, ...]:
     """The models that wait for any of ``calls``, each once."""
-    return tuple(dict.fromkeys(name for call in calls for name in call.request.callers))
+    names: list[str] = []
+    for call in calls:
+        if call.request.callers:
+            names += call.request.callers
+    return tuple(dict.fromkeys(names)) if names else ()
 
 
 def _reset(request: InferenceRequest) -> bool:
