@@ -30,20 +30,64 @@ class TestToy(BackendConformance):
 """
 
 
+def authors_run(folder: Path) -> str:
+    """The output of pytest on the author's test, which passes."""
+    (folder / "test_toy.py").write_text(AUTHORS_TEST)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    arguments = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_toy.py"]
+    done = subprocess.run(
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed" not in done.stdout
+    return done.stdout
+
+
 def test_the_sound_backend_passes_and_the_summary_names_what_was_not_run(
     sound: str, install: Callable[..., None], tmp_path: Path
 ) -> None:
     install(sound)
-    (tmp_path / "test_toy.py").write_text(AUTHORS_TEST)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    arguments = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_toy.py"]
-    done = subprocess.run(
-        arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "failed" not in done.stdout
-    assert "conformance checks not run" in done.stdout
-    assert "toy: FP16 is claimed but never exercised" in done.stdout
+    output = authors_run(tmp_path)
+    assert "conformance checks not run" in output
+    assert "toy: FP16 is claimed but never exercised" in output
+
+
+#: The scaler on rung 4: each call is answered by a thread of the instance's own.
+DEFERRED = """
+class Scaler(DeferredInstance):
+    def __init__(self, model: Model, scale: np.float32) -> None:
+        self.scale = scale
+        self.calls = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self.answer)
+        self.thread.start()
+
+    def accept(self, calls) -> None:
+        for call in calls:
+            self.calls.put(call)
+
+    def answer(self) -> None:
+        while (call := self.calls.get()) is not None:
+            try:
+                x = call.request.inputs["x"]
+                call.send(InferResponse({"y": (x * self.scale).astype(x.dtype)}))
+            except Exception as error:
+                call.send(BackendError(str(error)))
+
+    def close(self) -> None:
+        self.calls.put(None)
+        self.thread.join()
+
+"""
+
+
+def test_a_sound_backend_that_answers_from_a_thread_of_its_own_passes(
+    sound: str, install: Callable[..., None], tmp_path: Path
+) -> None:
+    before, _, rest = sound.partition("class Scaler(Instance):")
+    after = rest[rest.index("@hookimpl") :]
+    imports = "import queue\nfrom penstock import DeferredInstance\n"
+    install(before.replace("import os, threading\n", f"import os, threading\n{imports}") + DEFERRED + after)
+    authors_run(tmp_path)
 
 
 def test_the_plugin_of_pytest_imports_no_engine_and_no_client() -> None:

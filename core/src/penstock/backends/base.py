@@ -169,7 +169,7 @@ class Backend(ABC):
 
 
 class BaseInstance:
-    """The defaulted neighbours that all three rungs have in common."""
+    """The defaulted neighbours that all four rungs have in common."""
 
     def warm_up(self) -> None:
         """Make the first request as fast as the second. Called once, before the model is ready."""

@@ -24,6 +24,9 @@ class SingleAnswer(ABC):
         self._count = 0
 
     def __call__(self, answer: Answer, final: bool) -> None:
+        if final and answer is not None and not self._count:  # nearly always
+            self.settle(answer)
+            return
         if answer is not None:
             self._count += 1
             if not isinstance(self._answer, PenstockError):
