@@ -6,6 +6,7 @@ import http.client
 import os
 import queue
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -23,14 +24,20 @@ _STARTED = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Servic
 
 
 class Penstock:
-    """``penstock serve`` with ``words``, on free ports of 127.0.0.1. Its log is read line by line."""
+    """``penstock serve`` with ``words``, on free ports of 127.0.0.1. Its log is read line by line.
 
-    def __init__(self, *words: str, environ: Mapping[str, str] | None = None) -> None:
+    If ``interactive``, `type` writes to its terminal and `wait_for_prompt` reads from it.
+    """
+
+    def __init__(self, *words: str, environ: Mapping[str, str] | None = None, interactive: bool = False) -> None:
         addresses = [
             f"--{name}-{what}" for name in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")
         ]
         command = [str(PENSTOCK), "serve", *addresses, *words]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **(environ or {})})
+        terminal = subprocess.PIPE if interactive else None
+        self.process = subprocess.Popen(
+            command, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env={**os.environ, **(environ or {})}
+        )
         self.lines: list[str] = []
         self.ports: dict[str, int] = {}
         self._queue: queue.Queue[str | None] = queue.Queue()
@@ -122,13 +129,32 @@ class Penstock:
         assert code == 0, self.log
         assert "Traceback" not in self.log, self.log
 
+    def wait_for_prompt(self, prompt: str) -> str:
+        """What the server writes to its terminal until it has written ``prompt``."""
+        assert self.process.stdout is not None
+        seen = b""
+        while not seen.endswith(prompt.encode()):
+            assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], (
+                f"no {prompt!r} in {seen!r}:\n{self.log}"
+            )
+            seen += os.read(self.process.stdout.fileno(), 1)
+            assert seen, f"the server ended:\n{self.log}"
+        return seen.decode()
+
+    def type(self, line: str) -> None:
+        """Enter ``line`` at the server's terminal."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+        self.process.stdin.flush()
+
     def close(self) -> None:
         """Leave nothing behind."""
         self.process.kill()
         self.process.wait()
         self._reader.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def _next(self) -> str | None:
         """The next line; None at the end."""
@@ -260,8 +286,8 @@ def run_penstock() -> Iterator[Callable[..., Penstock]]:
     """Starts servers that may go wrong; whatever still runs at the end of the test is killed."""
     started: list[Penstock] = []
 
-    def start(*words: str, environ: Mapping[str, str] | None = None) -> Penstock:
-        started.append(Penstock(*words, environ=environ))
+    def start(*words: str, environ: Mapping[str, str] | None = None, interactive: bool = False) -> Penstock:
+        started.append(Penstock(*words, environ=environ, interactive=interactive))
         return started[-1]
 
     yield start
@@ -274,8 +300,8 @@ def serve(run_penstock: Callable[..., Penstock]) -> Iterator[Callable[..., Penst
     """Starts servers that must end in order when the test is over, unless it has ended them."""
     started: list[Penstock] = []
 
-    def start(*words: str, environ: Mapping[str, str] | None = None) -> Penstock:
-        started.append(run_penstock(*words, environ=environ))
+    def start(*words: str, environ: Mapping[str, str] | None = None, interactive: bool = False) -> Penstock:
+        started.append(run_penstock(*words, environ=environ, interactive=interactive))
         return started[-1].wait_until_ready()
 
     yield start
