@@ -5,33 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from penstock.backends.base import AnyInstance, Backend, Model
+from penstock.backends.base import Backend, Model
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.options import ServerOptions
 from penstock.config.parameters import parse_parameters
-from penstock.errors import LoadError, PenstockError
+from penstock.errors import LoadError
 from penstock.models.configuring import backend_settings, complete, read
+from penstock.models.hosting import Hosting, isolation_of
 from penstock.models.labels import read_labels
 from penstock.models.repository import Entry, available_versions, select_versions
 from penstock.models.served import ServedModel
+from penstock.models.services import CrewServices
 from penstock.models.signature import Signature
 from penstock.models.snapshot import Snapshot, take
 from penstock.schedulers.base import Scheduler, SchedulerContext
 from penstock.telemetry.statistics import ModelStatistics
-from penstock.workers.batch import runner_for
-from penstock.workers.contract import Contract
-from penstock.workers.devices import plan_instances
-from penstock.workers.instance import InstanceThread
-from penstock.workers.runner import Runner
-from penstock.workers.warmup import Sample, read_samples
+from penstock.workers.host import Host
 
 log = logging.getLogger(__name__)
+
+#: The part of the server's time to stop that an instance in a process may take to close.
+_CLOSING = 0.8
 
 
 class Parts(Protocol):
@@ -52,16 +53,26 @@ class Plan:
 
 
 class Loader:
-    """Loads versions. ``hook`` is the plugins' hooks; ``loop`` is where the models will answer."""
+    """Loads versions. ``hook`` is the plugins' hooks; ``loop`` is where the models will answer.
+
+    ``services`` makes what the server does for the instances of one version.
+    """
 
     def __init__(
-        self, options: ServerOptions, backends: Parts, schedulers: Parts, hook: Any, loop: asyncio.AbstractEventLoop
+        self,
+        options: ServerOptions,
+        backends: Parts,
+        schedulers: Parts,
+        hook: Any,
+        loop: asyncio.AbstractEventLoop,
+        services: Callable[[], CrewServices],
     ) -> None:
         self._options = options
         self._backends = backends
         self._schedulers = schedulers
         self._hook = hook
         self._loop = loop
+        self._services = services
         self._running: dict[str, Backend] = {}
         self._lock = threading.Lock()
 
@@ -83,7 +94,7 @@ class Loader:
         )
         complete(model, backend, self._options)
         model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
-        served = self._assemble(backend, replace(model, shared=backend.share(model)))
+        served = self._assemble(backend, model)
         served.statistics.load_ns = monotonic_ns() - started
         self._announce(served)
         return served
@@ -102,26 +113,27 @@ class Loader:
             return self._running[name]
 
     def _assemble(self, backend: Backend, model: Model) -> ServedModel:
-        config = model.config
-        signature = Signature(model.name, config)
-        statistics = ModelStatistics()
-        release = partial(backend.unshare, model.shared)
-        instances: list[InstanceThread] = []
+        config, isolation = model.config, isolation_of(backend, model)
+        if isolation is None:
+            model = replace(model, shared=backend.share(model))
+        signature, statistics = Signature(model.name, config), ModelStatistics()
+        services = self._services()
+        release = partial(_release, services, backend, model.shared)
+        hosts: list[Host] = []
         try:
             labels = read_labels(config, model.path.parent)
             scheduler = self._scheduler(config, statistics)
-            load = _InstanceLoader(backend, model, signature)
-            for placement in plan_instances(config):
-                ready = partial(load, replace(model, instance_name=placement.name, device=placement.device))
-                instances.append(InstanceThread(placement.name, ready, statistics.for_instance))
-                instances[-1].load()
-            served = ServedModel(model.version, config, signature, scheduler, instances, statistics, labels, release)
+            grace_s = _CLOSING * self._options.exit_timeout_secs
+            hosting = Hosting(backend, model, signature, statistics, self._loop, services.of_instance, grace_s)
+            hosts += hosting.load(isolation)
+            services.bind(hosts)
+            served = ServedModel(model.version, config, signature, scheduler, hosts, statistics, labels, release)
             observers = [observer for observer in self._hook.observe_model(model=served) if observer is not None]
-            for instance in instances:
-                instance.serve(scheduler, self._loop, observers)
+            for host in hosts:
+                host.serve(scheduler, self._loop, observers)
         except BaseException:
-            for instance in instances:
-                instance.join()
+            for host in hosts:
+                host.join()
             release()
             raise
         return served
@@ -138,33 +150,7 @@ class Loader:
             log.exception("a plugin failed in model_loaded for '%s'", served.name)
 
 
-class _InstanceLoader:
-    """Loads and warms up one instance; called on that instance's thread."""
-
-    def __init__(self, backend: Backend, model: Model, signature: Signature) -> None:
-        self._backend = backend
-        self._contract = Contract(model.name, str(model.version), signature.outputs, signature.batched)
-        self._samples: list[Sample] = read_samples(model.config, model.path.parent)
-
-    def __call__(self, model: Model) -> tuple[AnyInstance, Runner]:
-        instance = self._load(model)
-        try:
-            instance.warm_up()
-            runner = runner_for(instance, self._contract)
-            for sample in self._samples:
-                sample.run(runner)
-        except BaseException:
-            instance.close()
-            raise
-        return instance, runner
-
-    def _load(self, model: Model) -> AnyInstance:
-        try:
-            return self._backend.load(model)
-        except PenstockError:
-            raise
-        except Exception as error:
-            log.error("backend '%s' failed to load '%s'", self._backend.name, model.name, exc_info=error)
-            raise LoadError(
-                f"backend '{self._backend.name}' failed to load '{model.name}': {type(error).__name__}: {error}"
-            ) from error
+def _release(services: CrewServices, backend: Backend, shared: Any) -> None:
+    """What remains to be done when the last instance has closed."""
+    services.close()
+    backend.unshare(shared)

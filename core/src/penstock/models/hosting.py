@@ -1,0 +1,149 @@
+"""Where the instances of a version run: a thread of the server each, or a process of its own each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+from penstock.backends.base import AnyInstance, Backend, Isolation, Model
+from penstock.backends.services import Services
+from penstock.config.json_form import to_json
+from penstock.config.parameters import read_isolation
+from penstock.errors import LoadError, PenstockError
+from penstock.models.signature import Signature
+from penstock.telemetry.statistics import ModelStatistics
+from penstock.workers.batch import runner_for
+from penstock.workers.contract import Contract
+from penstock.workers.devices import Placement, plan_instances
+from penstock.workers.host import Host
+from penstock.workers.instance import InstanceThread
+from penstock.workers.process.host import ProcessHost
+from penstock.workers.process.order import Order
+from penstock.workers.runner import Runner
+from penstock.workers.warmup import Sample, read_samples
+
+log = logging.getLogger(__name__)
+
+
+def isolation_of(backend: Backend, model: Model) -> Isolation | None:
+    """How the instances of ``model`` get processes of their own; None for threads of the server.
+
+    Raises `ConfigError` for a parameter that says neither, `LoadError` if the backend does.
+    """
+    asked = read_isolation(model.config.parameters)
+    if asked == "thread":
+        return None
+    chosen = backend.isolation(model)
+    return Isolation() if chosen is None and asked == "process" else chosen
+
+
+class Hosting:
+    """Makes and loads the hosts of one version. Runs on a loading thread.
+
+    ``services`` makes what the server does for one instance. ``grace_s`` is how long an instance
+    in a process may take to close.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        model: Model,
+        signature: Signature,
+        statistics: ModelStatistics,
+        loop: asyncio.AbstractEventLoop,
+        services: Callable[[str], Services],
+        grace_s: float,
+    ) -> None:
+        self._backend, self._model, self._statistics = backend, model, statistics
+        self._loop, self._services, self._grace_s = loop, services, grace_s
+        self._contract = Contract(model.name, str(model.version), signature.outputs, signature.batched)
+        self._samples: list[Sample] = read_samples(model.config, model.path.parent)
+
+    def load(self, isolation: Isolation | None) -> list[Host]:
+        """The hosts, loaded. If one fails, all are closed, and the first error is raised."""
+        placements = plan_instances(self._model.config)
+        hosts: list[Host] = []
+        try:
+            if isolation is None:
+                for placement in placements:
+                    hosts.append(self._thread(placement))
+                    hosts[-1].load()
+            else:
+                hosts += self._processes(placements, isolation)
+                with ThreadPoolExecutor(len(hosts)) as together:
+                    list(together.map(lambda host: host.load(), hosts))
+        except BaseException:
+            for host in hosts:
+                host.join()
+            raise
+        return hosts
+
+    def _thread(self, placement: Placement) -> Host:
+        model = replace(
+            self._model,
+            instance_name=placement.name,
+            device=placement.device,
+            services=self._services(placement.name),
+        )
+        return InstanceThread(placement.name, partial(self._load, model), self._statistics.for_instance)
+
+    def _processes(self, placements: Sequence[Placement], isolation: Isolation) -> list[ProcessHost]:
+        crew: list[ProcessHost] = []
+        for placement in placements:
+            ProcessHost(
+                self._order(placement, isolation),
+                isolation,
+                self._contract,
+                self._samples,
+                self._statistics.for_instance,
+                self._loop,
+                crew,
+                self._grace_s,
+            )
+        return crew
+
+    def _order(self, placement: Placement, isolation: Isolation) -> Order:
+        model, backend = self._model, type(self._backend)
+        return Order(
+            isolation.entry,
+            f"{backend.__module__}:{backend.__qualname__}",
+            dict(self._backend.options),
+            model.name,
+            model.version,
+            str(model.path),
+            json.dumps(to_json(model.config)),
+            {key: value.string_value for key, value in model.config.parameters.items()},
+            placement.name,
+            placement.device.kind,
+            placement.device.id,
+            self._services(placement.name),
+        )
+
+    def _load(self, model: Model) -> tuple[AnyInstance, Runner]:
+        """One instance, warmed up, on its own thread."""
+        instance = self._make(model)
+        try:
+            instance.warm_up()
+            runner = runner_for(instance, self._contract)
+            for sample in self._samples:
+                sample.run(runner)
+        except BaseException:
+            instance.close()
+            raise
+        return instance, runner
+
+    def _make(self, model: Model) -> AnyInstance:
+        try:
+            return self._backend.load(model)
+        except PenstockError:
+            raise
+        except Exception as error:
+            log.error("backend '%s' failed to load '%s'", self._backend.name, model.name, exc_info=error)
+            raise LoadError(
+                f"backend '{self._backend.name}' failed to load '{model.name}': {type(error).__name__}: {error}"
+            ) from error

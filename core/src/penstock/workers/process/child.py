@@ -1,0 +1,298 @@
+"""One life of a child process, as its server sees it: from launch to burial. Event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from penstock.backends.base import Isolation
+from penstock.errors import Code, InternalError, LoadError, PenstockError, Unavailable
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer
+from penstock.workers.process import notes, wire
+from penstock.workers.process.arena import Reader, Writer
+from penstock.workers.process.desk import Desk
+from penstock.workers.process.failure import WireError
+from penstock.workers.process.launching import Launched, launch
+from penstock.workers.process.order import Order
+from penstock.workers.process.wire import Decoder, Encoder, Frame, Frames, Kind, Status, Times
+
+log = logging.getLogger(__name__)
+
+#: How long what a child sent before it died may still arrive.
+_LAST_READ_S = 0.05
+
+
+class Owner(Protocol):
+    """Whoever has a child: a `penstock.workers.process.host.ProcessHost`."""
+
+    def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
+        """A batch has run. ``requests`` are those of it that have their last answer."""
+
+    def answered(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        """An answer apart from its batch."""
+
+    def child_died(self, child: Child, reason: str) -> None:
+        """``child`` is dead and buried; what it had in flight is left in ``child.in_flight``."""
+
+
+class Child:
+    """Speaks with one process. ``in_flight`` maps the numbers of calls to requests."""
+
+    def __init__(self, order: Order, isolation: Isolation, desk: Desk, owner: Owner) -> None:
+        self.in_flight: dict[int, InferRequest] = {}
+        self.has_check = False
+        self.has_hung_up = False
+        self.is_dead = False
+        self.owner = owner
+        self._order, self._isolation, self._desk = order, isolation, desk
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._buried = asyncio.Event()
+        self._checked: asyncio.Future[dict[str, Any]] | None = None
+        self._launched: Launched
+        self._work: asyncio.WriteTransport
+        self._side: asyncio.WriteTransport
+        self._encoder: Encoder
+        self._decoder: Decoder
+        self._places: Writer
+        self._calls = 0
+        self._free: deque[int] = deque()
+        self._read: list[int] = []
+        self._is_releasing = False
+        self._trouble = ""
+        self._code: int | None = None
+        self._is_stopping = False
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Launch the process and have it load its instance. Raises `LoadError`; then it is dead."""
+        name, isolation = self._order.instance_name, self._isolation
+        self._launched = launched = await asyncio.to_thread(launch, name, isolation)
+        self._places = Writer(launched.inbound)
+        self._encoder = Encoder(self._places)
+        self._decoder = Decoder(Reader(launched.outbound), self._release)
+        self._desk.open(self._encoder, self._decoder, self._send_aside, self.in_flight)
+        self._work = await self._connect(launched.work, self.hung_up)
+        self._side = await self._connect(launched.side, _nothing)
+        threading.Thread(target=self._wait, name=f"penstock-wait-{name}", daemon=True).start()
+        self._work.write(wire.frame(Kind.LOAD, 0, self._order.to_json()))
+        timeout = isolation.start_timeout_s + isolation.load_timeout_s
+        done, _ = await asyncio.wait((self._loaded,), timeout=timeout)
+        if not done:
+            self._launched.process.send_signal(signal.SIGUSR1)  # it writes where it is
+            await asyncio.sleep(_LAST_READ_S)
+            where = launched.last_words()
+            await self.kill(f"did not load within {timeout:g} s")
+            raise LoadError(f"model instance '{name}' did not load within {timeout:g} s\n{where}".rstrip())
+        self.has_check = bool(self._loaded.result()["has_check"])
+
+    async def stop(self, grace_s: float) -> None:
+        """Have the instance closed; kill the process if that takes longer than ``grace_s``."""
+        self._is_stopping = True
+        if not self.is_dead:
+            self._work.write(wire.frame(Kind.STOP, 0))
+        try:
+            await asyncio.wait_for(self._buried.wait(), grace_s)
+        except asyncio.TimeoutError:
+            log.warning("instance '%s' did not close within %g s and is killed", self._order.instance_name, grace_s)
+            await self.kill("did not close in time")
+
+    async def kill(self, why: str) -> None:
+        """End the process now."""
+        self._trouble = self._trouble or why
+        self._launched.kill()
+        await self._buried.wait()
+
+    async def check(self) -> bool:
+        """Whether the instance says that it is ready; raises `Unavailable` if it says why not."""
+        if self._checked is None:
+            self._checked = self._loop.create_future()
+            self._send_aside(wire.frame(Kind.CHECK, 0))
+        found = await asyncio.shield(self._checked)
+        if found["reason"]:
+            raise Unavailable(found["reason"])
+        return bool(found["ready"])
+
+    def _wait(self) -> None:
+        """On a thread: until the process has ended."""
+        code = self._launched.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(self._ended, code)
+
+    def _ended(self, code: int) -> None:
+        """The process is gone; what it sent before is still to be read, unless it has been."""
+        self._code = code
+        if self.has_hung_up:
+            self._bury(code)
+        else:  # another process may hold the other end
+            self._loop.call_later(_LAST_READ_S, self._bury, code)
+
+    def hung_up(self) -> None:
+        """Nothing more will come from the child."""
+        self.has_hung_up = True
+        if self._code is not None:
+            self._bury(self._code)
+
+    def _bury(self, code: int) -> None:
+        if self.is_dead:
+            return
+        words = self._launched.last_words()
+        reason = f"model instance '{self._order.instance_name}' {self._trouble or _how(code)}"
+        self.is_dead = True
+        self._work.close()
+        self._side.close()
+        self._desk.close()
+        self._launched.close()
+        self._buried.set()
+        if self._checked is not None and not self._checked.done():
+            self._checked.set_result({"ready": False, "reason": reason})
+        if not self._loaded.done():
+            self._loaded.set_exception(LoadError(f"{reason} while it was loading\n{words}".rstrip()))
+        elif not self._is_stopping or self.in_flight:
+            self.owner.child_died(self, f"{reason}\n{words}".rstrip())
+
+    # ------------------------------------------------------------------ to the child
+
+    def run(self, batch: Sequence[InferRequest]) -> None:
+        """Have a batch executed. Raises `PenstockError` if it cannot be sent."""
+        numbered = []
+        for request in batch:
+            self._calls = call = self._calls + 1
+            numbered.append((call, request))
+        try:
+            message = self._encoder.requests(Kind.RUN, numbered)
+        except ValueError as error:
+            raise InternalError(f"the batch cannot be sent to '{self._order.instance_name}': {error}") from error
+        cancel = self._cancel
+        for call, request in numbered:
+            self.in_flight[call] = request
+            request.on_cancel = cancel
+        self._work.write(message)
+
+    def _cancel(self, request: InferRequest) -> None:
+        for call, other in self.in_flight.items():
+            if other is request:
+                self._send_aside(wire.integers_frame(Kind.CANCEL, (call,)))
+                return
+
+    def _has_read(self, call: int, request: InferRequest) -> None:
+        if not self._read:
+            self._loop.call_soon(self._tell_reads)
+        self._read.append(call)
+
+    def _tell_reads(self) -> None:
+        calls, self._read = self._read, []
+        self._send_aside(wire.integers_frame(Kind.READ, calls))
+
+    def _release(self, offset: int) -> None:
+        """Nobody looks at the child's tensor at ``offset`` any more. Any thread."""
+        self._free.append(offset)
+        if not self._is_releasing and not self.is_dead:
+            self._is_releasing = True
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._tell_releases)
+
+    def _tell_releases(self) -> None:
+        self._is_releasing = False
+        offsets = [self._free.popleft() for _ in range(min(len(self._free), 65535))]
+        self._send_aside(wire.integers_frame(Kind.RELEASE, offsets))
+
+    def _send_aside(self, message: bytes) -> None:
+        if not self.is_dead:
+            self._side.write(message)
+
+    # ------------------------------------------------------------------ from the child
+
+    async def _connect(self, end: socket.socket, hung_up: Callable[[], None]) -> asyncio.WriteTransport:
+        transport, _ = await self._loop.create_connection(lambda: _Listener(self, self._hear, hung_up), sock=end)
+        return transport
+
+    def _hear(self, message: Frame) -> None:
+        kind = message.kind
+        if kind is Kind.DONE:
+            self._done(message)
+        elif kind is Kind.ANSWERS:
+            self._answers(message)
+        elif kind is Kind.RELEASE:
+            for offset in wire.read_integers(message):
+                self._places.release(offset)
+        elif kind is Kind.LOADED:
+            self._loaded.set_result(notes.read_json(message))
+        elif kind is Kind.FAILED:
+            found = notes.read_json(message)
+            log.error("instance '%s' failed to load:\n%s", self._order.instance_name, found["traceback"].rstrip())
+            self._loaded.set_exception(LoadError(found["message"], Code(found["code"])))
+        elif kind is Kind.CHECKED:
+            checked, self._checked = self._checked, None
+            if checked is not None:
+                checked.set_result(notes.read_json(message))
+        else:
+            self._desk.hear(message)
+
+    def _done(self, message: Frame) -> None:
+        requests: list[InferRequest] = []
+        answers: list[Answer] = []
+        pop = self.in_flight.pop
+        for reply in self._decoder.answers(message):
+            if reply.status is Status.LATER:
+                continue
+            requests.append(pop(reply.call))
+            answers.append(reply.answer)
+        self.owner.batch_done(requests, answers, wire.read_times(message))
+
+    def _answers(self, message: Frame) -> None:
+        for reply in self._decoder.answers(message):
+            request = self.in_flight[reply.call]
+            if reply.final:
+                del self.in_flight[reply.call]
+            elif request.on_read is None:
+                request.on_read = functools.partial(self._has_read, reply.call)
+            self.owner.answered(request, reply.answer, reply.final)
+
+    def broken(self, error: Exception) -> None:
+        """The child has sent nonsense: it is beyond trust."""
+        log.error("instance '%s' broke the protocol", self._order.instance_name, exc_info=error)
+        self._trouble = self._trouble or "sent a malformed message and was killed"
+        self._launched.kill()
+
+
+class _Listener(asyncio.Protocol):
+    """Receives from one socket; frames are handed on as they are complete."""
+
+    def __init__(self, child: Child, hear: Callable[[Frame], None], hung_up: Callable[[], None]) -> None:
+        self._child, self._hear, self._hung_up = child, hear, hung_up
+        self._frames = Frames()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._hung_up()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._frames.feed(data):
+                self._hear(message)
+        except (WireError, KeyError, ValueError, PenstockError, asyncio.InvalidStateError) as error:
+            self._child.broken(error)
+
+
+def _nothing() -> None:
+    """The end of the other line tells."""
+
+
+def _how(code: int) -> str:
+    """How a process with exit ``code`` ended."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,159 @@
+"""The server's end of `RemoteServices`: what a child asks for is asked of the server's services.
+
+Event loop only, but for the calls that block, which run on a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.backends.services import Services
+from penstock.errors import Code, PenstockError
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer, InferResponse
+from penstock.workers.process import notes, wire
+from penstock.workers.process.failure import WireError
+from penstock.workers.process.wire import Decoder, Encoder, Frame, Kind, Reply, Status
+
+log = logging.getLogger(__name__)
+
+#: What a child may have going at the same time; a model that asks for more has lost count.
+_MOST_REQUESTS = 65536
+
+
+class Desk:
+    """Serves one child. ``model`` is the name of its model."""
+
+    def __init__(self, services: Services, model: str) -> None:
+        self._services, self._model = services, model
+        self._asked: dict[int, InferRequest] = {}
+        self._handles: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = True
+
+    def open(
+        self, encoder: Encoder, decoder: Decoder, send: Callable[[bytes], None], running: Mapping[int, InferRequest]
+    ) -> None:
+        """Begin to serve; ``running`` are the requests that the child executes, by call."""
+        self._encoder, self._decoder, self._send, self._running = encoder, decoder, send, running
+        self._is_closed = False
+
+    def close(self) -> None:
+        """The child is gone: so are its requests, and its metrics."""
+        self._is_closed = True
+        for request in self._asked.values():
+            self._services.cancel(request)
+        self._asked.clear()
+        for handle in self._handles:
+            self._services.release(handle)
+        self._handles.clear()
+
+    def hear(self, message: Frame) -> None:
+        """Serve one message. Raises `WireError` if no child would send it."""
+        kind = message.kind
+        if kind is Kind.INFER:
+            for request in self._decoder.requests(message, self._request):
+                self._services.infer(request)
+        elif kind is Kind.CANCEL:
+            for request in self._mentioned(message):
+                self._services.cancel(request)
+        elif kind is Kind.READ:
+            for request in self._mentioned(message):
+                request.read()
+        elif kind is Kind.NOTE:
+            self._note(notes.read_json(message))
+        elif kind is Kind.CALL:
+            task = asyncio.ensure_future(self._call(notes.read_json(message)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            raise WireError(f"a child sends no {kind.name}")
+
+    # ------------------------------------------------------------------ other models
+
+    def _request(self, call: int, rare: dict[str, Any], inputs: dict[str, Any]) -> InferRequest:
+        if call in self._asked or len(self._asked) >= _MOST_REQUESTS:
+            raise WireError(f"request {call} is one too many")
+
+        def reply(answer: Answer, final: bool) -> None:
+            self._reply(call, answer, final)
+
+        request = InferRequest(str(rare.pop("model_name")), inputs, reply)
+        request.caller = self._running.get(rare.pop("caller"))
+        self._asked[call] = request
+        return request
+
+    def _mentioned(self, message: Frame) -> list[InferRequest]:
+        found = map(self._asked.get, wire.read_integers(message))
+        return [request for request in found if request is not None]
+
+    def _reply(self, call: int, answer: Answer, final: bool) -> None:
+        if final:
+            self._asked.pop(call, None)
+        if self._is_closed:
+            return
+        status = Status.NOTHING if answer is None else Status.ERROR
+        if isinstance(answer, InferResponse):
+            status = Status.RESPONSE
+        try:
+            message = self._encoder.answers(Kind.REPLIES, [Reply(call, status, final, answer)])
+        except ValueError as error:
+            failure = PenstockError(f"the response cannot be sent: {error}", Code.INTERNAL)
+            message = self._encoder.answers(Kind.REPLIES, [Reply(call, Status.ERROR, final, failure)])
+        self._send(message)
+
+    # ------------------------------------------------------------------ everything else
+
+    def _note(self, note: Mapping[str, Any]) -> None:
+        match note:
+            case {"method": "log", "arguments": [str(level), str(text), str(file), int(line)]}:
+                self._services.log(level, text, file, line)  # type: ignore[arg-type]
+            case {"method": "release", "arguments": [int(handle)]} if handle in self._handles:
+                self._handles.discard(handle)
+                self._services.release(handle)
+            case _:
+                raise WireError(f"a note {note}")
+
+    async def _call(self, call: Mapping[str, Any]) -> None:
+        result: dict[str, Any] = {"id": call.get("id")}
+        try:
+            result["value"] = await asyncio.to_thread(self._answer, call)
+        except PenstockError as error:
+            result.update(code=error.code.value, message=error.message)
+        except Exception as error:
+            log.exception("a call of model '%s' failed", self._model)
+            result.update(code=Code.INTERNAL.value, message=f"{type(error).__name__}: {error}")
+        if not self._is_closed:
+            self._send(notes.json_frame(Kind.RESULT, result))
+
+    def _answer(self, call: Mapping[str, Any]) -> Any:
+        """On a thread: the value of a call. Raises `PenstockError`."""
+        services = self._services
+        match call:
+            case {"method": "load_model", "arguments": [str(name), str(config), dict(files)]}:
+                services.load_model(name, config, {str(key): base64.b64decode(text) for key, text in files.items()})
+            case {"method": "unload_model", "arguments": [str(name), bool(dependents)]}:
+                services.unload_model(name, dependents)
+            case {"method": "is_model_ready", "arguments": [str(name), str(version)]}:
+                return services.is_model_ready(name, version)
+            case {"method": "metric_family", "arguments": [str(name), str(description), str(kind)]}:
+                return self._hold(services.metric_family(name, description, kind))  # type: ignore[arg-type]
+            case {"method": "metric", "arguments": [int(family), dict(labels), buckets]} if family in self._handles:
+                return self._hold(services.metric(family, labels, buckets))
+            case {"method": "update_metric", "arguments": [int(metric), str(operation), value]} if (
+                metric in self._handles
+            ):
+                services.update_metric(metric, operation, float(value))  # type: ignore[arg-type]
+            case {"method": "metric_value", "arguments": [int(metric)]} if metric in self._handles:
+                return services.metric_value(metric)
+            case _:
+                raise PenstockError(f"no such call: {call.get('method')}", Code.INVALID_ARGUMENT)
+        return None
+
+    def _hold(self, handle: int) -> int:
+        self._handles.add(handle)
+        return handle

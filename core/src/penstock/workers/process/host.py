@@ -1,0 +1,230 @@
+"""A process of its own for one instance: batches go out and answers come back on the event loop.
+
+A child that dies is followed by another: at once the first time, then later and later, and not any
+more when it keeps dying. What it had in flight is answered `Unavailable`: the same request may
+succeed when it is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic, monotonic_ns
+
+from penstock.backends.base import Isolation
+from penstock.errors import Cancelled, PenstockError, Unavailable
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer, InferResponse
+from penstock.telemetry.observer import Observer
+from penstock.telemetry.statistics import BatchTimes, ExecutionStatistics
+from penstock.workers.bell import LoopBell
+from penstock.workers.contract import Contract
+from penstock.workers.instance import BatchSource
+from penstock.workers.ledger import Ledger
+from penstock.workers.process.child import Child
+from penstock.workers.process.desk import Desk
+from penstock.workers.process.order import Order
+from penstock.workers.process.rehearsal import Rehearsal
+from penstock.workers.process.wire import Times
+from penstock.workers.warmup import Sample
+
+log = logging.getLogger(__name__)
+
+#: This many deaths within the window, and the instance is given up.
+_MOST_DEATHS = 5
+_WINDOW_S = 60.0
+#: Before the second restart within the window, and at most before any.
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 15.0
+
+
+class ProcessHost:
+    """Owns the child processes of one instance, one after the other. A `penstock.workers.host.Host`.
+
+    ``crew`` are the hosts of all instances of the version: when all have been given up, requests
+    are refused instead of waiting. ``grace_s`` is how long an instance may take to close. `load`,
+    `serve`, `join` and `check_ready` are called on threads, everything else on the event loop.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        isolation: Isolation,
+        contract: Contract,
+        samples: Sequence[Sample],
+        statistics: Callable[[], ExecutionStatistics],
+        loop: asyncio.AbstractEventLoop,
+        crew: list[ProcessHost],
+        grace_s: float,
+    ) -> None:
+        self.name = order.instance_name
+        self.restarts = 0
+        self.reason = ""
+        self.executing: Sequence[InferRequest] = ()
+        self._order, self._isolation, self._samples = order, isolation, samples
+        self._contract, self._loop, self._crew, self._grace_s = contract, loop, crew, grace_s
+        self._ledger = Ledger(self.name, statistics)
+        self._source: BatchSource | None = None
+        self._bell = LoopBell(loop, self._pull)
+        self._child: Child | None = None
+        self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
+        self._restart: asyncio.Task[None] | None = None
+        self._is_given_up = False
+        self._is_leaving = False
+        crew.append(self)
+
+    # ------------------------------------------------------------------ threads
+
+    def load(self) -> None:
+        """Start the first child; raises what loading raised there, or `LoadError`."""
+        asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
+
+    def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
+        """Begin to pull from ``source``; ``observers`` see each batch."""
+        self._source, self._ledger.observers = source, observers
+        loop.call_soon_threadsafe(self._pull)
+
+    def join(self) -> None:
+        """Have the instance closed, and wait for the end of its process."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+
+    def check_ready(self) -> bool:
+        """What the instance says of itself; raises `Unavailable` with the reason if it gives one."""
+        return asyncio.run_coroutine_threadsafe(self._check(), self._loop).result()
+
+    # ------------------------------------------------------------------ event loop
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None
+
+    @property
+    def has_check(self) -> bool:
+        return self._child is not None and self._child.has_check
+
+    async def _check(self) -> bool:
+        return self._child is not None and await self._child.check()
+
+    async def _begin(self) -> None:
+        """Start a child and warm it up."""
+        services = self._order.services
+        assert services is not None
+        rehearsal = Rehearsal()
+        child = Child(self._order, self._isolation, Desk(services, self._order.name), rehearsal)
+        await child.start()
+        try:
+            for sample in self._samples:
+                await rehearsal.run(child, sample)
+        except BaseException:
+            await child.kill("failed to warm up")
+            raise
+        child.owner = self
+        self._child = child
+
+    async def _end(self) -> None:
+        self._is_leaving = True
+        if self._restart is not None:
+            self._restart.cancel()
+        if self._child is not None:
+            await self._child.stop(self._grace_s)
+            self._child = None
+
+    def _pull(self) -> None:
+        """The bell has been rung, or the child is free: there may be a batch."""
+        source, child = self._source, self._child
+        if source is None or self.executing:
+            return
+        if child is None or child.has_hung_up:
+            self._turn_away(source)
+        elif batch := source.poll(self._bell):
+            self._run(child, source, batch)
+
+    def _run(self, child: Child, source: BatchSource, batch: list[InferRequest]) -> None:
+        if any(request.cancelled for request in batch):
+            gone = [request for request in batch if request.cancelled]
+            batch = [request for request in batch if not request.cancelled]
+            source.deliver(gone, [Cancelled(f"{request.log_id}request was cancelled") for request in gone])
+        try:
+            if batch:
+                child.run(batch)
+            self.executing = batch
+        except PenstockError as error:
+            source.deliver(batch, [error] * len(batch))
+        if not self.executing:
+            self._bell.ring()
+
+    def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
+        assert self._source is not None
+        batch, self.executing = self.executing, ()
+        self._pull()  # first, so that the child runs while this batch is answered
+        signed = [self._contract.signed(*pair) for pair in zip(requests, answers, strict=True)]
+        for request in batch if len(requests) < len(batch) else ():
+            request.started_ns = times.start_ns
+        self._ledger.batch(batch, requests, signed, BatchTimes(*times))
+        self._source.deliver(requests, signed)
+
+    def answered(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        assert self._source is not None
+        answer = self._contract.signed(request, answer)  # what a child says is not believed
+        if final:
+            request.started_ns = request.started_ns or monotonic_ns()
+            self._ledger.late(request, answer)
+            self._source.deliver((request,), (answer,))
+        elif isinstance(answer, InferResponse):
+            self._source.progress(request, answer)
+
+    # ------------------------------------------------------------------ death and after
+
+    def child_died(self, child: Child, reason: str) -> None:
+        log.error("%s", reason)
+        self._child, self.reason = None, reason
+        lost, self.executing = list(child.in_flight.values()), ()
+        if self._source is not None:
+            self._ledger.batch(lost, lost, [self._unhealthy()] * len(lost), BatchTimes(*[monotonic_ns()] * 4))
+            self._source.deliver(lost, [self._unhealthy()] * len(lost))
+            self._source.leave(self._bell)
+        if not self._is_leaving:
+            self._restart = asyncio.ensure_future(self._replace())
+
+    async def _replace(self) -> None:
+        """Start another child, unless too many have died already."""
+        while self._child is None:
+            now = monotonic()
+            if len(self._deaths) == _MOST_DEATHS and now - self._deaths[0] < _WINDOW_S:
+                self._give_up()
+                return
+            self._deaths.append(now)
+            await asyncio.sleep(self._delay(now))
+            self.restarts += 1
+            try:
+                await self._begin()
+            except Exception as error:
+                self.reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+                log.error("instance '%s' could not be restarted: %s", self.name, self.reason)
+        log.warning("instance '%s' has been restarted", self.name)
+        self._pull()
+
+    def _delay(self, now: float) -> float:
+        """Seconds to wait: none for the first death in a while, then twice as long each time."""
+        earlier = sum(now - death < _WINDOW_S for death in self._deaths) - 1
+        return min(_FIRST_DELAY_S * 2 ** (earlier - 1), _LONGEST_DELAY_S) if earlier else 0.0
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        self.reason = f"died {_MOST_DEATHS} times within {_WINDOW_S:g} s and is given up; reload it. {self.reason}"
+        log.error("instance '%s' %s", self.name, self.reason)
+        for host in self._crew:
+            host._pull()
+
+    def _turn_away(self, source: BatchSource) -> None:
+        """Leave requests to the others, or to the next child; if there is no hope, refuse them."""
+        if not all(host._is_given_up for host in self._crew):
+            source.leave(self._bell)
+            return
+        while batch := source.poll(self._bell):
+            source.deliver(batch, [self._unhealthy()] * len(batch))
+
+    def _unhealthy(self) -> Unavailable:
+        first_line = self.reason.partition("\n")[0]
+        return Unavailable(f"Stub process '{self.name}' is not healthy: {first_line}")

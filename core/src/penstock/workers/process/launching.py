@@ -1,0 +1,121 @@
+"""Starts a child process with its sockets and arenas. Blocks; called on a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from penstock.backends.base import Isolation
+from penstock.errors import LoadError
+from penstock.workers.process import bootstrap
+from penstock.workers.process.arena import Arena
+from penstock.workers.process.guardian import GUARDIAN
+
+#: Address space of each arena; memory is taken as it is used.
+ARENA_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Launched:
+    """A running child, as its parent holds it. ``work`` carries batches, ``side`` everything that
+    must be read while a batch runs. The parent allocates in ``inbound`` and reads ``outbound``.
+    ``obituary`` is a file in which the child's fatal errors leave their traceback."""
+
+    process: subprocess.Popen[bytes]
+    work: socket.socket
+    side: socket.socket
+    inbound: Arena
+    outbound: Arena
+    obituary: IO[bytes]
+
+    def wait(self) -> int:
+        """The exit code; whatever else the child's process group still runs is killed before."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        self.kill()
+        code = self.process.wait()
+        GUARDIAN.forget(self.process.pid)
+        return code
+
+    def kill(self) -> None:
+        """End the child and all that it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def last_words(self) -> str:
+        """What the child's fatal error wrote, if anything."""
+        self.obituary.seek(0)
+        return self.obituary.read(64 * 1024).decode(errors="backslashreplace").strip()
+
+    def close(self) -> None:
+        """Let go of the arenas, whose views keep their memory, and of the obituary."""
+        for part in (self.inbound, self.outbound, self.obituary):
+            part.close()
+
+
+def launch(instance_name: str, isolation: Isolation) -> Launched:
+    """A child that waits for its order. Raises `LoadError` if the interpreter cannot be run."""
+    work, their_work = socket.socketpair()
+    side, their_side = socket.socketpair()
+    inbound, outbound = Arena.create(ARENA_BYTES), Arena.create(ARENA_BYTES)
+    obituary: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the child)
+    fds = {
+        "work": their_work.fileno(),
+        "side": their_side.fileno(),
+        "inbound": inbound.fd,
+        "outbound": outbound.fd,
+        "obituary": obituary.fileno(),
+    }
+    arguments = {
+        "entry": "penstock.workers.process.serving:serve",
+        **fds,
+        "arena_bytes": ARENA_BYTES,
+        "memory_bytes": isolation.memory_bytes,
+        "log_level": logging.getLogger("penstock").getEffectiveLevel(),
+        "packages": _folders(isolation),
+    }
+    try:
+        process = subprocess.Popen(
+            [isolation.python, str(bootstrap.__file__), instance_name, json.dumps(arguments)],
+            pass_fds=tuple(fds.values()),
+            stdin=None if sys.stdin is not None else subprocess.DEVNULL,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **isolation.environ},
+            start_new_session=True,
+        )
+    except OSError as error:
+        for part in (work, side, inbound, outbound, obituary):
+            part.close()
+        raise LoadError(
+            f"cannot run the interpreter '{isolation.python}' of '{instance_name}': {error.strerror}"
+        ) from error
+    finally:
+        their_work.close()
+        their_side.close()
+    GUARDIAN.watch(process.pid)
+    return Launched(process, work, side, inbound, outbound, obituary)
+
+
+def _folders(isolation: Isolation) -> Mapping[str, str]:
+    """Where each package is that a foreign interpreter has to import from here; none for our own."""
+    if isolation.python == sys.executable:
+        return {}
+    return {name: _folder(name) for name in isolation.packages}
+
+
+def _folder(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parents[1])

@@ -1,0 +1,46 @@
+"""The child's end of a socket: frames in, one after the other, and frames out from any thread."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import NoReturn
+
+from penstock.workers.process.wire import Frame, Frames
+
+_RECEIVE_BYTES = 256 * 1024
+
+
+class Line:
+    """One of the two sockets. The end of the input is the end of the process: the server has gone."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._frames = Frames(writable=True)
+        self._lock = threading.Lock()
+
+    def frames(self) -> Iterator[Frame]:
+        """Every frame, as it comes."""
+        while True:
+            try:
+                data = self._socket.recv(_RECEIVE_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                leave()
+            yield from self._frames.feed(data)
+
+    def send(self, message: bytes) -> None:
+        """Write a frame. Blocks while the server does not read."""
+        try:
+            with self._lock:
+                self._socket.sendall(message)
+        except OSError:
+            leave()
+
+
+def leave() -> NoReturn:
+    """End the process at once, whatever its threads do: nobody is there to be told anything."""
+    os._exit(0)

@@ -1,0 +1,42 @@
+"""The usual entry of a child: makes the backend anew and lets it load."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from penstock.backends.base import AnyInstance, Backend, Device, Model
+from penstock.workers.process.order import Order
+
+
+def load(order: Order) -> AnyInstance:
+    """The instance that ``order`` describes. Raises what the backend raises."""
+    from google.protobuf.json_format import Parse
+
+    from penstock.config.model_config_pb2 import ModelConfig
+    from penstock.config.parameters import parse_parameters
+
+    module, _, name = order.backend.partition(":")
+    backend: Backend = getattr(import_module(module), name)(order.options)
+    config = Parse(order.config, ModelConfig())
+    model = Model(
+        order.name,
+        order.version,
+        Path(order.path),
+        config,
+        parse_parameters(backend.Parameters, config.parameters),
+        None,
+        order.instance_name,
+        Device(order.device_kind, order.device_id),
+        order.services,
+    )
+    shared = backend.share(model)
+    instance = backend.load(_with(model, shared))
+    instance.warm_up()
+    return instance
+
+
+def _with(model: Model, shared: object) -> Model:
+    from dataclasses import replace
+
+    return replace(model, shared=shared)

@@ -1,0 +1,22 @@
+"""Messages whose meta is JSON: the rare ones, of which speed is not asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.workers.process.failure import WireError
+from penstock.workers.process.wire import Frame, Kind, frame
+
+
+def json_frame(kind: Kind, value: object) -> bytes:
+    """A message whose meta is JSON."""
+    return frame(kind, 0, json.dumps(value).encode())
+
+
+def read_json(message: Frame) -> Any:
+    """The value of a `json_frame`."""
+    try:
+        return json.loads(message.text)
+    except ValueError as error:
+        raise WireError(f"{message.kind.name}: {error}") from error

@@ -1,0 +1,69 @@
+"""What a child process is told to load. JSON on the wire, because it is sent once per life."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from penstock.backends.base import DeviceKind
+from penstock.backends.services import Services
+from penstock.messages import dtypes
+from penstock.messages.spec import Spec
+from penstock.workers.contract import Contract
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One instance of one version.
+
+    ``path`` is the version's directory. ``backend`` is ``module:class`` and ``options`` its
+    ``--backend-config`` settings. ``config`` is the model's config as JSON, in the form of the
+    ``/config`` endpoint, and ``parameters`` its parameters as text. ``entry`` is that of
+    `penstock.backends.base.Isolation`. ``services`` is set in the child.
+    """
+
+    entry: str
+    backend: str
+    options: Mapping[str, str]
+    name: str
+    version: int
+    path: str
+    config: str
+    parameters: Mapping[str, str]
+    instance_name: str
+    device_kind: DeviceKind
+    device_id: int
+    services: Services | None = None
+
+    def to_json(self) -> bytes:
+        """The order without its services."""
+        return json.dumps(asdict(replace(self, services=None))).encode()
+
+    def contract(self) -> Contract:
+        """What the model promises, from its config."""
+        config = json.loads(self.config)
+        outputs = {output["name"]: _spec(output) for output in config.get("output", [])}
+        return Contract(self.name, str(self.version), outputs, config.get("max_batch_size", 0) > 0)
+
+    @classmethod
+    def from_json(cls, text: bytes, services: Services) -> Order:
+        fields: dict[str, Any] = json.loads(text)
+        fields["services"] = services
+        return cls(**fields)
+
+
+_DATA_TYPES = {datatype.config_name: datatype for datatype in dtypes.ALL}
+
+
+def _spec(io: Mapping[str, Any]) -> Spec:
+    """`Spec.from_config` without protobuf, which a child need not have."""
+    reshape = io.get("reshape")
+    return Spec(
+        io["name"],
+        _DATA_TYPES[io["data_type"]],
+        tuple(io["dims"]),
+        bool(io.get("optional")),
+        tuple(reshape["shape"]) if reshape is not None else None,
+    )

@@ -1,0 +1,48 @@
+"""Runs the warm-up requests of a config in a child that nobody pulls batches for yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.errors import InternalError, PenstockError, Unavailable
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer
+from penstock.workers.process.child import Child
+from penstock.workers.process.wire import Times
+from penstock.workers.warmup import Sample
+
+
+class Rehearsal:
+    """The owner of a child until it is warmed up. Event loop only."""
+
+    def __init__(self) -> None:
+        self._waiting: set[InferRequest] = set()
+        self._problem: PenstockError | None = None
+        self._done = asyncio.Event()
+
+    async def run(self, child: Child, sample: Sample) -> None:
+        """Execute ``sample``; raises `InternalError` naming it if any request fails."""
+        for _ in range(sample.count):
+            self._waiting = set(sample.requests)
+            self._done.clear()
+            child.run(sample.requests)
+            await self._done.wait()
+            if self._problem is not None:
+                raise InternalError(f"failed to run warmup sample '{sample.name}': {self._problem.message}; ")
+
+    def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
+        for request, answer in zip(requests, answers, strict=True):
+            self.answered(request, answer, True)
+
+    def answered(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        if isinstance(answer, PenstockError):
+            self._problem = answer
+        if final:
+            self._waiting.discard(request)
+        if not self._waiting:
+            self._done.set()
+
+    def child_died(self, child: Child, reason: str) -> None:
+        self._problem = Unavailable(reason)
+        self._done.set()

@@ -1,0 +1,107 @@
+"""`Services` in a child: everything is asked of the server, over the side line."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from penstock.backends.services import LogLevel, MetricKind, MetricOperation, Services
+from penstock.errors import Code, PenstockError
+from penstock.messages.request import InferRequest
+from penstock.workers.process import notes, wire
+from penstock.workers.process.wire import Kind, Reply
+
+
+class RemoteServices(Services):
+    """``ask`` sends a request under a number of ours; ``send`` writes a frame."""
+
+    def __init__(self, ask: Callable[[int, InferRequest], None], send: Callable[[bytes], None]) -> None:
+        self._ask, self._send = ask, send
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, InferRequest] = {}
+        self._calls: dict[InferRequest, int] = {}
+        self._results: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+
+    def infer(self, request: InferRequest) -> None:
+        call = next(self._numbers)
+        self._asked[call] = request
+        self._calls[request] = call
+        self._ask(call, request)
+
+    def cancel(self, request: InferRequest) -> None:
+        self._mention(Kind.CANCEL, request)
+
+    def read(self, request: InferRequest) -> None:
+        self._mention(Kind.READ, request)
+
+    def replied(self, reply: Reply) -> None:
+        """An answer to a request of ours has come."""
+        request = self._asked.get(reply.call)
+        if request is None:
+            return
+        if reply.final:
+            self._forget(reply.call)
+        request.respond(reply.answer, reply.final)
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        encoded = {path: base64.b64encode(content).decode() for path, content in files.items()}
+        self._call("load_model", name, config, encoded)
+
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        self._call("unload_model", name, unload_dependents)
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        return bool(self._call("is_model_ready", name, version))
+
+    def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
+        self._note("log", level, message, file, line)
+
+    def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
+        return int(self._call("metric_family", name, description, kind))
+
+    def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
+        return int(self._call("metric", family, dict(labels), None if buckets is None else list(buckets)))
+
+    def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
+        self._call("update_metric", metric, operation, value)
+
+    def metric_value(self, metric: int) -> float:
+        return float(self._call("metric_value", metric))
+
+    def release(self, handle: int) -> None:
+        self._note("release", handle)
+
+    def resolved(self, result: dict[str, Any]) -> None:
+        """The server has answered a call."""
+        future = self._results.pop(result["id"], None)
+        if future is None:
+            return
+        if "code" in result:
+            future.set_exception(PenstockError(result["message"], Code(result["code"])))
+        else:
+            future.set_result(result["value"])
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        number = next(self._numbers)
+        future: Future[Any] = Future()
+        self._results[number] = future
+        self._send(notes.json_frame(Kind.CALL, {"id": number, "method": method, "arguments": arguments}))
+        return future.result()
+
+    def _note(self, method: str, *arguments: object) -> None:
+        self._send(notes.json_frame(Kind.NOTE, {"method": method, "arguments": arguments}))
+
+    def _mention(self, kind: Kind, request: InferRequest) -> None:
+        call = self._calls.get(request)
+        if call is not None:
+            self._send(wire.integers_frame(kind, [call]))
+
+    def _forget(self, call: int) -> None:
+        request = self._asked.pop(call, None)
+        if request is not None:
+            self._calls.pop(request, None)
