@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from itertools import islice
+from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -194,3 +195,21 @@ def test_two_calls_on_one_model_have_a_pace_each(caller: Caller) -> None:
     assert [number_of(reply) for reply in fast] == list(range(2000))
     assert [number_of(reply) for reply in islice(slow, 3)] == [1, 2, 3]
     slow.cancel()
+
+
+@pytest.mark.parametrize("model", ["stream", "deferred"])
+def test_the_stock_client_gets_every_response_in_order_and_the_end(running: Penstock, model: str) -> None:
+    results: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{running.grpc}") as client:
+        client.start_stream(lambda result, error: results.put((result, error)))
+        tensor = grpcclient.InferInput("N", [1], "INT32")
+        tensor.set_data_from_numpy(np.array([3000], np.int32))
+        client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
+        for number in range(3000):
+            result, error = results.get(timeout=20)
+            assert error is None
+            assert result.as_numpy("OUT")[:8].view(np.int64)[0] == number
+        result, error = results.get(timeout=20)
+        assert error is None
+        assert result.get_response().parameters["triton_final_response"].bool_param
+        assert result.as_numpy("OUT") is None
