@@ -183,3 +183,18 @@ def test_metrics_that_cannot_be_read_are_an_error_and_not_a_silence(
             assert (await client.get("/metrics")).status_code == 200
 
     run(test)
+
+
+def test_the_page_has_the_metrics_of_models_and_the_restarts_of_instances(repository: Path) -> None:
+    async def test() -> None:
+        async with started(repository) as (server, _, client):
+            metrics = server.custom_metrics
+            metrics.series(metrics.family("words_total", "read", "counter"), {"lang": "en"}, None).update(
+                "increment", 3
+            )
+            server.resolve("plain").hosts[0].restarts = 2  # type: ignore[misc]  # as a process that died twice says
+            found = samples((await client.get("/metrics")).text)
+            assert found["words ['en']"] == 3
+            assert found["nv_model_instance_restart_count ['1', 'plain']"] == 2
+
+    run(test)

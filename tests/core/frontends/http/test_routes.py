@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from penstock.config.options import RESTRICTED_CATEGORIES, Restriction
 from penstock.errors import Code
-from penstock.frontends.http.message import STATUS
+from penstock.frontends.http.message import STATUS, HttpReply, HttpRequest
 
 MakeCaller = Callable[..., Any]
 X = {"X": ("FP32", (4,))}
@@ -145,6 +147,29 @@ def test_model_that_is_not_ready(make_caller: MakeCaller) -> None:
     caller.model.ready = False
     reply, body = caller.send("GET", "/v2/models/echo/ready")
     assert (reply.status, json.loads(body)) == (400, {"error": "Model version not ready"})
+
+
+@pytest.mark.parametrize("path", ["/v2/health/ready", "/v2/models/echo/ready"])
+@pytest.mark.parametrize(("is_ready", "status"), [(True, 200), (False, 400)])
+def test_an_instance_that_takes_its_time_is_waited_for(
+    make_caller: MakeCaller, path: str, is_ready: bool, status: int
+) -> None:
+    caller = make_caller(X)
+    replies: list[HttpReply] = []
+
+    async def scenario() -> None:
+        said: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        for part in (caller.server, caller.model):
+            part.has_checks, part.check_ready = True, partial(asyncio.wait_for, said, 5)
+        caller.routes.dispatch(HttpRequest("GET", path, {}, memoryview(b""), []), replies.append)
+        await asyncio.sleep(0)
+        assert replies == []
+        said.set_result(is_ready)
+        while not replies:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert [reply.status for reply in replies] == [status]
 
 
 def test_statistics_have_tritons_keys(make_caller: MakeCaller) -> None:

@@ -1,0 +1,223 @@
+"""What a server does for the instances of its models, asked from their own threads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from penstock.backends.base import Backend, Instance, Model, Tensors
+from penstock.backends.services import LogLevel, Services
+from penstock.errors import NotFound, PenstockError
+from penstock.models.crossing import Crossing
+from penstock.plugins import PluginInfo
+from penstock.server import Server
+from penstock.telemetry import exposition
+from penstock.telemetry.logs import LineFormatter
+
+CONFIG = """
+backend: "served" input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }
+instance_group { kind: KIND_CPU count: 2 }
+"""
+
+
+class Served(Instance):
+    """Does with its services what the test says, when it is loaded and when it executes."""
+
+    def __init__(self, model: Model) -> None:
+        assert model.services is not None
+        self.services = model.services
+        ServedBackend.on_load(self.services, model)
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        ServedBackend.on_execute(self.services)
+        return {"y": inputs["x"]}
+
+
+def nothing(*arguments: object) -> None:
+    """What an instance does with its services unless the test says otherwise."""
+
+
+class ServedBackend(Backend):
+    name: ClassVar[str] = "served"
+    on_load: ClassVar[Callable[[Services, Model], object]]
+    on_execute: ClassVar[Callable[[Services], object]]
+
+    def load(self, model: Model) -> Served:
+        return Served(model)
+
+
+@pytest.fixture
+def run(write_model: Any, make_server: Callable[..., Server]) -> Callable[..., None]:
+    """Runs a scenario on a server with the model ``m`` and, beside it, the identity ``other``."""
+
+    def run(
+        scenario: Callable[[Server], Coroutine[Any, Any, None]],
+        on_load: Callable[[Services, Model], object] = nothing,
+        on_execute: Callable[[Services], object] = nothing,
+        **options: Any,
+    ) -> None:
+        write_model("m", CONFIG)
+        write_model("other")
+        ServedBackend.on_load, ServedBackend.on_execute = staticmethod(on_load), staticmethod(on_execute)
+
+        async def serve() -> None:
+            server = make_server(**options)
+            server.plugins.backends.add(ServedBackend, PluginInfo("served", "tests", "0"))
+            async with server:
+                await scenario(server)
+
+        asyncio.run(asyncio.wait_for(serve(), 60))
+
+    return run
+
+
+async def execute(server: Server) -> None:
+    await server.infer_async("m", {"x": np.zeros(1, np.float32)})
+
+
+EXPLICIT: Mapping[str, Any] = {"model_control_mode": "explicit", "load_model": ("*",)}
+
+
+def test_the_metrics_of_a_version_are_there_from_its_load_to_the_close_of_its_last_instance(
+    run: Callable[..., None],
+) -> None:
+    def count(services: Services, model: Model) -> None:
+        loads = services.metric(services.metric_family("loads", "of instances", "counter"), {"model": model.name}, None)
+        services.update_metric(loads, "increment", 1)
+
+    async def scenario(server: Server) -> None:
+        def page() -> str:
+            return exposition.text(server.custom_metrics.collect())
+
+        assert page() == '# HELP loads of instances\n# TYPE loads counter\nloads{model="m"} 2\n'
+        await server.unload("m")
+        while page():
+            await asyncio.sleep(0.01)
+        await server.load("m", {})
+        assert 'loads{model="m"} 2\n' in page()
+
+    run(scenario, count, **EXPLICIT)
+
+
+def test_the_metrics_of_an_instance_that_fails_to_load_are_gone(run: Callable[..., None]) -> None:
+    def fail(services: Services, model: Model) -> None:
+        services.metric(services.metric_family("loads", "", "counter"), {}, None)
+        raise ValueError("no")
+
+    async def scenario(server: Server) -> None:
+        assert exposition.text(server.custom_metrics.collect()) == ""
+
+    run(scenario, fail, exit_on_error=False)
+
+
+def test_a_model_loads_unloads_and_asks_for_others(run: Callable[..., None]) -> None:
+    found: list[object] = []
+
+    def work(services: Services) -> None:
+        found.extend(services.is_model_ready("other", version) for version in ("", "1", "2"))
+        services.unload_model("other", False)
+        found.append(services.is_model_ready("other", ""))
+        services.load_model("other", '{"name": "other", "backend": "identity", "max_batch_size": 3}', {})
+        found.append(services.is_model_ready("other", ""))
+        for call in (lambda: services.load_model("nobody", "", {}), lambda: services.is_model_ready("other", "x")):
+            with pytest.raises(PenstockError) as caught:
+                call()
+            found.append(caught.value.message.partition(",")[0])
+
+    async def scenario(server: Server) -> None:
+        await execute(server)
+        version = "failed to get model version from specified version string 'x' (details: not an integer)"
+        assert found == [True, True, False, False, True, "failed to load 'nobody'", version]
+        assert server.resolve("other").max_batch_size == 3
+
+    run(scenario, on_execute=work, **EXPLICIT)
+
+
+def test_a_model_may_load_another_while_it_is_loaded(run: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        with pytest.raises(NotFound):
+            server.resolve("other")
+        await server.load("m", {})
+        assert await server.is_model_ready("other")
+
+    run(
+        scenario,
+        lambda services, model: services.load_model("other", "", {}),
+        **{**EXPLICIT, "load_model": ()},
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "number"),
+    [("info", logging.INFO), ("warning", logging.WARNING), ("error", logging.ERROR), ("verbose", logging.DEBUG)],
+)
+def test_a_line_of_a_models_log_shows_where_it_comes_from_on_one_line(
+    run: Callable[..., None], caplog: pytest.LogCaptureFixture, level: LogLevel, number: int
+) -> None:
+    caplog.set_level(logging.DEBUG, "penstock")
+
+    def work(services: Services) -> None:
+        services.log(level, "hello\nworld \x1b[31m 100%", "/models/m/1/model.py", 91)
+
+    async def scenario(server: Server) -> None:
+        await execute(server)
+
+    run(scenario, on_execute=work)
+    (record,) = (record for record in caplog.records if record.name == "penstock.python")
+    assert record.levelno == number
+    shown = LineFormatter("default").format(record)
+    assert shown.endswith(' model.py:91] "hello\\nworld \\u001b[31m 100%"')  # as a real Triton shows it
+
+
+def test_what_a_thread_sends_before_the_loop_looks_crosses_in_order_with_one_wake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        wakes: list[object] = []
+        seen: list[int] = []
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *arguments: wakes.append(wake(*arguments)))
+        crossing = Crossing(loop)
+        sent: list[bool] = []
+        for numbers in (range(1000), range(1000, 2000)):
+            thread = threading.Thread(target=lambda n=numbers: sent.extend(crossing.send(seen.append, i) for i in n))
+            thread.start()
+            thread.join()  # the loop is busy with this meanwhile
+            await asyncio.sleep(0)
+        assert seen == list(range(2000))
+        assert all(sent)
+        assert len(wakes) == 2
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_what_the_loop_sends_itself_happens_after_it_has_been_sent() -> None:
+    async def scenario() -> None:
+        crossing = Crossing(asyncio.get_running_loop())
+        seen: list[int] = []
+        crossing.send(seen.append, 1)
+        assert seen == []
+        await asyncio.sleep(0)
+        assert seen == [1]
+
+    asyncio.run(scenario())
+
+
+def test_one_call_that_fails_does_not_keep_the_next_from_crossing(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        crossing = Crossing(asyncio.get_running_loop())
+        seen: list[int] = []
+        crossing.send(lambda: 1 // 0)
+        crossing.send(seen.append, 1)
+        await asyncio.sleep(0)
+        assert seen == [1]
+
+    asyncio.run(scenario())
+    assert "a call from a model's thread failed" in caplog.text
