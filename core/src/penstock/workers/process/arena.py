@@ -150,7 +150,7 @@ class Reader:
             raise ValueError(f"{nbytes} bytes at {offset} are not in an arena of {arena.size}")
         # Every view that NumPy makes of this array refers to it: NumPy follows a chain of bases
         # only while they are arrays, and the base of this one is the mapping.
-        view = np.frombuffer(arena.memory, np.uint8)[offset:offset+nbytes]
+        view = np.frombuffer(arena.memory, np.uint8, nbytes, offset)
         watch = _Watch(view, self._gone)
         watch.offset, watch.on_free = offset, on_free
         self._watches[id(watch)] = watch
