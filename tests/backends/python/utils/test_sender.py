@@ -141,6 +141,13 @@ def test_request_that_a_decoupled_model_drops_is_ended(recorded: type[Recorded])
     assert call.answers[1:] == [(None, True)]
 
 
+def test_request_that_a_decoupled_model_never_looks_at_is_ended(recorded: type[Recorded]) -> None:
+    call = recorded()
+    request = received(call, DECOUPLED)
+    del request
+    assert call.answers == [(None, True)]
+
+
 def test_dropped_sender_of_a_plain_model_leaves_an_error(recorded: type[Recorded]) -> None:
     call = recorded()
     sender = received(call, PLAIN).get_response_sender()
