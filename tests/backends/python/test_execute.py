@@ -131,6 +131,9 @@ class TritonPythonModel:
     def sender_flag(self, requests): requests[0].get_response_sender().send(self.ok(), flags=5)
     def sender_string(self, requests): requests[0].get_response_sender().send("x", FINAL)
 
+    def empties_the_list(self, requests):
+        requests.clear()
+        raise ValueError("emptied")
     def again(self, requests):
         self.count += 1
         if self.count % 3:
@@ -209,6 +212,7 @@ def test_a_raise_fails_the_batch_with_type_message_and_frames_innermost_first(zo
         ("model_exception", "TritonModelException: model says no\n\nAt:\n"),
         ("no_exception", "TypeError: exceptions must derive from BaseException\n\nAt:\n"),
         ("chain", "RuntimeError: outer\n\nAt:\n"),
+        ("empties_the_list", "ValueError: emptied\n\nAt:\n"),
         ("exits", "SystemExit: 3\n\nAt:\n"),
         ("nothing", "Expected a list in the execute return, found type '<class 'NoneType'>'."),
         ("a_tuple", "Expected a list in the execute return, found type '<class 'tuple'>'."),

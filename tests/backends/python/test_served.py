@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import queue
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -471,3 +472,30 @@ def test_what_a_model_raises_reaches_the_client_with_its_frames(
         f"At:\n  {path}(7): execute\n"
     )
     server.stop()
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_request_whose_sender_is_kept_for_ever_is_ended_when_the_server_stops(
+    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+) -> None:
+    code = """
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.kept = []
+        def execute(self, requests):
+            self.kept += [request.get_response_sender() for request in requests]
+            pb_utils.Logger.log_info("kept a sender")
+    """
+    write_python(tmp_path, "keeps", code, INT_CONFIG)
+    words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
+    server = run_penstock(*words, "--exit-timeout-secs=2").wait_until_ready()
+    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        client.async_infer(
+            "keeps", given(grpc, IN=np.zeros(1, np.int32)), lambda result, error: answers.put((result, error))
+        )
+        server.wait_for_line("kept a sender")
+        server.finish(signal.SIGTERM)
+        result, error = answers.get(timeout=30)
+    assert result is None
+    assert "UNAVAILABLE" in str(error)

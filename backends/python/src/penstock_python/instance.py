@@ -86,7 +86,7 @@ class PythonInstance(DeferredInstance):
     def _run(self, requests: list[InferenceRequest]) -> list[InferenceRequest]:
         """Execute ``requests``; those to be executed again. Never raises because of the model."""
         try:
-            returned = self._execute(requests)
+            returned = self._execute([*requests])  # the model may do with its list as it likes
             if isinstance(returned, Coroutine):
                 if self.runtime.decoupled:
                     self.coroutines.start(self._see_through(requests, returned))
@@ -101,7 +101,7 @@ class PythonInstance(DeferredInstance):
         """`_run` for the batch of a decoupled model, while the next batches begin."""
         try:
             while requests := self._settle(requests, await returned):
-                returned = self._execute(requests)  # type: ignore[assignment]  # a coroutine, as before
+                returned = self._execute([*requests])  # type: ignore[assignment]  # a coroutine, as before
         except BaseException as error:  # the model's, or that close cancels it
             self._fail(requests, error)
 
