@@ -153,6 +153,34 @@ def test_a_model_may_load_another_while_it_is_loaded(run: Callable[..., None]) -
     )
 
 
+@pytest.mark.parametrize("change", ["load_model", "unload_model"])
+def test_a_model_that_is_being_loaded_cannot_wait_for_itself(run: Callable[..., None], change: str) -> None:
+    def work(services: Services, model: Model) -> None:
+        if change == "load_model":
+            services.load_model("m", "", {})
+        else:
+            services.unload_model("m", False)
+
+    async def scenario(server: Server) -> None:
+        with pytest.raises(PenstockError, match="model 'm' is being loaded, and would wait for itself: 'm' -> 'm'"):
+            await server.load("m", {})
+
+    run(scenario, work, **{**EXPLICIT, "load_model": ()})
+
+
+def test_models_that_load_each_other_are_refused_with_the_path(run: Callable[..., None], write_model: Any) -> None:
+    write_model("n", CONFIG)
+
+    def work(services: Services, model: Model) -> None:
+        services.load_model("n" if model.name == "m" else "m", "", {})
+
+    async def scenario(server: Server) -> None:
+        with pytest.raises(PenstockError, match=r"model 'n' is being loaded, .* itself: 'n' -> 'm' -> 'n'"):
+            await server.load("m", {})
+
+    run(scenario, work, **{**EXPLICIT, "load_model": ()})
+
+
 @pytest.mark.parametrize(
     ("level", "number"),
     [("info", logging.INFO), ("warning", logging.WARNING), ("error", logging.ERROR), ("verbose", logging.DEBUG)],

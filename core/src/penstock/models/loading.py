@@ -65,7 +65,7 @@ class Loader:
         schedulers: Parts,
         hook: Any,
         loop: asyncio.AbstractEventLoop,
-        services: Callable[[], CrewServices],
+        services: Callable[[str], CrewServices],
     ) -> None:
         self._options = options
         self._backends = backends
@@ -117,7 +117,7 @@ class Loader:
         if isolation is None:
             model = replace(model, shared=backend.share(model))
         signature, statistics = Signature(model.name, config), ModelStatistics()
-        services = self._services()
+        services = self._services(model.name)
         release = partial(_release, services, backend, model.shared)
         hosts: list[Host] = []
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from penstock.backends.services import LogLevel, MetricKind, MetricOperation, Services
@@ -12,6 +13,7 @@ from penstock.errors import Unavailable
 from penstock.messages.request import InferRequest
 from penstock.models.calls import Calls
 from penstock.models.crossing import Crossing
+from penstock.models.loads import Loads
 from penstock.telemetry.custom import CustomMetrics, Holding
 from penstock.workers.host import Host
 
@@ -42,22 +44,23 @@ class ServerServices:
 
     def __init__(self, crossing: Crossing, calls: Calls, control: ModelControl, metrics: CustomMetrics) -> None:
         self.crossing, self.calls, self.control, self.metrics = crossing, calls, control, metrics
+        self.loads = Loads()
 
-    def crew(self) -> CrewServices:
-        """The services of the instances of one version."""
-        return CrewServices(self)
+    def crew(self, model: str) -> CrewServices:
+        """The services of the instances of one version of ``model``."""
+        return CrewServices(self, model)
 
 
 class CrewServices:
     """The services of the instances of one version, by the name of the instance."""
 
-    def __init__(self, server: ServerServices) -> None:
-        self._server = server
+    def __init__(self, server: ServerServices, model: str) -> None:
+        self._server, self._model = server, model
         self._made: dict[str, LocalServices] = {}
 
     def of_instance(self, name: str) -> LocalServices:
         """The services of the instance ``name``."""
-        services = self._made[name] = LocalServices(self._server)
+        services = self._made[name] = LocalServices(self._server, self._model)
         return services
 
     def bind(self, hosts: Iterable[Host]) -> None:
@@ -74,9 +77,10 @@ class CrewServices:
 class LocalServices(Services):
     """The services of one instance. ``host`` is what waits for its requests; None while it is loaded."""
 
-    def __init__(self, server: ServerServices) -> None:
+    def __init__(self, server: ServerServices, model: str) -> None:
         self.host: Host | None = None
-        self._calls, self._control = server.calls, server.control
+        self._model = model
+        self._calls, self._control, self._loads = server.calls, server.control, server.loads
         self._crossing, self._loop = server.crossing, server.crossing.loop
         self._metrics = Holding(server.metrics)
 
@@ -93,13 +97,21 @@ class LocalServices(Services):
         self._crossing.send(request.read)
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        self._await(self._control.load(name, {"config": config, **files} if config else dict(files)))
+        parameters = {"config": config, **files} if config else dict(files)
+        self._await(self._change(name, partial(self._control.load, name, parameters)))
 
     def unload_model(self, name: str, unload_dependents: bool) -> None:
-        self._await(self._control.unload(name, unload_dependents))
+        self._await(self._change(name, partial(self._control.unload, name, unload_dependents)))
 
     def is_model_ready(self, name: str, version: str) -> bool:
         return self._await(self._control.is_model_ready(name, version))
+
+    async def _change(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Await ``work`` on the model ``name``, unless this instance, not loaded yet, would wait for itself."""
+        if self.host is None:
+            await self._loads.run(self._model, name, work)
+        else:
+            await work()
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         try:
