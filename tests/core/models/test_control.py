@@ -106,7 +106,7 @@ def test_a_model_is_loaded_unloaded_and_loaded_again(write_model: Any, explicit:
             await server.unload("m", unload_dependents=True)
             with pytest.raises(Unavailable, match="version 1 is not at ready state"):
                 await server.infer_async("m", ONE, version="1")
-            await server._lifecycle._settle()
+            await server._lifecycle.background.settle()
             assert await server.list_repository() == [IndexEntry("m", "1", "UNAVAILABLE", "unloaded")]
             assert await server.list_repository(ready_only=True) == []
             assert server.ready
@@ -342,7 +342,7 @@ def test_files_of_the_load_are_the_model_until_it_is_unloaded(
             assert (private / "1" / "weights").read_bytes() == b"abc"
             assert private.name == "m"
             assert server.ready_versions("m") == [1]
-            await server._lifecycle._settle()
+            await server._lifecycle.background.settle()
             assert lines(server.index()) == [("m", "1", "READY"), ("m", "7", "UNAVAILABLE")]
             gated.gate.clear()
             waiting = asyncio.ensure_future(server.infer_async("m", ONE))
@@ -352,7 +352,7 @@ def test_files_of_the_load_are_the_model_until_it_is_unloaded(
             assert private.exists()
             gated.gate.set()
             await waiting
-            await server._lifecycle._settle()
+            await server._lifecycle.background.settle()
             assert not private.exists()
             assert folder.exists()
             await server.load("fresh", {"config": JSON, "file:1/weights": b"abc"})
@@ -362,7 +362,7 @@ def test_files_of_the_load_are_the_model_until_it_is_unloaded(
             )  # fmt: skip
             await server.infer_async("fresh", ONE)
             await server.unload("fresh")
-            await server._lifecycle._settle()
+            await server._lifecycle.background.settle()
             assert folders(scratch) == []
             await server.load("fresh", {"config": JSON, "file:1/weights": b"abc"})
 
@@ -385,7 +385,7 @@ def test_files_of_a_load_that_fails_are_removed_and_the_name_is_forgotten(
             )
             await refusal(server.load("m", {"config": "{", "file:1/weights": b""}))
             await refusal(server.load("x" * 300, {"config": JSON, "file:1/weights": b""}))
-            await server._lifecycle._settle()
+            await server._lifecycle.background.settle()
             assert folders(scratch) == []
             assert await server.list_repository() == []
             assert server.ready

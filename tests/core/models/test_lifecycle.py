@@ -137,7 +137,7 @@ def test_an_unloaded_model_is_gone_with_reason_and_its_instances_are_closed(
             await server._lifecycle.unload("m")
             with pytest.raises(NotFound, match="Request for unknown model: 'm' has no available versions"):
                 await server.infer_async("m", ONE)
-            await server._lifecycle._settle()
+            await server._lifecycle.background.settle()
             assert states(server) == {"1": ("UNAVAILABLE", "unloaded")}
             assert gated.closed == ["m_0/1"]
             assert server.ready
@@ -158,7 +158,7 @@ def test_an_unloading_model_answers_what_it_has(write_model: Any, make_server: M
             assert not server.ready
             gated.gate.set()
             assert len(await asyncio.gather(*waiting)) == 5
-            await server._lifecycle._settle()
+            await server._lifecycle.background.settle()
             assert states(server) == {"1": ("UNAVAILABLE", "unloaded")}
 
     run(scenario())
@@ -179,7 +179,7 @@ def test_a_model_loaded_again_while_it_unloads_stays_ready(
             assert states(server) == {"1": ("READY", "")}
             gated.gate.set()
             await waiting
-            await server._lifecycle._settle()
+            await server._lifecycle.background.settle()
             assert states(server) == {"1": ("READY", "")}
             await server.infer_async("m", ONE)
 
@@ -194,10 +194,10 @@ def test_a_load_goes_on_when_its_caller_goes_away(
     async def scenario() -> None:
         async with make_server() as server:
             caller = asyncio.ensure_future(reload(server, repository, "m"))
-            while not server._lifecycle._tasks:
+            while not server._lifecycle.background.is_busy:
                 await asyncio.sleep(0)
             caller.cancel()
-            await server._lifecycle._settle()
+            await server._lifecycle.background.settle()
             assert len(gated.loaded) == 2
             assert gated.closed == ["m_0/1"]
 
@@ -212,7 +212,7 @@ def test_what_comes_while_the_server_stops_is_unloaded_too(
     async def scenario() -> None:
         async with make_server() as server:
             caller = asyncio.ensure_future(reload(server, repository, "m"))
-            while not server._lifecycle._tasks:
+            while not server._lifecycle.background.is_busy:
                 await asyncio.sleep(0)
         await caller
         assert len(gated.loaded) == len(gated.closed) == 2

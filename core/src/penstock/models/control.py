@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from penstock.config.options import ServerOptions
 from penstock.errors import InvalidArgument, PenstockError, Unavailable
-from penstock.models.lifecycle import Lifecycle, poll_failure
+from penstock.models.failure import poll_failure
+from penstock.models.lifecycle import Lifecycle
 from penstock.models.overrides import Overrides, parse_overrides, write_files
 from penstock.models.repository import Entry, Repository
 from penstock.models.scratch import Scratch, remove

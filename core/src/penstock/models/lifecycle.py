@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from penstock.errors import InternalError, InvalidArgument, LoadError, OperatorError, PenstockError
+from penstock.errors import OperatorError, PenstockError
 from penstock.models import scratch
+from penstock.models.background import Background
 from penstock.models.directory import Directory
+from penstock.models.failure import poll_failure, reason, unexpected, versions_failure
 from penstock.models.loading import Loader, Plan
 from penstock.models.repository import Entry, NoVersion
+from penstock.models.retirement import Leaving, retire
 from penstock.models.served import ServedModel
 from penstock.models.states import UNLOADED, ModelRecord, State, VersionRecord
 
@@ -27,24 +30,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Leaving(NamedTuple):
-    """A model that takes no more requests, and the record that says so."""
-
-    record: VersionRecord
-    model: ServedModel
-
-
 class Lifecycle:
     """``threads`` bounds how many versions load at once; ``retries`` is per version."""
 
     def __init__(self, loader: Loader, directory: Directory, threads: int = 4, retries: int = 0) -> None:
         self.records: dict[str, ModelRecord] = {}
+        self.background = Background()
         self._loader = loader
         self._directory = directory
         self._retries = retries
         self._threads = ThreadPoolExecutor(max(1, threads), thread_name_prefix="penstock-load")
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def load_all(self, entries: Iterable[Entry]) -> list[PenstockError]:
         """Load every model, as many at once as there are threads; returns what failed.
@@ -61,7 +57,7 @@ class Lifecycle:
         same unchanged files, unless ``entry`` brings a config. Goes on if its caller is cancelled.
         Raises `OperatorError`.
         """
-        await asyncio.shield(self._in_background(self._load(entry)))
+        await asyncio.shield(self.background.start(self._load(entry)))
 
     async def unload(self, name: str) -> None:
         """Stop serving ``name``; returns at once. In the background it answers what it has, and is closed."""
@@ -84,10 +80,10 @@ class Lifecycle:
 
     async def stop(self) -> None:
         """Unload everything, once what is being loaded is there; returns when the last request is answered."""
-        await self._settle()
+        await self.background.settle()
         for name in self.records:
             self._let_go(name)
-        await self._settle()
+        await self.background.settle()
         self._threads.shutdown(wait=False)
 
     def close(self) -> None:
@@ -141,9 +137,9 @@ class Lifecycle:
             log.error("failed to load '%s': %s", entry.name, error.message)
             raise OperatorError(f"load failed for model '{entry.name}': {error.message}\n") from error
         except (PenstockError, OSError) as error:
-            reason = error.message if isinstance(error, PenstockError) else error.strerror
-            log.error("failed to load '%s': %s", entry.name, reason)
-            raise poll_failure(entry.name, entry.hide(reason or ""), is_override=entry.config is not None) from error
+            why = error.message if isinstance(error, PenstockError) else error.strerror or ""
+            log.error("failed to load '%s': %s", entry.name, why)
+            raise poll_failure(entry.name, entry.hide(why), is_override=entry.config is not None) from error
 
     async def _load_versions(self, record: ModelRecord, plan: Plan, entry: Entry) -> None:
         for number in plan.versions:
@@ -157,10 +153,7 @@ class Lifecycle:
         failed = {n: r for n, r in zip(plan.versions, results, strict=True) if not isinstance(r, ServedModel)}
         if failed:
             self._abandon(record, loaded, failed, entry)
-            clauses = "".join(
-                f"version {n} is at UNAVAILABLE state: {_words(error, entry)};\n" for n, error in failed.items()
-            )
-            raise OperatorError(f"load failed for model '{record.name}': {clauses}")
+            raise versions_failure(entry, failed)
         self._swap(record, loaded)
         record.snapshot, record.private = plan.snapshot, entry.path if entry.is_private else None
 
@@ -170,7 +163,7 @@ class Lifecycle:
             try:
                 model = await self._in_thread(self._loader.load, plan, number)
             except Exception as error:
-                failure = error if isinstance(error, PenstockError) else _unexpected(error)
+                failure = error if isinstance(error, PenstockError) else unexpected(error)
                 log.error("failed to load '%s' version %d: %s", plan.name, number, failure.message)
                 if attempt == self._retries:
                     return failure
@@ -192,19 +185,19 @@ class Lifecycle:
         record.versions |= {number: leaving.record for number, leaving in outgoing}
         record.versions |= {number: VersionRecord(State.READY, "", model) for number, model in loaded.items()}
         self._directory.update(self.records)
-        self._in_background(self._retire([leaving for _, leaving in outgoing], record.private))
+        self._retire([leaving for _, leaving in outgoing], record.private)
 
     def _abandon(
         self, record: ModelRecord, loaded: dict[int, ServedModel], failed: dict[int, PenstockError], entry: Entry
     ) -> None:
         for number, error in failed.items():
             if record.versions[number].served is None:
-                record.versions[number] = VersionRecord(State.UNAVAILABLE, _words(error, entry))
+                record.versions[number] = VersionRecord(State.UNAVAILABLE, reason(error, entry))
         for number in loaded:
             if record.versions[number].served is None:
                 record.versions[number] = VersionRecord(State.UNAVAILABLE, UNLOADED)
         leaving = [Leaving(VersionRecord(), model) for model in loaded.values()]
-        self._in_background(self._retire(leaving, entry.path if entry.is_private else None))
+        self._retire(leaving, entry.path if entry.is_private else None)
         if entry.is_private and not record.is_served:  # a name that nothing else knows
             del self.records[record.name]
 
@@ -217,65 +210,15 @@ class Lifecycle:
         for version, _ in leaving:
             version.state, version.reason, version.served = State.UNLOADING, "", None
         self._directory.update(self.records)
-        self._in_background(self._retire(leaving, record.private))
+        self._retire(leaving, record.private)
         record.snapshot = record.private = None
 
-    async def _retire(self, leaving: Iterable[Leaving], private: Path | None) -> None:
-        """Let models finish, close them, and remove the directory that only they needed."""
-        try:
-            await asyncio.gather(*(self._retire_one(each) for each in leaving))
-        finally:
-            if private is not None:
-                await self._in_thread(scratch.remove, private)
-
-    async def _retire_one(self, leaving: Leaving) -> None:
-        model = leaving.model
-        await model.drain()
-        model.close()
-        await asyncio.to_thread(model.join)
-        await self._in_thread(self._loader.unloaded, model)
-        log.info("successfully unloaded '%s' version %d", model.name, model.version)
-        leaving.record.state, leaving.record.reason = State.UNAVAILABLE, UNLOADED
+    def _retire(self, leaving: Sequence[Leaving], private: Path | None) -> None:
+        self.background.start(retire(leaving, private, self._loader.unloaded))
 
     def _turn(self, name: str) -> asyncio.Lock:
         """Loads and unloads of one name take turns."""
         return self._locks.setdefault(name, asyncio.Lock())
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, PenstockError):
-            log.error("unexpected error while loading or unloading", exc_info=error)
-
-    async def _settle(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-
-
-def poll_failure(name: str, reason: str = "", *, is_override: bool = False) -> PenstockError:
-    """Why ``name`` cannot be loaded: Triton's words, and what is behind them where there is more to say.
-
-    It is the caller's fault if the caller brought what is wrong, and the server's otherwise.
-    """
-    text = f"failed to load '{name}', failed to poll from model repository" + (reason and f": {reason}")
-    return InvalidArgument(text) if is_override else LoadError(text)
-
-
-def _words(error: PenstockError, entry: Entry) -> str:
-    return f"{error.code.value}: {entry.hide(error.message)}"
-
-
-def _unexpected(error: Exception) -> PenstockError:
-    log.error("unexpected error while loading", exc_info=error)
-    failure = InternalError(f"{type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure

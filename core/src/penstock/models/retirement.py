@@ -1,0 +1,44 @@
+"""The end of a model that takes no more requests (behaviours.md section 5.5). Event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.models import scratch
+from penstock.models.served import ServedModel
+from penstock.models.states import UNLOADED, State, VersionRecord
+
+log = logging.getLogger(__name__)
+
+
+class Leaving(NamedTuple):
+    """A model on its way out, and the record that is told when it is gone."""
+
+    record: VersionRecord
+    model: ServedModel
+
+
+async def retire(leaving: Iterable[Leaving], private: Path | None, unloaded: Callable[[ServedModel], None]) -> None:
+    """Let models answer what they have, close them, and remove the directory that only they needed.
+
+    ``unloaded`` is called for each, on a thread of its own.
+    """
+    try:
+        await asyncio.gather(*(_retire_one(each, unloaded) for each in leaving))
+    finally:
+        if private is not None:
+            await asyncio.to_thread(scratch.remove, private)
+
+
+async def _retire_one(leaving: Leaving, unloaded: Callable[[ServedModel], None]) -> None:
+    record, model = leaving
+    await model.drain()
+    model.close()
+    await asyncio.to_thread(model.join)
+    await asyncio.to_thread(unloaded, model)
+    log.info("successfully unloaded '%s' version %d", model.name, model.version)
+    record.state, record.reason = State.UNAVAILABLE, UNLOADED
