@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import python_models
 import report
 from engines import engines
 from large_tensors import large_tensors
@@ -29,6 +30,11 @@ SECTIONS = {
     "engines": engines,
     "large": large_tensors,
     "mixed": mixed_load,
+    "python": python_models.small,
+    "python-large": python_models.large,
+    "python-strings": python_models.strings,
+    "python-calls": python_models.calls,
+    "python-cycles": python_models.cycles,
 }
 
 

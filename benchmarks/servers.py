@@ -33,12 +33,12 @@ class Running:
 
     @property
     def has_statistics(self) -> bool:
-        return self.name in ("penstock", "triton")
+        return self.metrics > 0
 
 
 @contextlib.contextmanager
-def penstock(repository: Path, *flags: str) -> Iterator[Running]:
-    with _v2("penstock", [sys.executable, "-m", "penstock.cli", "serve"], repository, flags) as running:
+def penstock(repository: Path, *flags: str, name: str = "penstock") -> Iterator[Running]:
+    with _v2(name, [sys.executable, "-m", "penstock.cli", "serve"], repository, flags) as running:
         yield running
 
 
