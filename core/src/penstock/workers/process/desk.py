@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from penstock.backends.services import Services
@@ -23,6 +26,9 @@ log = logging.getLogger(__name__)
 
 #: What a child may have going at the same time; a model that asks for more has lost count.
 _MOST_REQUESTS = 65536
+
+#: Calls that wait for more than a lock.
+_BLOCKING = frozenset(("load_model", "unload_model", "is_model_ready"))
 
 
 class Desk:
@@ -121,7 +127,8 @@ class Desk:
     async def _call(self, call: Mapping[str, Any]) -> None:
         result: dict[str, Any] = {"id": call.get("id")}
         try:
-            result["value"] = await asyncio.to_thread(self._answer, call)
+            blocks = call.get("method") in _BLOCKING
+            result["value"] = await _on_a_thread(partial(self._answer, call)) if blocks else self._answer(call)
         except PenstockError as error:
             result.update(code=error.code.value, message=error.message)
         except Exception as error:
@@ -131,7 +138,7 @@ class Desk:
             self._send(notes.json_frame(Kind.RESULT, result))
 
     def _answer(self, call: Mapping[str, Any]) -> Any:
-        """On a thread: the value of a call. Raises `PenstockError`."""
+        """The value of a call; on a thread if it is one of `_BLOCKING`. Raises `PenstockError`."""
         services = self._services
         match call:
             case {"method": "load_model", "arguments": [str(name), str(config), dict(files)]}:
@@ -157,3 +164,17 @@ class Desk:
     def _hold(self, handle: int) -> int:
         self._handles.add(handle)
         return handle
+
+
+async def _on_a_thread(work: Callable[[], Any]) -> Any:
+    """``work``'s value, from a thread of its own: what it waits for may need those that are shared."""
+    result: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="penstock-desk", daemon=True).start()
+    return await asyncio.wrap_future(result)
