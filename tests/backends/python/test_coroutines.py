@@ -38,9 +38,12 @@ def test_a_coroutine_runs_on_the_loops_thread_in_the_callers_context(coroutines:
         WHO.reset(token)
 
 
-def test_a_coroutine_that_exits_raises_to_who_waits_and_the_loop_goes_on(coroutines: Coroutines) -> None:
+def test_a_coroutine_that_exits_raises_to_who_waits_and_the_loop_goes_on(
+    coroutines: Coroutines, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(SystemExit, match="3"):
         coroutines.run(leave())
+    assert caplog.text == ""
     assert coroutines.run(who())[0] == "nobody"
 
 

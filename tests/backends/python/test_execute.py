@@ -116,6 +116,8 @@ class TritonPythonModel:
     def sender_of_one(self, requests):
         requests[0].get_response_sender().send(self.ok(7), FINAL)
         return [None, *self.fine(requests)[1:]]
+    def sender_of_one_and_none(self, requests):
+        requests[0].get_response_sender().send(self.ok(7), FINAL)
     def sender_then_raises(self, requests):
         requests[0].get_response_sender().send(self.ok(7), FINAL)
         raise ValueError("after one answer")
@@ -320,6 +322,13 @@ def test_a_response_sender_answers_in_place_of_the_return_value(zoo: PythonModel
 
 def test_one_request_of_a_batch_may_be_answered_by_its_sender(zoo: PythonModel) -> None:
     assert [float(answer["OUT"][0]) for answer in ask(zoo, "sender_of_one")] == [7, 1]
+
+
+def test_none_alone_is_no_answer_to_a_request_without_a_sender(zoo: PythonModel) -> None:
+    answered, other = ask(zoo, "sender_of_one_and_none")
+    assert float(answered["OUT"][0]) == 7
+    assert other.error
+    assert other.error.message() == f"{PREFIX}Expected a list in the execute return, found type '<class 'NoneType'>'."
 
 
 def test_a_raise_leaves_the_answer_that_a_sender_has_given(zoo: PythonModel) -> None:

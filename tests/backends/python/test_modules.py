@@ -71,11 +71,28 @@ def test_two_instances_of_a_model_share_no_module(write: Callable[..., Path]) ->
     assert first is not second
 
 
+def test_a_module_that_another_model_has_put_on_the_path_is_not_taken(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import helper\nclass TritonPythonModel:\n    SAID = helper.X\n"
+    other = write("other", helper="X = 'the other'").parent
+    monkeypatch.syspath_prepend(other)
+    assert said(write("a", model=code, helper="X = 'mine'")) == "mine"
+
+
+@pytest.fixture
+def byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python writes byte code, as it does unless it is told not to."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+
+
+@pytest.mark.usefixtures("byte_code")
 def test_a_reload_within_the_same_second_finds_the_new_text(write: Callable[..., Path]) -> None:
     code = "import helper\nclass TritonPythonModel:\n    SAID = helper.X\n"
     assert [said(write("a", model=code, helper=f"X = {n}")) for n in range(3)] == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("byte_code")
 def test_nothing_is_written_beside_the_model(write: Callable[..., Path]) -> None:
     file = write("a", model="import helper\nclass TritonPythonModel:\n    SAID = 1", helper="X = 1")
     said(file)
