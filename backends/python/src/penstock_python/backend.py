@@ -7,8 +7,12 @@ from collections.abc import Mapping
 
 from penstock.backends.base import Backend, Isolation, Model
 from penstock.config.json_form import to_json
+from penstock.config.parameters import read_isolation
+from penstock.errors import LoadError
 from penstock_python.completion import complete
 from penstock_python.description import Description, is_decoupled, model_file
+from penstock_python.environment import Environment, find
+from penstock_python.installation import PACKAGES
 from penstock_python.instance import PythonInstance, instance_of
 from penstock_python.parameters import Parameters
 from penstock_python.private import PrivateModules
@@ -17,6 +21,8 @@ from triton_python_backend_utils.runtime import Runtime
 
 #: Makes the instance in a process of its own.
 ENTRY = "penstock_python.entry:load"
+#: The parameter that names the environment of a model.
+ENVIRONMENT = "EXECUTION_ENV_PATH"
 
 
 class PythonBackend(Backend):
@@ -34,16 +40,24 @@ class PythonBackend(Backend):
     def complete_config(self, model: Model) -> None:
         """Ask the model's ``auto_complete_config``. Raises `LoadError` with Triton's words."""
         file = model_file(model.path, json.dumps(to_json(model.config)))
-        complete(model, file, timeout_s=self.settings.stub_timeout_s)
+        environment = self._environment(model)
+        complete(model, file, (), environment.python, environment.environ, self.settings.stub_timeout_s)
 
     def isolation(self, model: Model) -> Isolation | None:
-        """A process, unless the backend's option ``isolation`` is ``thread``."""
-        if self.settings.isolation == "thread":
+        """A process in the model's environment.
+
+        None for a model without one whose config and whose backend's option ``isolation`` want a thread.
+        """
+        asked = read_isolation(model.config.parameters) or self.settings.isolation
+        if asked == "thread" and not self._setting(model):
             return None
-        return Isolation(entry=ENTRY)
+        environment = self._environment(model)
+        return Isolation(environment.python, environment.environ, ENTRY, PACKAGES, self.settings.stub_timeout_s)
 
     def load(self, model: Model) -> PythonInstance:
         """The instance for a thread of the server. Raises `LoadError` with Triton's words."""
+        if self._setting(model):
+            raise LoadError(f"model '{model.name}' has {ENVIRONMENT}, which needs a process: isolation is 'thread'")
         description = describe(model)
         decoupled = is_decoupled(json.loads(description.config))
         runtime = Runtime(model.name, str(model.version), decoupled, model.services)
@@ -51,6 +65,14 @@ class PythonBackend(Backend):
         with runtime.entered():
             model_class = modules.load_class(model.version)
         return instance_of(model_class, description, runtime, modules.close)
+
+    def _environment(self, model: Model) -> Environment:
+        return find(self._setting(model), model.path.parent)
+
+    def _setting(self, model: Model) -> str:
+        """Which environment the model asks for; empty for none. The config is not parsed yet when it is completed."""
+        given = model.config.parameters
+        return given[ENVIRONMENT].string_value if ENVIRONMENT in given else ""
 
 
 def describe(model: Model) -> Description:
