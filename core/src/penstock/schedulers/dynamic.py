@@ -134,7 +134,7 @@ class DynamicScheduler(Scheduler):
         if bell in self._idle:
             self._idle.remove(bell)
             bell.silence()
-        elif self._idle and len(self._queue):
+        if self._idle and len(self._queue):  # what it was waiting to complete is somebody else's now
             self._wake_one()
 
     def _alarm(self, bell: LoopBell) -> None:

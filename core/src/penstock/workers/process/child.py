@@ -11,10 +11,11 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from penstock.backends.base import Isolation
-from penstock.errors import Code, InternalError, LoadError, PenstockError, Unavailable
+from penstock.errors import Code, InternalError, LoadError, Unavailable
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.workers.process import notes, wire
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 #: How long what a child sent before it died may still arrive.
 _LAST_READ_S = 0.05
+#: How long a child may take to end when it has closed a line.
+_LAST_BREATH_S = 0.25
+_LAUNCHES = ThreadPoolExecutor(4, "penstock-launch")
 
 
 class Owner(Protocol):
@@ -55,12 +59,13 @@ class Child:
         self.owner = owner
         self._order, self._isolation, self._desk = order, isolation, desk
         self._loop = asyncio.get_running_loop()
-        self._loaded: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._loaded: asyncio.Future[bool] = self._loop.create_future()
         self._buried = asyncio.Event()
-        self._checked: asyncio.Future[dict[str, Any]] | None = None
+        self._checked: asyncio.Future[tuple[bool, str]] | None = None
         self._launched: Launched
         self._work: asyncio.WriteTransport
         self._side: asyncio.WriteTransport
+        self._direct: asyncio.WriteTransport
         self._encoder: Encoder
         self._decoder: Decoder
         self._places: Writer
@@ -75,26 +80,46 @@ class Child:
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Launch the process and have it load its instance. Raises `LoadError`; then it is dead."""
-        name, isolation = self._order.instance_name, self._isolation
-        self._launched = launched = await asyncio.to_thread(launch, name, isolation)
+        """Launch the process and have it load its instance. Raises `LoadError`; then it is dead.
+
+        Cancelled, it leaves no process behind either.
+        """
+        opening = asyncio.ensure_future(self._open())
+        try:
+            await asyncio.shield(opening)
+            await self._load()
+        except BaseException:
+            self._loaded.cancel()
+            await opening
+            await self.kill("is not needed")
+            raise
+
+    async def _open(self) -> None:
+        """Start the process, and the lines to it."""
+        name = self._order.instance_name
+        # Not on the loop's own threads: those may all wait for models that are to be loaded in processes.
+        self._launched = launched = await self._loop.run_in_executor(_LAUNCHES, launch, name, self._isolation)
         self._places = Writer(launched.inbound)
         self._encoder = Encoder(self._places)
         self._decoder = Decoder(Reader(launched.outbound), self._release)
         self._desk.open(self._encoder, self._decoder, self._send_aside, self.in_flight)
-        self._work = await self._connect(launched.work, self.hung_up)
-        self._side = await self._connect(launched.side, _nothing)
+        self._work = await self._connect(launched.work, self._hear, self.hung_up)
+        self._side = await self._connect(launched.side, self._hear, self._lost_line)
+        self._direct = await self._connect(launched.direct, self._hear_direct, self._lost_line)
         threading.Thread(target=self._wait, name=f"penstock-wait-{name}", daemon=True).start()
+
+    async def _load(self) -> None:
+        """Send the order, and wait until it is carried out. Raises `LoadError`."""
+        name, isolation = self._order.instance_name, self._isolation
         self._work.write(wire.frame(Kind.LOAD, 0, self._order.to_json()))
         timeout = isolation.start_timeout_s + isolation.load_timeout_s
         done, _ = await asyncio.wait((self._loaded,), timeout=timeout)
         if not done:
             self._launched.process.send_signal(signal.SIGUSR1)  # it writes where it is
             await asyncio.sleep(_LAST_READ_S)
-            where = launched.last_words()
-            await self.kill(f"did not load within {timeout:g} s")
+            where = self._launched.last_words()
             raise LoadError(f"model instance '{name}' did not load within {timeout:g} s\n{where}".rstrip())
-        self.has_check = bool(self._loaded.result()["has_check"])
+        self.has_check = self._loaded.result()
 
     async def stop(self, grace_s: float) -> None:
         """Have the instance closed; kill the process if that takes longer than ``grace_s``."""
@@ -118,10 +143,10 @@ class Child:
         if self._checked is None:
             self._checked = self._loop.create_future()
             self._send_aside(wire.frame(Kind.CHECK, 0))
-        found = await asyncio.shield(self._checked)
-        if found["reason"]:
-            raise Unavailable(found["reason"])
-        return bool(found["ready"])
+        ready, reason = await asyncio.shield(self._checked)
+        if reason:
+            raise Unavailable(reason)
+        return ready
 
     def _wait(self) -> None:
         """On a thread: until the process has ended."""
@@ -142,6 +167,18 @@ class Child:
         self.has_hung_up = True
         if self._code is not None:
             self._bury(self._code)
+        else:
+            self._lost_line()
+
+    def _lost_line(self) -> None:
+        """A child that ends closes its lines first; one that lives on without them is of no use."""
+        if self._code is None:
+            self._loop.call_later(_LAST_BREATH_S, self._cut_off)
+
+    def _cut_off(self) -> None:
+        if self._code is None:
+            self._trouble = self._trouble or "closed its line and was killed"
+            self._launched.kill()
 
     def _bury(self, code: int) -> None:
         if self.is_dead:
@@ -151,11 +188,12 @@ class Child:
         self.is_dead = True
         self._work.close()
         self._side.close()
+        self._direct.close()
         self._desk.close()
         self._launched.close()
         self._buried.set()
         if self._checked is not None and not self._checked.done():
-            self._checked.set_result({"ready": False, "reason": reason})
+            self._checked.set_result((False, reason))
         if not self._loaded.done():
             self._loaded.set_exception(LoadError(f"{reason} while it was loading\n{words}".rstrip()))
         elif not self._is_stopping or self.in_flight:
@@ -213,9 +251,18 @@ class Child:
 
     # ------------------------------------------------------------------ from the child
 
-    async def _connect(self, end: socket.socket, hung_up: Callable[[], None]) -> asyncio.WriteTransport:
-        transport, _ = await self._loop.create_connection(lambda: _Listener(self, self._hear, hung_up), sock=end)
+    async def _connect(
+        self, end: socket.socket, hear: Callable[[Frame], None], hung_up: Callable[[], None]
+    ) -> asyncio.WriteTransport:
+        transport, _ = await self._loop.create_connection(lambda: _Listener(self, hear, hung_up), sock=end)
         return transport
+
+    def _hear_direct(self, message: Frame) -> None:
+        self._desk.hear(message, self._send_direct)
+
+    def _send_direct(self, message: bytes) -> None:
+        if not self.is_dead:
+            self._direct.write(message)
 
     def _hear(self, message: Frame) -> None:
         kind = message.kind
@@ -227,28 +274,28 @@ class Child:
             for offset in wire.read_integers(message):
                 self._places.release(offset)
         elif kind is Kind.LOADED:
-            self._loaded.set_result(notes.read_json(message))
+            self._loaded.set_result(bool(notes.read_json(message)["has_check"]))
         elif kind is Kind.FAILED:
             found = notes.read_json(message)
             log.error("instance '%s' failed to load:\n%s", self._order.instance_name, found["traceback"].rstrip())
             self._loaded.set_exception(LoadError(found["message"], Code(found["code"])))
         elif kind is Kind.CHECKED:
+            found = notes.read_json(message)
             checked, self._checked = self._checked, None
             if checked is not None:
-                checked.set_result(notes.read_json(message))
+                checked.set_result((bool(found["ready"]), str(found["reason"])))
         else:
-            self._desk.hear(message)
+            self._desk.hear(message, self._send_aside)
 
     def _done(self, message: Frame) -> None:
-        requests: list[InferRequest] = []
-        answers: list[Answer] = []
-        pop = self.in_flight.pop
-        for reply in self._decoder.answers(message):
-            if reply.status is Status.LATER:
-                continue
-            requests.append(pop(reply.call))
-            answers.append(reply.answer)
-        self.owner.batch_done(requests, answers, wire.read_times(message))
+        replies = [reply for reply in self._decoder.answers(message) if reply.status is not Status.LATER]
+        times = wire.read_times(message)
+        requests = [self.in_flight[reply.call] for reply in replies]
+        if len(set(requests)) < len(requests):
+            raise WireError("DONE: two answers to one request")
+        for reply in replies:  # only now, so that nothing is lost in a message that makes no sense
+            del self.in_flight[reply.call]
+        self.owner.batch_done(requests, [reply.answer for reply in replies], times)
 
     def _answers(self, message: Frame) -> None:
         for reply in self._decoder.answers(message):
@@ -280,12 +327,8 @@ class _Listener(asyncio.Protocol):
         try:
             for message in self._frames.feed(data):
                 self._hear(message)
-        except (WireError, KeyError, ValueError, PenstockError, asyncio.InvalidStateError) as error:
+        except Exception as error:
             self._child.broken(error)
-
-
-def _nothing() -> None:
-    """The end of the other line tells."""
 
 
 def _how(code: int) -> str:

@@ -116,6 +116,7 @@ class ProcessHost:
         try:
             for sample in self._samples:
                 await rehearsal.run(child, sample)
+            rehearsal.require_life(child)
         except BaseException:
             await child.kill("failed to warm up")
             raise
@@ -126,6 +127,7 @@ class ProcessHost:
         self._is_leaving = True
         if self._restart is not None:
             self._restart.cancel()
+            await asyncio.wait((self._restart,))
         if self._child is not None:
             await self._child.stop(self._grace_s)
             self._child = None
@@ -189,12 +191,12 @@ class ProcessHost:
 
     async def _replace(self) -> None:
         """Start another child, unless too many have died already."""
-        while self._child is None:
+        while self._child is None and not self._is_leaving:
             now = monotonic()
+            self._deaths.append(now)
             if len(self._deaths) == _MOST_DEATHS and now - self._deaths[0] < _WINDOW_S:
                 self._give_up()
                 return
-            self._deaths.append(now)
             await asyncio.sleep(self._delay(now))
             self.restarts += 1
             try:
@@ -202,8 +204,9 @@ class ProcessHost:
             except Exception as error:
                 self.reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
                 log.error("instance '%s' could not be restarted: %s", self.name, self.reason)
-        log.warning("instance '%s' has been restarted", self.name)
-        self._pull()
+        if self._child is not None:
+            log.warning("instance '%s' has been restarted", self.name)
+            self._pull()
 
     def _delay(self, now: float) -> float:
         """Seconds to wait: none for the first death in a while, then twice as long each time."""
@@ -215,7 +218,8 @@ class ProcessHost:
         self.reason = f"died {_MOST_DEATHS} times within {_WINDOW_S:g} s and is given up; reload it. {self.reason}"
         log.error("instance '%s' %s", self.name, self.reason)
         for host in self._crew:
-            host._pull()
+            if host._is_given_up:
+                host._pull()
 
     def _turn_away(self, source: BatchSource) -> None:
         """Leave requests to the others, or to the next child; if there is no hope, refuse them."""

@@ -12,8 +12,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -30,29 +31,34 @@ ARENA_BYTES = 256 * 1024 * 1024
 @dataclass(slots=True)
 class Launched:
     """A running child, as its parent holds it. ``work`` carries batches, ``side`` everything that
-    must be read while a batch runs. The parent allocates in ``inbound`` and reads ``outbound``.
+    must be read while a batch runs, ``direct`` one request to another model at a time, whose answer
+    the asking thread reads itself. The parent allocates in ``inbound`` and reads ``outbound``.
     ``obituary`` is a file in which the child's fatal errors leave their traceback."""
 
     process: subprocess.Popen[bytes]
     work: socket.socket
     side: socket.socket
+    direct: socket.socket
     inbound: Arena
     outbound: Arena
     obituary: IO[bytes]
+    _burial: threading.Lock = field(default_factory=threading.Lock)
 
     def wait(self) -> int:
         """The exit code; whatever else the child's process group still runs is killed before."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         self.kill()
-        code = self.process.wait()
+        with self._burial:
+            code = self.process.wait()
         GUARDIAN.forget(self.process.pid)
         return code
 
     def kill(self) -> None:
-        """End the child and all that it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """End the child and all that it has started. Nothing once it is buried: its number may be another's."""
+        with self._burial, contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.process.returncode is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
         """What the child's fatal error wrote, if anything."""
@@ -69,11 +75,13 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
     """A child that waits for its order. Raises `LoadError` if the interpreter cannot be run."""
     work, their_work = socket.socketpair()
     side, their_side = socket.socketpair()
+    direct, their_direct = socket.socketpair()
     inbound, outbound = Arena.create(ARENA_BYTES), Arena.create(ARENA_BYTES)
     obituary: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the child)
     fds = {
         "work": their_work.fileno(),
         "side": their_side.fileno(),
+        "direct": their_direct.fileno(),
         "inbound": inbound.fd,
         "outbound": outbound.fd,
         "obituary": obituary.fileno(),
@@ -94,17 +102,17 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
             env={**os.environ, "PYTHONUNBUFFERED": "1", **isolation.environ},
             start_new_session=True,
         )
-    except OSError as error:
-        for part in (work, side, inbound, outbound, obituary):
+    except (OSError, ValueError) as error:  # ValueError: a NUL in a name
+        for part in (work, side, direct, inbound, outbound, obituary):
             part.close()
-        raise LoadError(
-            f"cannot run the interpreter '{isolation.python}' of '{instance_name}': {error.strerror}"
-        ) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise LoadError(f"cannot run the interpreter '{isolation.python}' of '{instance_name}': {reason}") from error
     finally:
         their_work.close()
         their_side.close()
+        their_direct.close()
     GUARDIAN.watch(process.pid)
-    return Launched(process, work, side, inbound, outbound, obituary)
+    return Launched(process, work, side, direct, inbound, outbound, obituary)
 
 
 def _folders(isolation: Isolation) -> Mapping[str, str]:

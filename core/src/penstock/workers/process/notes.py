@@ -14,9 +14,12 @@ def json_frame(kind: Kind, value: object) -> bytes:
     return frame(kind, 0, json.dumps(value).encode())
 
 
-def read_json(message: Frame) -> Any:
+def read_json(message: Frame) -> dict[str, Any]:
     """The value of a `json_frame`."""
     try:
-        return json.loads(message.text)
-    except ValueError as error:
+        found = json.loads(message.text)
+    except (ValueError, RecursionError) as error:
         raise WireError(f"{message.kind.name}: {error}") from error
+    if not isinstance(found, dict):
+        raise WireError(f"{message.kind.name}: a {type(found).__name__}")
+    return found

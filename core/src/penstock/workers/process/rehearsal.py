@@ -24,12 +24,18 @@ class Rehearsal:
     async def run(self, child: Child, sample: Sample) -> None:
         """Execute ``sample``; raises `InternalError` naming it if any request fails."""
         for _ in range(sample.count):
+            self.require_life(child)
             self._waiting = set(sample.requests)
             self._done.clear()
             child.run(sample.requests)
             await self._done.wait()
             if self._problem is not None:
                 raise InternalError(f"failed to run warmup sample '{sample.name}': {self._problem.message}; ")
+
+    def require_life(self, child: Child) -> None:
+        """Raise `InternalError` if ``child`` has died since it was loaded."""
+        if child.is_dead and self._problem is not None:
+            raise InternalError(self._problem.message)
 
     def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
         for request, answer in zip(requests, answers, strict=True):

@@ -14,6 +14,7 @@ import signal
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -47,6 +48,7 @@ def serve(
     *,
     work: int,
     side: int,
+    direct: int,
     inbound: int,
     outbound: int,
     obituary: int,
@@ -61,17 +63,33 @@ def serve(
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    child = _Child(Line(work), Line(side), Arena.attach(inbound, arena_bytes), Arena.attach(outbound, arena_bytes))
-    threading.Thread(target=child.listen, name="penstock-side", daemon=True).start()
+    child = _Child(Line(work), Line(side), Line(direct), Arena.attach(inbound, arena_bytes), Arena.attach(outbound, arena_bytes))
+    for fd in (work, side, direct, inbound, outbound, obituary):
+        os.set_inheritable(fd, False)  # what a model starts must not hold the server's end open
+    threading.Thread(target=_until_death, args=(child.listen, obituary), name="penstock-side", daemon=True).start()
     _forward_log(child.services, log_level)
-    child.work()
+    _until_death(child.work, obituary)
+
+
+def _until_death(work: Callable[[], None], obituary: int) -> NoReturn:
+    """Do ``work``, which only an error ends: that of the process, at once, whatever its threads do."""
+    status = 1
+    try:
+        work()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        os.write(obituary, traceback.format_exc().encode(errors="backslashreplace"))
+    except BaseException:
+        os.write(obituary, traceback.format_exc().encode(errors="backslashreplace"))
+    os._exit(status)
 
 
 class _Child:
     """One instance, and the two lines to its server."""
 
-    def __init__(self, work: Line, side: Line, inbound: Arena, outbound: Arena) -> None:
-        self._work, self._side = work, side
+    def __init__(self, work: Line, side: Line, direct: Line, inbound: Arena, outbound: Arena) -> None:
+        self._work, self._side, self._direct = work, side, direct
+        self._direct_frames = direct.frames()
         self._outbox = Outbox()
         self._places = Writer(outbound)
         self._encoder = Encoder(self._places)
@@ -79,7 +97,8 @@ class _Child:
         self._decoder = Decoder(Reader(inbound), self._free.append)
         self._open: dict[int, Received] = {}
         self._instance: AnyInstance
-        self.services = RemoteServices(self._ask, side.send)
+        self._name = self._version = ""
+        self.services = RemoteServices(self._ask, self._ask_directly, side.send)
 
     # ------------------------------------------------------------------ main thread
 
@@ -99,6 +118,7 @@ class _Child:
             module, _, name = order.entry.partition(":")
             self._instance = getattr(import_module(module), name)(order)
             contract = order.contract()
+            self._name, self._version = order.name, str(order.version)
             runner = runner_for(self._instance, contract)
         except BaseException as error:  # SystemExit of a model is a failure to load, too
             self._fail(error)
@@ -116,7 +136,7 @@ class _Child:
         os._exit(1)
 
     def _run(self, runner: Runner, message: Frame) -> None:
-        requests: list[Any] = self._decoder.requests(message, _receive)
+        requests: list[Any] = self._decoder.requests(message, self._receive)
         for request in requests:
             self._open[request.call] = request
         answers, times = run_batch(runner, requests)
@@ -128,6 +148,9 @@ class _Child:
         self._send(replies, Kind.DONE, spans)
         del requests, answers, replies, message
         self._release()
+
+    def _receive(self, call: int, rare: dict[str, Any], inputs: dict[str, Any]) -> Received:
+        return Received(self._name, inputs, _nobody, model_version=self._version, call=call)
 
     def _stop(self) -> NoReturn:
         try:
@@ -152,17 +175,35 @@ class _Child:
     def _write(self, replies: list[Reply], kind: Kind, times: Times | None) -> None:
         try:
             message = self._encoder.answers(kind, replies, times)
-        except ValueError as error:  # larger than a message may be
-            failure = PenstockError(str(error), Code.INTERNAL)
-            failed = [_answered(reply.call, failure, reply.final) for reply in replies]
-            message = self._encoder.answers(kind, failed, times)
+        except ValueError as error:
+            message = self._encoder.answers(kind, self._apart(replies, error), times)
         self._work.send(message)
+
+    def _apart(self, replies: list[Reply], error: ValueError) -> list[Reply]:
+        """What remains to be sent of ``replies`` that cannot travel together."""
+        if len(replies) == 1:
+            failure = PenstockError(f"the response cannot be sent: {error}", Code.INTERNAL)
+            return [_answered(replies[0].call, failure, replies[0].final)]
+        for reply in replies:
+            if reply.status is not Status.LATER:
+                self._write([reply], Kind.ANSWERS, None)
+        return []
 
     def _ask(self, call: int, request: InferRequest) -> None:
         """Send a request to another model."""
-        self._outbox.post(partial(self._write_request, call, request))
+        self._outbox.post(partial(self._write_request, self._side, call, request))
 
-    def _write_request(self, call: int, request: InferRequest) -> None:
+    def _ask_directly(self, call: int, request: InferRequest) -> Reply:
+        """Send a request to another model and read its last answer. One thread at a time."""
+        failed: list[Reply] = []
+        self._outbox.post(partial(self._write_request, self._direct, call, request, failed.append))
+        while not failed:
+            for reply in self._decoder.answers(next(self._direct_frames)):
+                if reply.final:
+                    return reply
+        return failed[0]
+
+    def _write_request(self, line: Line, call: int, request: InferRequest) -> None:
         try:
             message = self._encoder.requests(Kind.INFER, [(call, request)])
         except Exception as error:  # a value that cannot travel is the asker's mistake
@@ -216,7 +257,7 @@ class _Child:
         """Ask the instance, on a thread of its own, whether it is ready."""
         try:
             ready, reason = bool(self._instance.is_ready()), ""
-        except Exception as error:
+        except BaseException as error:  # SystemExit of a model is a no, too
             ready, reason = (
                 False,
                 error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}",
@@ -248,10 +289,6 @@ def _forward_log(services: RemoteServices, level: int) -> None:
     logger.setLevel(level)
     logger.addHandler(_LogForwarder(services))
     logger.propagate = False
-
-
-def _receive(call: int, rare: dict[str, Any], inputs: dict[str, Any]) -> Received:
-    return Received("", inputs, _nobody, call=call)
 
 
 def _nobody(answer: Answer, final: bool) -> None:

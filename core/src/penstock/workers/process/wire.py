@@ -46,7 +46,7 @@ _REMEMBERED: Final = 1024
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 _HEADER = Struct("<IBxHI")
-_REQUEST = Struct("<QQIIHHIII")
+_REQUEST = Struct("<QQQIHHIII")
 _ANSWER = Struct("<QBBBxHII")
 _TENSOR = Struct("<HBQQ")
 _TIMES = Struct("<QQQQ")
@@ -123,6 +123,8 @@ class Places(Protocol):
 
     def place(self, data: memoryview) -> int | None: ...
 
+    def release(self, offset: int) -> None: ...
+
 
 class Views(Protocol):
     """Where the peer's large tensors are: the `penstock.workers.process.arena.Reader`."""
@@ -180,11 +182,11 @@ class Frames:
             total, kind, count, begin = _HEADER.unpack_from(source, position)
             if total < HEADER_BYTES or total % 8 or not HEADER_BYTES <= begin <= total:
                 raise WireError(f"a frame of {total} bytes whose data begins at {begin}")
+            if kind not in _KINDS:
+                raise WireError(f"a frame of kind {kind}")
             if end - position < total:
                 self._wanted = total
                 break
-            if kind not in _KINDS:
-                raise WireError(f"a frame of kind {kind}")
             yield Frame(_KINDS[kind], count, self._cut(source, position, total), begin)
             position += total
         if position < end:
@@ -202,31 +204,48 @@ class Encoder:
 
     def __init__(self, places: Places | None) -> None:
         self._places = places
+        #: Where the message that is being written has put tensors.
+        self._placed: list[int] = []
         self._headers: dict[Any, bytes] = {}
         self._lists: dict[tuple[str, ...], bytes] = {}
 
     def requests(self, kind: Kind, batch: Sequence[tuple[int, InferRequest]]) -> bytes:
-        """A frame of requests, each under the number of its call."""
+        """A frame of requests, each under the number of its call. Raises `ValueError` for what cannot travel."""
         meta: list[bytes] = []
         data: list[Buffer] = []
         size = 0
-        for call, request in batch:
-            size = self._request(call, request, kind is Kind.INFER, meta, data, size)
-        return _join(kind, len(batch), meta, data, size)
+        self._placed.clear()
+        try:
+            for call, request in batch:
+                size = self._request(call, request, kind is Kind.INFER, meta, data, size)
+            return _join(kind, len(batch), meta, data, size)
+        except Exception as error:
+            raise self._undone(error) from error
 
     def answers(self, kind: Kind, replies: Sequence[Reply], times: Times | None = None) -> bytes:
-        """A frame of answers; `Kind.DONE` has ``times``."""
+        """A frame of answers; `Kind.DONE` has ``times``. Raises `ValueError` for what cannot travel."""
         meta: list[bytes] = [] if times is None else [_TIMES.pack(*times)]
         data: list[Buffer] = []
         size = 0
-        for reply in replies:
-            size = self._answer(reply, meta, data, size)
-        return _join(kind, len(replies), meta, data, size)
+        self._placed.clear()
+        try:
+            for reply in replies:
+                size = self._answer(reply, meta, data, size)
+            return _join(kind, len(replies), meta, data, size)
+        except Exception as error:
+            raise self._undone(error) from error
+
+    def _undone(self, error: Exception) -> ValueError:
+        """``error`` for the caller; a message that is not sent leaves nothing in the arena."""
+        if self._places is not None:
+            for offset in self._placed:
+                self._places.release(offset)
+        return ValueError(str(error) or type(error).__name__)
 
     def _request(
         self, call: int, request: InferRequest, addressed: bool, meta: list[bytes], data: list[Buffer], size: int
     ) -> int:
-        id_text = request.id.encode() if request.id else b""
+        id_text = request.id.encode(errors="replace") if request.id else b""
         outputs = self._names(tuple(request.outputs)) if request.outputs else b""
         rare = settings.pack(request, addressed)
         flags = request.sequence_start | request.sequence_end << 1
@@ -272,6 +291,7 @@ class Encoder:
         if nbytes >= INLINE and self._places is not None:
             offset = self._places.place(content)
             if offset is not None:
+                self._placed.append(offset)
                 meta += (_TENSOR.pack(len(header), 1, nbytes, offset), header)
                 return size
         meta += (_TENSOR.pack(len(header), 0, nbytes, size), header)
@@ -315,7 +335,7 @@ class Decoder:
             for _ in range(message.number):
                 request, position = self._request(message, position, make)
                 requests.append(request)
-        except (StructError, ValueError, KeyError, TypeError) as error:
+        except _NONSENSE as error:
             raise WireError(f"{message.kind.name}: {type(error).__name__}: {error}") from error
         return requests
 
@@ -327,7 +347,7 @@ class Decoder:
             for _ in range(message.number):
                 reply, position = self._answer(message, position)
                 replies.append(reply)
-        except (StructError, ValueError, KeyError, TypeError) as error:
+        except _NONSENSE as error:
             raise WireError(f"{message.kind.name}: {type(error).__name__}: {error}") from error
         return replies
 
@@ -432,6 +452,8 @@ def read_times(message: Frame) -> Times:
 _KINDS: Final = {int(kind): kind for kind in Kind}
 #: Between the names of a list; no name in a config has it.
 _SEPARATOR: Final = "\0"
+#: What reading a message that makes no sense may raise.
+_NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 _PADDING: Final = [bytes(count) for count in range(8)]
 _NUMBERS: Final = {code: number for number, code in enumerate(Code)}
 _CODES: Final = list(Code)
