@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,6 +23,26 @@ def test_strings_are_encoded_as_the_client_encodes_them(items: list[bytes]) -> N
     theirs = serialize_byte_tensor(array)
     assert bytes(mine.buffer) == (theirs.item() if theirs.size else b"")
     assert mine.items() == list(deserialize_bytes_tensor(bytes(mine.buffer))) == items
+
+
+#: Long enough to be guessed at; zeros and empty strings are what guessing is fooled by.
+many = st.lists(st.lists(st.sampled_from([b"\0", b"\1", b"a"]), max_size=6).map(b"".join), min_size=1, max_size=6)
+
+
+@given(many, st.integers(0, 300))
+def test_many_strings_are_found_whatever_is_in_them(items: list[bytes], length: int) -> None:
+    items = [*items * 200, b"x" * length]
+    data = b"".join(len(item).to_bytes(4, "little") + item for item in items)
+    tensor = BytesTensor(data, (len(items),))
+    assert tensor.offsets.tolist() == list(accumulate((4 + len(item) for item in items), initial=0))
+    assert tensor.items() == items
+
+
+@given(st.binary(max_size=20), st.integers(0, 254))
+def test_many_strings_and_something_more_are_refused(rest: bytes, length: int) -> None:
+    data = b"\3\0\0\0abc" * 200 + bytes([length + 1, 0, 0, 0]) + rest[:length]
+    with pytest.raises(InvalidArgument):
+        _ = BytesTensor(data, (201,)).offsets
 
 
 @given(strings, strings)

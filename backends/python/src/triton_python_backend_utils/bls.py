@@ -41,19 +41,8 @@ Result = TypeVar("Result")
 def execute(request: InferenceRequest) -> InferenceResponse:
     """The one response; waits for it. Raises `TritonModelException` where BLS is not supported."""
     services, runtime = _serving(request)
-    answers: list[Answer] = []
-    answered = Lock()
-    answered.acquire()
-
-    def respond(answer: Answer, final: bool) -> None:
-        if answer is not None:
-            answers[:] = [answer]
-        if final:
-            answered.release()
-
-    _send(services, request, _message(request, runtime, respond))
-    with answered:
-        return InferenceResponse._received(answers[0] if answers else None)
+    message = _message(request, runtime, _unheard)
+    return InferenceResponse._received(services.ask(_sent_once(request, message)))
 
 
 def execute_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
 from penstock.messages.tensor import BytesTensor
-from triton_python_backend_utils import dlpack
+from triton_python_backend_utils import dlpack, recall
 from triton_python_backend_utils.dlpack import DeviceMemory
 from triton_python_backend_utils.error import TritonModelException
 
@@ -78,7 +78,7 @@ class Tensor:
                 )
             return value if value.flags.writeable else self._writable(value)
         if isinstance(value, BytesTensor):
-            self._value = objects = value.to_objects()
+            self._value = objects = recall.decode(value)
             return objects
         raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
 
@@ -117,7 +117,7 @@ class Tensor:
         if isinstance(value, DeviceMemory):
             return dlpack.to_host(value)
         if self._datatype is dtypes.BYTES and not isinstance(value, BytesTensor):
-            return BytesTensor.from_objects(value)
+            return recall.encode(value)
         return value
 
     @classmethod

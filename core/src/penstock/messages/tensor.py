@@ -7,8 +7,8 @@ spirit: an input belongs to its request, and a backend that wants to write makes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from struct import Struct
 from typing import Any, TypeAlias
@@ -21,6 +21,10 @@ from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
 
 _LENGTH = Struct("<I")
+#: Offsets up to which a loop is faster than a call for all.
+_FEW = 64
+#: Sizes in bytes for which guessing the offsets pays, and takes a bounded amount of memory.
+_GUESSED = range(1024, 1 << 28)
 
 
 class BytesTensor:
@@ -44,21 +48,25 @@ class BytesTensor:
     def from_objects(cls, values: npt.ArrayLike) -> BytesTensor:
         """Encode an array of ``str`` or ``bytes``; text is UTF-8. One pass, one copy."""
         array = np.asarray(values, dtype=np.object_)
-        items = [_encode(item) for item in array.ravel()]
-        return cls.from_items(items, array.shape)
+        items: list[object] = array.ravel().tolist()
+        return cls.from_items([item if isinstance(item, bytes) else str(item).encode() for item in items], array.shape)
 
     @classmethod
     def from_items(cls, items: Sequence[bytes], shape: Sequence[int]) -> BytesTensor:
         """Join ``items``, in row-major order, into wire form. One copy."""
-        pack = _LENGTH.pack
-        buffer = b"".join([part for item in items for part in (pack(len(item)), item)])
-        return cls(buffer, shape, _ends([4 + len(item) for item in items]))
+        lengths = list(map(len, items))
+        words = {length: _LENGTH.pack(length) for length in set(lengths)}
+        parts = [b""] * (2 * len(lengths))
+        parts[::2] = [words[length] for length in lengths]
+        parts[1::2] = items
+        return cls(b"".join(parts), shape)
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
         """Positions of the length words, and the end; raises `InvalidArgument` if malformed."""
         if self._offsets is None:
-            self._offsets = self._scan()
+            found = _guess(self.buffer) if self.buffer.nbytes in _GUESSED else None
+            self._offsets = self._scan() if found is None else found
         return self._offsets
 
     @property
@@ -77,8 +85,14 @@ class BytesTensor:
 
     def items(self) -> list[bytes]:
         """All elements in row-major order. Copies every string."""
-        raw, offsets = bytes(self.buffer), self.offsets.tolist()
-        return [raw[begin + 4 : end] for begin, end in pairwise(offsets)]
+        offsets = self.offsets
+        if len(offsets) <= _FEW:
+            raw = bytes(self.buffer)
+            return [raw[begin + 4 : end] for begin, end in pairwise(offsets.tolist())]
+        # One call that cuts all of them, half the time of a slice per string.
+        lengths = (np.diff(offsets) - 4).tolist()
+        cuts = {length: f"4x{length}s" for length in set(lengths)}
+        return list(Struct("<" + "".join([cuts[length] for length in lengths])).unpack(self.buffer))
 
     def to_objects(self) -> npt.NDArray[np.object_]:
         """The elements as ``bytes`` in an object array of this shape. Boxes every string."""
@@ -167,14 +181,27 @@ def concatenate(tensors: Sequence[Tensor]) -> Tensor:
     rows = sum(tensor.shape[0] for tensor in strings)
     lengths = np.concatenate([np.diff(tensor.offsets) for tensor in strings])
     buffer = b"".join([tensor.buffer for tensor in strings])
-    return BytesTensor(buffer, (rows, *first.shape[1:]), _ends(lengths.tolist()))
+    return BytesTensor(buffer, (rows, *first.shape[1:]), _ends(lengths))
 
 
-def _encode(item: object) -> bytes:
-    if isinstance(item, bytes):
-        return item
-    return str(item).encode()
+def _guess(buffer: memoryview) -> npt.NDArray[np.int64] | None:
+    """The offsets of strings below 256 bytes, a tenth of the time of walking from one to the next.
+
+    A length word of such a string is where three bytes in a row are zero, and of two such places
+    side by side the second. Strings with zeros in them may look like that, too: the places are the
+    offsets if, and only if, each leads to the next and the last to the end. None where they do not.
+    """
+    raw = np.frombuffer(buffer, np.uint8)
+    zero = raw == 0
+    begins = np.flatnonzero(zero[1:-2] & zero[2:-1] & zero[3:])
+    begins = begins[np.append(np.diff(begins) > 1, True)] if begins.size else begins
+    offsets = np.append(begins, raw.size)
+    leads = offsets[0] == 0 and np.array_equal(begins + 4 + raw[begins], offsets[1:])
+    return offsets if leads else None
 
 
-def _ends(lengths: Iterable[int]) -> npt.NDArray[np.int64]:
-    return np.fromiter(accumulate(lengths, initial=0), dtype=np.int64)
+def _ends(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where strings that take ``sizes`` bytes in wire form begin, and the end."""
+    offsets = np.zeros(sizes.size + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
