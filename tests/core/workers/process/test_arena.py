@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -303,6 +304,7 @@ fd, size = int(sys.argv[1]), int(sys.argv[2])
 for target in (0, 4096, 2 * size):
     try:
         os.ftruncate(fd, target)
+        print("done", flush=True)
     except PermissionError:
         print("refused", flush=True)
 for _ in sys.stdin:
@@ -311,14 +313,14 @@ for _ in sys.stdin:
 """
 
 
-def peer(source: str, arena: Arena) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", source, str(arena.fd), str(arena.size)],
-        pass_fds=(arena.fd,),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+@contextlib.contextmanager
+def peer(source: str, arena: Arena) -> Iterator[subprocess.Popen[str]]:
+    """A process with the arena's descriptor; it must have ended well when the block ends."""
+    command = [sys.executable, "-c", source, str(arena.fd), str(arena.size)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, pass_fds=(arena.fd,), stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+    assert process.returncode == 0
 
 
 def exchange(process: subprocess.Popen[str], line: str) -> str:
@@ -331,36 +333,33 @@ def exchange(process: subprocess.Popen[str], line: str) -> str:
 
 def test_another_process_sees_what_was_placed_for_as_long_as_it_looks(arena: Arena) -> None:
     writer, dice, refused, live = Writer(arena), random.Random(4), 0, set[int]()
-    process = peer(PEER, arena)
-    for number in range(500):
-        content = pattern(number, dice.choice((0, 1, 64, 5000, 200_000)))
-        if (offset := writer.place(content)) is None:
-            refused += 1
-        else:
-            assert offset not in live
-            live.add(offset)
-        for freed in map(int, exchange(process, "" if offset is None else f"{offset} {content.nbytes}").split()):
-            live.remove(freed)
-            writer.release(freed)
-    process.communicate(timeout=20)
-    assert process.returncode == 0
+    with peer(PEER, arena) as process:
+        for number in range(500):
+            content = pattern(number, dice.choice((0, 1, 64, 5000, 200_000)))
+            if (offset := writer.place(content)) is None:
+                refused += 1
+            else:
+                assert offset not in live
+                live.add(offset)
+            for freed in map(int, exchange(process, "" if offset is None else f"{offset} {content.nbytes}").split()):
+                live.remove(freed)
+                writer.release(freed)
     assert refused, "the arena was never full: the test is too mild"
 
 
 @linux_only
 def test_a_hostile_peer_spoils_contents_and_nothing_else(arena: Arena) -> None:
     writer, reader, dice = Writer(arena), Reader(arena), random.Random(6)
-    process = peer(HOSTILE, arena)
-    assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(3)] == ["refused\n"] * 3
     live: list[tuple[int, int]] = []
-    for number in range(100):
-        nbytes = dice.randrange(20_000)
-        if (offset := writer.place(pattern(number, nbytes))) is not None:
-            live.append((offset, nbytes))
-        exchange(process, "")
-        zlib.crc32(reader.view(*live[dice.randrange(len(live))], nobody).data)
-    process.communicate(timeout=20)
+    with peer(HOSTILE, arena) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(3)] == ["refused\n"] * 3
+        for number in range(100):
+            nbytes = dice.randrange(20_000)
+            if (offset := writer.place(pattern(number, nbytes))) is not None:
+                live.append((offset, nbytes))
+            exchange(process, "")
+            zlib.crc32(reader.view(*live[dice.randrange(len(live))], nobody).data)
     for offset, _ in live:
         writer.release(offset)
     assert writer.reserve(MIB) == 0
