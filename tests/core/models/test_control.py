@@ -179,7 +179,6 @@ def test_a_version_that_failed_is_forgotten_once_the_model_is_whole(
             assert lines(server.index()) == [("m", "1", "READY"), ("m", "2", "UNAVAILABLE")]
             assert not server.ready
             (folder / "2").rmdir()
-            touch(folder / "config.pbtxt")
             await server.load("m")
             assert lines(server.index()) == [("m", "1", "READY")]
             assert server.ready

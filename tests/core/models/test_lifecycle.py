@@ -196,7 +196,7 @@ def test_a_load_goes_on_when_its_caller_goes_away(
             caller = asyncio.ensure_future(reload(server, repository, "m"))
             while not server._lifecycle.background.is_busy:
                 await asyncio.sleep(0)
-            caller.cancel()
+            assert caller.cancel()
             await server._lifecycle.background.settle()
             assert len(gated.loaded) == 2
             assert gated.closed == ["m_0/1"]
