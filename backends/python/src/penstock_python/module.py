@@ -41,7 +41,8 @@ def import_file(package: str, path: Sequence[Path], file: Path) -> ModuleType:
     try:
         return import_module(f"{package}.{file.stem}")
     except BaseException as error:  # the model's code has run: SystemExit is its error, too
-        raise LoadError(describe(error)) from error
+        text = describe(error)
+        raise LoadError(text if file.name in text else f"{text} ({file.name})") from error
 
 
 def model_class(module: ModuleType, version: int) -> type[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from penstock.errors import BackendError, PenstockError
 from penstock.messages.request import InferRequest
@@ -29,24 +30,22 @@ class Contract:
             raise BackendError(
                 f"model '{self.name}': output '{spec.name}' has shape {list(shape)}, but the batch has {rows} rows"
             )
-        if spec.reshape is None:
-            return tensor
-        batch = shape[:1] if self.batched else ()
-        return tensor.reshape(batch + spec.undo_reshape(shape[len(batch) :]))
+        return self._for_client(spec, tensor)
 
     def sign(self, request: InferRequest, response: InferResponse) -> InferResponse:
         """``response`` as this model's, with the outputs requested; raises `BackendError`.
 
-        Shapes are taken as they are: an instance that answers request by request knows them best.
-        What is not asked for is dropped unjudged, unless all of it is unknown (behaviours.md section 9.3).
+        Shapes are taken as they are, but for the reshape of the config: an instance that answers
+        request by request knows them best. What is not asked for is dropped unjudged, unless all of
+        it is unknown (behaviours.md section 9.3).
         """
         outputs: dict[str, Tensor] = {}
         wanted = request.outputs
         for name, value in response.outputs.items():
             if not wanted or name in wanted:
-                tensor = as_tensor(value)
-                self._require_type(self._spec(name), tensor)
-                outputs[name] = tensor
+                tensor, spec = as_tensor(value), self._spec(name)
+                self._require_type(spec, tensor)
+                outputs[name] = self._for_client(spec, tensor)
         if not outputs and response.outputs and self.outputs.keys().isdisjoint(response.outputs):
             self._spec(next(iter(response.outputs)))
         return InferResponse(outputs, response.parameters, self.name, self.version, request.id)
@@ -68,6 +67,19 @@ class Contract:
                 f"model '{self.name}': the backend gave output '{name}', but the config has only {known}"
             )
         return spec
+
+    def _for_client(self, spec: Spec, tensor: Tensor) -> Tensor:
+        """``tensor`` with the reshape of the config undone (behaviours.md section 4.4)."""
+        if spec.reshape is None:
+            return tensor
+        batch = tensor.shape[:1] if self.batched else ()
+        shape = batch + spec.undo_reshape(tensor.shape[len(batch) :])
+        if prod(shape) != prod(tensor.shape):
+            raise BackendError(
+                f"model '{self.name}': output '{spec.name}' has shape {list(tensor.shape)}, which does not fit the "
+                f"reshape of the config, {list(spec.reshape)}"
+            )
+        return tensor.reshape(shape)
 
     def _require_type(self, spec: Spec, tensor: Tensor) -> None:
         found = data_type(tensor)

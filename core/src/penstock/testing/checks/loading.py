@@ -72,6 +72,8 @@ class Loading(Subject):
         parameters = self.backend_class.Parameters
         if parameters is NoParameters:
             self.not_claimed("the backend declares no Parameters, so unknown ones pass")
+        if any(field.metadata.get("prefix") == "" for field in fields(parameters)):
+            self.not_claimed("the backend leaves its models parameters of their own, so none is unknown")
         unknown = {"no_such_parameter": ModelParameter(string_value="1")}
         error = error_of(lambda: parse_parameters(parameters, unknown))
         assert isinstance(error, ConfigError), f"the parameter 'no_such_parameter' gives {error!r}, not a ConfigError"
