@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -42,7 +41,7 @@ def execute(request: InferenceRequest) -> InferenceResponse:
     """The one response; waits for it. Raises `TritonModelException` where BLS is not supported."""
     services, runtime = _serving(request)
     message = _message(request, runtime, _unheard)
-    return InferenceResponse._received(services.ask(_sent_once(request, message)))
+    return InferenceResponse._received(_refusal(request, message) or services.ask(message))
 
 
 def execute_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
@@ -135,18 +134,27 @@ def _shared(tensor: Tensor) -> WireTensor:
 
 
 def _send(services: Services, request: InferenceRequest, message: InferRequest) -> None:
-    names = [tensor._name for tensor in request.inputs()]
-    twice = next((name for name in message.inputs if names.count(name) > 1), None)
-    if twice is None:
+    refusal = _refusal(request, message)
+    if refusal is None:
         services.infer(message)
     else:
-        message.respond(
-            InvalidArgument(
-                f"Model {message.model_name} - Error when running inference: "
-                f"{message.log_id}input '{twice}' already exists in request"
-            ),
-            True,
-        )
+        message.respond(refusal, True)
+
+
+def _refusal(request: InferenceRequest, message: InferRequest) -> InvalidArgument | None:
+    """What is wrong with ``message`` that its inputs, by name, no longer show."""
+    if len(message.inputs) == len(request.inputs()):
+        return None
+    names = [tensor._name for tensor in request.inputs()]
+    twice = next(name for name in message.inputs if names.count(name) > 1)
+    return InvalidArgument(
+        f"Model {message.model_name} - Error when running inference: "
+        f"{message.log_id}input '{twice}' already exists in request"
+    )
+
+
+def _unheard(answer: Answer, final: bool) -> None:
+    """Replaced by the services, which wait."""
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

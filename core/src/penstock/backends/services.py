@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Literal, TypeAlias
 
 from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer
 
 LogLevel: TypeAlias = Literal["info", "warning", "error", "verbose"]
 MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
@@ -27,6 +29,23 @@ class Services(ABC):
         ``request.respond`` is called on a thread of the services and must not block.
         ``request.callers`` must name the model that asks, after those that wait for it.
         """
+
+    def ask(self, request: InferRequest) -> Answer:
+        """`infer` for a thread that waits: the last answer that said something, None if none did."""
+        answers: list[Answer] = [None]
+        answered = Lock()
+        answered.acquire()
+
+        def respond(answer: Answer, final: bool) -> None:
+            if answer is not None:
+                answers[0] = answer
+            if final:
+                answered.release()
+
+        request.respond = respond
+        self.infer(request)
+        with answered:
+            return answers[0]
 
     @abstractmethod
     def cancel(self, request: InferRequest) -> None:

@@ -58,11 +58,11 @@ class Desk:
             self._services.release(handle)
         self._handles.clear()
 
-    def hear(self, message: Frame) -> None:
-        """Serve one message. Raises `WireError` if no child would send it."""
+    def hear(self, message: Frame, send: Callable[[bytes], None]) -> None:
+        """Serve one message; replies to requests go to ``send``. Raises `WireError` if no child would send it."""
         kind = message.kind
         if kind is Kind.INFER:
-            for request in self._decoder.requests(message, self._request):
+            for request in self._decoder.requests(message, partial(self._request, send)):
                 self._services.infer(request)
         elif kind is Kind.CANCEL:
             for request in self._mentioned(message):
@@ -81,12 +81,14 @@ class Desk:
 
     # ------------------------------------------------------------------ other models
 
-    def _request(self, call: int, rare: dict[str, Any], inputs: dict[str, Any]) -> InferRequest:
+    def _request(
+        self, send: Callable[[bytes], None], call: int, rare: dict[str, Any], inputs: dict[str, Any]
+    ) -> InferRequest:
         if call in self._asked or len(self._asked) >= _MOST_REQUESTS:
             raise WireError(f"request {call} is one too many")
 
         def reply(answer: Answer, final: bool) -> None:
-            self._reply(call, answer, final)
+            self._reply(send, call, answer, final)
 
         request = InferRequest(str(rare.pop("model_name")), inputs, reply)
         request.caller = self._running.get(rare.pop("caller"))
@@ -97,7 +99,7 @@ class Desk:
         found = map(self._asked.get, wire.read_integers(message))
         return [request for request in found if request is not None]
 
-    def _reply(self, call: int, answer: Answer, final: bool) -> None:
+    def _reply(self, send: Callable[[bytes], None], call: int, answer: Answer, final: bool) -> None:
         if final:
             self._asked.pop(call, None)
         if self._is_closed:
@@ -110,7 +112,7 @@ class Desk:
         except ValueError as error:
             failure = PenstockError(f"the response cannot be sent: {error}", Code.INTERNAL)
             message = self._encoder.answers(Kind.REPLIES, [Reply(call, Status.ERROR, final, failure)])
-        self._send(message)
+        send(message)
 
     # ------------------------------------------------------------------ everything else
 

@@ -12,15 +12,19 @@ from typing import Any
 from penstock.backends.services import LogLevel, MetricKind, MetricOperation, Services
 from penstock.errors import Code, PenstockError
 from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer
 from penstock.workers.process import notes, wire
+from penstock.workers.process.direct import DirectCalls
 from penstock.workers.process.wire import Kind, Reply
 
 
 class RemoteServices(Services):
-    """``ask`` sends a request under a number of ours; ``send`` writes a frame."""
+    """``post`` sends a request under a number of ours; ``send`` writes a frame on the side line."""
 
-    def __init__(self, ask: Callable[[int, InferRequest], None], send: Callable[[bytes], None]) -> None:
-        self._ask, self._send = ask, send
+    def __init__(
+        self, post: Callable[[int, InferRequest], None], send: Callable[[bytes], None], direct: DirectCalls
+    ) -> None:
+        self._post, self._send, self._direct = post, send, direct
         self._numbers = itertools.count(1)
         self._asked: dict[int, InferRequest] = {}
         self._calls: dict[InferRequest, int] = {}
@@ -31,7 +35,12 @@ class RemoteServices(Services):
         call = next(self._numbers)
         self._asked[call] = request
         self._calls[request] = call
-        self._ask(call, request)
+        self._post(call, request)
+
+    def ask(self, request: InferRequest) -> Answer:
+        if not self._direct.take_turn(request):
+            return super().ask(request)
+        return self._direct.ask(next(self._numbers), request)
 
     def cancel(self, request: InferRequest) -> None:
         self._mention(Kind.CANCEL, request)

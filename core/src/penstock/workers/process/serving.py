@@ -27,6 +27,7 @@ from penstock.messages.response import Answer, InferResponse
 from penstock.workers.batch import run_batch, runner_for
 from penstock.workers.process import notes, wire
 from penstock.workers.process.arena import Arena, Reader, Writer
+from penstock.workers.process.direct import DirectCalls
 from penstock.workers.process.line import Line
 from penstock.workers.process.order import Order
 from penstock.workers.process.outbox import Outbox
@@ -63,7 +64,9 @@ def serve(
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    child = _Child(Line(work), Line(side), Line(direct), Arena.attach(inbound, arena_bytes), Arena.attach(outbound, arena_bytes))
+    child = _Child(
+        Line(work), Line(side), Line(direct), Arena.attach(inbound, arena_bytes), Arena.attach(outbound, arena_bytes)
+    )
     for fd in (work, side, direct, inbound, outbound, obituary):
         os.set_inheritable(fd, False)  # what a model starts must not hold the server's end open
     threading.Thread(target=_until_death, args=(child.listen, obituary), name="penstock-side", daemon=True).start()
@@ -88,8 +91,7 @@ class _Child:
     """One instance, and the two lines to its server."""
 
     def __init__(self, work: Line, side: Line, direct: Line, inbound: Arena, outbound: Arena) -> None:
-        self._work, self._side, self._direct = work, side, direct
-        self._direct_frames = direct.frames()
+        self._work, self._side = work, side
         self._outbox = Outbox()
         self._places = Writer(outbound)
         self._encoder = Encoder(self._places)
@@ -98,7 +100,7 @@ class _Child:
         self._open: dict[int, Received] = {}
         self._instance: AnyInstance
         self._name = self._version = ""
-        self.services = RemoteServices(self._ask, self._ask_directly, side.send)
+        self.services = RemoteServices(self._ask, side.send, DirectCalls(direct, self._decoder))
 
     # ------------------------------------------------------------------ main thread
 
@@ -191,19 +193,9 @@ class _Child:
 
     def _ask(self, call: int, request: InferRequest) -> None:
         """Send a request to another model."""
-        self._outbox.post(partial(self._write_request, self._side, call, request))
+        self._outbox.post(partial(self._write_request, call, request))
 
-    def _ask_directly(self, call: int, request: InferRequest) -> Reply:
-        """Send a request to another model and read its last answer. One thread at a time."""
-        failed: list[Reply] = []
-        self._outbox.post(partial(self._write_request, self._direct, call, request, failed.append))
-        while not failed:
-            for reply in self._decoder.answers(next(self._direct_frames)):
-                if reply.final:
-                    return reply
-        return failed[0]
-
-    def _write_request(self, line: Line, call: int, request: InferRequest) -> None:
+    def _write_request(self, call: int, request: InferRequest) -> None:
         try:
             message = self._encoder.requests(Kind.INFER, [(call, request)])
         except Exception as error:  # a value that cannot travel is the asker's mistake

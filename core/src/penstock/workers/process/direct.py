@@ -1,0 +1,50 @@
+"""The short way to another model: the thread that asks reads the answer itself.
+
+On the side line a thread of the child's reads all answers and wakes whoever waits; that switch costs
+more than the rest of a small call.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from penstock.errors import Code, PenstockError
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer
+from penstock.messages.tensor import wire_view
+from penstock.workers.process.line import Line
+from penstock.workers.process.wire import INLINE, Decoder, Encoder, Kind
+
+
+class DirectCalls:
+    """One request at a time over ``line``; large tensors take the other way, through the arena."""
+
+    def __init__(self, line: Line, decoder: Decoder) -> None:
+        self._line, self._decoder = line, decoder
+        self._frames = line.frames()
+        self._encoder = Encoder(None)
+        self._turn = threading.Lock()
+
+    def take_turn(self, request: InferRequest) -> bool:
+        """Whether ``request`` may go this way now; then `ask` must follow."""
+        is_small = all(wire_view(tensor).nbytes < INLINE for tensor in request.inputs.values())  # type: ignore[arg-type]
+        return is_small and self._turn.acquire(blocking=False)
+
+    def ask(self, call: int, request: InferRequest) -> Answer:
+        """The last answer that said something; gives the turn back."""
+        try:
+            message = self._encoder.requests(Kind.INFER, [(call, request)])
+            self._line.send(message)
+            return self._answer()
+        except ValueError as error:  # a value that cannot travel is the asker's mistake
+            return PenstockError(f"the request cannot be sent: {error}", Code.INVALID_ARGUMENT)
+        finally:
+            self._turn.release()
+
+    def _answer(self) -> Answer:
+        said: Answer = None
+        while True:
+            for reply in self._decoder.answers(next(self._frames)):
+                said = reply.answer or said
+                if reply.final:
+                    return said
