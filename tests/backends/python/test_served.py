@@ -499,3 +499,46 @@ def test_a_request_whose_sender_is_kept_for_ever_is_ended_when_the_server_stops(
         result, error = answers.get(timeout=30)
     assert result is None
     assert "UNAVAILABLE" in str(error)
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_reloaded_model_has_the_new_text_of_all_its_modules(
+    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+) -> None:
+    code = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            from helper import X
+            value = np.array([X * 10 + NUMBER], np.int32)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for _ in requests]
+    """
+    words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
+    write_python(tmp_path, "m", code.replace("NUMBER", "1"), INT_CONFIG, helper="X = 1")
+    server = run_penstock(*words, "--model-control-mode=explicit", "--load-model=m").wait_until_ready()
+    with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        for number in range(1, 4):
+            write_python(tmp_path, "m", code.replace("NUMBER", str(number)), INT_CONFIG, helper=f"X = {number}")
+            client.load_model("m")
+            result = client.infer("m", given(http, IN=np.zeros(1, np.int32)))
+            assert result.as_numpy("OUT").tolist() == [11 * number]
+    server.stop()
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_each_instance_is_told_its_own_name_and_kind(
+    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+) -> None:
+    code = """
+    from pathlib import Path
+    class TritonPythonModel:
+        def initialize(self, args):
+            said = " ".join(args[f"model_instance_{key}"] for key in ("kind", "device_id"))
+            Path(args["model_repository"], args["model_instance_name"]).write_text(said)
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([]) for _ in requests]
+    """
+    path = write_python(tmp_path, "m", code, INT_CONFIG + "instance_group { kind: KIND_MODEL count: 2 }")
+    words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
+    run_penstock(*words).wait_until_ready().stop()
+    told = {name: (path / name).read_text() for name in ("m_0_0", "m_1_0", "m_1_1")}
+    assert told == {"m_0_0": "CPU 0", "m_1_0": "MODEL 0", "m_1_1": "MODEL 0"}
