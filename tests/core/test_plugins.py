@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from penstock import hookspecs
-from penstock.errors import LoadError
+from penstock.backends.base import Backend
+from penstock.config.options import ServerOptions
+from penstock.errors import LoadError, PluginError
+from penstock.models.parts import make_backend
 from penstock.plugins import PluginInfo, Plugins
 
 Install = Callable[..., None]
@@ -115,3 +118,48 @@ def test_every_hook_is_documented_and_typed() -> None:
     for name, hook in hooks.items():
         assert len(hook.__doc__ or "") > 80, name
         assert "return" in hook.__annotations__, name
+
+
+FINDER = """
+from penstock import Backend, hookimpl
+
+class Found(Backend):
+    name = "found"
+    def load(self, model):
+        raise NotImplementedError
+
+@hookimpl
+def find_backend(name, options):
+    if name == "sick":
+        raise ValueError("lost")
+    return Found if name in ("identity", options.backend_directory) else None
+"""
+
+
+def make(name: str) -> Backend:
+    plugins = Plugins.discover()
+    options = ServerOptions(backend_directory="there", backend_config={"there": {"key": "value"}})
+    return make_backend(name, plugins.backends, plugins.hook, options)
+
+
+def test_a_backend_that_nobody_has_registered_is_asked_for_by_name(install: Install) -> None:
+    install("penstock-finder", "finder", FINDER)
+    found = make("there")
+    assert (found.name, found.options) == ("found", {"key": "value"})
+
+
+def test_a_registered_backend_goes_before_one_that_would_be_found(install: Install) -> None:
+    install("penstock-finder", "finder", FINDER)
+    assert make("identity").name == "identity"
+
+
+def test_a_backend_that_nobody_knows_is_told_as_before(install: Install) -> None:
+    install("penstock-finder", "finder", FINDER)
+    with pytest.raises(LoadError, match="no plugin provides backend 'nobody'"):
+        make("nobody")
+
+
+def test_a_plugin_that_raises_while_it_looks_is_told(install: Install) -> None:
+    install("penstock-finder", "finder", FINDER)
+    with pytest.raises(PluginError, match="a plugin failed to find backend 'sick': ValueError: lost"):
+        make("sick")

@@ -17,6 +17,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from penstock.backends.base import Backend
+    from penstock.config.options import ServerOptions
     from penstock.frontends.base import Frontend
     from penstock.models.served import ServedModel
     from penstock.schedulers.base import Scheduler
@@ -77,6 +78,15 @@ def server_started(server: Server) -> None:
 # ---------------------------------------------------------------------------
 # Per model: load and unload
 # ---------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def find_backend(name: str, options: ServerOptions) -> type[Backend] | None:
+    """The backend class for the config's ``backend`` of ``name``, where no plugin has registered one.
+
+    Called on a loading thread when a model first needs the name, until one plugin has an answer;
+    None leaves the question to the others. A raise fails the load.
+    """
 
 
 @hookspec

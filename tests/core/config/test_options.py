@@ -155,9 +155,9 @@ def test_what_would_be_wrong_to_ignore_is_refused_by_name(name: str) -> None:
 
 
 def test_what_has_no_effect_is_said_once_per_option() -> None:
-    options = ServerOptions(http_thread_count=3, backend_directory="/opt/b")
+    options = ServerOptions(http_thread_count=3, cache_directory="/opt/c")
     lines = support.without_effect(options)
-    assert [line.split()[0] for line in lines] == ["--http-thread-count", "--backend-directory"]
+    assert [line.split()[0] for line in lines] == ["--http-thread-count", "--cache-directory"]
 
 
 def test_the_defaults_are_neither_refused_nor_remarked_upon() -> None:

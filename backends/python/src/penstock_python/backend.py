@@ -10,13 +10,14 @@ from penstock.config.json_form import to_json
 from penstock.config.parameters import read_isolation
 from penstock.errors import LoadError
 from penstock_python.completion import complete
-from penstock_python.description import Description, is_decoupled, model_file
+from penstock_python.description import Description, is_decoupled
 from penstock_python.environment import Environment, find
 from penstock_python.installation import PACKAGES
 from penstock_python.instance import PythonInstance, instance_of
 from penstock_python.parameters import Parameters
 from penstock_python.private import PrivateModules
 from penstock_python.settings import Settings
+from penstock_python.source import find_source
 from triton_python_backend_utils.runtime import Runtime
 
 #: Makes the instance in a process of its own.
@@ -39,9 +40,10 @@ class PythonBackend(Backend):
 
     def complete_config(self, model: Model) -> None:
         """Ask the model's ``auto_complete_config``. Raises `LoadError` with Triton's words."""
-        file = model_file(model.path, json.dumps(to_json(model.config)))
+        source = find_source(model.path, json.dumps(to_json(model.config)), self.options)
         environment = self._environment(model)
-        complete(model, file, (), environment.python, environment.environ, self.settings.stub_timeout_s)
+        timeout_s = self.settings.stub_timeout_s
+        complete(model, source.file, source.folders, environment.python, environment.environ, timeout_s)
 
     def isolation(self, model: Model) -> Isolation | None:
         """A process in the model's environment.
@@ -49,43 +51,45 @@ class PythonBackend(Backend):
         None for a model without one whose config and whose backend's option ``isolation`` want a thread.
         """
         asked = read_isolation(model.config.parameters) or self.settings.isolation
-        if asked == "thread" and not self._setting(model):
+        if asked == "thread" and not self.environment_of(model):
             return None
         environment = self._environment(model)
         return Isolation(environment.python, environment.environ, ENTRY, PACKAGES, self.settings.stub_timeout_s)
 
     def load(self, model: Model) -> PythonInstance:
         """The instance for a thread of the server. Raises `LoadError` with Triton's words."""
-        if self._setting(model):
+        if self.environment_of(model):
             raise LoadError(f"model '{model.name}' has {ENVIRONMENT}, which needs a process: isolation is 'thread'")
-        description = describe(model)
+        description = describe(model, self.options)
         decoupled = is_decoupled(json.loads(description.config))
         runtime = Runtime(model.name, str(model.version), decoupled, model.services)
-        modules = PrivateModules(description.file, runtime)
+        modules = PrivateModules(description.file, runtime, description.folders)
         with runtime.entered():
             model_class = modules.load_class(model.version)
         return instance_of(model_class, description, runtime, modules.close)
 
     def _environment(self, model: Model) -> Environment:
-        return find(self._setting(model), model.path.parent)
+        return find(self.environment_of(model), model.path.parent)
 
-    def _setting(self, model: Model) -> str:
+    def environment_of(self, model: Model) -> str:
         """Which environment the model asks for; empty for none. The config is not parsed yet when it is completed."""
         given = model.config.parameters
         return given[ENVIRONMENT].string_value if ENVIRONMENT in given else ""
 
 
-def describe(model: Model) -> Description:
+def describe(model: Model, options: Mapping[str, str]) -> Description:
     """What the instance ``model`` is told about itself. Raises `LoadError` if it has no ``model.py``."""
     config = json.dumps(to_json(model.config))
+    source = find_source(model.path, config, options)
     return Description(
         model.name,
         model.version,
         model.path,
-        model_file(model.path, config),
+        source.file,
         config,
         model.instance_name,
         model.device.kind,
         model.device.id,
         model.services,
+        source.folders,
     )

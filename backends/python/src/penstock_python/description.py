@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ class Description:
     """One instance of a Python model.
 
     ``path`` is the version's directory and ``config`` the model's config as JSON, in the form of
-    the ``/config`` endpoint. ``file`` is its ``model.py``, which a backend may share among its models.
+    the ``/config`` endpoint. ``file`` is its ``model.py``, which a backend may share among its models;
+    ``folders`` are where its imports are looked for, its own and the parent if empty.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Description:
     device_kind: DeviceKind = "cpu"
     device_id: int = 0
     services: Services | None = None
+    folders: Sequence[Path] = ()
 
     def args(self) -> dict[str, str]:
         """What ``initialize`` is given (behaviours.md section 9.1)."""

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 from penstock.workers.process.order import Order
-from penstock_python.description import Description, is_decoupled, model_file
+from penstock_python.description import Description, is_decoupled
 from penstock_python.instance import PythonInstance, instance_of
 from penstock_python.module import load_class
+from penstock_python.source import find_source
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.runtime import Runtime
 
@@ -16,16 +17,18 @@ from triton_python_backend_utils.runtime import Runtime
 def load(order: Order) -> PythonInstance:
     """The instance that ``order`` describes, initialized. Raises `LoadError` with Triton's words."""
     path = Path(order.path)
+    source = find_source(path, order.config, order.options)
     description = Description(
         order.name,
         order.version,
         path,
-        model_file(path, order.config),
+        source.file,
         order.config,
         order.instance_name,
         order.device_kind,
         order.device_id,
         order.services,
+        source.folders,
     )
     return alone(description)
 
@@ -36,7 +39,7 @@ def alone(description: Description) -> PythonInstance:
     runtime = Runtime(description.name, str(description.version), decoupled, description.services)
     runtimes.use(runtime)
     with runtime.entered():
-        model_class = load_class(description.file, description.version)
+        model_class = load_class(description.file, description.version, description.folders)
     return instance_of(model_class, description, runtime, _forget)
 
 

@@ -5,11 +5,20 @@ Apart from `penstock_python` itself, because a process of a model's own need not
 
 from __future__ import annotations
 
-from penstock import hookimpl
+from pathlib import Path
+
+from penstock import ServerOptions, hookimpl
 from penstock.backends.base import Backend
+from penstock.models.parts import backend_settings
 from penstock_python.backend import PythonBackend
+from penstock_python.based import find_based
 
 
 @hookimpl
 def register_backends() -> list[type[Backend]]:
     return [PythonBackend]
+
+
+@hookimpl
+def find_backend(name: str, options: ServerOptions) -> type[Backend] | None:
+    return find_based(name, Path(options.backend_directory), backend_settings(PythonBackend.name, options))

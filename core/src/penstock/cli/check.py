@@ -28,6 +28,7 @@ def run(words: Sequence[str]) -> int:
         model_repository=tuple(arguments.repository),
         disable_auto_complete_config=arguments.strict,
         model_config_name=arguments.model_config_name,
+        backend_directory=arguments.backend_directory,
     )
     try:
         entries = Repository(options.model_repository).scan()
@@ -49,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("repository", nargs="+", help="directory that holds one directory per model")
     parser.add_argument("--strict", action="store_true", help="as --disable-auto-complete-config of penstock serve")
     parser.add_argument("--model-config-name", default="", metavar="NAME", help="as the flag of penstock serve")
+    backends = ServerOptions().backend_directory
+    parser.add_argument("--backend-directory", default=backends, metavar="PATH", help="as the flag of penstock serve")
     parser.add_argument("--json", action="store_true", help="print a JSON array, one object per model")
     return parser
 

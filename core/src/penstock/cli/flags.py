@@ -183,7 +183,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("backend-config", "[<backend>,]<key>=<value>", "A setting of one backend, or of all.",
              "onnxruntime,default-max-batch-size=8", setting("backend-config", "backend name", needs_owner=False),
              values.nest),
-        Flag("backend-directory", "<path>", "Where Triton looks for backends.", "/opt/backends"),
+        Flag("backend-directory", "<path>", "Directory with one directory per python-based backend.", "/opt/backends"),
         Flag("cache-config", _NAMED_SETTING, "A setting of the response cache.", "local,size=1048576",
              setting("cache-config", "cache name"), values.one_cache),
         Flag("cache-directory", "<path>", "Where Triton looks for caches.", "/opt/caches"),

@@ -15,7 +15,8 @@ from penstock.config.parse import find_config
 from penstock.config.provenance import completions
 from penstock.errors import Code, ConfigError, PenstockError
 from penstock.models import labels
-from penstock.models.configuring import backend_settings, examine, fill, judge, parse
+from penstock.models.configuring import examine, fill, judge, parse
+from penstock.models.parts import make_backend
 from penstock.models.repository import Entry, available_versions, select_versions
 from penstock.plugins import Plugins
 from penstock.workers.devices import available_gpus, fill_groups
@@ -84,13 +85,11 @@ class _Inspection:
             self._run_version(Model(name, version, path / str(version), _copy(config)), backend, config)
 
     def _backend(self, config: ModelConfig) -> Backend:
-        name = config.backend
         try:
-            made: Backend = self._plugins.backends.get(name)(backend_settings(name, self._options))
+            return make_backend(config.backend, self._plugins.backends, self._plugins.hook, self._options)
         except PenstockError as error:
             field = "backend" if self._outline.holds("backend") else "platform"
             raise ConfigError(error.message, error.code, field=field) from error
-        return made
 
     def _run_version(self, model: Model, backend: Backend, derived: ModelConfig) -> None:
         wrong = self._judge(model, backend)

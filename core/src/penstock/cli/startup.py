@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from penstock.config.options import ServerOptions
-from penstock.models.configuring import backend_settings
+from penstock.models.parts import backend_settings
 from penstock.server import Server
 from penstock.telemetry import tables
 

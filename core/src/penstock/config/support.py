@@ -45,7 +45,7 @@ _ONE_LOOP = _no_effect("one event loop serves all connections")
 _NO_DEVICE_POOLS = _no_effect("Penstock keeps no memory pools of its own; the engines keep theirs")
 _NOT_SAGEMAKER = _no_effect("the SageMaker endpoint is not built yet")
 _NOT_VERTEX = _no_effect("the Vertex AI endpoint is not built yet")
-_PLUGINS = "backends, caches and agents are Python plugins found by entry point, not shared libraries"
+_PLUGINS = "caches and agents are Python plugins found by entry point, not shared libraries"
 
 SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT) | {
     "model_namespacing": _refused("namespaces are not built yet; models of one name would be refused instead of kept"),
@@ -65,7 +65,6 @@ SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT)
     "trace_config": _refused("tracing is not built yet; no trace would be written"),
     "cache_config": _refused("the response cache is not built yet; no response would be cached"),
     "cache_directory": _no_effect(_PLUGINS),
-    "backend_directory": _no_effect(_PLUGINS),
     "repoagent_directory": _no_effect(_PLUGINS),
     "rate_limit": _refused("the rate limiter is not built yet; models would run beyond their resources"),
     "rate_limit_resource": _no_effect("it belongs to --rate-limit=execution_count, which is not built yet"),

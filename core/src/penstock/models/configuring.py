@@ -108,16 +108,6 @@ def judge(model: Model, backend: Backend) -> list[Problem]:
     return wrong + parameters.check(backend.Parameters, model.config.parameters)
 
 
-def backend_settings(name: str, options: ServerOptions) -> dict[str, str]:
-    """What ``--backend-config`` says to the backend ``name``: the global settings and its own.
-
-    With ``--dev``, Python models run in the server's process unless it says otherwise: there a
-    ``breakpoint()`` finds the terminal.
-    """
-    default = {"isolation": "thread"} if options.dev and name == "python" else {}
-    return {**default, **options.backend_config.get("", {}), **options.backend_config.get(name, {})}
-
-
 def _raise_first(problems: Iterable[Problem]) -> None:
     for problem in problems:
         raise ConfigError(problem.message, problem.code, field=problem.field)

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.backends.base import Backend, Model
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.options import ServerOptions
 from penstock.config.parameters import parse_parameters
 from penstock.errors import LoadError
-from penstock.models.configuring import backend_settings, complete, read
+from penstock.models.configuring import complete, read
 from penstock.models.hosting import Hosting, isolation_of
 from penstock.models.labels import read_labels
+from penstock.models.parts import Parts, make_backend
 from penstock.models.repository import Entry, available_versions, select_versions
 from penstock.models.served import ServedModel
 from penstock.models.services import CrewServices
@@ -33,12 +34,6 @@ log = logging.getLogger(__name__)
 
 #: The part of the server's time to stop that an instance in a process may take to close.
 _CLOSING = 0.8
-
-
-class Parts(Protocol):
-    """Where classes are looked up: a registry. ``get`` raises `LoadError` with the reason."""
-
-    def get(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +104,7 @@ class Loader:
     def _backend(self, name: str) -> Backend:
         with self._lock:
             if name not in self._running:
-                self._running[name] = self._backends.get(name)(backend_settings(name, self._options))
+                self._running[name] = make_backend(name, self._backends, self._hook, self._options)
             return self._running[name]
 
     def _assemble(self, backend: Backend, model: Model) -> ServedModel:

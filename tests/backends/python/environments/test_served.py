@@ -1,0 +1,178 @@
+"""Models in environments of their own, and python-based backends, asked by the stock client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as http
+
+Serve = Callable[..., Any]
+
+#: Completes its own config; answers with a word of its environment and its interpreter's prefix.
+WORD = """
+import sys
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from colour import NAME
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.set_max_batch_size(0)
+        config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [1]})
+        config.add_output({"name": "OUT", "data_type": "TYPE_STRING", "dims": [2]})
+        return config
+    def execute(self, requests):
+        out = pb_utils.Tensor("OUT", np.array([NAME, sys.prefix], np.object_))
+        return [pb_utils.InferenceResponse([out]) for _ in requests]
+"""
+#: Multiplies by the factor that each model's version has in a file.
+FACTOR = """
+import json
+from pathlib import Path
+import triton_python_backend_utils as pb_utils
+from rules import read
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        for kind, name in (("input", "IN"), ("output", "OUT")):
+            getattr(config, f"add_{kind}")({"name": name, "data_type": "TYPE_FP32", "dims": [-1]})
+        config.set_max_batch_size(4)
+        config.set_dynamic_batching()
+        return config
+    def initialize(self, args):
+        self.factor = read(Path(args["model_repository"]) / args["model_version"] / "model.json")
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value * self.factor)]) for value in inputs]
+"""
+RULES = "import json\ndef read(path):\n    return json.loads(path.read_text())['factor']\n"
+
+
+def write(folder: Path, code: str, config: str, name: str = "model.py") -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / name).write_text(code)
+    (folder / "config.pbtxt").write_text(config)
+
+
+def parameter(value: str) -> str:
+    return f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{value}" }} }}'
+
+
+def ask(port: int, model: str, *values: float, batched: bool = False) -> Any:
+    array = np.array([values] if batched else values, np.float32)
+    given = http.InferInput("IN", list(array.shape), "FP32").set_data_from_numpy(array)
+    with http.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        return client.infer(model, [given]).as_numpy("OUT")
+
+
+def test_each_model_runs_in_the_environment_it_asks_for(
+    tmp_path: Path, cache: Path, serve: Serve, virtual_environment: Path, packed_environment: Path
+) -> None:
+    write(tmp_path / "models/there", WORD, f'backend: "python" {parameter(str(virtual_environment))}')
+    shutil.copy(packed_environment, tmp_path / "models/there/env.tar.gz")
+    config = f'backend: "python" {parameter("$$TRITON_MODEL_DIRECTORY/env.tar.gz")}'
+    write(tmp_path / "models/packed", WORD, config)
+    shutil.copy(packed_environment, tmp_path / "models/packed/env.tar.gz")
+    # A default for all models; one with an environment has a process anyway.
+    server = serve(f"--model-repository={tmp_path}/models", "--backend-config=python,isolation=thread")
+    assert ask(server.http, "there", 1).tolist() == [b"blue", str(virtual_environment).encode()]
+    word, prefix = ask(server.http, "packed", 1).tolist()
+    assert word == b"blue"
+    assert Path(prefix.decode()).is_relative_to(cache)
+
+
+def test_an_environment_in_a_thread_is_refused(tmp_path: Path, run_penstock: Serve, virtual_environment: Path) -> None:
+    thread = 'parameters { key: "isolation" value { string_value: "thread" } }'
+    write(tmp_path / "m", WORD, f'backend: "python" {thread} {parameter(str(virtual_environment))}')
+    server = run_penstock(f"--model-repository={tmp_path}")
+    server.wait_for_line(r"model 'm' has EXECUTION_ENV_PATH, which needs a process: isolation is 'thread'")
+    assert server.finish() == 1
+
+
+def test_an_environment_that_is_missing_is_told_in_tritons_words(tmp_path: Path, run_penstock: Serve) -> None:
+    write(tmp_path / "m", WORD, f'backend: "python" {parameter("/no/such/environment")}')
+    server = run_penstock(f"--model-repository={tmp_path}")
+    server.wait_for_line(r"Failed to get the canonical path for /no/such/environment\.")
+    assert server.finish() == 1
+
+
+def check(*words: str) -> list[dict[str, Any]]:
+    command = [str(Path(sys.executable).with_name("penstock")), "check", "--json", *words]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    found: list[dict[str, Any]] = json.loads(answer.stdout)
+    return found
+
+
+@pytest.fixture
+def based(tmp_path: Path) -> Path:
+    """A directory of backends with ``factor``, and models of it that hold data only."""
+    (tmp_path / "backends/factor").mkdir(parents=True)
+    (tmp_path / "backends/factor/model.py").write_text(FACTOR)
+    (tmp_path / "backends/factor/rules.py").write_text(RULES)
+    for name, factor in (("double", 2), ("triple", 3)):
+        write(tmp_path / "models" / name, json.dumps({"factor": factor}), 'backend: "factor"', "model.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_python_based_backend_serves_every_model_of_its_name(based: Path, serve: Serve, isolation: str) -> None:
+    server = serve(
+        f"--model-repository={based}/models",
+        f"--backend-directory={based}/backends",
+        f"--backend-config=python,isolation={isolation}",
+    )
+    assert ask(server.http, "double", 1, 2, batched=True).tolist() == [[2, 4]]
+    assert ask(server.http, "triple", 1, 2, batched=True).tolist() == [[3, 6]]
+
+
+def test_a_backend_brings_the_environment_of_its_models(
+    based: Path, cache: Path, serve: Serve, packed_environment: Path
+) -> None:
+    (based / "backends/factor/model.py").write_text(WORD)
+    shutil.copy(packed_environment, based / "backends/factor/pb_exec_env_model.py.tar.gz")
+    shutil.rmtree(based / "models/triple")
+    server = serve(f"--model-repository={based}/models", f"--backend-directory={based}/backends")
+    word, prefix = ask(server.http, "double", 1).tolist()
+    assert word == b"blue"
+    assert Path(prefix.decode()).is_relative_to(cache)
+
+
+def test_another_file_of_the_backend_is_chosen_by_the_runtime(based: Path, serve: Serve) -> None:
+    (based / "backends/factor/model.py").rename(based / "backends/factor/other.py")
+    for name in ("double", "triple"):
+        (based / "models" / name / "config.pbtxt").write_text('backend: "factor" runtime: "other.py"')
+    server = serve(f"--model-repository={based}/models", f"--backend-directory={based}/backends")
+    assert ask(server.http, "triple", 5, batched=True).tolist() == [[15]]
+
+
+def test_check_completes_what_a_server_would(based: Path) -> None:
+    found = check(str(based / "models"), f"--backend-directory={based}/backends")
+    assert [each["problems"] for each in found] == [[], []]
+    completed = {each["field"]: each["value"] for each in found[0]["completed"]}
+    assert str(completed["max_batch_size"]) == "4"
+
+
+def test_check_tells_what_auto_complete_config_raises(tmp_path: Path) -> None:
+    body = "class TritonPythonModel:\n    def auto_complete_config(config): raise KeyError('lost')"
+    write(tmp_path / "m", body, 'backend: "python"')
+    (finding,) = check(str(tmp_path))
+    assert "KeyError: 'lost'" in finding["problems"][0]["message"]
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty", "../backends/factor"])
+def test_a_backend_without_a_directory_of_python_is_unknown(based: Path, name: str) -> None:
+    (based / "backends/empty").mkdir()
+    (based / "models/double/config.pbtxt").write_text(f'backend: "{name}"')
+    found = check(str(based / "models"), f"--backend-directory={based}/backends")
+    assert found[0]["problems"]
+    assert not found[1]["problems"]
