@@ -8,23 +8,15 @@ spirit: an input belongs to its request, and a backend that wants to write makes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from math import prod
-from struct import Struct
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidArgument
-from penstock.messages import dtypes
+from penstock.messages import dtypes, strings
 from penstock.messages.dtypes import DataType
-
-_LENGTH = Struct("<I")
-#: Offsets up to which a loop is faster than a call for all.
-_FEW = 64
-#: Sizes in bytes for which guessing the offsets pays, and takes a bounded amount of memory.
-_GUESSED = range(1024, 1 << 28)
 
 
 class BytesTensor:
@@ -46,27 +38,21 @@ class BytesTensor:
 
     @classmethod
     def from_objects(cls, values: npt.ArrayLike) -> BytesTensor:
-        """Encode an array of ``str`` or ``bytes``; text is UTF-8. One pass, one copy."""
+        """Encode an array of ``str`` or ``bytes``; text is UTF-8."""
         array = np.asarray(values, dtype=np.object_)
-        items: list[object] = array.ravel().tolist()
-        return cls.from_items([item if isinstance(item, bytes) else str(item).encode() for item in items], array.shape)
+        return cls.from_items(_encode(array.ravel().tolist()), array.shape)
 
     @classmethod
     def from_items(cls, items: Sequence[bytes], shape: Sequence[int]) -> BytesTensor:
         """Join ``items``, in row-major order, into wire form. One copy."""
-        lengths = list(map(len, items))
-        words = {length: _LENGTH.pack(length) for length in set(lengths)}
-        parts = [b""] * (2 * len(lengths))
-        parts[::2] = [words[length] for length in lengths]
-        parts[1::2] = items
-        return cls(b"".join(parts), shape)
+        buffer, offsets = strings.join(items)
+        return cls(buffer, shape, offsets)
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
         """Positions of the length words, and the end; raises `InvalidArgument` if malformed."""
         if self._offsets is None:
-            found = _guess(self.buffer) if self.buffer.nbytes in _GUESSED else None
-            self._offsets = self._scan() if found is None else found
+            self._offsets = _checked(self.buffer, strings.find(self.buffer))
         return self._offsets
 
     @property
@@ -85,14 +71,7 @@ class BytesTensor:
 
     def items(self) -> list[bytes]:
         """All elements in row-major order. Copies every string."""
-        offsets = self.offsets
-        if len(offsets) <= _FEW:
-            raw = bytes(self.buffer)
-            return [raw[begin + 4 : end] for begin, end in pairwise(offsets.tolist())]
-        # One call that cuts all of them, half the time of a slice per string.
-        lengths = (np.diff(offsets) - 4).tolist()
-        cuts = {length: f"4x{length}s" for length in set(lengths)}
-        return list(Struct("<" + "".join([cuts[length] for length in lengths])).unpack(self.buffer))
+        return strings.split(self.buffer, self.offsets)
 
     def to_objects(self) -> npt.NDArray[np.object_]:
         """The elements as ``bytes`` in an object array of this shape. Boxes every string."""
@@ -116,22 +95,6 @@ class BytesTensor:
 
     def __repr__(self) -> str:
         return f"BytesTensor(shape={list(self.shape)}, nbytes={self.nbytes})"
-
-    def _scan(self) -> npt.NDArray[np.int64]:
-        buffer, position, end = self.buffer, 0, self.buffer.nbytes
-        unpack, offsets = _LENGTH.unpack_from, [0]
-        while position < end:
-            if end - position < 4:
-                raise InvalidArgument(
-                    f"incomplete string length indicator, expecting 4 bytes but only {end - position} bytes available"
-                )
-            position += 4 + unpack(buffer, position)[0]
-            offsets.append(position)
-        if position != end:
-            raise InvalidArgument(
-                f"string element {len(offsets) - 2} runs {position - end} bytes past the end of the data"
-            )
-        return np.asarray(offsets, dtype=np.int64)
 
 
 Tensor: TypeAlias = "npt.NDArray[Any] | BytesTensor"
@@ -177,31 +140,27 @@ def concatenate(tensors: Sequence[Tensor]) -> Tensor:
     first = tensors[0]
     if not isinstance(first, BytesTensor):
         return np.concatenate(tensors)
-    strings = [tensor for tensor in tensors if isinstance(tensor, BytesTensor)]
-    rows = sum(tensor.shape[0] for tensor in strings)
-    lengths = np.concatenate([np.diff(tensor.offsets) for tensor in strings])
-    buffer = b"".join([tensor.buffer for tensor in strings])
-    return BytesTensor(buffer, (rows, *first.shape[1:]), _ends(lengths))
+    parts = [tensor for tensor in tensors if isinstance(tensor, BytesTensor)]
+    rows = sum(part.shape[0] for part in parts)
+    offsets = strings.ends(np.concatenate([np.diff(part.offsets) for part in parts]))
+    return BytesTensor(b"".join([part.buffer for part in parts]), (rows, *first.shape[1:]), offsets)
 
 
-def _guess(buffer: memoryview) -> npt.NDArray[np.int64] | None:
-    """The offsets of strings below 256 bytes, a tenth of the time of walking from one to the next.
-
-    A length word of such a string is where three bytes in a row are zero, and of two such places
-    side by side the second. Strings with zeros in them may look like that, too: the places are the
-    offsets if, and only if, each leads to the next and the last to the end. None where they do not.
-    """
-    raw = np.frombuffer(buffer, np.uint8)
-    zero = raw == 0
-    begins = np.flatnonzero(zero[1:-2] & zero[2:-1] & zero[3:])
-    begins = begins[np.append(np.diff(begins) > 1, True)] if begins.size else begins
-    offsets = np.append(begins, raw.size)
-    leads = offsets[0] == 0 and np.array_equal(begins + 4 + raw[begins], offsets[1:])
-    return offsets if leads else None
+def _encode(items: list[Any]) -> list[bytes]:
+    kinds = set(map(type, items))
+    if kinds == {bytes}:
+        return items
+    if kinds == {str}:
+        return list(map(str.encode, items))
+    return [item if isinstance(item, bytes) else str(item).encode() for item in items]
 
 
-def _ends(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where strings that take ``sizes`` bytes in wire form begin, and the end."""
-    offsets = np.zeros(sizes.size + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
+def _checked(buffer: memoryview, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """``offsets``, if they cover ``buffer``; raises `InvalidArgument` with what comes after them."""
+    left = buffer.nbytes - int(offsets[-1])
+    if 0 < left < 4:
+        raise InvalidArgument(f"incomplete string length indicator, expecting 4 bytes but only {left} bytes available")
+    if left:
+        missing = 4 + int.from_bytes(buffer[-left:][:4], "little") - left
+        raise InvalidArgument(f"string element {len(offsets) - 1} runs {missing} bytes past the end of the data")
     return offsets

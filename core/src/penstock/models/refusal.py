@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArgument, PenstockError
-from penstock.messages import dtypes
+from penstock.messages import dtypes, strings
 from penstock.messages.request import InferRequest, Undecoded
 from penstock.messages.tensor import BytesTensor, Tensor, data_type
 
@@ -149,15 +149,8 @@ def _strings(signature: Signature, request: InferRequest) -> Iterator[str]:
 
 def _count_strings(buffer: memoryview) -> tuple[int, int | None]:
     """Whole elements in ``buffer``, and the bytes left after the last of them (None if none)."""
-    position, end, found = 0, buffer.nbytes, 0
-    while position < end:
-        if end - position < 4:
-            return found, end - position
-        after = position + 4 + int.from_bytes(buffer[position : position + 4], "little")
-        if after > end:
-            return found, end - position
-        position, found = after, found + 1
-    return found, None
+    offsets = strings.find(buffer)
+    return len(offsets) - 1, (buffer.nbytes - int(offsets[-1])) or None
 
 
 def _datatype_name(tensor: Tensor | Undecoded) -> str:
