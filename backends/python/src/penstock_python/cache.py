@@ -18,7 +18,7 @@ from pathlib import Path
 
 from penstock.errors import LoadError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("penstock.python")
 
 _LOCK, _MARK, _ENVIRONMENT = "lock", "whole", "env"
 

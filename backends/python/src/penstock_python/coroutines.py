@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("penstock.python")
 
 #: How long a cancelled task may take to end when its instance is closed.
 _CLOSING_S = 5.0

@@ -23,7 +23,7 @@ from penstock_python.interpreter import check
 from penstock_python.program import ending, run
 from penstock_python.requirements import install
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("penstock.python")
 
 #: Stands for the model's directory at the start of the path.
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"

@@ -21,7 +21,7 @@ from penstock_python.wording import describe
 from triton_python_backend_utils import TRITONSERVER_REQUEST_RELEASE_ALL, InferenceRequest, InferenceResponse
 from triton_python_backend_utils.runtime import Phase, Runtime
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("penstock.python")
 
 
 class PythonInstance(DeferredInstance):

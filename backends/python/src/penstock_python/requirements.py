@@ -16,7 +16,7 @@ from penstock.errors import LoadError
 from penstock_python.cache import cached
 from penstock_python.program import ending, run
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("penstock.python")
 
 #: pip gives up on a host by itself; this bounds the rest.
 INSTALL_TIMEOUT_S = 1800.0

@@ -56,7 +56,7 @@ EVIL: Sequence[tuple[str, str, list[tuple[tarfile.TarInfo, bytes]]]] = [
     ("l", "is a link that leads out, to '/etc'", [link("l", "/etc")]),
     ("l", "is a link that leads out, to '..'", [link("l", "..")]),
     ("a/l", "is a link that leads out, to '../../x'", [file("a/f"), link("a/l", "../../x")]),
-    ("b", "is a link that leads out, to 'a/..'", [link("a", "c/d"), link("b", "a/..")]),
+    ("x/y/b", "is a link that leads out, to 'a/..'", [link("x/y/a", "../.."), link("x/y/b", "a/..")]),
     ("l", "is a link that leads out, to ''", [link("l", "")]),
     ("l/x", "lies behind the link 'l'", [file("d/f"), link("l", "d"), file("l/x")]),
     ("l", "lies behind the link 'l'", [link("l", "d"), file("l")]),

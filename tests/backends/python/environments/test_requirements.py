@@ -36,7 +36,7 @@ def write(path: Path, text: str) -> Path:
 def test_what_is_required_is_installed_and_numpy_beside_it(
     model: Path, cache: Path, wheels: Wheels, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.INFO, "penstock_python")
+    caplog.set_level(logging.INFO, "penstock.python")
     monkeypatch.setattr(program, "TELL_S", 0.2)
     digest = wheels("colour", code="print('blue')")
     wheels("shape", code="print('round')")
@@ -115,10 +115,15 @@ def test_an_include_that_is_no_file_is_refused(model: Path, name: str) -> None:
         install(write(model / "requirements.txt", f"-r {name}\n"), model)
 
 
-def test_files_that_include_each_other_are_read_once(model: Path, cache: Path, wheels: Wheels) -> None:
-    wheels("numpy", "9.9")
+def test_files_that_include_each_other_are_left_to_pip_to_refuse(model: Path, cache: Path, wheels: Wheels) -> None:
     write(model / "a.txt", "-r requirements.txt\n")
-    file = write(model / "requirements.txt", "numpy\n# -r ../comment\nnumpy # -r ../comment\n")
+    with pytest.raises(LoadError, match="cannot be made: pip ended with exit code"):
+        install(write(model / "requirements.txt", "-r a.txt\n"), model)
+
+
+def test_a_comment_includes_nothing(model: Path, cache: Path, wheels: Wheels) -> None:
+    wheels("numpy", "9.9")
+    file = write(model / "requirements.txt", "# -r ../comment\nnumpy # -r ../comment\n")
     assert (install(file, model) / "bin/python").exists()
 
 

@@ -91,6 +91,28 @@ def test_each_model_runs_in_the_environment_it_asks_for(
     assert Path(prefix.decode()).is_relative_to(cache)
 
 
+@pytest.fixture
+def index(tmp_path: Path) -> None:
+    """A package index that pip reaches."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--retries=0", "--timeout=5", "-d"]
+    if subprocess.run([*command, tmp_path / "download", "colorama"], capture_output=True, check=False).returncode:
+        pytest.skip("pip reaches no package index")
+
+
+@pytest.mark.usefixtures("index")
+def test_requirements_beside_the_config_become_the_models_environment(
+    tmp_path: Path, cache: Path, serve: Serve
+) -> None:
+    code = WORD.replace("from colour import NAME", "from colorama import __name__ as NAME")
+    write(tmp_path / "models/m", code, f'backend: "python" {parameter("$$TRITON_MODEL_DIRECTORY/requirements.txt")}')
+    (tmp_path / "models/m/requirements.txt").write_text("colorama\n")
+    server = serve(f"--model-repository={tmp_path}/models")
+    word, prefix = ask(server.http, "m", 1).tolist()
+    assert word == b"colorama"
+    assert Path(prefix.decode()).is_relative_to(cache)
+    assert "this is done once" in server.log
+
+
 def test_an_environment_in_a_thread_is_refused(tmp_path: Path, run_penstock: Serve, virtual_environment: Path) -> None:
     thread = 'parameters { key: "isolation" value { string_value: "thread" } }'
     write(tmp_path / "m", WORD, f'backend: "python" {thread} {parameter(str(virtual_environment))}')
@@ -176,3 +198,12 @@ def test_a_backend_without_a_directory_of_python_is_unknown(based: Path, name: s
     found = check(str(based / "models"), f"--backend-directory={based}/backends")
     assert found[0]["problems"]
     assert not found[1]["problems"]
+
+
+@pytest.mark.parametrize("runtime", ["../../secret.py", "nothing.py", "rules.txt"])
+def test_a_runtime_that_is_no_file_of_the_backend_is_refused(based: Path, runtime: str) -> None:
+    for name in ("secret.py", "backends/factor/rules.txt"):
+        (based / name).write_text(FACTOR)
+    (based / "models/double/config.pbtxt").write_text(f'backend: "factor" runtime: "{runtime}"')
+    problems = check(str(based / "models"), f"--backend-directory={based}/backends")[0]["problems"]
+    assert any("Python model file not found in" in problem["message"] for problem in problems)
