@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.http as http
 
@@ -128,6 +129,14 @@ def test_an_environment_that_is_missing_is_told_in_tritons_words(tmp_path: Path,
     assert server.finish() == 1
 
 
+def is_gone(pid: int) -> bool:
+    """Whether the process has ended; a zombie that an init has still to reap has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def check(*words: str) -> list[dict[str, Any]]:
     command = [str(Path(sys.executable).with_name("penstock")), "check", "--json", *words]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -189,6 +198,21 @@ def test_check_tells_what_auto_complete_config_raises(tmp_path: Path) -> None:
     write(tmp_path / "m", body, 'backend: "python"')
     (finding,) = check(str(tmp_path))
     assert "KeyError: 'lost'" in finding["problems"][0]["message"]
+
+
+def test_a_killed_server_leaves_no_completion_behind(
+    tmp_path: Path, run_penstock: Serve, wait_until: Callable[..., None]
+) -> None:
+    pid = tmp_path / "pid"
+    body = (
+        "import os, time\nclass TritonPythonModel:\n    def auto_complete_config(config):\n"
+        f"        open({str(pid)!r}, 'w').write(str(os.getpid()))\n        time.sleep(1000)"
+    )
+    write(tmp_path / "models/m", body, 'backend: "python"')
+    server = run_penstock(f"--model-repository={tmp_path}/models")
+    wait_until(lambda: pid.exists() and pid.read_text() != "", "the model completes its config")
+    server.process.kill()
+    wait_until(lambda: is_gone(int(pid.read_text())), "its process has ended")
 
 
 @pytest.mark.parametrize("name", ["nothing", "empty", "../backends/factor"])
