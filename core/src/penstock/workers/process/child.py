@@ -75,6 +75,7 @@ class Child:
         self._is_releasing = False
         self._trouble = ""
         self._code: int | None = None
+        self._words = ""
         self._is_stopping = False
 
     # ------------------------------------------------------------------ life
@@ -117,7 +118,7 @@ class Child:
         if not done:
             self._launched.process.send_signal(signal.SIGUSR1)  # it writes where it is
             await asyncio.sleep(_LAST_READ_S)
-            where = self._launched.last_words()
+            where = await asyncio.to_thread(self._launched.last_words)
             raise LoadError(f"model instance '{name}' did not load within {timeout:g} s\n{where}".rstrip())
         self.has_check = self._loaded.result()
 
@@ -138,6 +139,13 @@ class Child:
         self._launched.kill()
         await self._buried.wait()
 
+    def abandon(self) -> None:
+        """End the process without waiting for it: the loop is about to end, too."""
+        self._trouble = self._trouble or "was abandoned"
+        self._launched.kill()
+        self._work.abort()
+        self._side.abort()
+
     async def check(self) -> bool:
         """Whether the instance says that it is ready; raises `Unavailable` if it says why not."""
         if self._checked is None:
@@ -151,12 +159,13 @@ class Child:
     def _wait(self) -> None:
         """On a thread: until the process has ended."""
         code = self._launched.wait()
+        words = self._launched.last_words()
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-            self._loop.call_soon_threadsafe(self._ended, code)
+            self._loop.call_soon_threadsafe(self._ended, code, words)
 
-    def _ended(self, code: int) -> None:
+    def _ended(self, code: int, words: str) -> None:
         """The process is gone; what it sent before is still to be read, unless it has been."""
-        self._code = code
+        self._code, self._words = code, words
         if self.has_hung_up:
             self._bury(code)
         else:  # another process may hold the other end
@@ -183,7 +192,7 @@ class Child:
     def _bury(self, code: int) -> None:
         if self.is_dead:
             return
-        words = self._launched.last_words()
+        words = self._words
         reason = f"model instance '{self._order.instance_name}' {self._trouble or _how(code)}"
         self.is_dead = True
         self._work.close()

@@ -81,17 +81,14 @@ class Desk:
 
     # ------------------------------------------------------------------ other models
 
-    def _request(
-        self, send: Callable[[bytes], None], call: int, rare: dict[str, Any], inputs: dict[str, Any]
-    ) -> InferRequest:
+    def _request(self, send: Callable[[bytes], None], call: int, caller: int, inputs: dict[str, Any]) -> InferRequest:
         if call in self._asked or len(self._asked) >= _MOST_REQUESTS:
             raise WireError(f"request {call} is one too many")
 
         def reply(answer: Answer, final: bool) -> None:
             self._reply(send, call, answer, final)
 
-        request = InferRequest(str(rare.pop("model_name")), inputs, reply)
-        request.caller = self._running.get(rare.pop("caller"))
+        request = InferRequest("", inputs, reply, caller=self._running.get(caller))
         self._asked[call] = request
         return request
 

@@ -132,6 +132,13 @@ class ProcessHost:
             await self._child.stop(self._grace_s)
             self._child = None
 
+    def abandon(self) -> None:
+        self._is_leaving = True
+        if self._restart is not None:
+            self._restart.cancel()
+        if self._child is not None and not self._child.is_dead:
+            self._child.abandon()
+
     def _pull(self) -> None:
         """The bell has been rung, or the child is free: there may be a batch."""
         source, child = self._source, self._child

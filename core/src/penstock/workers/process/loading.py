@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from penstock.backends.base import AnyInstance, Backend, Device, Model
+from penstock.errors import LoadError, PenstockError
 from penstock.workers.process.order import Order
 
 
@@ -30,9 +31,14 @@ def load(order: Order) -> AnyInstance:
         Device(order.device_kind, order.device_id),
         order.services,
     )
-    shared = backend.share(model)
-    instance = backend.load(_with(model, shared))
-    instance.warm_up()
+    try:
+        instance = backend.load(_with(model, backend.share(model)))
+        instance.warm_up()
+    except PenstockError:
+        raise
+    except Exception as error:  # in the words of a thread of the server
+        reason = f"{type(error).__name__}: {error}"
+        raise LoadError(f"backend '{backend.name}' failed to load '{model.name}': {reason}") from error
     return instance
 
 

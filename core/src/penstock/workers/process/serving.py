@@ -151,7 +151,7 @@ class _Child:
         del requests, answers, replies, message
         self._release()
 
-    def _receive(self, call: int, rare: dict[str, Any], inputs: dict[str, Any]) -> Received:
+    def _receive(self, call: int, caller: int, inputs: dict[str, Any]) -> Received:
         return Received(self._name, inputs, _nobody, model_version=self._version, call=call)
 
     def _stop(self) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The settings that few requests have, as JSON: parameters, a sequence, callers, the model asked."""
+"""The settings that few requests have, and the parameters of responses: as JSON."""
 
 from __future__ import annotations
 
@@ -10,52 +10,35 @@ from penstock.messages.request import InferRequest, Parameter
 from penstock.workers.process.failure import WireError
 
 
-def pack(request: InferRequest, addressed: bool) -> bytes:
-    """The settings that few requests have, as JSON; nothing for most. ``addressed``: and the model."""
-    if not (addressed or request.parameters or request.sequence_id or request.callers):
-        return b""
-    found: dict[str, object] = {}
-    if addressed:
-        found.update(model_name=request.model_name, model_version=request.model_version, decoupled=request.decoupled)
-        found["caller"] = getattr(request.caller, "call", 0)
-    if request.parameters:
-        found["parameters"] = dict(request.parameters)
-    if request.sequence_id:
-        found["sequence_id"] = request.sequence_id
-    if request.callers:
-        found["callers"] = request.callers
-    return json.dumps(found).encode()
+def pack(request: InferRequest) -> bytes:
+    """The parameters and the sequence of ``request``."""
+    return json.dumps([dict(request.parameters), request.sequence_id]).encode()
+
+
+def apply(text: bytes, request: InferRequest) -> None:
+    """Set what `pack` wrote. Raises `WireError` for anything else."""
+    match json.loads(text):
+        case [dict() as parameters, int() | str() as sequence_id]:
+            request.parameters, request.sequence_id = _scalars(parameters), sequence_id
+        case _:
+            raise WireError("settings that are none")
 
 
 def pack_parameters(parameters: Mapping[str, Parameter]) -> bytes:
     """The parameters of a response."""
-    return json.dumps({"parameters": dict(parameters)}).encode()
+    return json.dumps(dict(parameters)).encode()
 
 
-def unpack(text: bytes) -> dict[str, Any]:
-    """What `pack` or `pack_parameters` wrote. Raises `WireError`."""
+def unpack(text: bytes) -> dict[str, Parameter]:
+    """What `pack_parameters` wrote. Raises `WireError` for anything else."""
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise WireError(f"settings of type {type(found).__name__}")
-    return found
+        raise WireError(f"parameters of type {type(found).__name__}")
+    return _scalars(found)
 
 
-def parameters_of(rare: Mapping[str, Any]) -> dict[str, Parameter]:
-    """The parameters among unpacked settings. Raises `WireError` for a value that is no scalar."""
-    return {key: _checked(value, str, int, float) for key, value in rare.get("parameters", {}).items()}
-
-
-def apply(rare: dict[str, Any], request: InferRequest) -> None:
-    """Set what `pack` wrote. Raises `WireError` for anything else."""
-    match rare:
-        case {"model_version": str(version), "decoupled": bool(decoupled)}:
-            request.model_version, request.decoupled = version, decoupled
-    request.sequence_id = _checked(rare.get("sequence_id", 0), int, str)
-    request.callers = tuple(_checked(name, str) for name in rare.get("callers", ()))
-    request.parameters = parameters_of(rare)
-
-
-def _checked(value: Any, *kinds: type) -> Any:
-    if not isinstance(value, kinds):
-        raise WireError(f"a request with a setting of type {type(value).__name__}")
-    return value
+def _scalars(parameters: dict[str, Any]) -> dict[str, Parameter]:
+    for key, value in parameters.items():
+        if not isinstance(value, str | int | float):
+            raise WireError(f"a parameter '{key}' of type {type(value).__name__}")
+    return parameters

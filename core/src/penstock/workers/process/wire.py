@@ -46,7 +46,7 @@ _REMEMBERED: Final = 1024
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 _HEADER = Struct("<IBxHI")
-_REQUEST = Struct("<QQQIHHIII")
+_REQUEST = Struct("<QQQQIHHIIII")
 _ANSWER = Struct("<QBBBxHII")
 _TENSOR = Struct("<HBQQ")
 _TIMES = Struct("<QQQQ")
@@ -151,9 +151,8 @@ def read_integers(message: Frame) -> list[int]:
     return [_INTEGER.unpack_from(message.body, HEADER_BYTES + 8 * index)[0] for index in range(message.number)]
 
 
-#: Makes a request of the number of its call, its rare settings (from which it may take what it
-#: knows) and its inputs.
-Make: TypeAlias = Callable[[int, dict[str, Any], dict[str, Any]], InferRequest]
+#: Makes a request of the number of its call, that of the call which asks (0 for none), and its inputs.
+Make: TypeAlias = Callable[[int, int, dict[str, Any]], InferRequest]
 
 
 class Frames:
@@ -247,12 +246,14 @@ class Encoder:
     ) -> int:
         id_text = request.id.encode(errors="replace") if request.id else b""
         outputs = self._names(tuple(request.outputs)) if request.outputs else b""
-        rare = settings.pack(request, addressed)
-        flags = request.sequence_start | request.sequence_end << 1
+        way = self._way(request, addressed)
+        rare = settings.pack(request) if request.parameters or request.sequence_id else b""
+        flags = request.sequence_start | request.sequence_end << 1 | request.decoupled << 2
         inputs = request.inputs
         meta.append(
             _REQUEST.pack(
                 call,
+                getattr(request.caller, "call", 0) if addressed else 0,
                 request.timeout_us,
                 request.priority,
                 request.rows,
@@ -260,13 +261,20 @@ class Encoder:
                 len(inputs),
                 len(id_text),
                 len(outputs),
+                len(way),
                 len(rare),
             )
         )
-        meta += (id_text, outputs, rare)
+        meta += (id_text, outputs, way, rare)
         for name, tensor in inputs.items():
             size = self._tensor(name, tensor, meta, data, size)  # type: ignore[arg-type]  # Undecoded never gets here
         return size
+
+    def _way(self, request: InferRequest, addressed: bool) -> bytes:
+        """The model asked, its version, and the models that wait; nothing for a client's request."""
+        if addressed:
+            return self._names((request.model_name, request.model_version, *request.callers))
+        return self._names(("", "", *request.callers)) if request.callers else b""
 
     def _answer(self, reply: Reply, meta: list[bytes], data: list[Buffer], size: int) -> int:
         answer = reply.answer
@@ -353,27 +361,32 @@ class Decoder:
 
     def _request(self, message: Frame, position: int, make: Make) -> tuple[InferRequest, int]:
         body = message.body
-        call, timeout, priority, rows, flags, count, id_size, outputs_size, rare_size = _REQUEST.unpack_from(
-            body, position
-        )
+        call, caller, timeout, priority, rows, flags, count, *sizes = _REQUEST.unpack_from(body, position)
+        id_size, outputs_size, way_size, rare_size = sizes
         position += _REQUEST.size
-        texts = position + id_size + outputs_size + rare_size
+        texts = position + id_size + outputs_size + way_size + rare_size
         if texts > message.data:
             raise WireError(f"{message.kind.name}: texts run past the meta")
         id_text = str(body[position : position + id_size], "utf-8") if id_size else ""
         position += id_size
         outputs = self._names(bytes(body[position : position + outputs_size])) if outputs_size else ()
-        rare = settings.unpack(bytes(body[texts - rare_size : texts])) if rare_size else {}
+        position += outputs_size
+        way = self._names(bytes(body[position : position + way_size])) if way_size else ()
+        rare = bytes(body[texts - rare_size : texts])
         position = texts
         inputs: dict[str, Any] = {}
         for _ in range(count):
             name, inputs_tensor, position = self._tensor(message, position)
             inputs[name] = inputs_tensor
-        request = make(call, rare, inputs)
+        request = make(call, caller, inputs)
         request.id, request.outputs, request.rows = id_text, outputs, rows
         request.timeout_us, request.priority = timeout, priority
         if flags:
             request.sequence_start, request.sequence_end = bool(flags & 1), bool(flags & 2)
+            request.decoupled = bool(flags & 4)
+        if way:
+            request.model_name, request.model_version, *callers = way
+            request.callers = tuple(callers)
         if rare:
             settings.apply(rare, request)
         return request, position
@@ -386,8 +399,7 @@ class Decoder:
         if texts > message.data:
             raise WireError(f"{message.kind.name}: texts run past the meta")
         if status == Status.RESPONSE:
-            rare = settings.unpack(bytes(body[texts - rare_size : texts])) if rare_size else {}
-            parameters = settings.parameters_of(rare)
+            parameters = settings.unpack(bytes(body[texts - rare_size : texts])) if rare_size else {}
             position = texts
             outputs: dict[str, Tensor] = {}
             for _ in range(count):
