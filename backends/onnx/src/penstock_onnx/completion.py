@@ -10,7 +10,7 @@ from penstock.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutpu
 from penstock.errors import ConfigError
 from penstock_onnx.graph import Graph, TensorInfo
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("penstock.onnxruntime")
 
 
 def is_complete(config: ModelConfig) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import ConfigError, LoadError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("penstock.onnxruntime")
 
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : ")
 _BUILD_PATH = re.compile(r"\S+\.(?:cc|cpp|cu|cuh|h|hpp):\d+ ")

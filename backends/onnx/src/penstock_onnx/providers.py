@@ -10,7 +10,7 @@ from penstock.backends.base import Device, Model
 from penstock.config.model_config_pb2 import ModelInstanceGroup
 from penstock.errors import ConfigError, LoadError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("penstock.onnxruntime")
 
 #: Name and options, in order of preference, as ``InferenceSession`` takes them.
 Providers: TypeAlias = "list[tuple[str, dict[str, str]]]"
