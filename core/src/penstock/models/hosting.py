@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from weakref import WeakSet
 
 from penstock.backends.base import AnyInstance, Backend, Isolation, Model
 from penstock.backends.services import Services
@@ -64,8 +65,9 @@ class Hosting:
         self._contract = Contract(model.name, str(model.version), signature.outputs, signature.batched)
         self._samples: list[Sample] = read_samples(model.config, model.path.parent)
 
-    def load(self, isolation: Isolation | None) -> list[Host]:
-        """The hosts, loaded. If one fails, all are closed, and the first error is raised."""
+    def load(self, isolation: Isolation | None, roster: WeakSet[ProcessHost]) -> list[Host]:
+        """The hosts, loaded; those of processes are entered in ``roster`` first. If one fails, all
+        are closed, and the first error is raised."""
         placements = plan_instances(self._model.config)
         hosts: list[Host] = []
         try:
@@ -74,7 +76,9 @@ class Hosting:
                     hosts.append(self._thread(placement))
                     hosts[-1].load()
             else:
-                hosts += self._processes(placements, isolation)
+                processes = self._processes(placements, isolation)
+                hosts += processes
+                roster.update(processes)
                 with ThreadPoolExecutor(len(hosts)) as together:
                     list(together.map(lambda host: host.load(), hosts))
         except BaseException:

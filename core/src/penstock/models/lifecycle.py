@@ -92,6 +92,7 @@ class Lifecycle:
             for version in record.versions.values():
                 if version.served is not None:
                     version.served.close()
+        self._loader.abandon()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
+from weakref import WeakSet
 
 from penstock.backends.base import Backend, Model
 from penstock.config.model_config_pb2 import ModelConfig
@@ -29,6 +30,7 @@ from penstock.models.snapshot import Snapshot, take
 from penstock.schedulers.base import Scheduler, SchedulerContext
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.workers.host import Host
+from penstock.workers.process.host import ProcessHost
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ class Loader:
         self._services = services
         self._running: dict[str, Backend] = {}
         self._lock = threading.Lock()
+        #: The processes of all models, those being loaded and on their way out included.
+        self._processes: WeakSet[ProcessHost] = WeakSet()
 
     def plan(self, entry: Entry) -> Plan:
         """Read the config and choose the versions. Raises `ConfigError` or `OperatorError`."""
@@ -93,6 +97,11 @@ class Loader:
         served.statistics.load_ns = monotonic_ns() - started
         self._announce(served)
         return served
+
+    def abandon(self) -> None:
+        """End every process at once, whatever it is at. Event loop only."""
+        for host in tuple(self._processes):
+            host.abandon()
 
     def unloaded(self, model: ServedModel) -> None:
         """Tell the plugins that ``model`` is gone."""
@@ -120,7 +129,7 @@ class Loader:
             scheduler = self._scheduler(config, statistics)
             grace_s = _CLOSING * self._options.exit_timeout_secs
             hosting = Hosting(backend, model, signature, statistics, self._loop, services.of_instance, grace_s)
-            hosts += hosting.load(isolation)
+            hosts += hosting.load(isolation, self._processes)
             services.bind(hosts)
             served = ServedModel(model.version, config, signature, scheduler, hosts, statistics, labels, release)
             observers = [observer for observer in self._hook.observe_model(model=served) if observer is not None]

@@ -76,7 +76,7 @@ class Child:
         self._trouble = ""
         self._code: int | None = None
         self._words = ""
-        self._is_stopping = False
+        self._is_open = self._is_stopping = False
 
     # ------------------------------------------------------------------ life
 
@@ -108,6 +108,7 @@ class Child:
         self._side = await self._connect(launched.side, self._hear, self._lost_line)
         self._direct = await self._connect(launched.direct, self._hear_direct, self._lost_line)
         threading.Thread(target=self._wait, name=f"penstock-wait-{name}", daemon=True).start()
+        self._is_open = True
 
     async def _load(self) -> None:
         """Send the order, and wait until it is carried out. Raises `LoadError`."""
@@ -140,11 +141,11 @@ class Child:
         await self._buried.wait()
 
     def abandon(self) -> None:
-        """End the process without waiting for it: the loop is about to end, too."""
-        self._trouble = self._trouble or "was abandoned"
-        self._launched.kill()
-        self._work.abort()
-        self._side.abort()
+        """End the process without waiting for it."""
+        self._is_stopping = True
+        if self._is_open and not self.is_dead:
+            self._launched.kill()
+            self._let_go()
 
     async def check(self) -> bool:
         """Whether the instance says that it is ready; raises `Unavailable` if it says why not."""
@@ -159,7 +160,8 @@ class Child:
     def _wait(self) -> None:
         """On a thread: until the process has ended."""
         code = self._launched.wait()
-        words = self._launched.last_words()
+        with self._launched.obituary:
+            words = self._launched.last_words()
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             self._loop.call_soon_threadsafe(self._ended, code, words)
 
@@ -194,19 +196,21 @@ class Child:
             return
         words = self._words
         reason = f"model instance '{self._order.instance_name}' {self._trouble or _how(code)}"
-        self.is_dead = True
-        self._work.close()
-        self._side.close()
-        self._direct.close()
-        self._desk.close()
-        self._launched.close()
-        self._buried.set()
+        self._let_go()
         if self._checked is not None and not self._checked.done():
             self._checked.set_result((False, reason))
         if not self._loaded.done():
             self._loaded.set_exception(LoadError(f"{reason} while it was loading\n{words}".rstrip()))
         elif not self._is_stopping or self.in_flight:
             self.owner.child_died(self, f"{reason}\n{words}".rstrip())
+
+    def _let_go(self) -> None:
+        self.is_dead = True
+        for line in (self._work, self._side, self._direct):
+            line.abort()
+        self._desk.close()
+        self._launched.close()
+        self._buried.set()
 
     # ------------------------------------------------------------------ to the child
 

@@ -68,6 +68,7 @@ class ProcessHost:
         self._source: BatchSource | None = None
         self._bell = LoopBell(loop, self._pull)
         self._child: Child | None = None
+        self._newest: Child | None = None
         self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
         self._restart: asyncio.Task[None] | None = None
         self._is_given_up = False
@@ -112,6 +113,7 @@ class ProcessHost:
         assert services is not None
         rehearsal = Rehearsal()
         child = Child(self._order, self._isolation, Desk(services, self._order.name), rehearsal)
+        self._newest = child
         await child.start()
         try:
             for sample in self._samples:
@@ -133,11 +135,12 @@ class ProcessHost:
             self._child = None
 
     def abandon(self) -> None:
+        """End the process at once, whatever it is at: the loop is about to end, too."""
         self._is_leaving = True
         if self._restart is not None:
             self._restart.cancel()
-        if self._child is not None and not self._child.is_dead:
-            self._child.abandon()
+        if self._newest is not None:
+            self._newest.abandon()
 
     def _pull(self) -> None:
         """The bell has been rung, or the child is free: there may be a batch."""

@@ -66,9 +66,9 @@ class Launched:
         return self.obituary.read(64 * 1024).decode(errors="backslashreplace").strip()
 
     def close(self) -> None:
-        """Let go of the arenas, whose views keep their memory, and of the obituary."""
-        for part in (self.inbound, self.outbound, self.obituary):
-            part.close()
+        """Let go of the arenas, whose views keep their memory. The obituary is its reader's to close."""
+        self.inbound.close()
+        self.outbound.close()
 
 
 def launch(instance_name: str, isolation: Isolation) -> Launched:

@@ -272,9 +272,9 @@ class Encoder:
 
     def _way(self, request: InferRequest, addressed: bool) -> bytes:
         """The model asked, its version, and the models that wait; nothing for a client's request."""
-        if addressed:
-            return self._names((request.model_name, request.model_version, *request.callers))
-        return self._names(("", "", *request.callers)) if request.callers else b""
+        if not (addressed or request.callers):
+            return b""
+        return self._names((request.model_name, request.model_version, *request.callers))
 
     def _answer(self, reply: Reply, meta: list[bytes], data: list[Buffer], size: int) -> int:
         answer = reply.answer

@@ -1,0 +1,316 @@
+"""A backend that does to its process what a request says. Imported by servers and by their children.
+
+Input ``x`` f32[rows, n]; output ``y`` is ``x + 1``, output ``n`` i64[rows, 1] is what the deed gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.backends.base import (
+    AnyInstance,
+    Backend,
+    Call,
+    DeferredInstance,
+    Instance,
+    Isolation,
+    Model,
+    RequestInstance,
+    StreamInstance,
+    Tensors,
+)
+from penstock.errors import Code, PenstockError
+from penstock.messages.request import InferRequest
+from penstock.messages.response import InferResponse
+
+#: A process that runs this waits for nobody.
+SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    rung: str = "requests"
+    load: str = ""  #: a deed to do while loading
+    always: str = ""  #: a deed to do for every request that asks for none
+    close: str = ""  #: a deed to do while closing
+    folder: str = ""  #: where files of this model's deeds are
+    load_timeout_s: float = 30.0
+    memory_bytes: int = 0
+
+
+class Trial(Backend):
+    name: ClassVar[str] = "trial"
+    Parameters: ClassVar[type] = Parameters
+
+    def isolation(self, model: Model) -> Isolation | None:
+        given: Parameters = model.parameters
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        return Isolation(
+            environ={"PYTHONPATH": path},
+            start_timeout_s=0.0 if given.load_timeout_s < 10 else 30.0,
+            load_timeout_s=given.load_timeout_s,
+            memory_bytes=given.memory_bytes,
+        )
+
+    def load(self, model: Model) -> AnyInstance:
+        given: Parameters = model.parameters
+        rungs: dict[str, Callable[[Parameters], AnyInstance]] = {
+            "rows": Rows,
+            "requests": Requests,
+            "stream": Stream,
+            "deferred": Deferred,
+        }
+        if given.load:
+            do(given.load, given.folder, None)
+        return rungs[given.rung](given)
+
+
+class _Closing:
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+
+    def close(self) -> None:
+        if self.parameters.close:
+            do(self.parameters.close, self.parameters.folder, None)
+
+
+class Rows(_Closing, Instance):
+    def execute(self, inputs: Tensors) -> Tensors:
+        x: Any = inputs["x"]
+        if np.isnan(x).any():
+            raise PenstockError("a row is not a number", Code.INVALID_ARGUMENT)
+        return {"y": x + np.float32(1), "n": np.full((len(x), 1), len(x), np.int64)}
+
+
+class Requests(_Closing, RequestInstance):
+    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | PenstockError]:
+        always, folder = self.parameters.always, self.parameters.folder
+        return [answer(request, folder, len(requests), always) for request in requests]
+
+
+class Stream(_Closing, StreamInstance):
+    def stream(self, request: InferRequest) -> Iterator[InferResponse]:
+        for index in range(int(request.parameters.get("count", 3))):
+            (Path(self.parameters.folder) / "sent").write_text(str(index + 1))
+            yield response(request, index)
+
+
+class Deferred(_Closing, DeferredInstance):
+    def accept(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            threading.Thread(target=self._answer, args=(call, len(calls)), daemon=True).start()
+
+    def _answer(self, call: Call, count: int) -> None:
+        call.send(answer(call.request, self.parameters.folder, count))
+
+
+def answer(request: InferRequest, folder: str, count: int, always: str = "") -> InferResponse | PenstockError:
+    deed = str(request.parameters.get("do", always))
+    try:
+        return response(request, do(deed, folder, request) if deed else count)
+    except PenstockError as error:
+        return error
+
+
+def response(request: InferRequest, value: int) -> InferResponse:
+    x: Any = request.inputs["x"]
+    return InferResponse({"y": x + np.float32(1), "n": np.full((len(x), 1), value, np.int64)})
+
+
+# ---------------------------------------------------------------------- deeds
+
+
+def do(deed: str, folder: str, request: InferRequest | None) -> int:
+    """Do ``deed``; returns its number, 0 if it has none."""
+    found = DEEDS[deed](Path(folder), request)
+    return int(found) if found is not None else 0
+
+
+def _raise(folder: Path, request: Any) -> None:
+    raise ValueError("raised on purpose")
+
+
+def _refuse(folder: Path, request: Any) -> None:
+    raise PenstockError("no such thing", Code.NOT_FOUND)
+
+
+def _exit(folder: Path, request: Any) -> None:
+    os._exit(3)
+
+
+def _leave(folder: Path, request: Any) -> None:
+    threading.Thread(target=time.sleep, args=(1000,)).start()  # and not a daemon
+    sys.exit(3)
+
+
+def _segfault(folder: Path, request: Any) -> None:
+    ctypes.string_at(0)
+
+
+def _kill(folder: Path, request: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _eat(folder: Path, request: Any) -> None:
+    kept = []
+    while True:
+        kept.append(np.ones(1 << 24, np.uint8))
+
+
+def _touch(folder: Path, request: Any) -> None:
+    (folder / "touched").touch()
+
+
+def _gate(folder: Path, request: Any) -> None:
+    (folder / "running").touch()
+    while not (folder / "open").exists():
+        time.sleep(0.005)
+
+
+def _sleep(folder: Path, request: Any) -> None:
+    (folder / "running").touch()
+    time.sleep(1000)
+
+
+def _stop(folder: Path, request: Any) -> None:
+    (folder / "running").touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _until_cancelled(folder: Path, request: Any) -> None:
+    (folder / "running").touch()
+    while not request.cancelled:
+        time.sleep(0.005)
+    (folder / "cancelled").touch()
+
+
+def _ignore_term(folder: Path, request: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _start(folder: Path, request: Any) -> int:
+    return subprocess.Popen(SLEEP).pid
+
+
+def _start_carelessly(folder: Path, request: Any) -> int:
+    """A process that inherits everything."""
+    return subprocess.Popen(SLEEP, close_fds=False).pid
+
+
+def _fork(folder: Path, request: Any) -> int:
+    """A process that has every descriptor of this one."""
+    pid = os.fork()
+    if not pid:
+        time.sleep(1000)
+    return pid
+
+
+def _fork_away(folder: Path, request: Any) -> int:
+    """The same, which leaves the process group."""
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        time.sleep(1000)
+    return pid
+
+
+def _descriptors() -> dict[int, str]:
+    """What is behind each descriptor of this process."""
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found[int(link.name)] = str(link.readlink())
+    return dict(sorted(found.items()))
+
+
+def _sockets() -> list[int]:
+    return [fd for fd, target in _descriptors().items() if target.startswith("socket:")]
+
+
+def _memories() -> list[int]:
+    return [fd for fd, target in _descriptors().items() if target.startswith("/memfd:")]
+
+
+def _hang_up(folder: Path, request: Any) -> None:
+    """Close both lines, and live on."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in _sockets():
+        os.dup2(null, fd)
+    time.sleep(1000)
+
+
+def _hang_up_aside(folder: Path, request: Any) -> None:
+    import socket
+
+    for fd in _sockets()[1:]:
+        socket.socket(fileno=os.dup(fd)).shutdown(socket.SHUT_RDWR)
+
+
+def _babble(folder: Path, request: Any) -> None:
+    for fd in _sockets():
+        os.write(fd, os.urandom(4096))
+    time.sleep(1000)
+
+
+def _shrink(folder: Path, request: Any) -> int:
+    """How many of the arenas could be made smaller."""
+    done = 0
+    for fd in _memories():
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            done += 1
+    return done * 100 + len(_memories())
+
+
+def _scribble(folder: Path, request: Any) -> None:
+    """Write over the beginning of both arenas, for as long as this process lives."""
+
+    def scribble(fds: list[int]) -> None:
+        while True:
+            for fd in fds:
+                os.pwrite(fd, os.urandom(1 << 16), 0)
+            time.sleep(0.001)
+
+    threading.Thread(target=scribble, args=(_memories(),), daemon=True).start()
+
+
+DEEDS: dict[str, Callable[[Path, Any], int | None]] = {
+    "babble": _babble,
+    "eat": _eat,
+    "exit": _exit,
+    "fork": _fork,
+    "fork away": _fork_away,
+    "gate": _gate,
+    "hang up": _hang_up,
+    "hang up aside": _hang_up_aside,
+    "ignore term": _ignore_term,
+    "kill": _kill,
+    "leave": _leave,
+    "pid": lambda folder, request: os.getpid(),
+    "priority": lambda folder, request: request.priority,
+    "raise": _raise,
+    "refuse": _refuse,
+    "scribble": _scribble,
+    "segfault": _segfault,
+    "shrink": _shrink,
+    "sleep": _sleep,
+    "start": _start,
+    "start carelessly": _start_carelessly,
+    "stop": _stop,
+    "touch": _touch,
+    "until cancelled": _until_cancelled,
+    "version": lambda folder, request: int(request.model_version),
+}
