@@ -22,9 +22,11 @@ HostKind: TypeAlias = Literal["process", "thread"]
 
 #: The key that gives each instance of a model, whatever its backend, a process or a thread.
 ISOLATION = "isolation"
+#: The key that bounds what each process of a model may allocate.
+MEMORY_LIMIT = "memory_limit_bytes"
 
 #: Keys that core understands for every backend.
-CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION))
+CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT))
 
 
 def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
@@ -56,16 +58,29 @@ def read_isolation(given: Mapping[str, ModelParameter]) -> HostKind | None:
     )
 
 
+def read_memory_limit(given: Mapping[str, ModelParameter]) -> int:
+    """What the parameter ``memory_limit_bytes`` allows; 0 is no limit. Raises `ConfigError`."""
+    if MEMORY_LIMIT not in given:
+        return 0
+    text = given[MEMORY_LIMIT].string_value
+    if text.isascii() and text.isdigit() and 0 < int(text[:20]) < 1 << 63:
+        return int(text)
+    raise ConfigError(
+        f"parameter '{MEMORY_LIMIT}' is '{clip(text)}', expected a number of bytes above 0", field=_path(MEMORY_LIMIT)
+    )
+
+
 def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
-    """Everything for which `parse_parameters` and `read_isolation` would raise `ConfigError`.
+    """Everything for which the functions above would raise `ConfigError`.
 
     Raises `PluginError` as they do.
     """
     wrong: list[Problem] = []
-    try:
-        read_isolation(given)
-    except ConfigError as error:
-        wrong.append(Problem(error.field, error.message))
+    for read in (read_isolation, read_memory_limit):
+        try:
+            read(given)
+        except ConfigError as error:
+            wrong.append(Problem(error.field, error.message))
     try:
         parse_parameters(cls, given)
     except ConfigError as error:

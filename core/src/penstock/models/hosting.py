@@ -14,8 +14,8 @@ from weakref import WeakSet
 from penstock.backends.base import AnyInstance, Backend, Isolation, Model
 from penstock.backends.services import Services
 from penstock.config.json_form import to_json
-from penstock.config.parameters import read_isolation
-from penstock.errors import LoadError, PenstockError
+from penstock.config.parameters import ISOLATION, MEMORY_LIMIT, read_isolation, read_memory_limit
+from penstock.errors import ConfigError, LoadError, PenstockError
 from penstock.models.signature import Signature
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.workers.batch import runner_for
@@ -34,13 +34,20 @@ log = logging.getLogger(__name__)
 def isolation_of(backend: Backend, model: Model) -> Isolation | None:
     """How the instances of ``model`` get processes of their own; None for threads of the server.
 
-    Raises `ConfigError` for a parameter that says neither, `LoadError` if the backend does.
+    Raises `ConfigError` for a parameter that says neither, and for a limit of memory without a
+    process; `LoadError` if the backend does.
     """
     asked = read_isolation(model.config.parameters)
-    if asked == "thread":
-        return None
-    chosen = backend.isolation(model)
-    return Isolation() if chosen is None and asked == "process" else chosen
+    memory_bytes = read_memory_limit(model.config.parameters)
+    chosen = None if asked == "thread" else backend.isolation(model)
+    if chosen is None and asked == "process":
+        chosen = Isolation()
+    if chosen is None and memory_bytes:
+        raise ConfigError(
+            f"parameter '{MEMORY_LIMIT}' needs instances in processes of their own: set parameter '{ISOLATION}' to "
+            "'process'"
+        )
+    return replace(chosen, memory_bytes=memory_bytes) if chosen is not None and memory_bytes else chosen
 
 
 class Hosting:

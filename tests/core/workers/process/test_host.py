@@ -235,7 +235,7 @@ def test_an_instance_is_closed_and_its_process_ends(run_trial: Run, close: str, 
 
 
 def test_a_process_may_allocate_what_its_model_allows(run_trial: Run) -> None:
-    model = run_trial(memory_bytes=400 << 20)
+    model = run_trial(memory_limit_bytes=400 << 20)
     pid = model.number("pid")
     with pytest.raises(PenstockError, match="MemoryError"):
         model.infer("eat")

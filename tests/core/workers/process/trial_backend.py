@@ -48,7 +48,6 @@ class Parameters:
     close: str = ""  #: a deed to do while closing
     folder: str = ""  #: where files of this model's deeds are
     load_timeout_s: float = 30.0
-    memory_bytes: int = 0
 
 
 class Trial(Backend):
@@ -62,7 +61,6 @@ class Trial(Backend):
             environ={"PYTHONPATH": path},
             start_timeout_s=0.0 if given.load_timeout_s < 10 else 30.0,
             load_timeout_s=given.load_timeout_s,
-            memory_bytes=given.memory_bytes,
         )
 
     def load(self, model: Model) -> AnyInstance:

@@ -1,0 +1,80 @@
+"""Which instances get processes of their own, and what those may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.backends.base import AnyInstance, Backend, Isolation, Model
+from penstock.config import parameters
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.errors import ConfigError
+from penstock.models.hosting import isolation_of
+
+OWN = Isolation(python="/usr/bin/python-of-the-model", environ={"A": "b"})
+
+
+class Threaded(Backend):
+    name = "threaded"
+
+    def load(self, model: Model) -> AnyInstance:
+        raise NotImplementedError
+
+
+class Apart(Threaded):
+    name = "apart"
+
+    def isolation(self, model: Model) -> Isolation | None:
+        return OWN
+
+
+def chosen(backend: type[Backend], **given: Any) -> Isolation | None:
+    config = ModelConfig(name="m")
+    for key, value in given.items():
+        config.parameters[key].string_value = str(value)
+    return isolation_of(backend({}), Model("m", 1, Path(), config))
+
+
+def test_the_backend_chooses_unless_the_model_does() -> None:
+    assert chosen(Threaded) is None
+    assert chosen(Apart) is OWN
+    assert chosen(Apart, isolation="process") is OWN
+    assert chosen(Apart, isolation="thread") is None
+    assert chosen(Threaded, isolation="process") == Isolation()
+
+
+@pytest.mark.parametrize("value", ["", "Process", "threads", "process ", "x" * 10_000])
+def test_any_other_isolation_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected 'process' or 'thread'$") as caught:
+        chosen(Apart, isolation=value)
+    assert len(caught.value.message) < 1000
+
+
+def test_a_limit_of_memory_is_added_to_what_the_backend_chooses() -> None:
+    found = chosen(Apart, memory_limit_bytes=1 << 30)
+    assert found is not None
+    assert (found.memory_bytes, found.python, found.environ) == (1 << 30, OWN.python, OWN.environ)
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "1e9", "1 GiB", "٣", "9" * 19, "9" * 10_000])
+def test_a_limit_that_is_no_number_of_bytes_is_refused(value: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^parameter 'memory_limit_bytes' is '.*', expected a number of bytes above 0$"
+    ):
+        chosen(Apart, memory_limit_bytes=value)
+
+
+@pytest.mark.parametrize("given", [{}, {"isolation": "thread"}])
+def test_a_limit_without_a_process_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="'memory_limit_bytes' needs instances in processes of their own"):
+        chosen(Threaded, memory_limit_bytes=1 << 30, **given)
+
+
+def test_both_mistakes_are_found_at_once() -> None:
+    config = ModelConfig()
+    config.parameters["isolation"].string_value = "prison"
+    config.parameters["memory_limit_bytes"].string_value = "much"
+    found = parameters.check(Threaded.Parameters, config.parameters)
+    assert [problem.field for problem in found] == ["parameters['isolation']", "parameters['memory_limit_bytes']"]
