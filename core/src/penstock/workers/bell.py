@@ -32,22 +32,21 @@ class Bell:
 
 
 class LoopBell:
-    """A wake-up for a host that lives on the event loop: ``wake`` is called there soon after a ring.
+    """A wake-up for a host that lives on the event loop: a ring calls ``wake``.
 
     ``wake_at`` as for `Bell`. ``alarm`` belongs to whoever rings, too: the timer that will.
     """
 
-    __slots__ = ("_call_soon", "_wake", "alarm", "wake_at")
+    __slots__ = ("_wake", "alarm", "wake_at")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
-        self._call_soon = loop.call_soon
+    def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self.wake_at = 0
         self.alarm: asyncio.TimerHandle | None = None
 
     def ring(self) -> None:
         self.silence()
-        self._call_soon(self._wake)
+        self._wake()
 
     def silence(self) -> None:
         """No alarm any more."""

@@ -66,7 +66,7 @@ class ProcessHost:
         self._contract, self._loop, self._crew, self._grace_s = contract, loop, crew, grace_s
         self._ledger = Ledger(self.name, statistics)
         self._source: BatchSource | None = None
-        self._bell = LoopBell(loop, self._pull)
+        self._bell = LoopBell(self._pull)
         self._child: Child | None = None
         self._newest: Child | None = None
         self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
@@ -164,7 +164,7 @@ class ProcessHost:
         except PenstockError as error:
             source.deliver(batch, [error] * len(batch))
         if not self.executing:
-            self._bell.ring()
+            self._loop.call_soon(self._pull)
 
     def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
         assert self._source is not None

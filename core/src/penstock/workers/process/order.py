@@ -42,7 +42,7 @@ class Order:
         return json.dumps(asdict(replace(self, services=None))).encode()
 
     def contract(self) -> Contract:
-        """What the model promises, from its config."""
+        """What the model promises, from its config, but for reshapes: the server undoes those."""
         config = json.loads(self.config)
         outputs = {output["name"]: _spec(output) for output in config.get("output", [])}
         return Contract(self.name, str(self.version), outputs, config.get("max_batch_size", 0) > 0)
@@ -59,11 +59,4 @@ _DATA_TYPES = {datatype.config_name: datatype for datatype in dtypes.ALL}
 
 def _spec(io: Mapping[str, Any]) -> Spec:
     """`Spec.from_config` without protobuf, which a child need not have."""
-    reshape = io.get("reshape")
-    return Spec(
-        io["name"],
-        _DATA_TYPES[io["data_type"]],
-        tuple(io["dims"]),
-        bool(io.get("optional")),
-        tuple(reshape["shape"]) if reshape is not None else None,
-    )
+    return Spec(io["name"], _DATA_TYPES[io["data_type"]], tuple(io["dims"]))

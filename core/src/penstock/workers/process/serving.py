@@ -210,8 +210,10 @@ class _Child:
 
     def _release(self) -> None:
         """Tell the server which of its tensors nobody looks at any more."""
+        if not self._free:
+            return
         free: list[int] = []
-        with contextlib.suppress(IndexError):
+        with contextlib.suppress(IndexError):  # another thread may be at it, too
             while True:
                 free.append(self._free.popleft())
         if free:
