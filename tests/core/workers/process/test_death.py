@@ -64,6 +64,7 @@ def wait_for_restart(model: Running, wait_until: WaitUntil, count: int = 1) -> N
         ("exit", "exited with status 3", ""),
         ("leave", "exited with status 3", "sys.exit(3)"),
         ("hang up", "closed its line and was killed", ""),
+        ("lie", "sent a malformed message and was killed", ""),
         ("babble", "sent a malformed message and was killed", ""),
     ],
 )
@@ -138,8 +139,11 @@ def test_a_crash_does_not_touch_the_other_instance(run_trial: Run, wait_until: W
     wait_until(lambda: all(host.alive for host in model.hosts), "both are back")
 
 
-def test_what_one_instance_waited_to_complete_is_the_others_when_it_dies(run_trial: Run, wait_until: WaitUntil) -> None:
+def test_what_one_instance_waited_to_complete_is_the_others_when_it_dies(
+    run_trial: Run, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No wake-up is lost: the queue delay ends although whoever watched it is dead."""
+    monkeypatch.setattr(hosts.ProcessHost, "_delay", lambda self, now: 3600.0)  # it does not come back
     config = "dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 2000000 }"
     model = run_trial(instances=2, config=config)
     forming = model.server.served("m")[0].scheduler._idle  # type: ignore[attr-defined]
@@ -224,6 +228,9 @@ def test_what_a_process_has_started_dies_with_it(run_trial: Run, wait_until: Wai
     model = run_trial()
     started = model.number(deed)
     assert exists(started)
+    if deed == "start carelessly":  # it holds nothing of ours
+        held = [str(link.readlink()) for link in Path(f"/proc/{started}/fd").iterdir()]
+        assert not [target for target in held if target.startswith(("socket:", "/memfd:"))]
     if end == "death":
         refusal(model, "kill")
         wait_for_restart(model, wait_until)
