@@ -287,7 +287,10 @@ class Child:
             for offset in wire.read_integers(message):
                 self._places.release(offset)
         elif kind is Kind.LOADED:
-            self._loaded.set_result(bool(notes.read_json(message)["has_check"]))
+            found = notes.read_json(message)
+            if found["version"] != wire.VERSION:
+                raise WireError(f"version {found['version']} of the schema, not {wire.VERSION}")
+            self._loaded.set_result(bool(found["has_check"]))
         elif kind is Kind.FAILED:
             found = notes.read_json(message)
             log.error("instance '%s' failed to load:\n%s", self._order.instance_name, found["traceback"].rstrip())

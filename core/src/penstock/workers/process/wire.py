@@ -27,7 +27,17 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from penstock.errors import Code, PenstockError
+from penstock.errors import (
+    AlreadyExists,
+    BackendError,
+    Cancelled,
+    Code,
+    InvalidArgument,
+    NotFound,
+    PenstockError,
+    Unavailable,
+    Unsupported,
+)
 from penstock.messages import dtypes
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
@@ -407,7 +417,7 @@ class Decoder:
             return Reply(call, Status.RESPONSE, bool(final), InferResponse(outputs, parameters)), position
         error = None
         if status == Status.ERROR:
-            error = PenstockError(str(body[position : position + text_size], "utf-8"), _CODES[code])
+            error = _ERRORS[code](str(body[position : position + text_size], "utf-8"))
         return Reply(call, Status(status), bool(final), error), texts
 
     def _tensor(self, message: Frame, position: int) -> tuple[str, Tensor, int]:
@@ -468,7 +478,20 @@ _SEPARATOR: Final = "\0"
 _NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 _PADDING: Final = [bytes(count) for count in range(8)]
 _NUMBERS: Final = {code: number for number, code in enumerate(Code)}
-_CODES: Final = list(Code)
+#: The class of an error that has travelled, by the number of its code.
+_ERRORS: Final = {
+    _NUMBERS[kind.code]: kind
+    for kind in (
+        PenstockError,
+        BackendError,
+        NotFound,
+        InvalidArgument,
+        Unavailable,
+        Unsupported,
+        AlreadyExists,
+        Cancelled,
+    )
+}
 
 
 def _join(kind: Kind, count: int, meta: list[bytes], data: list[Buffer], size: int) -> bytes:
