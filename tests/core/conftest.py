@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar, Protocol
 
 import pytest
@@ -27,6 +31,47 @@ def loop_guard() -> Iterator[BlockBuster]:
         gc.disable()
         yield guard
         gc.enable()
+
+
+class Interrupted:
+    """Runs a call again and again, each time with another in the middle of it, as a finalizer comes:
+    before its first line, before its second, and so on, those of all that it calls included."""
+
+    def __call__(self, call: Callable[[], object], by: Callable[[], object]) -> int:
+        """How many lines ``call`` has. Raises what either raises, and TimeoutError if they hang."""
+        return next(line for line in count() if not self._run(call, by, line))
+
+    def _run(self, call: Callable[[], object], by: Callable[[], object], line: int) -> bool:
+        """Whether ``call`` had as many lines."""
+        done: Future[bool] = Future()
+        threading.Thread(target=self._trace, args=(call, by, line, done), daemon=True).start()
+        return done.result(10)
+
+    @staticmethod
+    def _trace(call: Callable[[], object], by: Callable[[], object], line: int, done: Future[bool]) -> None:
+        left = line
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal left
+            if event == "line":
+                left -= 1
+                if left == -1:
+                    by()
+            return trace
+
+        try:
+            sys.settrace(trace)
+            call()
+            sys.settrace(None)
+            done.set_result(left < 0)
+        except BaseException as error:
+            sys.settrace(None)
+            done.set_exception(error)
+
+
+@pytest.fixture
+def interrupted() -> Interrupted:
+    return Interrupted()
 
 
 class WriteModel(Protocol):

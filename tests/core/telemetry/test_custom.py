@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,6 +14,9 @@ from penstock.errors import AlreadyExists, InternalError, InvalidArgument, Penst
 from penstock.telemetry import exposition
 from penstock.telemetry.custom import CustomMetrics, Holding
 from penstock.telemetry.series import Kind, Operation
+
+if TYPE_CHECKING:
+    from tests.core.conftest import Interrupted
 
 
 def page(metrics: CustomMetrics) -> str:
@@ -232,3 +237,26 @@ def run_together(work: Callable[[], None], number: int) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
+
+
+def test_a_finalizer_may_give_up_a_metric_in_the_middle_of_any_call(
+    metrics: CustomMetrics, interrupted: Interrupted
+) -> None:
+    held = Holding(metrics)
+    doomed: list[int] = []
+
+    def call() -> None:
+        finalize()
+        assert page(metrics) == ""
+        family = held.family("g", "", "gauge")
+        doomed.append(held.metric(family, {"a": "1"}, None))
+        kept = held.metric(family, {"a": "1"}, None)
+        held.release(kept)
+        held.release(family)
+        list(metrics.collect())
+
+    def finalize() -> None:
+        with suppress(IndexError):
+            held.release(doomed.pop())
+
+    assert interrupted(call, finalize) > 50

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 from penstock.messages.request import UNREAD, InferRequest
 from penstock.workers.window import Window
+
+if TYPE_CHECKING:
+    from tests.core.conftest import Interrupted
 
 
 class Producer:
@@ -101,3 +105,16 @@ def test_reading_the_request_moves_the_window() -> None:
     for _ in range(UNREAD):
         request.read()
     assert producer.ends()
+
+
+def test_a_finalizer_may_open_the_window_in_the_middle_of_any_call(interrupted: Interrupted) -> None:
+    window = Window()
+
+    def call() -> None:
+        for _ in range(UNREAD):
+            window.acquire()
+        window.open()
+        window.acquire()
+        window.release()
+
+    assert interrupted(call, window.open) > UNREAD

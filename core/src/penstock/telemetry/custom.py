@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
@@ -50,14 +52,19 @@ class Family:
 
 
 class CustomMetrics(Collector):
-    """All custom metrics of one server."""
+    """All custom metrics of one server.
+
+    A model's metric is given up by its finalizer, which may come in the middle of any other call of
+    its thread. So `give_up` waits for nobody: what it finds taken, whoever has it sees to.
+    """
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
+        self._given_up: deque[tuple[Family, Series | None]] = deque()
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
-        with self._lock:
+        with self._taken():
             found = [(family, list(family.series.values())) for _, family in sorted(self._families.items())]
         for family, series in found:
             metric = Metric(family.name, family.description, family.kind)
@@ -72,7 +79,7 @@ class CustomMetrics(Collector):
         `AlreadyExists` if the name is taken by one of another kind.
         """
         _check_name(name)
-        with self._lock:
+        with self._taken():
             family = self._families.get(name)
             if family is None:
                 family = self._add(Family(name, description, kind))
@@ -84,22 +91,41 @@ class CustomMetrics(Collector):
     def series(self, family: Family, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
         """The metric of ``family`` with ``labels``, with one more holder. Raises `InvalidArgument`."""
         made = _make(family, labels, buckets)
-        with self._lock:
+        with self._taken():
             series = family.series.setdefault(tuple(made.labels.items()), made)
             series.holders += 1
             family.holders += 1
         return series
 
     def give_up(self, family: Family, series: Series | None = None) -> None:
-        """One holder less of ``series``, or of the family itself."""
+        """One holder less of ``series``, or of the family itself. Never blocks."""
+        self._given_up.append((family, series))
+        self._sweep()
+
+    @contextmanager
+    def _taken(self) -> Iterator[None]:
         with self._lock:
-            family.holders -= 1
-            if series is not None:
-                series.holders -= 1
-                if not series.holders:
-                    del family.series[tuple(series.labels.items())]
-            if not family.holders:
-                del self._families[family.name]
+            yield
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Take off the page what has been given up, unless somebody is at it, who will."""
+        # Looked at again after each release: more may have come while the lock was being given up.
+        while self._given_up and self._lock.acquire(blocking=False):
+            try:
+                while self._given_up:
+                    self._drop(*self._given_up.popleft())
+            finally:
+                self._lock.release()
+
+    def _drop(self, family: Family, series: Series | None) -> None:
+        family.holders -= 1
+        if series is not None:
+            series.holders -= 1
+            if not series.holders:
+                del family.series[tuple(series.labels.items())]
+        if not family.holders:
+            del self._families[family.name]
 
     def _add(self, made: Family) -> Family:
         for family in self._families.values():

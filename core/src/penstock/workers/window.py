@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from penstock.messages.request import UNREAD, InferRequest
@@ -12,16 +13,19 @@ class Window:
 
     A producer that has been stopped goes on once half of them are read: to wake it for each would
     cost a thread switch per response.
+
+    A finalizer may call `open`, in the middle of any other call of its thread. So the gate is a bare
+    lock, held while the producer waits, and given back in one step, in the middle of which nothing comes.
     """
 
-    __slots__ = ("_is_open", "_read", "_sent", "_turn", "_wake")
+    __slots__ = ("_gate", "_is_open", "_read", "_sent", "_turn")
 
     def __init__(self) -> None:
         self._sent = 0  # written by the producer whose turn it is
         self._read = 0  # written by the reader
         self._is_open = False
         self._turn = threading.Lock()
-        self._wake = threading.Event()
+        self._gate = threading.Lock()
 
     @classmethod
     def over(cls, request: InferRequest) -> Window:
@@ -43,16 +47,21 @@ class Window:
     def release(self) -> None:
         """One response has been read. One thread; never blocks."""
         self._read += 1
-        if self._sent - self._read <= UNREAD // 2 and not self._wake.is_set():
-            self._wake.set()
+        if self._gate.locked() and self._sent - self._read <= UNREAD // 2:
+            self._wake()
 
     def open(self) -> None:
         """Let everybody through from now on. Any thread."""
         self._is_open = True
-        self._wake.set()
+        self._wake()
 
     def _wait(self) -> None:
         """Return when half of what was sent is read. What is read between two lines here is not missed."""
-        self._wake.clear()
-        if not self._is_open and self._sent - self._read > UNREAD // 2:
-            self._wake.wait()
+        self._gate.acquire(blocking=False)
+        while not self._is_open and self._sent - self._read > UNREAD // 2:
+            self._gate.acquire()
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is free already
+            self._gate.release()

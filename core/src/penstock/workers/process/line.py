@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -14,12 +15,14 @@ _RECEIVE_BYTES = 256 * 1024
 
 
 class Line:
-    """One of the two sockets. The end of the input is the end of the process: the server has gone."""
+    """One of the sockets. The end of the input is the end of the process: the server has gone."""
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._frames = Frames(writable=True)
-        self._lock = threading.Lock()
+        self._waiting: deque[bytes] = deque()
+        self._is_sending = False
+        self._turn = threading.RLock()
 
     def frames(self) -> Iterator[Frame]:
         """Every frame, as it comes."""
@@ -33,10 +36,24 @@ class Line:
             yield from self._frames.feed(data)
 
     def send(self, message: bytes) -> None:
-        """Write a frame. Blocks while the server does not read."""
+        """Write a frame. Blocks while the server does not read.
+
+        A finalizer, or the handler of a signal, may call it in the middle of a call of the same
+        thread, which then writes that frame, too.
+        """
+        with self._turn:
+            self._waiting.append(message)
+            if self._is_sending:
+                return
+            while self._waiting:  # looked at again after each round: a frame may come as it ends
+                self._is_sending = True
+                self._write_waiting()
+                self._is_sending = False
+
+    def _write_waiting(self) -> None:
         try:
-            with self._lock:
-                self._socket.sendall(message)
+            while self._waiting:
+                self._socket.sendall(self._waiting.popleft())
         except OSError:
             leave()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def load(order: Order) -> AnyInstance:
         order.services,
     )
     try:
-        instance = backend.load(_with(model, backend.share(model)))
+        instance = backend.load(replace(model, shared=backend.share(model)))
         instance.warm_up()
     except PenstockError:
         raise
@@ -40,9 +41,3 @@ def load(order: Order) -> AnyInstance:
         reason = f"{type(error).__name__}: {error}"
         raise LoadError(f"backend '{backend.name}' failed to load '{model.name}': {reason}") from error
     return instance
-
-
-def _with(model: Model, shared: object) -> Model:
-    from dataclasses import replace
-
-    return replace(model, shared=shared)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import itertools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -29,7 +28,6 @@ class RemoteServices(Services):
         self._asked: dict[int, InferRequest] = {}
         self._calls: dict[InferRequest, int] = {}
         self._results: dict[int, Future[Any]] = {}
-        self._lock = threading.Lock()
 
     def infer(self, request: InferRequest) -> None:
         call = next(self._numbers)

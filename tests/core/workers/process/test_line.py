@@ -1,0 +1,84 @@
+"""The child's end of a socket."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.workers.process.line import Line
+from penstock.workers.process.wire import Frames, Kind, integers_frame, read_integers
+
+if TYPE_CHECKING:
+    from tests.core.conftest import Interrupted
+
+
+class Peer:
+    """The server's end: keeps what it reads, on a thread."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.heard: list[int] = []
+        self._end = end
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        frames = Frames()
+        while data := self._end.recv(1 << 16):
+            self.heard += [number for frame in frames.feed(data) for number in read_integers(frame)]
+
+    def hang_up(self) -> list[int]:
+        """The numbers that have come, once there are no more."""
+        self._end.shutdown(socket.SHUT_RD)  # what has been sent is still read
+        self._thread.join(10)
+        return self.heard
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Line, Peer]]:
+    ours, theirs = socket.socketpair()
+    line = Line(ours.detach())
+    with theirs:
+        yield line, Peer(theirs)
+    line._socket.close()  # elsewhere it ends with its process
+
+
+def test_a_finalizer_may_send_in_the_middle_of_a_send_and_every_frame_comes_whole_and_once(
+    ends: tuple[Line, Peer], interrupted: Interrupted
+) -> None:
+    line, peer = ends
+    numbers, sent = iter(range(1000)), []
+
+    def send() -> None:
+        number = next(numbers)
+        line.send(integers_frame(Kind.RELEASE, [number]))
+        sent.append(number)
+
+    def call() -> None:
+        send()
+        assert not line._waiting
+
+    assert interrupted(call, send) > 5
+    assert sorted(peer.hang_up()) == sorted(sent)
+
+
+def test_frames_of_many_threads_come_whole_and_in_the_order_of_each(
+    ends: tuple[Line, Peer],
+) -> None:
+    line, peer = ends
+
+    def send(first: int) -> None:
+        for number in range(first, first + 500):
+            line.send(integers_frame(Kind.RELEASE, [number] * 50))
+
+    threads = [threading.Thread(target=send, args=(first,), daemon=True) for first in (0, 1000, 2000, 3000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    heard = peer.hang_up()[::50]
+    for first in (0, 1000, 2000, 3000):
+        assert [number for number in heard if first <= number < first + 1000] == list(range(first, first + 500))
