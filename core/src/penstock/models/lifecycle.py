@@ -54,8 +54,8 @@ class Lifecycle:
         """Load the versions of ``entry`` that its policy selects, and serve them instead of the old.
 
         All or nothing: if one version fails, the old ones stay. Does nothing if they come from the
-        same unchanged files, unless ``entry`` brings a config. Goes on if its caller is cancelled.
-        Raises `OperatorError`.
+        same unchanged files, unless ``entry`` brings a config or one of their instances is dead.
+        Goes on if its caller is cancelled. Raises `OperatorError`.
         """
         await asyncio.shield(self.background.start(self._load(entry)))
 
@@ -99,9 +99,7 @@ class Lifecycle:
     def are_settled(self) -> bool:
         """Strict readiness (behaviours.md section 5.6)."""
         return all(
-            not record.problem
-            and record.versions
-            and all(v.is_settled and (v.served is None or v.served.ready) for v in record.versions.values())
+            not record.problem and record.versions and record.is_settled and record.is_alive
             for record in self.records.values()
         )
 
@@ -126,7 +124,8 @@ class Lifecycle:
                     await self._in_thread(scratch.remove, entry.path)
                 raise
             record = self.records.setdefault(entry.name, ModelRecord(entry.name))
-            if record.is_served and record.is_settled and record.snapshot == plan.snapshot and entry.config is None:
+            is_same = record.snapshot == plan.snapshot and entry.config is None
+            if is_same and record.is_served and record.is_settled and record.is_alive:
                 return
             record.problem = ""
             await self._load_versions(record, plan, entry)

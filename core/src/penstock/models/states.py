@@ -78,6 +78,11 @@ class ModelRecord:
         """Whether every version is ready, or unloaded on purpose."""
         return all(version.is_settled for version in self.versions.values())
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether every instance of what is served is alive."""
+        return all(version.served is None or version.served.ready for version in self.versions.values())
+
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:

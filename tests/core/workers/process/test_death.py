@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -197,6 +198,21 @@ def test_requests_wait_for_the_instance_that_is_left(run_trial: Run, wait_until:
     assert isinstance(model.infer(), InferResponse)
     assert second.alive
     assert not model.server.ready
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_load_brings_an_instance_back_that_was_given_up_although_no_file_changed(
+    run_trial: Run, wait_until: WaitUntil
+) -> None:
+    model = run_trial(options={"model_control_mode": "explicit", "load_model": ("m",)})
+    for _ in range(5):
+        wait_until(lambda: model.host.alive, "it is back")
+        refusal(model, "exit")
+    wait_until(lambda: model.host.reason.startswith("died 5 times"), "it is given up")
+    asyncio.run_coroutine_threadsafe(model.server.load("m"), model.server.loop).result(20)
+    assert model.host.restarts == 0
+    assert isinstance(model.infer(), InferResponse)
+    assert model.server.ready
 
 
 # ---------------------------------------------------------------------- processes that do not end
