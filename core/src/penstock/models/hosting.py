@@ -12,7 +12,6 @@ from functools import partial
 from weakref import WeakSet
 
 from penstock.backends.base import AnyInstance, Backend, Isolation, Model
-from penstock.backends.services import Services
 from penstock.config.json_form import to_json
 from penstock.config.parameters import ISOLATION, MEMORY_LIMIT, read_isolation, read_memory_limit
 from penstock.errors import ConfigError, LoadError, PenstockError
@@ -23,6 +22,7 @@ from penstock.workers.contract import Contract
 from penstock.workers.devices import Placement, plan_instances
 from penstock.workers.host import Host
 from penstock.workers.instance import InstanceThread
+from penstock.workers.process.desk import LoopServices
 from penstock.workers.process.host import ProcessHost
 from penstock.workers.process.order import Order
 from penstock.workers.runner import Runner
@@ -64,7 +64,7 @@ class Hosting:
         signature: Signature,
         statistics: ModelStatistics,
         loop: asyncio.AbstractEventLoop,
-        services: Callable[[str], Services],
+        services: Callable[[str], LoopServices],
         grace_s: float,
     ) -> None:
         self._backend, self._model, self._statistics = backend, model, statistics
@@ -109,6 +109,7 @@ class Hosting:
             ProcessHost(
                 self._order(placement, isolation),
                 isolation,
+                self._services(placement.name),
                 self._contract,
                 self._samples,
                 self._statistics.for_instance,
@@ -132,7 +133,6 @@ class Hosting:
             placement.name,
             placement.device.kind,
             placement.device.id,
-            self._services(placement.name),
         )
 
     def _load(self, model: Model) -> tuple[AnyInstance, Runner]:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from penstock.backends.services import LogLevel, MetricKind, MetricOperation, Services
+from penstock.backends.services import LogLevel, MetricKind, MetricOperation
 from penstock.errors import Unavailable
 from penstock.messages.request import InferRequest
 from penstock.models.calls import Calls
@@ -16,6 +16,7 @@ from penstock.models.crossing import Crossing
 from penstock.models.loads import Loads
 from penstock.telemetry.custom import CustomMetrics, Holding
 from penstock.workers.host import Host
+from penstock.workers.process.desk import LoopServices
 
 log = logging.getLogger("penstock.python")
 
@@ -74,7 +75,7 @@ class CrewServices:
             services.close()
 
 
-class LocalServices(Services):
+class LocalServices(LoopServices):
     """The services of one instance. ``host`` is what waits for its requests; None while it is loaded."""
 
     def __init__(self, server: ServerServices, model: str) -> None:
@@ -89,6 +90,9 @@ class LocalServices(Services):
     def infer(self, request: InferRequest) -> None:
         if not self._crossing.send(self._calls.submit, request, self.host):
             request.respond(Unavailable("the server has stopped"), True)
+
+    def submit(self, request: InferRequest) -> None:
+        self._calls.submit(request, self.host)
 
     def cancel(self, request: InferRequest) -> None:
         self._crossing.send(request.cancel)

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import logging
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -31,10 +32,18 @@ _MOST_REQUESTS = 65536
 _BLOCKING = frozenset(("load_model", "unload_model", "is_model_ready"))
 
 
+class LoopServices(Services):
+    """Services that live where the desk does."""
+
+    @abstractmethod
+    def submit(self, request: InferRequest) -> None:
+        """`infer` on the event loop, at once; a refusal is an answer before this returns."""
+
+
 class Desk:
     """Serves one child. ``model`` is the name of its model."""
 
-    def __init__(self, services: Services, model: str) -> None:
+    def __init__(self, services: LoopServices, model: str) -> None:
         self._services, self._model = services, model
         self._asked: dict[int, InferRequest] = {}
         self._handles: set[int] = set()
@@ -63,7 +72,7 @@ class Desk:
         kind = message.kind
         if kind is Kind.INFER:
             for request in self._decoder.requests(message, partial(self._request, send)):
-                self._services.infer(request)
+                self._services.submit(request)
         elif kind is Kind.CANCEL:
             for request in self._mentioned(message):
                 self._services.cancel(request)

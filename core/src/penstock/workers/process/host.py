@@ -24,7 +24,7 @@ from penstock.workers.contract import Contract
 from penstock.workers.instance import BatchSource
 from penstock.workers.ledger import Ledger
 from penstock.workers.process.child import Child
-from penstock.workers.process.desk import Desk
+from penstock.workers.process.desk import Desk, LoopServices
 from penstock.workers.process.order import Order
 from penstock.workers.process.rehearsal import Rehearsal
 from penstock.workers.process.wire import Times
@@ -51,6 +51,7 @@ class ProcessHost:
         self,
         order: Order,
         isolation: Isolation,
+        services: LoopServices,
         contract: Contract,
         samples: Sequence[Sample],
         statistics: Callable[[], ExecutionStatistics],
@@ -62,7 +63,7 @@ class ProcessHost:
         self.restarts = 0
         self.reason = ""
         self.executing: Sequence[InferRequest] = ()
-        self._order, self._isolation, self._samples = order, isolation, samples
+        self._order, self._isolation, self._services, self._samples = order, isolation, services, samples
         self._contract, self._loop, self._crew, self._grace_s = contract, loop, crew, grace_s
         self._ledger = Ledger(self.name, statistics)
         self._source: BatchSource | None = None
@@ -109,10 +110,8 @@ class ProcessHost:
 
     async def _begin(self) -> None:
         """Start a child and warm it up."""
-        services = self._order.services
-        assert services is not None
         rehearsal = Rehearsal()
-        child = Child(self._order, self._isolation, Desk(services, self._order.name), rehearsal)
+        child = Child(self._order, self._isolation, Desk(self._services, self._order.name), rehearsal)
         self._newest = child
         await child.start()
         try:
