@@ -265,6 +265,19 @@ def test_a_process_that_holds_the_lines_from_elsewhere_delays_nothing(run_trial:
         os.kill(stray, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("rung", ["requests", "deferred"])
+def test_a_fork_that_returns_from_its_batch_ends_and_disturbs_nobody(
+    run_trial: Run, wait_until: WaitUntil, rung: str
+) -> None:
+    model = run_trial(rung=rung)
+    forked = model.number("fork back")
+    assert forked
+    for _ in range(20):
+        assert model.number("pid") != forked
+    wait_until(lambda: not exists(forked), "the fork has ended", 5)
+    assert model.host.restarts == 0
+
+
 # ---------------------------------------------------------------------- loading
 
 

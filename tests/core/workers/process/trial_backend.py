@@ -226,6 +226,11 @@ def _fork_away(folder: Path, request: Any) -> int:
     return pid
 
 
+def _fork_back(folder: Path, request: Any) -> int:
+    """Two processes that return from this batch."""
+    return os.fork()
+
+
 def _descriptors() -> dict[int, str]:
     """What is behind each descriptor of this process."""
     found = {}
@@ -299,6 +304,7 @@ DEEDS: dict[str, Callable[[Path, Any], int | None]] = {
     "exit": _exit,
     "fork": _fork,
     "fork away": _fork_away,
+    "fork back": _fork_back,
     "gate": _gate,
     "hang up": _hang_up,
     "hang up aside": _hang_up_aside,

@@ -69,9 +69,17 @@ def serve(
     )
     for fd in (work, side, direct, inbound, outbound, obituary):
         os.set_inheritable(fd, False)  # what a model starts must not hold the server's end open
+    os.register_at_fork(after_in_child=partial(_cut_off, work))
     threading.Thread(target=_until_death, args=(child.listen, obituary), name="penstock-side", daemon=True).start()
     _forward_log(child.services, log_level)
     _until_death(child.work, obituary)
+
+
+def _cut_off(work: int) -> None:
+    """In what a model has forked: it has no say in the batches. If it comes back from one, `Line` ends it."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, work, inheritable=False)
+    os.close(null)
 
 
 def _until_death(work: Callable[[], None], obituary: int) -> NoReturn:
