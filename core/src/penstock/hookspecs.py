@@ -4,7 +4,7 @@ A plugin is a module with functions that carry `hookimpl` and the names below, f
 entry point of the group ``penstock``. An implementation may take fewer arguments than its
 specification. Hooks choose the parts; methods of the parts move the data: no hook is ever called
 per request. All hooks are called on the thread that starts or stops the server, or, for those
-per model, on a loading thread; never concurrently with themselves for one model.
+per model, on threads that may block; never concurrently with themselves for one version.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def observe_model(model: ServedModel) -> Observer | None:
     """An observer of the executions of ``model``, or None.
 
     Called once for each version loaded, on a loading thread, before it takes requests. The
-    observer is then called once per batch, on instance threads. A raise fails the load.
+    observer is then called once per batch, on the instance's thread, and on the event loop for an
+    instance in a process of its own and for answers that come after their batch. A raise fails the
+    load.
     """
 
 
@@ -110,7 +112,7 @@ def model_loaded(model: ServedModel) -> None:
 def model_unloaded(model: ServedModel) -> None:
     """``model`` has answered its last request and its instances are closed.
 
-    Called once for each version unloaded, on a loading thread. A raise is logged.
+    Called once for each version unloaded, on a thread that may block. A raise is logged.
     """
 
 

@@ -11,8 +11,8 @@ four rungs, and which one is decided once, at load, by its base class:
 3. `StreamInstance`: ``stream(request) -> iterator of responses``. For decoupled answers.
 4. `DeferredInstance`: ``accept(calls)``. For answers at any time and from any thread.
 
-``load`` and all methods of an instance run on that instance's own thread, in the server's process
-or in one of the instance's own (`Isolation`).
+``load`` and all methods of an instance but ``is_ready`` run on that instance's own thread, in the
+server's process or in one of the instance's own (`Isolation`).
 
 Nothing here imports more than NumPy, because a process host may run in an environment of its
 model's, which has no more.

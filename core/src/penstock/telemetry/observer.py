@@ -16,5 +16,6 @@ class Observer(ABC):
     def batch_finished(
         self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes
     ) -> None:
-        """One execution is over. Called on an instance thread, possibly several at once; must be
-        quick. A raise is logged and ignored."""
+        """One execution is over, or a late answer of one has come. Called on an instance's thread or
+        on the event loop, possibly several at once: must be quick and must not block. A raise is
+        logged and ignored."""
