@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from penstock.config.model_config_pb2 import ModelParameter
+from penstock.backends.base import Model
+from penstock.config.model_config_pb2 import ModelConfig, ModelParameter
 from penstock.config.parameters import parse_parameters
 from penstock.errors import Code, ConfigError
 from penstock_python.backend import PythonBackend
@@ -17,6 +20,7 @@ from penstock_python.parameters import Parameters
         ("shm-default-byte-size", "4194303", "shm-default-byte-size can't be smaller than 4 MiBs"),
         ("shm-growth-byte-size", "0", "shm-growth-byte-size can't be smaller than or equal to zero."),
         ("stub-timeout-seconds", "0", "stub-timeout-seconds can't be smaller than or equal to zero."),
+        ("load-timeout-seconds", "0", "load-timeout-seconds can't be smaller than or equal to zero."),
         ("thread-pool-size", "0", "thread-pool-size can't be less than 1."),
         ("shm-region-prefix-name", "", "shm-region-prefix-name must at least contain one character."),
         ("shm-region-prefix-name", "a/b", "Invalid shared memory region name: contains invalid characters"),
@@ -42,6 +46,16 @@ def test_settings_that_triton_takes_are_taken() -> None:
     settings = PythonBackend(options).settings
     assert (settings.stub_timeout_s, settings.isolation) == (7, "process")
     assert PythonBackend({"isolation": "thread"}).settings.isolation == "thread"
+
+
+def test_the_time_to_load_reaches_the_process(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/model.py").touch()
+    isolation = PythonBackend({"load-timeout-seconds": "3600"}).isolation(
+        Model("m", 1, tmp_path / "1", ModelConfig(name="m", backend="python"))
+    )
+    assert isolation is not None
+    assert (isolation.start_timeout_s, isolation.load_timeout_s) == (30, 3600)
 
 
 def parsed(**given: str) -> Parameters:

@@ -14,7 +14,7 @@ from penstock_python.description import Description, is_decoupled
 from penstock_python.environment import Environment, find
 from penstock_python.installation import PACKAGES
 from penstock_python.instance import PythonInstance, instance_of
-from penstock_python.parameters import Parameters
+from penstock_python.parameters import ENVIRONMENT, Parameters
 from penstock_python.private import PrivateModules
 from penstock_python.settings import Settings
 from penstock_python.source import find_source
@@ -22,8 +22,6 @@ from triton_python_backend_utils.runtime import Runtime
 
 #: Makes the instance in a process of its own.
 ENTRY = "penstock_python.entry:load"
-#: The parameter that names the environment of a model.
-ENVIRONMENT = "EXECUTION_ENV_PATH"
 
 
 class PythonBackend(Backend):
@@ -53,8 +51,9 @@ class PythonBackend(Backend):
         asked = read_isolation(model.config.parameters) or self.settings.isolation
         if asked == "thread" and not self.environment_of(model):
             return None
-        environment = self._environment(model)
-        return Isolation(environment.python, environment.environ, ENTRY, PACKAGES, self.settings.stub_timeout_s)
+        environment, settings = self._environment(model), self.settings
+        timeouts_s = settings.stub_timeout_s, settings.load_timeout_s
+        return Isolation(environment.python, environment.environ, ENTRY, PACKAGES, *timeouts_s)
 
     def load(self, model: Model) -> PythonInstance:
         """The instance for a thread of the server. Raises `LoadError` with Triton's words."""

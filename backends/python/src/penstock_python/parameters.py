@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 
 from penstock.errors import Code, ConfigError
 
+#: The key that names the environment of a model.
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """What the backend reads; core reads ``isolation``."""
 
     #: A packed environment, its directory, or a file of requirements; empty for the server's own.
-    execution_env_path: str = field(default="", metadata={"key": "EXECUTION_ENV_PATH"})
+    execution_env_path: str = field(default="", metadata={"key": ENVIRONMENT})
     #: ``no`` would allow inputs on a GPU; inputs of Penstock are always in memory of the host.
     force_cpu_only_input_tensors: str = field(default="yes", metadata={"key": "FORCE_CPU_ONLY_INPUT_TENSORS"})
     #: Every other entry: the model's own.

@@ -2,6 +2,7 @@
 
 Source: behaviours.md section 9.6. Penstock has no shared-memory regions to size or to name, and no
 pool of threads for BLS; the settings for them are held to Triton's rules and have no effect.
+``isolation`` and ``load-timeout-seconds`` are Penstock's own.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import cast
 
+from penstock.config.parameters import HostKind
 from penstock.errors import ConfigError
-
-Host: TypeAlias = Literal["process", "thread"]
 
 _MIN_REGION_BYTES = 4 << 20
 
@@ -21,10 +21,11 @@ _MIN_REGION_BYTES = 4 << 20
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``isolation`` is where an instance runs whose model does not say; ``stub_timeout_s`` bounds the
-    start of a process."""
+    start of a process, ``load_timeout_s`` what the model then does until it is loaded."""
 
-    isolation: Host = "process"
+    isolation: HostKind = "process"
     stub_timeout_s: int = 30
+    load_timeout_s: int = 600
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Settings:
@@ -36,7 +37,11 @@ class Settings:
         isolation = options.get("isolation", "process")
         if isolation not in ("process", "thread"):
             raise ConfigError(f"backend option isolation of 'python' is '{isolation}', expected process or thread")
-        return cls(cast("Host", isolation), _number("stub-timeout-seconds", options.get("stub-timeout-seconds", "30")))
+        return cls(
+            cast("HostKind", isolation),
+            _number("stub-timeout-seconds", options.get("stub-timeout-seconds", "30")),
+            _number("load-timeout-seconds", options.get("load-timeout-seconds", "600")),
+        )
 
 
 def _positive(value: int) -> bool:
@@ -47,6 +52,7 @@ _CHECKED: Mapping[str, tuple[Callable[[int], bool], str]] = {
     "shm-default-byte-size": (lambda value: value >= _MIN_REGION_BYTES, "can't be smaller than 4 MiBs"),
     "shm-growth-byte-size": (_positive, "can't be smaller than or equal to zero."),
     "stub-timeout-seconds": (_positive, "can't be smaller than or equal to zero."),
+    "load-timeout-seconds": (_positive, "can't be smaller than or equal to zero."),
     "thread-pool-size": (_positive, "can't be less than 1."),
 }
 
