@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2] / "core/src/penstock"
 PATH = sorted(path for folder in ("messages", "schedulers", "workers") for path in (ROOT / folder).rglob("*.py"))
 #: Once per life of a child process, or for settings that few requests have.
-RARE = {ROOT / "workers/process" / f"{name}.py" for name in ("bootstrap", "launching", "notes", "order", "settings")}
+RARE = {
+    ROOT / "workers/process" / f"{name}.py"
+    for name in ("bootstrap", "launching", "notes", "obituary", "order", "settings")
+}
 SLOW = {"copy", "inspect", "json", "pluggy", "re", "uuid"}
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -23,6 +23,7 @@ from penstock.errors import LoadError
 from penstock.workers.process import bootstrap
 from penstock.workers.process.arena import Arena
 from penstock.workers.process.guardian import GUARDIAN
+from penstock.workers.process.obituary import edited
 
 #: Address space of each arena; memory is taken as it is used.
 ARENA_BYTES = 256 * 1024 * 1024
@@ -33,7 +34,8 @@ class Launched:
     """A running child, as its parent holds it. ``work`` carries batches, ``side`` everything that
     must be read while a batch runs, ``direct`` one request to another model at a time, whose answer
     the asking thread reads itself. The parent allocates in ``inbound`` and reads ``outbound``.
-    ``obituary`` is a file in which the child's fatal errors leave their traceback."""
+    ``obituary`` is a file in which the child's fatal errors leave their traceback; the packages of
+    the server are in ``folders``."""
 
     process: subprocess.Popen[bytes]
     work: socket.socket
@@ -42,6 +44,7 @@ class Launched:
     inbound: Arena
     outbound: Arena
     obituary: IO[bytes]
+    folders: Sequence[str]
     _burial: threading.Lock = field(default_factory=threading.Lock)
 
     def wait(self) -> int:
@@ -61,9 +64,9 @@ class Launched:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """What the child's fatal error wrote, if anything."""
+        """What the child's fatal error wrote, if anything, without the frames of the server's packages."""
         self.obituary.seek(0)
-        return self.obituary.read(64 * 1024).decode(errors="backslashreplace").strip()
+        return edited(self.obituary.read(64 * 1024).decode(errors="backslashreplace"), self.folders)
 
     def close(self) -> None:
         """Let go of the arenas, whose views keep their memory. The obituary is its reader's to close."""
@@ -112,7 +115,13 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
         their_side.close()
         their_direct.close()
     GUARDIAN.watch(process.pid)
-    return Launched(process, work, side, direct, inbound, outbound, obituary)
+    return Launched(process, work, side, direct, inbound, outbound, obituary, _ours(isolation))
+
+
+def _ours(isolation: Isolation) -> Sequence[str]:
+    """The folders of the packages that run the instance, each with its final slash."""
+    specs = map(importlib.util.find_spec, ("penstock", *isolation.packages))
+    return [f"{Path(spec.origin).parent}/" for spec in specs if spec is not None and spec.origin is not None]
 
 
 def _folders(isolation: Isolation) -> Mapping[str, str]:
