@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import ClassVar
 
 from penstock.backends.base import Backend, Isolation, Model
 from penstock.config.json_form import to_json
@@ -30,6 +31,8 @@ class PythonBackend(Backend):
     name = "python"
     Parameters = Parameters
     devices = ("gpu", "cpu")
+    #: In the server's process a ``breakpoint()`` finds the terminal.
+    dev_options: ClassVar[Mapping[str, str]] = {"isolation": "thread"}
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """Raises `ConfigError` for a setting that Triton refuses."""

@@ -133,6 +133,8 @@ class Backend(ABC):
     #: Kinds of device that an instance can run on, most preferred first.
     devices: ClassVar[tuple[DeviceKind, ...]] = ("cpu",)
     dtypes: ClassVar[tuple[DataType, ...]] = dtypes.ALL
+    #: Options that ``penstock serve --dev`` sets where the command line says nothing else.
+    dev_options: ClassVar[Mapping[str, str]] = {}
     #: Instances of a CPU group whose config gives no count.
     default_cpu_instances: ClassVar[int] = 1
 
