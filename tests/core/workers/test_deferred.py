@@ -253,6 +253,36 @@ def stopped(runner: Runner, held: list[Call], seen: Seen) -> threading.Thread:
     return thread
 
 
+@pytest.mark.parametrize("has_responded", [False, True])
+def test_a_call_that_the_model_keeps_ends_when_its_caller_leaves(has_responded: bool) -> None:
+    kept: list[Call] = []
+    runner, seen = runner_of(kept.extend)
+    asked = request("kept")
+    assert run_batch(runner, [asked])[0] == [LATER]
+    if has_responded:
+        kept[0].send(response(1), final=False)
+        assert seen.next()[2] is False
+    asked.cancel()
+    who, answer, final = seen.next()
+    assert (who, type(answer), final) == (asked, Cancelled, True)
+    kept[0].send(response(2), final=False)
+    kept[0].send(None)
+    assert seen.all.empty()
+
+
+def test_a_call_whose_caller_leaves_while_the_batch_is_accepted_is_answered_once() -> None:
+    asked = request("left")
+
+    def leave_and_answer(calls: list[Call]) -> None:
+        on_a_thread(asked.cancel)
+        calls[0].send(response(1))
+
+    runner, seen = runner_of(leave_and_answer)
+    assert run_batch(runner, [asked])[0] == [LATER]
+    assert type(seen.next()[1]) is Cancelled
+    assert seen.all.empty()
+
+
 def test_a_producer_that_nobody_reads_stops_and_goes_on_as_it_is_read() -> None:
     held: list[Call] = []
     runner, seen = runner_of(held.extend)

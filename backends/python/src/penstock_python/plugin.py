@@ -21,4 +21,4 @@ def register_backends() -> list[type[Backend]]:
 
 @hookimpl
 def find_backend(name: str, options: ServerOptions) -> type[Backend] | None:
-    return find_based(name, Path(options.backend_directory), backend_settings(PythonBackend, options))
+    return find_based(name, Path(options.backend_directory), backend_settings(PythonBackend.name, PythonBackend, options))

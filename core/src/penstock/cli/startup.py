@@ -39,7 +39,7 @@ def _backends(server: Server) -> list[tuple[str, str, str]]:
         (
             part.name,
             sys.modules[part.__module__].__file__ or "",
-            json.dumps(common | backend_settings(part, options)),
+            json.dumps(common | backend_settings(part.name, part, options)),
         )
         for part in server.plugins.backends
         if part.name in used

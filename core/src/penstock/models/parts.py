@@ -26,7 +26,7 @@ def make_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) 
         found = _ask(name, hook, options)
         if found is None:
             raise
-    backend: Backend = found(backend_settings(found, options))
+    backend: Backend = found(backend_settings(name, found, options))
     return backend
 
 
@@ -37,10 +37,10 @@ def _ask(name: str, hook: Any, options: ServerOptions) -> Any:
         raise PluginError(f"a plugin failed to find backend '{name}': {type(error).__name__}: {error}") from error
 
 
-def backend_settings(backend: type[Backend], options: ServerOptions) -> dict[str, str]:
-    """What ``--backend-config`` says to ``backend``: the global settings and its own.
+def backend_settings(name: str, backend: type[Backend], options: ServerOptions) -> dict[str, str]:
+    """What ``--backend-config`` says to ``backend`` under ``name``: the global settings and its own.
 
     With ``--dev``, those that it has for development stand where it says nothing.
     """
     default = backend.dev_options if options.dev else {}
-    return {**default, **options.backend_config.get("", {}), **options.backend_config.get(backend.name, {})}
+    return {**default, **options.backend_config.get("", {}), **options.backend_config.get(name, {})}

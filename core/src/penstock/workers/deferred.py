@@ -47,6 +47,16 @@ class DeferredRunner(Runner):
             if (call := reference()) is not None:
                 call.end(Unavailable(f"{call.request.log_id}model '{self.contract.name}' is being unloaded"))
 
+    def leave(self, request: InferRequest) -> None:
+        """The caller of ``request`` has gone. Any thread.
+
+        The call ends at once, whoever still holds it: else a model that forgets one could not be unloaded.
+        """
+        reference = self._open.get(request)
+        call = None if reference is None else reference()
+        if call is not None:
+            call.end(Cancelled(f"{request.log_id}request was cancelled"))
+
     def finish(self, request: InferRequest, batch: int, place: int, answer: Answer) -> None:
         """Take the last answer to ``request``, at ``place`` of the batch of that number. Any thread."""
         self._open.pop(request, None)
@@ -70,6 +80,9 @@ class DeferredRunner(Runner):
         request.started_ns = started_ns
         call = DeferredCall(self, request, self._batches, place)
         self._open[request] = weakref.ref(call)
+        request.on_cancel = self.leave
+        if request.cancelled:  # in the meantime
+            self.leave(request)
         return call
 
 
@@ -125,6 +138,7 @@ class DeferredCall(Call):
         with self._lock:
             if self._window is None:
                 self._window = Window.over(self.request)
+                self.request.on_cancel = self._runner.leave
                 if self._is_ended:
                     self._window.open()
             return self._window

@@ -108,7 +108,7 @@ def test_a_cancelled_request_tells_its_execution_and_leaves_the_batch_whole(
     assert who == "gone"
     assert isinstance(answer, PenstockError)
     assert answer.code is Code.CANCELLED
-    assert (model.folder / "cancelled").exists()
+    wait_until((model.folder / "cancelled").exists, "the execution has heard of it")
 
 
 def test_a_cancelled_request_does_not_reach_the_child(run_trial: Run, wait_until: WaitUntil) -> None:
