@@ -53,6 +53,27 @@ def test_all_instances_must_say_yes_and_a_raise_is_a_no(answers: list[Callable[[
     assert run(readiness_of(*map(Asked, answers)).check()) is ready
 
 
+def test_why_an_instance_is_not_ready_is_logged_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock")
+    host = Asked(raises)
+    found = readiness_of(host)
+
+    async def ask_three_times() -> None:
+        for _ in range(3):
+            await found.check()
+
+    run(ask_three_times())
+    host.answer = lambda: False
+    run(ask_three_times())
+    host.answer = lambda: True
+    run(ask_three_times())
+    assert caplog.messages == [
+        "Model 'm_0' is not ready: ValueError: no",
+        "Model 'm_0' is not ready: user-defined check failed",
+        "Model 'm_0' is ready again",
+    ]
+
+
 def test_an_instance_without_a_check_is_not_asked() -> None:
     host = Asked(raises, has_check=False)
     found = readiness_of(host)

@@ -40,6 +40,7 @@ class _Check:
         self._host = host
         self._answer: asyncio.Future[bool] | None = None
         self._asked = 0.0
+        self._reason = ""
 
     async def ask(self) -> bool:
         if self._answer is None:
@@ -49,24 +50,28 @@ class _Check:
         left = max(0.0, self._asked + TIMEOUT_S - monotonic())
         done, _ = await asyncio.wait((self._answer,), timeout=left)
         if not done:
-            log.debug("Timed out waiting for user-defined is_ready() response of '%s'", self._host.name)
+            self._note("Timed out waiting for user-defined is_ready() response")
             return False
         return next(iter(done)).result()
 
     def _run(self, answer: asyncio.Future[bool]) -> None:
         """On a thread of its own, because nobody knows how long it takes."""
-        name = self._host.name
         try:
-            is_ready = bool(self._host.check_ready())
-            if not is_ready:
-                log.debug("Model '%s' is not ready (user-defined check failed).", name)
+            reason = "" if self._host.check_ready() else "user-defined check failed"
         except Exception as error:
-            is_ready = False
             reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-            log.debug("Model '%s' is not ready: %s", name, reason)
         with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
-            answer.get_loop().call_soon_threadsafe(self._settle, answer, is_ready)
+            answer.get_loop().call_soon_threadsafe(self._settle, answer, reason)
 
-    def _settle(self, answer: asyncio.Future[bool], is_ready: bool) -> None:
+    def _settle(self, answer: asyncio.Future[bool], reason: str) -> None:
         self._answer = None
-        answer.set_result(is_ready)
+        self._note(reason)
+        answer.set_result(not reason)
+
+    def _note(self, reason: str) -> None:
+        """Log what has changed: whoever asks for readiness asks every few seconds."""
+        if reason and reason != self._reason:
+            log.warning("Model '%s' is not ready: %s", self._host.name, reason)
+        elif self._reason and not reason:
+            log.info("Model '%s' is ready again", self._host.name)
+        self._reason = reason
