@@ -60,7 +60,11 @@ class Lifecycle:
         await asyncio.shield(self.background.start(self._load(entry)))
 
     async def unload(self, name: str) -> None:
-        """Stop serving ``name``; returns at once. In the background it answers what it has, and is closed."""
+        """Stop serving ``name``; returns at once. In the background it answers what it has, and is closed.
+
+        A load that waits for processes fails, so that one which never ends can be got rid of.
+        """
+        self._loader.stop_loading(name)
         async with self._turn(name):
             self._let_go(name)
 

@@ -98,6 +98,12 @@ class Loader:
         self._announce(served)
         return served
 
+    def stop_loading(self, name: str) -> None:
+        """Have a load of ``name`` fail soon, if it is waiting for processes. Event loop only."""
+        for host in tuple(self._processes):
+            if host.model == name:
+                host.stop_loading()
+
     def abandon(self) -> None:
         """End every process at once, whatever it is at. Event loop only."""
         for host in tuple(self._processes):

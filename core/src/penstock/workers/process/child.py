@@ -140,6 +140,12 @@ class Child:
         self._launched.kill()
         await self._buried.wait()
 
+    def stop_loading(self) -> None:
+        """Nobody waits for the instance any more: `start` fails soon."""
+        if self._is_open and not self._loaded.done():
+            self._trouble = self._trouble or "was unloaded"
+            self._launched.kill()
+
     def abandon(self) -> None:
         """End the process without waiting for it."""
         self._is_stopping = True

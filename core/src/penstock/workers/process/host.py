@@ -59,7 +59,7 @@ class ProcessHost:
         crew: list[ProcessHost],
         grace_s: float,
     ) -> None:
-        self.name = order.instance_name
+        self.name, self.model = order.instance_name, order.name
         self.restarts = 0
         self.reason = ""
         self.executing: Sequence[InferRequest] = ()
@@ -132,6 +132,11 @@ class ProcessHost:
         if self._child is not None:
             await self._child.stop(self._grace_s)
             self._child = None
+
+    def stop_loading(self) -> None:
+        """If the first child is still at it, `load` fails soon."""
+        if self._source is None and self._newest is not None:
+            self._newest.stop_loading()
 
     def abandon(self) -> None:
         """End the process at once, whatever it is at: the loop is about to end, too."""
