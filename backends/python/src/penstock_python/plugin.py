@@ -21,4 +21,5 @@ def register_backends() -> list[type[Backend]]:
 
 @hookimpl
 def find_backend(name: str, options: ServerOptions) -> type[Backend] | None:
-    return find_based(name, Path(options.backend_directory), backend_settings(PythonBackend.name, PythonBackend, options))
+    settings = backend_settings(PythonBackend.name, PythonBackend, options)
+    return find_based(name, Path(options.backend_directory), settings)
