@@ -164,9 +164,8 @@ def test_a_name_never_reaches_a_shell(tmp_path: Path) -> None:
     (folder / "model.py").write_text(
         f"{HEAD}\nclass TritonPythonModel:\n    auto_complete_config = lambda config: config"
     )
-    before = set(Path.cwd().iterdir())
     complete(Model(name, 1, folder, ModelConfig(name=name, backend="python")), folder / "model.py")
-    assert set(Path.cwd().iterdir()) == before
+    assert not [left for left in (tmp_path.name, "x", "y") if Path(left).exists()]
     assert set(tmp_path.iterdir()) == {folder}
 
 

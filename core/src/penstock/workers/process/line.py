@@ -25,15 +25,17 @@ class Line:
         self._turn = threading.RLock()
 
     def frames(self) -> Iterator[Frame]:
-        """Every frame, as it comes."""
+        """Every frame, as it comes, in a buffer of its own."""
+        # One buffer for all: `recv` would map fresh pages for each message, which costs more than the message.
+        buffer = memoryview(bytearray(_RECEIVE_BYTES))
         while True:
             try:
-                data = self._socket.recv(_RECEIVE_BYTES)
+                received = self._socket.recv_into(buffer)
             except OSError:
-                data = b""
-            if not data:
+                received = 0
+            if not received:
                 leave()
-            yield from self._frames.feed(data)
+            yield from self._frames.feed(bytearray(buffer[:received]))
 
     def send(self, message: bytes) -> None:
         """Write a frame. Blocks while the server does not read.

@@ -173,7 +173,7 @@ class Frames:
         self._wanted = HEADER_BYTES
         self._writable = writable
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes | bytearray) -> Iterator[Frame]:
         """The frames that ``data`` completes. Raises `WireError`."""
         if self._rest:
             self._rest += data
