@@ -173,7 +173,9 @@ class ProcessHost:
     def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
         assert self._source is not None
         batch, self.executing = self.executing, ()
-        self._pull()  # first, so that the child runs while this batch is answered
+        # Not before the loop has looked at its sockets once more: then what has arrived is a batch, where
+        # at once it would be two or three requests, and a message costs as much as six of them.
+        self._loop.call_soon(self._loop.call_soon, self._pull)
         signed = [self._contract.signed(*pair) for pair in zip(requests, answers, strict=True)]
         for request in batch if len(requests) < len(batch) else ():
             request.started_ns = times.start_ns
