@@ -137,10 +137,10 @@ class DeferredCall(Call):
         """The window of this call. Made late: most calls are answered once."""
         with self._lock:
             if self._window is None:
-                self._window = Window.over(self.request)
-                self.request.on_cancel = self._runner.leave
-                if self._is_ended:
-                    self._window.open()
+                self._window = window = Window()
+                self.request.on_read = lambda _: window.release()
+                if self._is_ended:  # as it is when the caller has left: `DeferredRunner.leave`
+                    window.open()
             return self._window
 
     def __del__(self) -> None:
