@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from penstock.backends.base import AnyInstance, BaseInstance
+from penstock.backends.services import LogLevel
 from penstock.errors import Code, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
@@ -267,6 +268,13 @@ class _Child:
         self._side.send(notes.json_frame(Kind.CHECKED, {"ready": ready, "reason": reason}))
 
 
+_LEVELS: tuple[tuple[int, LogLevel], ...] = (
+    (logging.ERROR, "error"),
+    (logging.WARNING, "warning"),
+    (logging.INFO, "info"),
+)
+
+
 class _LogForwarder(logging.Handler):
     """Sends what this process logs to the server's log."""
 
@@ -275,15 +283,8 @@ class _LogForwarder(logging.Handler):
         self._services = services
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)
-        if record.levelno >= logging.ERROR:
-            self._services.log("error", text, record.pathname, record.lineno)
-        elif record.levelno >= logging.WARNING:
-            self._services.log("warning", text, record.pathname, record.lineno)
-        elif record.levelno >= logging.INFO:
-            self._services.log("info", text, record.pathname, record.lineno)
-        else:
-            self._services.log("verbose", text, record.pathname, record.lineno)
+        level: LogLevel = next((name for floor, name in _LEVELS if record.levelno >= floor), "verbose")
+        self._services.log(level, self.format(record), record.pathname, record.lineno)
 
 
 def _forward_log(services: RemoteServices, level: int) -> None:
