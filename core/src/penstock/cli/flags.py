@@ -149,6 +149,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              "model-repository:admin=letmein",
              values.restriction("grpc-restricted-protocol", "protocol", GRPC_RESTRICTED_PREFIX),
              values.restrictions("protocol")),
+        Flag("grpc-server", "<server>", "What runs the gRPC endpoint: auto, native or grpcio.", "grpcio",
+             choice("grpc-server", "auto", "native", "grpcio")),
     ),
     "SageMaker and Vertex AI": (
         Flag("allow-sagemaker", "<bool>", "Serve SageMaker's requests.", "false", boolean),

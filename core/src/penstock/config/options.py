@@ -17,6 +17,7 @@ LogFormat: TypeAlias = Literal["default", "ISO8601", "json"]
 ControlMode: TypeAlias = Literal["none", "poll", "explicit"]
 CompressionLevel: TypeAlias = Literal["none", "low", "medium", "high"]
 HttpServer: TypeAlias = Literal["auto", "hypercorn", "native"]
+GrpcServer: TypeAlias = Literal["auto", "native", "grpcio"]
 
 #: What ``--http-restricted-api`` and ``--grpc-restricted-protocol`` can restrict.
 RESTRICTED_CATEGORIES = (
@@ -135,6 +136,7 @@ class ServerOptions:
     grpc_max_connection_age_grace: int = 0
     #: Category to the metadata key, prefix included, that unlocks it.
     grpc_restricted_protocol: Mapping[str, Restriction] = field(default_factory=dict)
+    grpc_server: GrpcServer = "auto"
 
     # SageMaker and Vertex AI
     allow_sagemaker: bool = False
