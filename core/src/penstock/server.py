@@ -30,7 +30,6 @@ from penstock.messages.single import AwaitedAnswer
 from penstock.messages.tensor import BytesTensor, as_tensor
 from penstock.models.calls import Calls
 from penstock.models.control import Control
-from penstock.models.crossing import Crossing
 from penstock.models.directory import Directory
 from penstock.models.lifecycle import Lifecycle
 from penstock.models.loading import Loader
@@ -41,6 +40,7 @@ from penstock.plugins import Plugins
 from penstock.telemetry import settings
 from penstock.telemetry.custom import CustomMetrics
 from penstock.telemetry.summaries import Summaries
+from penstock.workers.crossing import Crossing
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar
 
@@ -14,7 +13,6 @@ import pytest
 from penstock.backends.base import Backend, Instance, Model, Tensors
 from penstock.backends.services import LogLevel, Services
 from penstock.errors import NotFound, PenstockError
-from penstock.models.crossing import Crossing
 from penstock.plugins import PluginInfo
 from penstock.server import Server
 from penstock.telemetry import exposition
@@ -201,51 +199,3 @@ def test_a_line_of_a_models_log_shows_where_it_comes_from_on_one_line(
     assert record.levelno == number
     shown = LineFormatter("default").format(record)
     assert shown.endswith(' model.py:91] "hello\\nworld \\u001b[31m 100%"')  # as a real Triton shows it
-
-
-def test_what_a_thread_sends_before_the_loop_looks_crosses_in_order_with_one_wake(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        wakes: list[object] = []
-        seen: list[int] = []
-        wake = loop.call_soon_threadsafe
-        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *arguments: wakes.append(wake(*arguments)))
-        crossing = Crossing(loop)
-        sent: list[bool] = []
-        for numbers in (range(1000), range(1000, 2000)):
-            thread = threading.Thread(target=lambda n=numbers: sent.extend(crossing.send(seen.append, i) for i in n))
-            thread.start()
-            thread.join()  # the loop is busy with this meanwhile
-            await asyncio.sleep(0)
-        assert seen == list(range(2000))
-        assert all(sent)
-        assert len(wakes) == 2
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
-
-
-def test_what_the_loop_sends_itself_happens_after_it_has_been_sent() -> None:
-    async def scenario() -> None:
-        crossing = Crossing(asyncio.get_running_loop())
-        seen: list[int] = []
-        crossing.send(seen.append, 1)
-        assert seen == []
-        await asyncio.sleep(0)
-        assert seen == [1]
-
-    asyncio.run(scenario())
-
-
-def test_one_call_that_fails_does_not_keep_the_next_from_crossing(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        crossing = Crossing(asyncio.get_running_loop())
-        seen: list[int] = []
-        crossing.send(lambda: 1 // 0)
-        crossing.send(seen.append, 1)
-        await asyncio.sleep(0)
-        assert seen == [1]
-
-    asyncio.run(scenario())
-    assert "a call from a model's thread failed" in caplog.text

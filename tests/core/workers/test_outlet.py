@@ -44,6 +44,9 @@ def told(call: Callable[[LoopOutlet], object]) -> tuple[list[str], int]:
                 wakes += 1
                 loop.call_soon_threadsafe(*arguments)
 
+            def is_closed(self) -> bool:
+                return loop.is_closed()
+
         outlet = LoopOutlet(sink, Counting(), sink.late)  # type: ignore[arg-type]
         thread = threading.Thread(target=call, args=(outlet,))
         thread.start()
@@ -87,6 +90,9 @@ def test_a_batch_does_not_pass_what_another_thread_has_yet_to_wake_the_loop_for(
                     is_waking.set()
                     may_wake.wait(10)
                 loop.call_soon_threadsafe(*arguments)
+
+            def is_closed(self) -> bool:
+                return loop.is_closed()
 
         outlet = LoopOutlet(sink, Slow(), sink.late)  # type: ignore[arg-type]
         waking = threading.Thread(target=outlet.send, args=(request("a"), InferResponse({}), False))

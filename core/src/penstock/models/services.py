@@ -12,9 +12,9 @@ from penstock.backends.services import LogLevel, MetricKind, MetricOperation
 from penstock.errors import Unavailable
 from penstock.messages.request import InferRequest
 from penstock.models.calls import Calls
-from penstock.models.crossing import Crossing
 from penstock.models.loads import Loads
 from penstock.telemetry.custom import CustomMetrics, Holding
+from penstock.workers.crossing import Crossing
 from penstock.workers.host import Host
 from penstock.workers.process.desk import LoopServices
 

@@ -1,14 +1,14 @@
-"""The way from the threads of an instance to the event loop."""
+"""The way of answers from the threads of an instance to its scheduler."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
+from penstock.workers.crossing import Crossing
 
 
 class Sink(Protocol):
@@ -20,48 +20,26 @@ class Sink(Protocol):
 
 
 class LoopOutlet:
-    """An `Outlet` to ``sink``. However much is sent before the loop looks, it is woken once.
+    """An `penstock.workers.runner.Outlet` to ``sink``, which is told everything in the order sent.
 
-    ``on_late`` is called on the loop for each last answer that was sent, before it is given out.
+    ``on_late`` is called on the loop for each last answer that was sent, before it is given out. When
+    the loop has ended, the server has stopped without waiting for this instance: then nobody is left
+    to be answered.
     """
 
     def __init__(
         self, sink: Sink, loop: asyncio.AbstractEventLoop, on_late: Callable[[InferRequest, Answer], None]
     ) -> None:
-        self._sink = sink
-        self._loop = loop
-        self._on_late = on_late
-        self._sent: deque[tuple[InferRequest, Answer, bool]] = deque()
-        self._is_waking = False
+        self._sink, self._on_late = sink, on_late
+        self._crossing = Crossing(loop)
 
     def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
-        self._sent.append((request, answer, final))
-        if not self._is_waking:
-            self._is_waking = True
-            self._on_loop(self._flush)
+        self._crossing.send(self._end if final else self._sink.progress, request, answer)
 
     def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
         """Give out a batch of last answers, behind what was sent before."""
-        self._on_loop(self._deliver, requests, answers)
+        self._crossing.send(self._sink.deliver, requests, answers)
 
-    def _deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
-        self._flush()
-        self._sink.deliver(requests, answers)
-
-    def _flush(self) -> None:
-        self._is_waking = False  # first: whoever sends from here on wakes the loop again
-        while self._sent:
-            request, answer, final = self._sent.popleft()
-            if final:
-                self._on_late(request, answer)
-                self._sink.deliver((request,), (answer,))
-            else:
-                self._sink.progress(request, answer)
-
-    def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
-            # The server has stopped without waiting for this instance; nobody is left to be answered.
+    def _end(self, request: InferRequest, answer: Answer) -> None:
+        self._on_late(request, answer)
+        self._sink.deliver((request,), (answer,))

@@ -1,10 +1,10 @@
-"""The way from a model's threads to the event loop."""
+"""The way from the threads of instances to the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
+from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable
 
@@ -12,14 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class Crossing:
-    """Calls on ``loop`` what it is given, in order. However much comes before the loop looks, it wakes once.
-
-    ``loop`` runs on the thread that makes this.
-    """
+    """Calls on ``loop`` what it is given, in order. However much comes before the loop looks, it wakes once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._thread = threading.get_ident()
         self._waiting: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._is_waking = False
 
@@ -27,13 +23,14 @@ class Crossing:
         """Call soon, never before this returns. Any thread, the loop's too. False if the loop has ended."""
         self._waiting.append((call, arguments))
         if self._is_waking:
-            return True
+            return not self.loop.is_closed()
         self._is_waking = True
-        is_there = threading.get_ident() == self._thread
+        loop = self.loop
         try:
-            (self.loop.call_soon if is_there else self.loop.call_soon_threadsafe)(self._cross)
+            # On the loop's own thread it is awake, and need not be written to.
+            (loop.call_soon if _get_running_loop() is loop else loop.call_soon_threadsafe)(self._cross)
         except RuntimeError:
-            if not self.loop.is_closed():
+            if not loop.is_closed():
                 raise
             return False
         return True
