@@ -89,6 +89,25 @@ def parcel(model: str = "m", id: str = "", **parameters: bool) -> Parcel:
     return unpack(message.SerializeToString())
 
 
+async def infer(inference: Inference, sent: Parcel, context: Call) -> bytes:
+    """What `model_infer` answers; cancelling tells it that the caller has gone."""
+    answered: asyncio.Future[bytes | PenstockError] = asyncio.get_running_loop().create_future()
+
+    def reply(answer: bytes | PenstockError) -> None:
+        if not answered.cancelled():
+            answered.set_result(answer)
+
+    cancel = model_infer(inference, sent, context, reply)
+    try:
+        found = await answered
+    except asyncio.CancelledError:
+        cancel()
+        raise
+    if isinstance(found, PenstockError):
+        raise found
+    return found
+
+
 def answer(value: float) -> InferResponse:
     return InferResponse({"y": np.array([value], np.float32)}, model_name="core's", model_version="3", id="core's")
 
@@ -99,7 +118,7 @@ def answer(value: float) -> InferResponse:
 @asynchronous
 async def test_the_answer_comes_back_whole() -> None:
     desk = Desk()
-    call = asyncio.ensure_future(model_infer(desk.inference(), parcel(id="7"), Call()))
+    call = asyncio.ensure_future(infer(desk.inference(), parcel(id="7"), Call()))
     request = await desk.submitted.get()
     assert request.id == "7"
     request.respond(answer(2), True)
@@ -110,7 +129,7 @@ async def test_the_answer_comes_back_whole() -> None:
 
 async def refused(desk: Desk, sent: Parcel, context: Call | None = None) -> tuple[Code, str]:
     with pytest.raises(PenstockError) as caught:
-        await model_infer(desk.inference(), sent, context or Call())
+        await infer(desk.inference(), sent, context or Call())
     return caught.value.code, caught.value.message
 
 
@@ -152,7 +171,7 @@ def test_any_number_of_answers_but_one_is_an_error(count: int) -> None:
 @asynchronous
 async def test_cancelling_the_call_cancels_the_request() -> None:
     desk = Desk()
-    call = asyncio.ensure_future(model_infer(desk.inference(), parcel(), Call()))
+    call = asyncio.ensure_future(infer(desk.inference(), parcel(), Call()))
     request = await desk.submitted.get()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -165,7 +184,7 @@ async def test_cancelling_the_call_cancels_the_request() -> None:
 async def test_metadata_that_matches_becomes_parameters() -> None:
     desk = Desk()
     metadata = (("my-key", "v"), ("my-bin", b"\0"), ("other", "w"))
-    call = asyncio.ensure_future(model_infer(desk.inference("^MY-"), parcel(), Call(metadata)))
+    call = asyncio.ensure_future(infer(desk.inference("^MY-"), parcel(), Call(metadata)))
     request = await desk.submitted.get()
     assert request.parameters == {"my-key": "v"}
     request.respond(answer(1), True)
@@ -175,7 +194,7 @@ async def test_metadata_that_matches_becomes_parameters() -> None:
 @asynchronous
 async def test_reserved_metadata_is_refused() -> None:
     with pytest.raises(PenstockError, match="Header 'priority' is reserved for Triton usage and cannot be forwarded"):
-        await model_infer(Desk().inference("."), parcel(), Call((("priority", "1"),)))
+        await infer(Desk().inference("."), parcel(), Call((("priority", "1"),)))
 
 
 # ------------------------------------------------------------------ stream

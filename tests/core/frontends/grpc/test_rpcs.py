@@ -108,7 +108,9 @@ def test_no_rpc_passes_its_restriction_without_the_key(name: str) -> None:
 
     async def call(*metadata: tuple[str, str | bytes]) -> None:
         request = rpc.parse(b"")
-        if rpc.unary is not None:
+        if rpc.direct is not None:
+            rpc.direct(request, Call(metadata), lambda answer: None)
+        elif rpc.unary is not None:
             await rpc.unary(request, Call(metadata))
         else:
             assert rpc.stream is not None

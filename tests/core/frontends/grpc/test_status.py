@@ -26,7 +26,7 @@ NUMBERS = {
 
 @pytest.mark.parametrize("code", Code)
 def test_every_code_has_its_status(code: Code) -> None:
-    assert STATUS[code].value[0] == NUMBERS[code.value]
+    assert STATUS[code] == NUMBERS[code.value]
 
 
 @given(st.text(max_size=300).map(lambda text: text * 30) | st.text(st.characters(), max_size=50))

@@ -1,16 +1,26 @@
-"""What a handler may ask of the transport that called it."""
+"""What a handler may ask of the transport that called it, and what it answers with."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
+
+from penstock.errors import PenstockError
 
 #: Keys are in lower case and may repeat; values of keys that end in ``-bin`` are bytes.
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
+#: Sends one message of a stream; waits while the client does not read.
+Send: TypeAlias = Callable[[bytes], Awaitable[None]]
+#: Answers a call, once, on the event loop: a serialized message, or why there is none.
+Reply: TypeAlias = Callable[["bytes | PenstockError"], None]
+#: Says that the caller has gone. Called at most once.
+Cancel: TypeAlias = Callable[[], None]
+
 
 class Context(Protocol):
     """One call. When the caller goes away or its deadline passes, the transport cancels the task
-    that runs the handler."""
+    that runs the handler, or calls what the handler returned."""
 
     @property
     def metadata(self) -> Metadata:

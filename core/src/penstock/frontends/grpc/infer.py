@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from penstock.errors import Unavailable, Unsupported
-from penstock.frontends.grpc.context import Context, Metadata
+from penstock.errors import InternalError, PenstockError, Unavailable, Unsupported
+from penstock.frontends.grpc.context import Cancel, Context, Metadata, Reply
 from penstock.frontends.grpc.decode import decode
 from penstock.frontends.grpc.encode import encode
 from penstock.frontends.grpc.wire import Parcel
-from penstock.messages.single import AwaitedAnswer
+from penstock.messages.response import InferResponse
+from penstock.messages.single import SingleAnswer
 
 if TYPE_CHECKING:
+    from penstock.models.served import ServedModel
     from penstock.server import Server
+
+log = logging.getLogger(__name__)
 
 #: The parameters that a call's metadata adds to its requests; raises `InvalidArgument`.
 Forward: TypeAlias = Callable[[Metadata], Mapping[str, str]]
@@ -33,15 +38,43 @@ class Inference:
         return None if self.forward is None else self.forward(context.metadata)
 
 
-async def model_infer(inference: Inference, parcel: Parcel, context: Context) -> bytes:
-    """The serialized ``ModelInferResponse``. Cancelling takes the request out of the queue."""
+def model_infer(inference: Inference, parcel: Parcel, context: Context, reply: Reply) -> Cancel:
+    """Answer ``parcel`` by a serialized ``ModelInferResponse``, by callback.
+
+    What is returned cancels the request. Raises `PenstockError` if it is refused.
+    """
     if context.draining:
         raise Unavailable(SHUTTING_DOWN)
     server, message = inference.server, parcel.message
     model = server.resolve(message.model_name, message.model_version)
     if model.decoupled:
         raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-    answer = AwaitedAnswer()
+    answer = _Answer(model, reply)
     decoded = decode(parcel, answer, inference.forwarded(context))
+    answer.classes = decoded.classes
     server.submit(decoded.request)
-    return encode(await answer.to(decoded.request), model, decoded.classes)
+    return decoded.request.cancel
+
+
+class _Answer(SingleAnswer):
+    """Replies to one request with what its model answers."""
+
+    __slots__ = ("_model", "_reply", "classes")
+
+    classes: Mapping[str, int]
+
+    def __init__(self, model: ServedModel, reply: Reply) -> None:
+        super().__init__()
+        self._model, self._reply = model, reply
+
+    def settle(self, answer: InferResponse | PenstockError) -> None:
+        self._reply(answer if isinstance(answer, PenstockError) else self._encode(answer))
+
+    def _encode(self, response: InferResponse) -> bytes | PenstockError:
+        try:
+            return encode(response, self._model, self.classes)
+        except PenstockError as error:
+            return error
+        except Exception:
+            log.exception("the response of model '%s' could not be encoded", self._model.name)
+            return InternalError("internal error; the server's log has the details")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from functools import cached_property
-from typing import Any
 
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
@@ -20,8 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from penstock.config import model_config_pb2
 from penstock.frontends.grpc import grpc_service_pb2
-from penstock.frontends.grpc.context import Context
-from penstock.frontends.grpc.stream import Send
+from penstock.frontends.grpc.context import Context, Send
 
 #: The second is the successor of the first, with the same messages; tools ask for it first.
 SERVICES = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
@@ -76,21 +74,6 @@ class Reflection:
         numbers = sorted(extension.number for extension in self._pool.FindAllExtensions(extended))
         found = pb.ExtensionNumberResponse(base_type_name=extended.full_name, extension_number=numbers)
         return pb.ServerReflectionResponse(all_extension_numbers_response=found)
-
-
-def handlers() -> list[Any]:
-    """Handlers of both services for grpcio."""
-    import grpc
-
-    from penstock.frontends.grpc.rpcs import HEALTH_SERVICE, SERVICE
-
-    reflection = Reflection((SERVICE, HEALTH_SERVICE, *SERVICES))
-
-    async def call(requests: AsyncIterator[pb.ServerReflectionRequest], context: Any) -> None:
-        await reflection.serve(requests, context.write, context)
-
-    method = grpc.stream_stream_rpc_method_handler(call, pb.ServerReflectionRequest.FromString)
-    return [grpc.method_handlers_generic_handler(service, {"ServerReflectionInfo": method}) for service in SERVICES]
 
 
 def pool() -> DescriptorPool:

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from penstock.errors import Unavailable
 from penstock.frontends.forwarding import HeaderForwarding
 from penstock.frontends.grpc import grpc_service_pb2 as pb
 from penstock.frontends.grpc import health, memory, metadata, repository, settings, statistics, wire
-from penstock.frontends.grpc.context import Context, Metadata, first, texts
+from penstock.frontends.grpc.context import Cancel, Context, Metadata, Reply, Send, first, texts
 from penstock.frontends.grpc.infer import Inference, model_infer
-from penstock.frontends.grpc.stream import Send, model_stream_infer
+from penstock.frontends.grpc.reflection import SERVICES, Reflection
+from penstock.frontends.grpc.stream import model_stream_infer
 from penstock.frontends.restrictions import Restrictions
 
 if TYPE_CHECKING:
@@ -32,12 +34,17 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 Answer: TypeAlias = "Message | bytes"
 Unary: TypeAlias = Callable[[Any, Context], Awaitable[Answer]]
 Stream: TypeAlias = Callable[[AsyncIterator[Any], Send, Context], Awaitable[None]]
+Direct: TypeAlias = Callable[[Any, Context, Reply], "Cancel | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """One RPC. ``parse`` makes the handler's request of the received bytes; exactly one of
-    ``unary`` and ``stream`` is set."""
+    """One RPC. ``parse`` makes the handler's request of the received bytes.
+
+    Exactly one of three is set: ``unary`` and ``stream`` run in a task of their own. ``direct``
+    answers by callback, now or later; it raises `PenstockError` if it refuses now, and returns what
+    cancels it.
+    """
 
     service: str
     name: str
@@ -45,6 +52,7 @@ class Rpc:
     parse: Callable[[bytes], Any]
     unary: Unary | None = None
     stream: Stream | None = None
+    direct: Direct | None = None
 
 
 def serialize(answer: Answer) -> bytes:
@@ -62,13 +70,18 @@ def rpcs(server: Server) -> list[Rpc]:
         for name, category, request, handler in _HANDLERS
     ]
     check = guard.unary("health", partial(health.check, server))
-    infer = guard.unary("inference", partial(model_infer, inference))
+    infer = guard.direct("inference", partial(model_infer, inference))
     stream = guard.stream("inference", partial(model_stream_infer, inference))
+    described = Reflection((SERVICE, HEALTH_SERVICE, *SERVICES)).serve
     return [
         *table,
         Rpc(HEALTH_SERVICE, "Check", "health", HealthCheckRequest.FromString, check),
-        Rpc(SERVICE, "ModelInfer", "inference", wire.unpack, infer),
+        Rpc(SERVICE, "ModelInfer", "inference", wire.unpack, direct=infer),
         Rpc(SERVICE, "ModelStreamInfer", "inference", wire.unpack, stream=stream),
+        *(
+            Rpc(name, "ServerReflectionInfo", "", ServerReflectionRequest.FromString, stream=described)
+            for name in SERVICES
+        ),
     ]
 
 
@@ -112,6 +125,13 @@ class _Guard:
         async def guarded(requests: AsyncIterator[Any], send: Send, context: Context) -> None:
             self._check(category, context)
             await handler(requests, send, context)
+
+        return guarded if self._restrictions.covers(category) else handler
+
+    def direct(self, category: str, handler: Direct) -> Direct:
+        def guarded(request: Any, context: Context, reply: Reply) -> Cancel | None:
+            self._check(category, context)
+            return handler(request, context, reply)
 
         return guarded if self._restrictions.covers(category) else handler
 

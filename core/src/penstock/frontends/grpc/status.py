@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from grpc import StatusCode
-
 from penstock.errors import Code
 
+#: gRPC's numbers (https://grpc.github.io/grpc/core/md_doc_statuscodes.html) that a transport needs by name.
+OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS = 0, 1, 2, 3, 4, 5, 6
+RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 8, 12, 13, 14
+
 STATUS = {
-    Code.UNKNOWN: StatusCode.UNKNOWN,
-    Code.INTERNAL: StatusCode.INTERNAL,
-    Code.NOT_FOUND: StatusCode.NOT_FOUND,
-    Code.INVALID_ARGUMENT: StatusCode.INVALID_ARGUMENT,
-    Code.UNAVAILABLE: StatusCode.UNAVAILABLE,
-    Code.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
-    Code.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
-    Code.CANCELLED: StatusCode.CANCELLED,
+    Code.UNKNOWN: UNKNOWN,
+    Code.INTERNAL: INTERNAL,
+    Code.NOT_FOUND: NOT_FOUND,
+    Code.INVALID_ARGUMENT: INVALID_ARGUMENT,
+    Code.UNAVAILABLE: UNAVAILABLE,
+    Code.UNSUPPORTED: UNIMPLEMENTED,
+    Code.ALREADY_EXISTS: ALREADY_EXISTS,
+    Code.CANCELLED: CANCELLED,
 }
 
 #: Details travel in the trailers, of which clients take 8 KiB in all, percent-encoded.

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Mapping
 
 from penstock.errors import InternalError, PenstockError, Unavailable
-from penstock.frontends.grpc.context import Context, first
+from penstock.frontends.grpc.context import Context, Send, first
 from penstock.frontends.grpc.decode import decode
 from penstock.frontends.grpc.encode import encode, encode_empty
 from penstock.frontends.grpc.infer import SHUTTING_DOWN, Inference
@@ -27,8 +26,6 @@ log = logging.getLogger(__name__)
 
 #: Requests of one stream that are not completely answered; beyond it the stream is not read.
 IN_FLIGHT = 1024
-
-Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 async def model_stream_infer(
