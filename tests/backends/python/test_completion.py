@@ -97,7 +97,7 @@ def test_a_model_without_the_method_leaves_its_config_alone(tmp_path: Path) -> N
         ("config.set_max_batch_size(1)\nreturn config", "configuration specified max_batch_size 2"),
         ("raise KeyError('lost')", "KeyError: 'lost'"),
         ("sys.exit(4)", "SystemExit: 4"),
-        ("os._exit(4)", "auto_complete_config of model 'm' ended with exit code 4"),
+        ("os._exit(4)", "auto_complete_config of model 'm' exited with status 4"),
         ("os.abort()", "auto_complete_config of model 'm' was killed by SIGABRT"),
         ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
         ("config.as_dict()['input'] = [{'name': 'A', 'data_type': 'FP32'}]\nreturn config", "returned no valid config"),

@@ -19,8 +19,9 @@ from penstock.config.json_form import to_json
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.errors import LoadError
 from penstock.workers.process import bootstrap
+from penstock.workers.process.exits import ending
 from penstock_python.installation import folders_of
-from penstock_python.program import ending, run
+from penstock_python.program import run
 
 #: What ``auto_complete_config`` may change; as in Triton, all else that it returns is not read.
 Completed: TypeAlias = Literal[

@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 
 from penstock.errors import LoadError
+from penstock.workers.process.exits import ending
 from penstock_python.archive import unpack
 from penstock_python.cache import cached
 from penstock_python.interpreter import check
-from penstock_python.program import ending, run
+from penstock_python.program import run
 from penstock_python.requirements import install
 
 log = logging.getLogger("penstock.python")

@@ -7,7 +7,8 @@ import tempfile
 from functools import lru_cache
 
 from penstock.errors import LoadError
-from penstock_python.program import ending, run
+from penstock.workers.process.exits import ending
+from penstock_python.program import run
 
 OLDEST = (3, 10)
 _TIMEOUT_S = 60.0

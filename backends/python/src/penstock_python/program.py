@@ -60,16 +60,6 @@ def run(
     return code
 
 
-def ending(code: int) -> str:
-    """How a program with this exit code ended, to complete "the process ..."."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
 def _wait(ended: threading.Thread, timeout_s: float, tell: Callable[[float], None] | None) -> None:
     begun = time.monotonic()
     while ended.is_alive():

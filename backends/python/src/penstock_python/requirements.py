@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import IO
 
 from penstock.errors import LoadError
+from penstock.workers.process.exits import ending
 from penstock_python.cache import cached
-from penstock_python.program import ending, run
+from penstock_python.program import run
 
 log = logging.getLogger("penstock.python")
 

@@ -104,7 +104,7 @@ def test_a_conda_unpack_that_fails_leaves_nothing(
         archive.add(virtual_environment / "bin", arcname="bin")
         archive.add(virtual_environment / "pyvenv.cfg", arcname="pyvenv.cfg")
         archive.add(tmp_path / "root/bin/conda-unpack", arcname="bin/conda-unpack")
-    with pytest.raises(LoadError, match=r"conda-unpack of environment .* ended with exit code"):
+    with pytest.raises(LoadError, match=r"conda-unpack of environment .* exited with status"):
         find(str(tmp_path / "env.tar"), tmp_path)
     assert [path.name for path in cache.rglob("*") if path.is_file()] == ["lock"]
 
@@ -133,7 +133,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     ("script", "error"),
     [
         (VERSION_38, r"has Python 3\.8; Penstock needs 3\.10 or newer"),
-        ("#!/bin/sh\nexit 7\n", "is no Python that runs: it ended with exit code 7"),
+        ("#!/bin/sh\nexit 7\n", "is no Python that runs: it exited with status 7"),
         ("#!/bin/sh\nkill -9 $$\n", "is no Python that runs: it was killed by SIGKILL"),
         ("#!/no/such/interpreter\n", "cannot be run: No such file or directory"),
     ],

@@ -66,7 +66,7 @@ def test_a_failure_shows_the_last_words_of_pip(model: Path, cache: Path, wheels:
     file = write(model / "requirements.txt", "no-such-thing==1\n")
     with pytest.raises(LoadError) as raised:
         install(file, model)
-    assert f"the environment of '{file}' cannot be made: pip ended with exit code 1\n" in raised.value.message
+    assert f"the environment of '{file}' cannot be made: pip exited with status 1\n" in raised.value.message
     assert "No matching distribution found for no-such-thing==1" in raised.value.message
     assert not list(cache.rglob("bin"))
 
@@ -117,7 +117,7 @@ def test_an_include_that_is_no_file_is_refused(model: Path, name: str) -> None:
 
 def test_files_that_include_each_other_are_left_to_pip_to_refuse(model: Path, cache: Path, wheels: Wheels) -> None:
     write(model / "a.txt", "-r requirements.txt\n")
-    with pytest.raises(LoadError, match="cannot be made: pip ended with exit code"):
+    with pytest.raises(LoadError, match="cannot be made: pip exited with status"):
         install(write(model / "requirements.txt", "-r a.txt\n"), model)
 
 

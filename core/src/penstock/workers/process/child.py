@@ -21,6 +21,7 @@ from penstock.messages.response import Answer
 from penstock.workers.process import notes, wire
 from penstock.workers.process.arena import Reader, Writer
 from penstock.workers.process.desk import Desk
+from penstock.workers.process.exits import ending
 from penstock.workers.process.failure import WireError
 from penstock.workers.process.launching import Launched, launch
 from penstock.workers.process.order import Order
@@ -201,7 +202,7 @@ class Child:
         if self.is_dead:
             return
         words = self._words
-        reason = f"model instance '{self._order.instance_name}' {self._trouble or _how(code)}"
+        reason = f"model instance '{self._order.instance_name}' {self._trouble or ending(code)}"
         self._let_go()
         if self._checked is not None and not self._checked.done():
             self._checked.set_result((False, reason))
@@ -351,13 +352,3 @@ class _Listener(asyncio.Protocol):
                 self._hear(message)
         except Exception as error:
             self._child.broken(error)
-
-
-def _how(code: int) -> str:
-    """How a process with exit ``code`` ended."""
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
