@@ -12,8 +12,7 @@ from penstock.config.parameters import read_isolation
 from penstock.errors import LoadError
 from penstock_python.completion import complete
 from penstock_python.description import Description, is_decoupled
-from penstock_python.environment import Environment, find
-from penstock_python.installation import PACKAGES
+from penstock_python.environment import PACKAGES, Environment, find
 from penstock_python.instance import PythonInstance, instance_of
 from penstock_python.parameters import ENVIRONMENT, Parameters
 from penstock_python.private import PrivateModules

@@ -20,7 +20,8 @@ from penstock.config.model_config_pb2 import ModelConfig
 from penstock.errors import LoadError
 from penstock.workers.process import bootstrap
 from penstock.workers.process.exits import ending
-from penstock_python.installation import folders_of
+from penstock.workers.process.packages import folders_of
+from penstock_python.environment import PACKAGES
 from penstock_python.program import run
 
 #: What ``auto_complete_config`` may change; as in Triton, all else that it returns is not read.
@@ -65,7 +66,7 @@ def complete(
 def _run(name: str, python: str, environ: Mapping[str, str], timeout_s: float, paper: IO[bytes]) -> int:
     arguments = {
         "entry": "penstock_python.completing:complete",
-        "packages": {} if python == sys.executable else folders_of(),
+        "packages": {} if python == sys.executable else folders_of(PACKAGES),
         "paper": paper.fileno(),
     }
     argv = [python, "-X", "faulthandler", bootstrap.__file__, f"{name}_autocomplete", json.dumps(arguments)]

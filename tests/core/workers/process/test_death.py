@@ -346,6 +346,7 @@ def descriptors() -> list[str]:
 
 
 def test_deaths_and_cycles_leave_no_descriptor_and_no_thread(run_trial: Run, wait_until: WaitUntil) -> None:
+    shared = set(Path("/dev/shm").iterdir())  # what other programs have there
     model = run_trial()
     refusal(model, "exit")
     wait_for_restart(model, wait_until)
@@ -355,4 +356,4 @@ def test_deaths_and_cycles_leave_no_descriptor_and_no_thread(run_trial: Run, wai
     wait_for_restart(model, wait_until, 2)
     wait_until(lambda: len(descriptors()) <= len(before), f"no more descriptors than {before}", 5)
     wait_until(lambda: threading.active_count() <= threads, "no more threads", 5)
-    assert list(Path("/dev/shm").iterdir()) == []
+    assert set(Path("/dev/shm").iterdir()) <= shared

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import logging
 import os
@@ -13,9 +12,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO
 
 from penstock.backends.base import Isolation
@@ -24,6 +22,7 @@ from penstock.workers.process import bootstrap
 from penstock.workers.process.arena import Arena
 from penstock.workers.process.guardian import GUARDIAN
 from penstock.workers.process.obituary import edited
+from penstock.workers.process.packages import folders_of
 
 #: Address space of each arena; memory is taken as it is used.
 ARENA_BYTES = 256 * 1024 * 1024
@@ -95,7 +94,7 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
         "arena_bytes": ARENA_BYTES,
         "memory_bytes": isolation.memory_bytes,
         "log_level": logging.getLogger("penstock").getEffectiveLevel(),
-        "packages": _folders(isolation),
+        "packages": {} if isolation.python == sys.executable else folders_of(isolation.packages),
     }
     try:
         process = subprocess.Popen(
@@ -120,19 +119,5 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
 
 def _ours(isolation: Isolation) -> Sequence[str]:
     """The folders of the packages that run the instance, each with its final slash."""
-    specs = map(importlib.util.find_spec, ("penstock", *isolation.packages))
-    return [f"{Path(spec.origin).parent}/" for spec in specs if spec is not None and spec.origin is not None]
-
-
-def _folders(isolation: Isolation) -> Mapping[str, str]:
-    """Where each package is that a foreign interpreter has to import from here; none for our own."""
-    if isolation.python == sys.executable:
-        return {}
-    return {name: _folder(name) for name in isolation.packages}
-
-
-def _folder(package: str) -> str:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    return str(Path(spec.origin).parents[1])
+    found = folders_of(("penstock", *isolation.packages))
+    return [f"{folder}/{package}/" for package, folder in found.items()]
