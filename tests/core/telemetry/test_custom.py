@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.errors import AlreadyExists, InternalError, InvalidArgument, PenstockError, Unsupported
 from penstock.telemetry import exposition
 from penstock.telemetry.custom import CustomMetrics, Holding
-from penstock.telemetry.series import Kind, Operation
+from penstock.telemetry.kinds import MetricKind, MetricOperation
 
 if TYPE_CHECKING:
     from tests.core.conftest import Interrupted
@@ -162,7 +162,7 @@ def test_families_whose_samples_would_share_a_name_are_refused(metrics: CustomMe
     ],
 )
 def test_buckets_belong_to_histograms_and_ascend(
-    metrics: CustomMetrics, kind: Kind, buckets: list[float] | None, message: str
+    metrics: CustomMetrics, kind: MetricKind, buckets: list[float] | None, message: str
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:
         metrics.series(metrics.family("m", "", kind), {}, buckets)
@@ -183,7 +183,7 @@ COUNTER, GAUGE, HISTOGRAM = (f"TRITONSERVER_METRIC_KIND_{kind}" for kind in ("CO
     ],
 )
 def test_an_operation_of_another_kind_is_unsupported(
-    metrics: CustomMetrics, kind: Kind, operation: Operation, message: str
+    metrics: CustomMetrics, kind: MetricKind, operation: MetricOperation, message: str
 ) -> None:
     series = metrics.series(metrics.family("m", "", kind), {}, [1.0] if kind == "histogram" else None)
     with pytest.raises(Unsupported) as caught:

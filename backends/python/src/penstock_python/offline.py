@@ -6,16 +6,16 @@ Other models are functions, metrics are kept in memory, and the log is that of `
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from penstock.backends.services import LogLevel, MetricKind, MetricOperation, Services
+from penstock.backends.services import LOG_LEVELS, LogLevel, Services
 from penstock.errors import BackendError, NotFound, PenstockError, Unsupported
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
 from penstock.messages.tensor import BytesTensor, as_tensor
 from penstock_python.wording import describe
+from triton_python_backend_utils.keeping import KeptMetrics
 
 log = logging.getLogger("penstock.python")
 
@@ -24,25 +24,13 @@ Arrays: TypeAlias = Mapping[str, Any]
 #: a decoupled one. Raises for an error.
 OtherModel: TypeAlias = Callable[[dict[str, Any]], "Arrays | Iterable[Arrays]"]
 
-_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR, "verbose": logging.DEBUG}
 
-
-@dataclass(slots=True)
-class Metric:
-    """One metric: the value of a counter or a gauge, and what a histogram has observed."""
-
-    value: float = 0.0
-    observed: tuple[float, ...] = ()
-
-
-class OfflineServices(Services):
-    """``models`` are the other models by name. ``metrics`` maps a name and sorted labels to a `Metric`."""
+class OfflineServices(KeptMetrics, Services):
+    """``models`` are the other models by name."""
 
     def __init__(self, models: Mapping[str, OtherModel]) -> None:
+        super().__init__()
         self.models = models
-        self.metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Metric] = {}
-        self._families: list[str] = []
-        self._handles: list[Metric] = []
 
     def infer(self, request: InferRequest) -> None:
         try:
@@ -73,29 +61,7 @@ class OfflineServices(Services):
         return name in self.models
 
     def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
-        log.log(_LEVELS[level], "%s:%d: %s", file, line, message)
-
-    def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
-        self._families.append(name)
-        return len(self._families) - 1
-
-    def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
-        key = (self._families[family], tuple(sorted(labels.items())))
-        self._handles.append(self.metrics.setdefault(key, Metric()))
-        return len(self._handles) - 1
-
-    def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
-        found = self._handles[metric]
-        if operation == "observe":
-            found.observed += (value,)
-        else:
-            found.value = value if operation == "set" else found.value + value
-
-    def metric_value(self, metric: int) -> float:
-        return self._handles[metric].value
-
-    def release(self, handle: int) -> None:
-        """Metrics stay, so that a test can look at them."""
+        log.log(LOG_LEVELS[level], "%s:%d: %s", file, line, message)
 
     def _answer(self, request: InferRequest) -> list[InferResponse]:
         model = self.models.get(request.model_name)

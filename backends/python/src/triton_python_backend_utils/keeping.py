@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.backends.services import MetricKind, MetricOperation
-from penstock.errors import InvalidArgument, Unsupported
+from penstock.errors import InvalidArgument
+from penstock.telemetry.kinds import MetricKind, MetricOperation, check_update, without_value
 
 
 class MetricStore(Protocol):
@@ -25,20 +25,25 @@ class MetricStore(Protocol):
 
 
 @dataclass(slots=True)
-class _Kept:
+class KeptMetric:
+    """The value of a counter or a gauge, and what a histogram has observed."""
+
     kind: MetricKind
     value: float = 0.0
-    observed: list[float] = field(default_factory=list)
+    observed: tuple[float, ...] = ()
 
 
 class KeptMetrics:
-    """A `MetricStore` in memory. A handle is a position in a list; equal labels share a metric."""
+    """A `MetricStore` in memory. ``metrics`` maps the name of a family and sorted labels to the metric.
+
+    A handle is a position in a list; equal labels share a metric.
+    """
 
     def __init__(self) -> None:
+        self.metrics: dict[tuple[str, tuple[tuple[str, str], ...]], KeptMetric] = {}
         self._families: dict[str, MetricKind] = {}
         self._names: list[str] = []
-        self._metrics: dict[tuple[str, frozenset[tuple[str, str]]], _Kept] = {}
-        self._handles: list[_Kept] = []
+        self._handles: list[KeptMetric] = []
 
     def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
         if self._families.setdefault(name, kind) != kind:
@@ -48,32 +53,26 @@ class KeptMetrics:
 
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
         name = self._names[family]
-        kept = self._metrics.setdefault((name, frozenset(labels.items())), _Kept(self._families[name]))
+        kept = self.metrics.setdefault((name, tuple(sorted(labels.items()))), KeptMetric(self._families[name]))
         self._handles.append(kept)
         return len(self._handles) - 1
 
     def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
         kept = self._handles[metric]
-        allowed = {"counter": ("increment",), "gauge": ("increment", "set"), "histogram": ("observe",)}
-        if operation not in allowed[kept.kind]:
-            raise Unsupported(f"TRITONSERVER_METRIC_KIND_{kept.kind.upper()} does not support {operation.capitalize()}")
-        if kept.kind == "counter" and value < 0:
-            raise InvalidArgument(
-                "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
-            )
+        check_update(kept.kind, operation, value)
         if operation == "observe":
-            kept.observed.append(value)
+            kept.observed += (value,)
         else:
             kept.value = value if operation == "set" else kept.value + value
 
     def metric_value(self, metric: int) -> float:
         kept = self._handles[metric]
         if kept.kind == "histogram":
-            raise Unsupported("TRITONSERVER_METRIC_KIND_HISTOGRAM does not support Value")
+            raise without_value(kept.kind)
         return kept.value
 
     def release(self, handle: int) -> None:
-        """Values stay for as long as the test runs."""
+        """Values stay, so that a test can look at them."""
 
 
 #: Those of this interpreter.

@@ -11,9 +11,9 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import ClassVar
 
-from penstock.backends.services import MetricKind as ServiceKind
-from penstock.backends.services import MetricOperation
 from penstock.errors import PenstockError
+from penstock.telemetry.kinds import MetricKind as ServiceKind
+from penstock.telemetry.kinds import MetricOperation
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.keeping import KEPT, MetricStore

@@ -6,17 +6,24 @@ all may be called from any thread except the event loop. Source: behaviours.md s
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
+from penstock.telemetry.kinds import MetricKind, MetricOperation
 
-LogLevel: TypeAlias = Literal["info", "warning", "error", "verbose"]
-MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
-MetricOperation: TypeAlias = Literal["increment", "set", "observe"]
+LogLevel: TypeAlias = Literal["error", "warning", "info", "verbose"]
+#: The same in `logging`, most severe first.
+LOG_LEVELS: Final[Mapping[LogLevel, int]] = {
+    "error": logging.ERROR,
+    "warning": logging.WARNING,
+    "info": logging.INFO,
+    "verbose": logging.DEBUG,
+}
 
 
 class Services(ABC):

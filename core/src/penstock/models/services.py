@@ -8,24 +8,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from penstock.backends.services import LogLevel, MetricKind, MetricOperation
+from penstock.backends.services import LOG_LEVELS, LogLevel
 from penstock.errors import Unavailable
 from penstock.messages.request import InferRequest
 from penstock.models.calls import Calls
 from penstock.models.loads import Loads
 from penstock.telemetry.custom import CustomMetrics, Holding
+from penstock.telemetry.kinds import MetricKind, MetricOperation
 from penstock.workers.crossing import Crossing
 from penstock.workers.host import Host
 from penstock.workers.process.desk import LoopServices
 
 log = logging.getLogger("penstock.python")
-
-_LEVELS: Mapping[LogLevel, int] = {
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-    "verbose": logging.DEBUG,
-}
 
 T = TypeVar("T")
 
@@ -127,7 +121,7 @@ class LocalServices(LoopServices):
     # ------------------------------------------------------------------ log and metrics
 
     def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
-        number = _LEVELS[level]
+        number = LOG_LEVELS[level]
         if log.isEnabledFor(number):
             log.handle(log.makeRecord(log.name, number, file, line, message, (), None))
 

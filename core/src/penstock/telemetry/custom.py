@@ -19,7 +19,8 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from penstock.errors import AlreadyExists, InternalError, InvalidArgument
-from penstock.telemetry.series import BucketCounts, Counter, Gauge, Kind, Operation, Series
+from penstock.telemetry.kinds import MetricKind, MetricOperation
+from penstock.telemetry.series import BucketCounts, Counter, Gauge, Series
 
 #: What names of the server's own families begin with.
 OWN = (
@@ -41,7 +42,7 @@ class Family:
 
     name: str
     description: str
-    kind: Kind
+    kind: MetricKind
     holders: int = 0
     series: dict[tuple[tuple[str, str], ...], Series] = field(default_factory=dict)
 
@@ -72,7 +73,7 @@ class CustomMetrics(Collector):
                 metric.samples += one.samples(family.name)
             yield metric
 
-    def family(self, name: str, description: str, kind: Kind) -> Family:
+    def family(self, name: str, description: str, kind: MetricKind) -> Family:
         """The family ``name``, with one more holder. The first to make it describes it.
 
         Raises `InvalidArgument` for a name that Prometheus or the server does not allow,
@@ -147,7 +148,7 @@ class Holding:
         self._last = 0
         self._lock = threading.Lock()
 
-    def family(self, name: str, description: str, kind: Kind) -> int:
+    def family(self, name: str, description: str, kind: MetricKind) -> int:
         family = self._metrics.family(name, description, kind)
         handle = self._next()
         self._families[handle] = family
@@ -162,7 +163,7 @@ class Holding:
         self._series[handle] = held, series
         return handle
 
-    def update(self, metric: int, operation: Operation, value: float) -> None:
+    def update(self, metric: int, operation: MetricOperation, value: float) -> None:
         self._held(metric).update(operation, value)
 
     def value(self, metric: int) -> float:

@@ -10,40 +10,35 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar
 
 from prometheus_client.samples import Sample
 
-from penstock.errors import InvalidArgument, Unsupported
-
-Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
-Operation: TypeAlias = Literal["increment", "set", "observe"]
+from penstock.telemetry.kinds import MetricKind, MetricOperation, check_update, without_value
 
 
 class Series(ABC):
     """``labels`` in order of their names. ``holders`` is how many instances use it."""
 
-    kind: ClassVar[Kind]
-    operations: ClassVar[frozenset[Operation]]
+    kind: ClassVar[MetricKind]
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.labels = dict(labels)
         self.holders = 0
         self._lock = threading.Lock()
 
-    def update(self, operation: Operation, value: float) -> None:
+    def update(self, operation: MetricOperation, value: float) -> None:
         """Raises `Unsupported` for an operation of another kind, `InvalidArgument` for the value."""
-        if operation not in self.operations:
-            raise Unsupported(f"{_long(self.kind)} does not support {operation.capitalize()}")
+        check_update(self.kind, operation, value)
         with self._lock:
             self._update(operation, value)
 
     def value(self) -> float:
         """The number; raises `Unsupported` if it is not one."""
-        raise Unsupported(f"{_long(self.kind)} does not support Value")
+        raise without_value(self.kind)
 
     @abstractmethod
-    def _update(self, operation: Operation, value: float) -> None:
+    def _update(self, operation: MetricOperation, value: float) -> None:
         """The change itself, one at a time."""
 
     @abstractmethod
@@ -52,8 +47,7 @@ class Series(ABC):
 
 
 class Counter(Series):
-    kind: ClassVar[Kind] = "counter"
-    operations: ClassVar[frozenset[Operation]] = frozenset(("increment",))
+    kind: ClassVar[MetricKind] = "counter"
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         super().__init__(labels)
@@ -62,11 +56,7 @@ class Counter(Series):
     def value(self) -> float:
         return self._value
 
-    def _update(self, operation: Operation, value: float) -> None:
-        if not value >= 0:  # no number, too
-            raise InvalidArgument(
-                "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
-            )
+    def _update(self, operation: MetricOperation, value: float) -> None:
         self._value += value
 
     def samples(self, name: str) -> Iterator[Sample]:
@@ -74,8 +64,7 @@ class Counter(Series):
 
 
 class Gauge(Series):
-    kind: ClassVar[Kind] = "gauge"
-    operations: ClassVar[frozenset[Operation]] = frozenset(("increment", "set"))
+    kind: ClassVar[MetricKind] = "gauge"
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         super().__init__(labels)
@@ -84,7 +73,7 @@ class Gauge(Series):
     def value(self) -> float:
         return self._value
 
-    def _update(self, operation: Operation, value: float) -> None:
+    def _update(self, operation: MetricOperation, value: float) -> None:
         self._value = value if operation == "set" else self._value + value
 
     def samples(self, name: str) -> Iterator[Sample]:
@@ -94,8 +83,7 @@ class Gauge(Series):
 class BucketCounts(Series):
     """A histogram; ``bounds`` ascend, +Inf left out."""
 
-    kind: ClassVar[Kind] = "histogram"
-    operations: ClassVar[frozenset[Operation]] = frozenset(("observe",))
+    kind: ClassVar[MetricKind] = "histogram"
 
     def __init__(self, labels: Mapping[str, str], bounds: Sequence[float]) -> None:
         super().__init__(labels)
@@ -103,7 +91,7 @@ class BucketCounts(Series):
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def _update(self, operation: Operation, value: float) -> None:
+    def _update(self, operation: MetricOperation, value: float) -> None:
         self._counts[bisect_left(self._bounds, value) if value == value else -1] += 1
         self._sum += value
 
@@ -115,7 +103,3 @@ class BucketCounts(Series):
         bounds = [*(format(bound, ".16g") for bound in self._bounds), "+Inf"]
         for bound, count in zip(bounds, counts, strict=True):
             yield Sample(f"{name}_bucket", {**self.labels, "le": bound}, count)
-
-
-def _long(kind: Kind) -> str:
-    return f"TRITONSERVER_METRIC_KIND_{kind.upper()}"

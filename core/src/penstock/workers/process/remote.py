@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from penstock.backends.services import LogLevel, MetricKind, MetricOperation, Services
+from penstock.backends.services import LogLevel, Services
 from penstock.errors import Code, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
+from penstock.telemetry.kinds import MetricKind, MetricOperation
 from penstock.workers.process import notes, wire
 from penstock.workers.process.direct import DirectCalls
 from penstock.workers.process.wire import Kind, Reply
