@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -59,6 +60,27 @@ def test_requests_that_a_test_makes_are_one_batch(python_model: OpenModel) -> No
     tensors = [pb_utils.Tensor("IN", np.array([n])) for n in range(3)]
     requests = [pb_utils.InferenceRequest("", 0, [tensor], [], "") for tensor in tensors]
     assert [answer["OUT"].tolist() for (answer,) in model.execute(requests)] == [[0], [2], [4]]
+
+
+class Closing:
+    """A model whose `finalize` leaves something to look at."""
+
+    is_closed = False
+
+    def finalize(self) -> None:
+        self.is_closed = True
+
+
+def test_a_finalized_model_can_still_be_looked_at(python_model: OpenModel) -> None:
+    model = python_model(Closing)
+    assert not model.model.is_closed
+    model.finalize()
+    assert model.model.is_closed
+
+
+@pytest.mark.parametrize("package", ["penstock_python", "triton_python_backend_utils"])
+def test_what_a_test_imports_says_that_it_is_typed(package: str) -> None:
+    assert (files(package) / "py.typed").is_file()
 
 
 def test_what_initialize_raises_is_a_load_error_with_its_frames(python_model: OpenModel) -> None:

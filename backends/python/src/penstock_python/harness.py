@@ -62,14 +62,11 @@ class PythonModel:
     ) -> None:
         self.config = config
         self.services = services
+        self.model: Any = instance.model
         self._instance = instance
         self._timeout_s = timeout_s
         self._contract = _contract(config) if config.get("output") else None
         self._is_open = True
-
-    @property
-    def model(self) -> Any:
-        return self._instance.model
 
     def infer(self, inputs: Arrays, **options: Any) -> Response:
         """The response to one request; ``options`` are those of `request`.
@@ -122,7 +119,7 @@ class PythonModel:
         return self._instance.is_ready()
 
     def finalize(self) -> None:
-        """Call ``finalize`` and let the model go; once."""
+        """Call ``finalize``; once. ``model`` stays, for the test to look at."""
         if self._is_open:
             self._is_open = False
             self._instance.close()
