@@ -54,6 +54,11 @@ class PenstockError(Exception):
         return str(self.args[0])
 
 
+def summary(error: BaseException) -> str:
+    """What ``error`` says: the message of one of ours, the type and the text of any other."""
+    return error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+
+
 class CallerError(PenstockError):
     """The request cannot be served as sent; sending it again unchanged will not help."""
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from penstock.errors import InternalError, InvalidArgument, PenstockError, Unavailable
+from penstock.errors import InternalError, InvalidArgument, PenstockError, Unavailable, summary
 from penstock.messages.request import InferRequest, Respond
 from penstock.messages.response import Answer
 from penstock.models.knots import Knots
@@ -43,7 +43,7 @@ class Calls:
             respond(_refused(request, error), True)
         except Exception as error:
             log.exception("a request to model '%s' failed", request.model_name)
-            respond(_refused(request, InternalError(f"{type(error).__name__}: {error}")), True)
+            respond(_refused(request, InternalError(summary(error))), True)
 
     def _submit(self, request: InferRequest, model: ServedModel, host: Host | None) -> None:
         if host is not None:

@@ -19,7 +19,7 @@ from penstock.config.options import ServerOptions
 from penstock.config.parse import find_config, read_config
 from penstock.config.validation import Problem, ensembles
 from penstock.config.validation import model as whole_model
-from penstock.errors import Code, ConfigError, PenstockError, PluginError
+from penstock.errors import Code, ConfigError, PenstockError, PluginError, summary
 from penstock.workers.devices import available_gpus, fill_groups
 
 #: What a config may ask for that is not built yet; to ignore it would give wrong answers.
@@ -92,7 +92,7 @@ def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
         raise
     except Exception as error:
         raise PluginError(
-            f"backend '{backend.name}' failed to complete the config of '{model.name}': {type(error).__name__}: {error}"
+            f"backend '{backend.name}' failed to complete the config of '{model.name}': {summary(error)}"
         ) from error
     if scheduling is not None and config.WhichOneof("scheduling_choice") != scheduling:
         raise ConfigError(

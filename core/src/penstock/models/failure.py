@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from penstock.errors import InternalError, InvalidArgument, LoadError, OperatorError, PenstockError
+from penstock.errors import InternalError, InvalidArgument, LoadError, OperatorError, PenstockError, summary
 from penstock.models.repository import Entry
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,6 @@ def reason(error: PenstockError, entry: Entry) -> str:
 def unexpected(error: Exception) -> PenstockError:
     """The error to be told for one that no backend should have let through."""
     log.error("unexpected error while loading", exc_info=error)
-    failure = InternalError(f"{type(error).__name__}: {error}")
+    failure = InternalError(summary(error))
     failure.__cause__ = error
     return failure

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from penstock.backends.base import AnyInstance, Backend, Isolation, Model
 from penstock.config.json_form import to_json
 from penstock.config.parameters import ISOLATION, MEMORY_LIMIT, read_isolation, read_memory_limit
-from penstock.errors import ConfigError, LoadError, PenstockError
+from penstock.errors import ConfigError
 from penstock.models.signature import Signature
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.workers.batch import runner_for
@@ -22,6 +22,7 @@ from penstock.workers.contract import Contract
 from penstock.workers.devices import Placement, plan_instances
 from penstock.workers.host import Host
 from penstock.workers.instance import InstanceThread
+from penstock.workers.loading import failures_worded, load_instance
 from penstock.workers.process.desk import LoopServices
 from penstock.workers.process.host import ProcessHost
 from penstock.workers.process.order import Order
@@ -137,9 +138,9 @@ class Hosting:
 
     def _load(self, model: Model) -> tuple[AnyInstance, Runner]:
         """One instance, warmed up, on its own thread."""
-        instance = self._make(model)
+        with failures_worded(self._backend, model.name, log):
+            instance = load_instance(self._backend, model)
         try:
-            instance.warm_up()
             runner = runner_for(instance, self._contract)
             for sample in self._samples:
                 sample.run(runner)
@@ -147,14 +148,3 @@ class Hosting:
             instance.close()
             raise
         return instance, runner
-
-    def _make(self, model: Model) -> AnyInstance:
-        try:
-            return self._backend.load(model)
-        except PenstockError:
-            raise
-        except Exception as error:
-            log.error("backend '%s' failed to load '%s'", self._backend.name, model.name, exc_info=error)
-            raise LoadError(
-                f"backend '{self._backend.name}' failed to load '{model.name}': {type(error).__name__}: {error}"
-            ) from error

@@ -30,6 +30,7 @@ from penstock.models.snapshot import Snapshot, take
 from penstock.schedulers.base import Scheduler, SchedulerContext
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.workers.host import Host
+from penstock.workers.loading import failures_worded
 from penstock.workers.process.host import ProcessHost
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,8 @@ class Loader:
     def _assemble(self, backend: Backend, model: Model) -> ServedModel:
         config, isolation = model.config, isolation_of(backend, model)
         if isolation is None:
-            model = replace(model, shared=backend.share(model))
+            with failures_worded(backend, model.name, log):
+                model = replace(model, shared=backend.share(model))
         signature, statistics = Signature(model.name, config), ModelStatistics()
         services = self._services(model.name)
         release = partial(_release, services, backend, model.shared)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from penstock.backends.base import Backend
 from penstock.config.options import ServerOptions
-from penstock.errors import LoadError, PluginError
+from penstock.errors import LoadError, PluginError, summary
 
 
 class Parts(Protocol):
@@ -34,7 +34,7 @@ def _ask(name: str, hook: Any, options: ServerOptions) -> Any:
     try:
         return hook.find_backend(name=name, options=options)
     except Exception as error:  # a stranger's code
-        raise PluginError(f"a plugin failed to find backend '{name}': {type(error).__name__}: {error}") from error
+        raise PluginError(f"a plugin failed to find backend '{name}': {summary(error)}") from error
 
 
 def backend_settings(name: str, backend: type[Backend], options: ServerOptions) -> dict[str, str]:

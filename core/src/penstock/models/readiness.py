@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from time import monotonic
 
-from penstock.errors import PenstockError
+from penstock.errors import summary
 from penstock.workers.host import Host
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class _Check:
         try:
             reason = "" if self._host.check_ready() else "user-defined check failed"
         except Exception as error:
-            reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+            reason = summary(error)
         with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
             answer.get_loop().call_soon_threadsafe(self._settle, answer, reason)
 

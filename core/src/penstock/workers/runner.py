@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final, Protocol, TypeAlias
 
-from penstock.errors import BackendError, PenstockError
+from penstock.errors import BackendError, PenstockError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
 from penstock.messages.tensor import Tensor
@@ -72,6 +72,6 @@ def as_error(error: Exception, contract: Contract) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     log.error("model '%s' version %s failed to execute", contract.name, contract.version, exc_info=error)
-    failure = BackendError(f"model '{contract.name}' failed to execute: {type(error).__name__}: {error}")
+    failure = BackendError(f"model '{contract.name}' failed to execute: {summary(error)}")
     failure.__cause__ = error
     return failure

@@ -77,9 +77,25 @@ def test_an_execution_that_raises_is_worded_alike(run_trial: Run, isolation: str
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_a_load_that_raises_is_worded_alike(run_trial: Run, isolation: str) -> None:
-    found = run_trial(isolation=isolation, load="raise").reason
+@pytest.mark.parametrize("step", ["share", "load", "warm_up"])
+def test_a_load_that_raises_is_worded_alike(
+    run_trial: Run, step: str, isolation: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = run_trial(isolation=isolation, **{step: "raise"}).reason
     assert found == "Internal: backend 'trial' failed to load 'm': ValueError: raised on purpose"
+    assert caplog.text.count('raise ValueError("raised on purpose")') == 1  # where it was, for the operator
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_an_instance_that_cannot_be_warmed_up_is_closed(run_trial: Run, isolation: str) -> None:
+    model = run_trial(isolation=isolation, warm_up="raise", close="touch")
+    assert model.reason
+    assert (model.folder / "touched").exists()
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_refusal_to_warm_up_keeps_its_own_words(run_trial: Run, isolation: str) -> None:
+    assert run_trial(isolation=isolation, warm_up="refuse").reason == "Not found: no such thing"
 
 
 def test_what_waits_together_is_one_batch_in_the_child(run_trial: Run) -> None:

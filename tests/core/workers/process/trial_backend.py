@@ -44,7 +44,9 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
 @dataclass(frozen=True, slots=True)
 class Parameters:
     rung: str = "requests"
+    share: str = ""  #: a deed to do before loading
     load: str = ""  #: a deed to do while loading
+    warm_up: str = ""  #: a deed to do while warming up
     always: str = ""  #: a deed to do for every request that asks for none
     close: str = ""  #: a deed to do while closing
     folder: str = ""  #: where files of this model's deeds are
@@ -64,6 +66,11 @@ class Trial(Backend):
             load_timeout_s=given.load_timeout_s,
         )
 
+    def share(self, model: Model) -> None:
+        given: Parameters = model.parameters
+        if given.share:
+            do(given.share, given.folder, None)
+
     def load(self, model: Model) -> AnyInstance:
         given: Parameters = model.parameters
         rungs: dict[str, Callable[[Parameters], AnyInstance]] = {
@@ -77,16 +84,22 @@ class Trial(Backend):
         return rungs[given.rung](given)
 
 
-class _Closing:
+class _Living:
+    """The deeds of an instance before its first request and after its last."""
+
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
+
+    def warm_up(self) -> None:
+        if self.parameters.warm_up:
+            do(self.parameters.warm_up, self.parameters.folder, None)
 
     def close(self) -> None:
         if self.parameters.close:
             do(self.parameters.close, self.parameters.folder, None)
 
 
-class Rows(_Closing, Instance):
+class Rows(_Living, Instance):
     def execute(self, inputs: Tensors) -> Tensors:
         x: Any = inputs["x"]
         if np.isnan(x).any():
@@ -94,20 +107,20 @@ class Rows(_Closing, Instance):
         return {"y": x + np.float32(1), "n": np.full((len(x), 1), len(x), np.int64)}
 
 
-class Requests(_Closing, RequestInstance):
+class Requests(_Living, RequestInstance):
     def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | PenstockError]:
         always, folder = self.parameters.always, self.parameters.folder
         return [answer(request, folder, len(requests), always) for request in requests]
 
 
-class Stream(_Closing, StreamInstance):
+class Stream(_Living, StreamInstance):
     def stream(self, request: InferRequest) -> Iterator[InferResponse]:
         for index in range(int(request.parameters.get("count", 3))):
             (Path(self.parameters.folder) / "sent").write_text(str(index + 1))
             yield response(request, index)
 
 
-class Deferred(_Closing, DeferredInstance):
+class Deferred(_Living, DeferredInstance):
     def accept(self, calls: Sequence[Call]) -> None:
         for call in calls:
             threading.Thread(target=self._answer, args=(call, len(calls)), daemon=True).start()

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from penstock.backends.services import Services
-from penstock.errors import Code, PenstockError
+from penstock.errors import Code, PenstockError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
 from penstock.workers.process import notes, wire
@@ -141,7 +141,7 @@ class Desk:
             result.update(code=error.code.value, message=error.message)
         except Exception as error:
             log.exception("a call of model '%s' failed", self._model)
-            result.update(code=Code.INTERNAL.value, message=f"{type(error).__name__}: {error}")
+            result.update(code=Code.INTERNAL.value, message=summary(error))
         if not self._is_closed:
             self._send(notes.json_frame(Kind.RESULT, result))
 

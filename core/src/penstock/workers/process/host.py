@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic, monotonic_ns
 
 from penstock.backends.base import Isolation
-from penstock.errors import Cancelled, PenstockError, Unavailable
+from penstock.errors import Cancelled, PenstockError, Unavailable, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
 from penstock.telemetry.observer import Observer
@@ -218,7 +218,7 @@ class ProcessHost:
             try:
                 await self._begin()
             except Exception as error:
-                self.reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+                self.reason = summary(error)
                 log.error("instance '%s' could not be restarted: %s", self.name, self.reason)
         if self._child is not None:
             log.warning("instance '%s' has been restarted", self.name)

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from penstock.backends.base import AnyInstance, Backend, Device, Model
-from penstock.errors import LoadError, PenstockError
+from penstock.workers.loading import failures_worded, load_instance
 from penstock.workers.process.order import Order
 
 
@@ -32,12 +32,5 @@ def load(order: Order) -> AnyInstance:
         Device(order.device_kind, order.device_id),
         order.services,
     )
-    try:
-        instance = backend.load(replace(model, shared=backend.share(model)))
-        instance.warm_up()
-    except PenstockError:
-        raise
-    except Exception as error:  # in the words of a thread of the server
-        reason = f"{type(error).__name__}: {error}"
-        raise LoadError(f"backend '{backend.name}' failed to load '{model.name}': {reason}") from error
-    return instance
+    with failures_worded(backend, model.name):
+        return load_instance(backend, replace(model, shared=backend.share(model)))
