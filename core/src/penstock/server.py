@@ -33,6 +33,8 @@ from penstock.models.control import Control
 from penstock.models.directory import Directory
 from penstock.models.lifecycle import Lifecycle
 from penstock.models.loading import Loader
+from penstock.models.loads import Loads
+from penstock.models.places import Places
 from penstock.models.served import ServedModel
 from penstock.models.services import ServerServices
 from penstock.models.states import IndexEntry, index_of
@@ -120,11 +122,11 @@ class Server:
         for plugin in plugins.plugins:
             if plugin.error:
                 log.warning("plugin %s is broken: %s", plugin, plugin.error)
-        services = ServerServices(Crossing(self.loop), Calls(self.loop, self.resolve), self, self.custom_metrics)
+        places = Places(options.model_load_thread_count)
+        calls = Calls(self.loop, self.resolve)
+        services = ServerServices(Crossing(self.loop), calls, self, Loads(places), self.custom_metrics)
         loader = Loader(options, plugins.backends, plugins.schedulers, plugins.hook, self.loop, services.crew)
-        self._lifecycle = Lifecycle(
-            loader, self._directory, options.model_load_thread_count, options.model_load_retry_count
-        )
+        self._lifecycle = Lifecycle(loader, self._directory, places, options.model_load_retry_count)
         self._control = Control(options, self._lifecycle)
         try:
             failures = await self._control.start()

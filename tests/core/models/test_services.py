@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar
 
@@ -149,6 +150,44 @@ def test_a_model_may_load_another_while_it_is_loaded(run: Callable[..., None]) -
         lambda services, model: services.load_model("other", "", {}),
         **{**EXPLICIT, "load_model": ()},
     )
+
+
+def test_models_that_load_others_while_they_are_loaded_need_no_more_than_one_loading_thread(
+    run: Callable[..., None], write_model: Any
+) -> None:
+    """Both instances of both models wait for the next model, and all of them share one place."""
+    write_model("n", CONFIG)
+    following = {"m": "n", "n": "other"}
+
+    async def scenario(server: Server) -> None:
+        await server.load("m", {})
+        assert await server.is_model_ready("other")
+
+    run(
+        scenario,
+        lambda services, model: services.load_model(following[model.name], "", {}),
+        **{**EXPLICIT, "load_model": (), "model_load_thread_count": 1},
+    )
+
+
+def test_a_model_that_is_being_loaded_may_unload_one_whose_load_waits_for_a_thread(run: Callable[..., None]) -> None:
+    may_unload = threading.Event()
+
+    def work(services: Services, model: Model) -> None:
+        assert may_unload.wait(20)
+        services.unload_model("other", False)
+
+    async def scenario(server: Server) -> None:
+        first = asyncio.ensure_future(server.load("m", {}))
+        while not any(thread.name.startswith("penstock-m") for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(server.load("other", {}))
+        await asyncio.sleep(0.1)  # it cannot be seen to wait for a thread; if it does not yet, nothing is at stake
+        may_unload.set()
+        await asyncio.gather(first, second)
+        assert await server.is_model_ready("m")
+
+    run(scenario, work, **{**EXPLICIT, "load_model": (), "model_load_thread_count": 1})
 
 
 @pytest.mark.parametrize("change", ["load_model", "unload_model"])

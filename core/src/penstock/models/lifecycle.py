@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from penstock.errors import OperatorError, PenstockError
@@ -20,6 +18,7 @@ from penstock.models.background import Background
 from penstock.models.directory import Directory
 from penstock.models.failure import poll_failure, reason, unexpected, versions_failure
 from penstock.models.loading import Loader, Plan
+from penstock.models.places import Places
 from penstock.models.repository import Entry, NoVersion
 from penstock.models.retirement import Leaving, retire
 from penstock.models.served import ServedModel
@@ -27,23 +26,21 @@ from penstock.models.states import UNLOADED, ModelRecord, State, VersionRecord
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 class Lifecycle:
-    """``threads`` bounds how many versions load at once; ``retries`` is per version."""
+    """``places`` bounds how many versions load at once; ``retries`` is per version."""
 
-    def __init__(self, loader: Loader, directory: Directory, threads: int = 4, retries: int = 0) -> None:
+    def __init__(self, loader: Loader, directory: Directory, places: Places, retries: int = 0) -> None:
         self.records: dict[str, ModelRecord] = {}
         self.background = Background()
         self._loader = loader
         self._directory = directory
         self._retries = retries
-        self._threads = ThreadPoolExecutor(max(1, threads), thread_name_prefix="penstock-load")
+        self._places = places
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load_all(self, entries: Iterable[Entry]) -> list[PenstockError]:
-        """Load every model, as many at once as there are threads; returns what failed.
+        """Load every model, as many at once as there are places; returns what failed.
 
         Unlike `load`, this remembers as a model's problem why nothing of it could be loaded.
         """
@@ -88,7 +85,7 @@ class Lifecycle:
         for name in self.records:
             self._let_go(name)
         await self.background.settle()
-        self._threads.shutdown(wait=False)
+        self._places.close()
 
     def close(self) -> None:
         """Give up waiting: end every instance, answering what is still queued."""
@@ -97,7 +94,7 @@ class Lifecycle:
                 if version.served is not None:
                     version.served.close()
         self._loader.abandon()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._places.close()
 
     @property
     def are_settled(self) -> bool:
@@ -125,7 +122,7 @@ class Lifecycle:
                 plan = await self._plan(entry)
             except BaseException:
                 if entry.is_private:
-                    await self._in_thread(scratch.remove, entry.path)
+                    await self._places.run(scratch.remove, entry.path)
                 raise
             record = self.records.setdefault(entry.name, ModelRecord(entry.name))
             is_same = record.snapshot == plan.snapshot and entry.config is None
@@ -136,7 +133,7 @@ class Lifecycle:
 
     async def _plan(self, entry: Entry) -> Plan:
         try:
-            return await self._in_thread(self._loader.plan, entry)
+            return await self._places.run(self._loader.plan, entry)
         except NoVersion as error:
             log.error("failed to load '%s': %s", entry.name, error.message)
             raise OperatorError(f"load failed for model '{entry.name}': {error.message}\n") from error
@@ -165,7 +162,7 @@ class Lifecycle:
         log.info("loading: %s:%d", plan.name, number)
         for attempt in range(self._retries + 1):
             try:
-                model = await self._in_thread(self._loader.load, plan, number)
+                model = await self._places.run(self._loader.load, plan, number)
             except Exception as error:
                 failure = error if isinstance(error, PenstockError) else unexpected(error)
                 log.error("failed to load '%s' version %d: %s", plan.name, number, failure.message)
@@ -223,6 +220,3 @@ class Lifecycle:
     def _turn(self, name: str) -> asyncio.Lock:
         """Loads and unloads of one name take turns."""
         return self._locks.setdefault(name, asyncio.Lock())
-
-    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from penstock.errors import InvalidArgument
+from penstock.models.places import Places
 
 
 class Loads:
-    """Knows which models, not loaded yet, wait for which, and refuses what they would wait for in a circle."""
+    """Knows which models, not loaded yet, wait for which, and refuses what they would wait for in a circle.
 
-    def __init__(self) -> None:
+    While one waits, its place among ``places`` is lent to others.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
         self._waiting: dict[str, list[str]] = {}
 
     async def run(self, asker: str, target: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -25,7 +30,8 @@ class Loads:
         targets = self._waiting.setdefault(asker, [])
         targets.append(target)
         try:
-            await work()
+            async with self._places.lent():
+                await work()
         finally:
             targets.remove(target)
             if not targets:

@@ -37,9 +37,10 @@ class ModelControl(Protocol):
 class ServerServices:
     """What all instances of all models share. Made on the event loop's thread."""
 
-    def __init__(self, crossing: Crossing, calls: Calls, control: ModelControl, metrics: CustomMetrics) -> None:
-        self.crossing, self.calls, self.control, self.metrics = crossing, calls, control, metrics
-        self.loads = Loads()
+    def __init__(
+        self, crossing: Crossing, calls: Calls, control: ModelControl, loads: Loads, metrics: CustomMetrics
+    ) -> None:
+        self.crossing, self.calls, self.control, self.loads, self.metrics = crossing, calls, control, loads, metrics
 
     def crew(self, model: str) -> CrewServices:
         """The services of the instances of one version of ``model``."""
