@@ -12,7 +12,7 @@ PATH = sorted(path for folder in ("messages", "schedulers", "workers") for path 
 #: Once per life of a child process, or for settings that few requests have.
 RARE = {
     ROOT / "workers/process" / f"{name}.py"
-    for name in ("bootstrap", "launching", "notes", "obituary", "order", "settings")
+    for name in ("bootstrap", "launching", "obituary", "order", "wire/notes", "wire/settings")
 }
 SLOW = {"copy", "inspect", "json", "pluggy", "re", "uuid"}
 

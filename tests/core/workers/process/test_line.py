@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.workers.process.line import Line
-from penstock.workers.process.wire import Frames, Kind, integers_frame, read_integers
+from penstock.workers.process.wire.frames import Frames, Kind, integers_frame, read_integers
 
 if TYPE_CHECKING:
     from tests.core.conftest import Interrupted

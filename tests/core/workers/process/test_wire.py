@@ -18,10 +18,13 @@ from penstock.messages import dtypes
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
 from penstock.messages.tensor import BytesTensor, Tensor, wire_view
-from penstock.workers.process import notes, wire
 from penstock.workers.process.arena import Arena, Reader, Writer
-from penstock.workers.process.failure import WireError
-from penstock.workers.process.wire import Decoder, Encoder, Frame, Frames, Kind, Reply, Status, Times
+from penstock.workers.process.wire import notes
+from penstock.workers.process.wire.answers import Reply, Status, Times, read_times
+from penstock.workers.process.wire.codec import Decoder, Encoder
+from penstock.workers.process.wire.failure import WireError
+from penstock.workers.process.wire.frames import Frame, Frames, Kind, frame, integers_frame, read_integers
+from penstock.workers.process.wire.tensors import INLINE
 
 QUICK = settings(max_examples=60, deadline=None)
 HEADER = Struct("<IBxHI")
@@ -166,7 +169,7 @@ def test_answers_are_read_as_they_were_written(sent: list[Reply], kind: Kind) ->
     for found, expected in zip(decoder().answers(message), sent, strict=True):
         assert_same_reply(found, expected)
     if kind is Kind.DONE:
-        assert wire.read_times(message) == TIMES
+        assert read_times(message) == TIMES
 
 
 @QUICK
@@ -216,9 +219,9 @@ def test_a_sender_that_asks_another_model_names_it() -> None:
 
 
 def test_messages_without_tensors() -> None:
-    assert wire.read_integers(only(wire.integers_frame(Kind.RELEASE, [0, 2**64 - 1]))) == [0, 2**64 - 1]
+    assert read_integers(only(integers_frame(Kind.RELEASE, [0, 2**64 - 1]))) == [0, 2**64 - 1]
     assert notes.read_json(only(notes.json_frame(Kind.NOTE, {"a": ["é", 1]}))) == {"a": ["é", 1]}
-    assert only(wire.frame(Kind.STOP, 0)).kind is Kind.STOP
+    assert only(frame(Kind.STOP, 0)).kind is Kind.STOP
 
 
 # ---------------------------------------------------------------------- the arena
@@ -228,11 +231,11 @@ def array_of(nbytes: int) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(nbytes).integers(0, 255, nbytes, np.uint8)
 
 
-@pytest.mark.parametrize("nbytes", [wire.INLINE - 1, wire.INLINE, wire.INLINE + 1, 1 << 20])
+@pytest.mark.parametrize("nbytes", [INLINE - 1, INLINE, INLINE + 1, 1 << 20])
 def test_large_tensors_travel_outside_the_message(nbytes: int) -> None:
     places, array = Places(4 << 20), array_of(nbytes)
     message = Encoder(places.writer).requests(Kind.RUN, [(1, InferRequest("m", {"x": array}, ignore))])
-    assert (len(message) > nbytes) is (nbytes < wire.INLINE)
+    assert (len(message) > nbytes) is (nbytes < INLINE)
     (request,) = decoder(places).requests(only(message), make)
     assert np.array_equal(np.asarray(request.inputs["x"]), array)
 
@@ -293,9 +296,9 @@ def read_all(stream: bytes, places: Places | None = None) -> None:
         elif message.kind in (Kind.DONE, Kind.ANSWERS, Kind.REPLIES):
             frozen.answers(message)
             if message.kind is Kind.DONE:
-                wire.read_times(message)
+                read_times(message)
         elif message.kind in (Kind.CANCEL, Kind.READ, Kind.RELEASE):
-            wire.read_integers(message)
+            read_integers(message)
         else:
             notes.read_json(message)
 
@@ -448,21 +451,21 @@ def test_a_header_of_a_tensor_that_makes_no_sense_is_refused(header: bytes) -> N
 )
 def test_settings_that_make_no_sense_are_refused(text: bytes) -> None:
     meta = REQUEST.pack(1, 0, 0, 0, 1, 0, 0, 0, 0, 0, len(text)) + text
-    assert is_refused(wire.frame(Kind.RUN, 1, meta))
+    assert is_refused(frame(Kind.RUN, 1, meta))
     answer = Struct("<QBBBxHII").pack(1, Status.RESPONSE, 1, 0, 0, 0, len(text)) + text
-    assert is_refused(wire.frame(Kind.ANSWERS, 1, answer)) or text == b"{}"
+    assert is_refused(frame(Kind.ANSWERS, 1, answer)) or text == b"{}"
 
 
 @pytest.mark.parametrize("text", [b"[" * 200_000, b"{", b"\xff\xfe", b"", b"[]", b"7", b'"a"'])
 def test_notes_that_make_no_sense_are_refused(text: bytes) -> None:
-    assert is_refused(wire.frame(Kind.NOTE, 0, text))
+    assert is_refused(frame(Kind.NOTE, 0, text))
 
 
 def test_a_code_or_a_status_that_does_not_exist_is_refused() -> None:
     answer = Struct("<QBBBxHII")
     for status, code in ((9, 0), (1, 200)):
-        assert is_refused(wire.frame(Kind.ANSWERS, 1, answer.pack(1, status, 1, code, 0, 0, 0)))
-    assert not is_refused(wire.frame(Kind.ANSWERS, 1, answer.pack(1, 1, 1, 0, 0, 0, 0)))
+        assert is_refused(frame(Kind.ANSWERS, 1, answer.pack(1, status, 1, code, 0, 0, 0)))
+    assert not is_refused(frame(Kind.ANSWERS, 1, answer.pack(1, 1, 1, 0, 0, 0, 0)))
 
 
 def test_what_is_remembered_of_shapes_and_names_is_bounded() -> None:

@@ -35,7 +35,9 @@ from penstock.backends.base import (
 from penstock.errors import Code, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
-from penstock.workers.process import wire
+from penstock.workers.process.wire.answers import Reply, Status, Times
+from penstock.workers.process.wire.codec import Encoder
+from penstock.workers.process.wire.frames import Kind
 
 #: A process that runs this waits for nobody.
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -259,8 +261,8 @@ def _sockets() -> list[int]:
 
 def _lie(folder: Path, request: Any) -> None:
     """Say that this request has run, and one that nobody has sent."""
-    replies = [wire.Reply(call, wire.Status.NOTHING, True, None) for call in (request.call, 2**40)]
-    os.write(_sockets()[0], wire.Encoder(None).answers(wire.Kind.DONE, replies, wire.Times(1, 2, 3, 4)))
+    replies = [Reply(call, Status.NOTHING, True, None) for call in (request.call, 2**40)]
+    os.write(_sockets()[0], Encoder(None).answers(Kind.DONE, replies, Times(1, 2, 3, 4)))
     time.sleep(1000)
 
 

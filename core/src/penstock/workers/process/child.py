@@ -18,14 +18,16 @@ from penstock.backends.base import Isolation
 from penstock.errors import Code, InternalError, LoadError, Unavailable
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
-from penstock.workers.process import notes, wire
 from penstock.workers.process.arena import Reader, Writer
 from penstock.workers.process.desk import Desk
 from penstock.workers.process.exits import ending
-from penstock.workers.process.failure import WireError
 from penstock.workers.process.launching import Launched, launch
 from penstock.workers.process.order import Order
-from penstock.workers.process.wire import Decoder, Encoder, Frame, Frames, Kind, Status, Times
+from penstock.workers.process.wire import notes
+from penstock.workers.process.wire.answers import Status, Times, read_times
+from penstock.workers.process.wire.codec import Decoder, Encoder
+from penstock.workers.process.wire.failure import WireError
+from penstock.workers.process.wire.frames import VERSION, Frame, Frames, Kind, frame, integers_frame, read_integers
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ class Child:
     async def _load(self) -> None:
         """Send the order, and wait until it is carried out. Raises `LoadError`."""
         name, isolation = self._order.instance_name, self._isolation
-        self._work.write(wire.frame(Kind.LOAD, 0, self._order.to_json()))
+        self._work.write(frame(Kind.LOAD, 0, self._order.to_json()))
         timeout = isolation.start_timeout_s + isolation.load_timeout_s
         done, _ = await asyncio.wait((self._loaded,), timeout=timeout)
         if not done:
@@ -128,7 +130,7 @@ class Child:
         """Have the instance closed; kill the process if that takes longer than ``grace_s``."""
         self._is_stopping = True
         if not self.is_dead:
-            self._work.write(wire.frame(Kind.STOP, 0))
+            self._work.write(frame(Kind.STOP, 0))
         try:
             await asyncio.wait_for(self._buried.wait(), grace_s)
         except asyncio.TimeoutError:
@@ -158,7 +160,7 @@ class Child:
         """Whether the instance says that it is ready; raises `Unavailable` if it says why not."""
         if self._checked is None:
             self._checked = self._loop.create_future()
-            self._send_aside(wire.frame(Kind.CHECK, 0))
+            self._send_aside(frame(Kind.CHECK, 0))
         ready, reason = await asyncio.shield(self._checked)
         if reason:
             raise Unavailable(reason)
@@ -240,7 +242,7 @@ class Child:
     def _cancel(self, request: InferRequest) -> None:
         for call, other in self.in_flight.items():
             if other is request:
-                self._send_aside(wire.integers_frame(Kind.CANCEL, (call,)))
+                self._send_aside(integers_frame(Kind.CANCEL, (call,)))
                 return
 
     def _has_read(self, call: int, request: InferRequest) -> None:
@@ -250,7 +252,7 @@ class Child:
 
     def _tell_reads(self) -> None:
         calls, self._read = self._read, []
-        self._send_aside(wire.integers_frame(Kind.READ, calls))
+        self._send_aside(integers_frame(Kind.READ, calls))
 
     def _release(self, offset: int) -> None:
         """Nobody looks at the child's tensor at ``offset`` any more. Any thread."""
@@ -263,7 +265,7 @@ class Child:
     def _tell_releases(self) -> None:
         self._is_releasing = False
         offsets = [self._free.popleft() for _ in range(min(len(self._free), 65535))]
-        self._send_aside(wire.integers_frame(Kind.RELEASE, offsets))
+        self._send_aside(integers_frame(Kind.RELEASE, offsets))
 
     def _send_aside(self, message: bytes) -> None:
         if not self.is_dead:
@@ -291,12 +293,12 @@ class Child:
         elif kind is Kind.ANSWERS:
             self._answers(message)
         elif kind is Kind.RELEASE:
-            for offset in wire.read_integers(message):
+            for offset in read_integers(message):
                 self._places.release(offset)
         elif kind is Kind.LOADED:
             found = notes.read_json(message)
-            if found["version"] != wire.VERSION:
-                raise WireError(f"version {found['version']} of the schema, not {wire.VERSION}")
+            if found["version"] != VERSION:
+                raise WireError(f"version {found['version']} of the schema, not {VERSION}")
             self._loaded.set_result(bool(found["has_check"]))
         elif kind is Kind.FAILED:
             found = notes.read_json(message)
@@ -312,7 +314,7 @@ class Child:
 
     def _done(self, message: Frame) -> None:
         replies = [reply for reply in self._decoder.answers(message) if reply.status is not Status.LATER]
-        times = wire.read_times(message)
+        times = read_times(message)
         requests = [self.in_flight[reply.call] for reply in replies]
         if len(set(requests)) < len(requests):
             raise WireError("DONE: two answers to one request")

@@ -18,10 +18,12 @@ from typing import Any
 from penstock.backends.services import Services
 from penstock.errors import Code, PenstockError, summary
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.workers.process import notes, wire
-from penstock.workers.process.failure import WireError
-from penstock.workers.process.wire import Decoder, Encoder, Frame, Kind, Reply, Status
+from penstock.messages.response import Answer
+from penstock.workers.process.wire import notes
+from penstock.workers.process.wire.answers import reply_of, unsendable
+from penstock.workers.process.wire.codec import Decoder, Encoder
+from penstock.workers.process.wire.failure import WireError
+from penstock.workers.process.wire.frames import Frame, Kind, read_integers
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +104,7 @@ class Desk:
         return request
 
     def _mentioned(self, message: Frame) -> list[InferRequest]:
-        found = map(self._asked.get, wire.read_integers(message))
+        found = map(self._asked.get, read_integers(message))
         return [request for request in found if request is not None]
 
     def _reply(self, send: Callable[[bytes], None], call: int, answer: Answer, final: bool) -> None:
@@ -110,14 +112,11 @@ class Desk:
             self._asked.pop(call, None)
         if self._is_closed:
             return
-        status = Status.NOTHING if answer is None else Status.ERROR
-        if isinstance(answer, InferResponse):
-            status = Status.RESPONSE
+        reply = reply_of(call, answer, final)
         try:
-            message = self._encoder.answers(Kind.REPLIES, [Reply(call, status, final, answer)])
+            message = self._encoder.answers(Kind.REPLIES, [reply])
         except ValueError as error:
-            failure = PenstockError(f"the response cannot be sent: {error}", Code.INTERNAL)
-            message = self._encoder.answers(Kind.REPLIES, [Reply(call, Status.ERROR, final, failure)])
+            message = self._encoder.answers(Kind.REPLIES, [unsendable(reply, error)])
         send(message)
 
     # ------------------------------------------------------------------ everything else

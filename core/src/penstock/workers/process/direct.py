@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 
-from penstock.errors import Code, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.messages.tensor import wire_view
 from penstock.workers.process.line import Line
-from penstock.workers.process.wire import INLINE, Decoder, Encoder, Kind
+from penstock.workers.process.wire.codec import Decoder, Encoder
+from penstock.workers.process.wire.frames import Kind
+from penstock.workers.process.wire.requests import unsendable
+from penstock.workers.process.wire.tensors import INLINE
 
 
 class DirectCalls:
@@ -36,8 +38,8 @@ class DirectCalls:
             message = self._encoder.requests(Kind.INFER, [(call, request)])
             self._line.send(message)
             return self._answer()
-        except ValueError as error:  # a value that cannot travel is the asker's mistake
-            return PenstockError(f"the request cannot be sent: {error}", Code.INVALID_ARGUMENT)
+        except ValueError as error:
+            return unsendable(error)
         finally:
             self._turn.release()
 

@@ -27,7 +27,7 @@ from penstock.workers.process.child import Child
 from penstock.workers.process.desk import Desk, LoopServices
 from penstock.workers.process.order import Order
 from penstock.workers.process.rehearsal import Rehearsal
-from penstock.workers.process.wire import Times
+from penstock.workers.process.wire.answers import Times
 from penstock.workers.warmup import Sample
 
 log = logging.getLogger(__name__)

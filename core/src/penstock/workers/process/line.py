@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NoReturn
 
-from penstock.workers.process.wire import Frame, Frames
+from penstock.workers.process.wire.frames import Frame, Frames
 
 _RECEIVE_BYTES = 256 * 1024
 

@@ -9,7 +9,7 @@ from penstock.errors import InternalError, PenstockError, Unavailable
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.workers.process.child import Child
-from penstock.workers.process.wire import Times
+from penstock.workers.process.wire.answers import Times
 from penstock.workers.warmup import Sample
 
 

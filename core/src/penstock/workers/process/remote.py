@@ -13,9 +13,10 @@ from penstock.errors import Code, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.telemetry.kinds import MetricKind, MetricOperation
-from penstock.workers.process import notes, wire
 from penstock.workers.process.direct import DirectCalls
-from penstock.workers.process.wire import Kind, Reply
+from penstock.workers.process.wire import notes
+from penstock.workers.process.wire.answers import Reply
+from penstock.workers.process.wire.frames import Kind, integers_frame
 
 
 class RemoteServices(Services):
@@ -107,7 +108,7 @@ class RemoteServices(Services):
     def _mention(self, kind: Kind, request: InferRequest) -> None:
         call = self._calls.get(request)
         if call is not None:
-            self._send(wire.integers_frame(kind, [call]))
+            self._send(integers_frame(kind, [call]))
 
     def _forget(self, call: int) -> None:
         request = self._asked.pop(call, None)

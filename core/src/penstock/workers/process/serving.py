@@ -21,19 +21,22 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from penstock.backends.base import AnyInstance, BaseInstance
-from penstock.backends.services import LogLevel
-from penstock.errors import Code, PenstockError
+from penstock.backends.services import LOG_LEVELS, LogLevel
+from penstock.errors import Code, PenstockError, summary
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
+from penstock.messages.response import Answer
 from penstock.workers.batch import run_batch, runner_for
-from penstock.workers.process import notes, wire
 from penstock.workers.process.arena import Arena, Reader, Writer
 from penstock.workers.process.direct import DirectCalls
 from penstock.workers.process.line import Line
 from penstock.workers.process.order import Order
 from penstock.workers.process.outbox import Outbox
 from penstock.workers.process.remote import RemoteServices
-from penstock.workers.process.wire import Decoder, Encoder, Frame, Kind, Reply, Status, Times
+from penstock.workers.process.wire import notes
+from penstock.workers.process.wire.answers import Reply, Status, Times, reply_of, unsendable
+from penstock.workers.process.wire.codec import Decoder, Encoder
+from penstock.workers.process.wire.frames import VERSION, Frame, Kind, integers_frame, read_integers
+from penstock.workers.process.wire.requests import unsendable as unsendable_request
 from penstock.workers.runner import LATER, Later, Runner
 
 log = logging.getLogger(__name__)
@@ -135,14 +138,14 @@ class _Child:
             self._fail(error)
         runner.connect(self)
         checks = type(self._instance).is_ready is not BaseInstance.is_ready
-        self._work.send(notes.json_frame(Kind.LOADED, {"has_check": checks, "version": wire.VERSION}))
+        self._work.send(notes.json_frame(Kind.LOADED, {"has_check": checks, "version": VERSION}))
         return runner
 
     def _fail(self, error: BaseException) -> NoReturn:
         code = error.code if isinstance(error, PenstockError) else Code.INTERNAL
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         self._work.send(
-            notes.json_frame(Kind.FAILED, {"message": _said(error), "code": code.value, "traceback": trace})
+            notes.json_frame(Kind.FAILED, {"message": summary(error), "code": code.value, "traceback": trace})
         )
         os._exit(1)
 
@@ -177,7 +180,7 @@ class _Child:
         assert isinstance(request, Received)
         if final:
             self._open.pop(request.call, None)
-        self._send([_answered(request.call, answer, final)], Kind.ANSWERS)
+        self._send([reply_of(request.call, answer, final)], Kind.ANSWERS)
         self._release()
 
     def _send(self, replies: list[Reply], kind: Kind, times: Times | None = None) -> None:
@@ -193,8 +196,7 @@ class _Child:
     def _apart(self, replies: list[Reply], error: ValueError) -> list[Reply]:
         """What remains to be sent of ``replies`` that cannot travel together."""
         if len(replies) == 1:
-            failure = PenstockError(f"the response cannot be sent: {error}", Code.INTERNAL)
-            return [_answered(replies[0].call, failure, replies[0].final)]
+            return [unsendable(replies[0], error)]
         for reply in replies:
             if reply.status is not Status.LATER:
                 self._write([reply], Kind.ANSWERS, None)
@@ -207,9 +209,8 @@ class _Child:
     def _write_request(self, call: int, request: InferRequest) -> None:
         try:
             message = self._encoder.requests(Kind.INFER, [(call, request)])
-        except Exception as error:  # a value that cannot travel is the asker's mistake
-            failure = PenstockError(f"the request cannot be sent: {error}", Code.INVALID_ARGUMENT)
-            self.services.replied(_answered(call, failure, True))
+        except Exception as error:
+            self.services.replied(reply_of(call, unsendable_request(error), True))
         else:
             self._side.send(message)
 
@@ -226,7 +227,7 @@ class _Child:
             while True:
                 free.append(self._free.popleft())
         if free:
-            self._side.send(wire.integers_frame(Kind.RELEASE, free))
+            self._side.send(integers_frame(Kind.RELEASE, free))
 
     # ------------------------------------------------------------------ the other thread
 
@@ -244,13 +245,13 @@ class _Child:
         elif kind is Kind.RESULT:
             self.services.resolved(notes.read_json(message))
         elif kind is Kind.RELEASE:
-            self._outbox.post(partial(self._take_back, wire.read_integers(message)))
+            self._outbox.post(partial(self._take_back, read_integers(message)))
         elif kind is Kind.CANCEL:
-            for request in map(self._open.get, wire.read_integers(message)):
+            for request in map(self._open.get, read_integers(message)):
                 if request is not None:
                     request.cancel()
         elif kind is Kind.READ:
-            for request in map(self._open.get, wire.read_integers(message)):
+            for request in map(self._open.get, read_integers(message)):
                 if request is not None:
                     request.read()
         elif kind is Kind.CHECK:
@@ -261,18 +262,8 @@ class _Child:
         try:
             ready, reason = bool(self._instance.is_ready()), ""
         except BaseException as error:  # SystemExit of a model is a no, too
-            ready, reason = (
-                False,
-                error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}",
-            )
+            ready, reason = False, summary(error)
         self._side.send(notes.json_frame(Kind.CHECKED, {"ready": ready, "reason": reason}))
-
-
-_LEVELS: tuple[tuple[int, LogLevel], ...] = (
-    (logging.ERROR, "error"),
-    (logging.WARNING, "warning"),
-    (logging.INFO, "info"),
-)
 
 
 class _LogForwarder(logging.Handler):
@@ -283,7 +274,7 @@ class _LogForwarder(logging.Handler):
         self._services = services
 
     def emit(self, record: logging.LogRecord) -> None:
-        level: LogLevel = next((name for floor, name in _LEVELS if record.levelno >= floor), "verbose")
+        level: LogLevel = next((name for name, floor in LOG_LEVELS.items() if record.levelno >= floor), "verbose")
         self._services.log(level, self.format(record), record.pathname, record.lineno)
 
 
@@ -301,14 +292,4 @@ def _nobody(answer: Answer, final: bool) -> None:
 def _reply(request: Received, answer: Answer | Later) -> Reply:
     if answer is LATER:
         return Reply(request.call, Status.LATER, False, None)
-    return _answered(request.call, answer, True)
-
-
-def _answered(call: int, answer: Answer, final: bool) -> Reply:
-    if isinstance(answer, InferResponse):
-        return Reply(call, Status.RESPONSE, final, answer)
-    return Reply(call, Status.NOTHING if answer is None else Status.ERROR, final, answer)
-
-
-def _said(error: BaseException) -> str:
-    return error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+    return reply_of(request.call, answer, True)

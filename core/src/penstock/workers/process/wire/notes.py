@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.workers.process.failure import WireError
-from penstock.workers.process.wire import Frame, Kind, frame
+from penstock.workers.process.wire.failure import WireError
+from penstock.workers.process.wire.frames import Frame, Kind, frame
 
 
 def json_frame(kind: Kind, value: object) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.messages.request import InferRequest, Parameter
-from penstock.workers.process.failure import WireError
+from penstock.workers.process.wire.failure import WireError
 
 
 def pack(request: InferRequest) -> bytes:
