@@ -155,6 +155,7 @@ class Server:
             return
         self.phase = Phase.EXITING
         self._control.stop()
+        self._lifecycle.stopping()
         try:
             self.plugins.hook.server_stopping(server=self)
         except Exception:

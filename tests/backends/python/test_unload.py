@@ -1,11 +1,13 @@
-"""A model that never ends its ``initialize`` can be got rid of."""
+"""A model that never ends its ``initialize``, or its ``finalize``, can be got rid of."""
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tritonclient.http as client
 from tritonclient.utils import InferenceServerException
@@ -46,3 +48,39 @@ def test_unloading_ends_a_load_that_never_would(
         loading.join(10)
         assert "was unloaded while it was loading" in errors[0]
         assert not other.is_model_ready("stuck")
+
+
+NEVER_FINALIZED = """
+import time
+class TritonPythonModel:
+    def execute(self, requests):
+        open(__file__ + ".began", "w").close()
+        time.sleep(1.5)
+        out = pb_utils.Tensor("OUT", np.array([7], np.float32))
+        return [pb_utils.InferenceResponse([out]) for _ in requests]
+    def finalize(self):
+        time.sleep(1000)
+"""
+
+
+def test_a_finalize_that_hangs_is_ended_in_time_after_requests_that_took_theirs(
+    run_penstock: Callable[..., Penstock], write_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Four fifths of the time to stop are more than the request has left of it."""
+    model = write_model("m", NEVER_FINALIZED)
+    server = run_penstock(f"--model-repository={tmp_path}", "--exit-timeout-secs=5").wait_until_ready()
+    answers: list[float] = []
+
+    def ask() -> None:
+        what = client.InferInput("WHAT", [1], "BYTES")
+        what.set_data_from_numpy(np.array([b""], np.object_))
+        with client.InferenceServerClient(f"127.0.0.1:{server.http}", network_timeout=60) as asking:
+            answers.extend(asking.infer("m", [what]).as_numpy("OUT"))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until((model / "1" / "model.py.began").exists, "execute has begun")
+    assert server.finish(signal.SIGTERM) == 0, server.log
+    asking.join(10)
+    assert answers == [7]
+    assert "instance 'm_0_0' did not close within" in server.log

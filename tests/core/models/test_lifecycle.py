@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
 
+from penstock.backends.base import Backend, Instance, Model, Tensors
 from penstock.errors import NotFound, OperatorError, PenstockError, Unavailable
 from penstock.models.repository import Entry, Repository
+from penstock.plugins import PluginInfo
 from penstock.server import Server
 
 T = TypeVar("T")
@@ -235,6 +239,66 @@ def test_instances_of_a_version_that_fails_half_way_are_closed_again(
             assert "expects input 'x' to have input_data_type set" in reason
 
     run(scenario())
+
+
+@pytest.fixture
+def stuck(make_server: MakeServer, write_model: Any) -> Iterator[Callable[..., Server]]:
+    """Servers of models ``m0`` and so on, which close only when the test is over."""
+    over = threading.Event()
+
+    class Stuck(Instance):
+        def execute(self, inputs: Tensors) -> Tensors:
+            return inputs
+
+        def close(self) -> None:
+            over.wait()
+
+    class StuckBackend(Backend):
+        name: ClassVar[str] = "stuck"
+
+        def load(self, model: Model) -> Stuck:
+            return Stuck()
+
+    def make(models: int, **options: Any) -> Server:
+        for number in range(models):
+            write_model(f"m{number}", GATED.replace("gated", "stuck"))
+        server = make_server(model_control_mode="explicit", load_model=("*",), **options)
+        server.plugins.backends.add(StuckBackend, PluginInfo("stuck", "tests", "0"))
+        return server
+
+    yield make
+    over.set()
+
+
+def test_models_that_do_not_end_keep_no_thread_from_the_rest_of_the_server(stuck: Callable[..., Server]) -> None:
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        server = stuck(4, exit_timeout_secs=1)
+        await server.start()
+        for number in range(4):
+            await server.unload(f"m{number}")
+        entries = await asyncio.wait_for(server.list_repository(), 10)
+        assert [entry.state for entry in entries] == ["UNLOADING"] * 4
+        with pytest.raises(Unavailable, match="Exit timeout expired"):
+            await asyncio.wait_for(server.stop(), 10)
+
+    run(scenario())
+
+
+def test_a_model_that_does_not_end_is_named_when_the_time_to_stop_is_over_and_not_waited_for_at_the_end(
+    stuck: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        server = stuck(1, exit_timeout_secs=1)
+        await server.start()
+        with pytest.raises(Unavailable, match="Exit timeout expired"):
+            await server.stop()
+
+    thread = threading.Thread(target=run, args=(scenario(),), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()  # asyncio.run ends, although the instance's thread does not
+    assert "'m0' version 1 is still UNLOADING" in caplog.text
 
 
 def test_a_start_up_failure_stops_the_server_unless_told_otherwise(write_model: Any, make_server: MakeServer) -> None:

@@ -54,7 +54,7 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
 class Hosting:
     """Makes and loads the hosts of one version. Runs on a loading thread.
 
-    ``services`` makes what the server does for one instance. ``grace_s`` is how long an instance
+    ``services`` makes what the server does for one instance. ``grace`` says how long an instance
     in a process may take to close.
     """
 
@@ -66,10 +66,10 @@ class Hosting:
         statistics: ModelStatistics,
         loop: asyncio.AbstractEventLoop,
         services: Callable[[str], LoopServices],
-        grace_s: float,
+        grace: Callable[[], float],
     ) -> None:
         self._backend, self._model, self._statistics = backend, model, statistics
-        self._loop, self._services, self._grace_s = loop, services, grace_s
+        self._loop, self._services, self._grace = loop, services, grace
         self._contract = Contract(model.name, str(model.version), signature.outputs, signature.batched)
         self._samples: list[Sample] = read_samples(model.config, model.path.parent)
 
@@ -116,7 +116,7 @@ class Hosting:
                 self._statistics.for_instance,
                 self._loop,
                 crew,
-                self._grace_s,
+                self._grace,
             )
         return crew
 

@@ -79,6 +79,10 @@ class Lifecycle:
         """Whether any version of ``name`` takes requests."""
         return name in self.records and self.records[name].is_served
 
+    def stopping(self) -> None:
+        """The server has begun to stop; `stop` follows when nobody can send requests any more."""
+        self._loader.grace.stopping()
+
     async def stop(self) -> None:
         """Unload everything, once what is being loaded is there; returns when the last request is answered."""
         await self.background.settle()
@@ -88,7 +92,8 @@ class Lifecycle:
         self._places.close()
 
     def close(self) -> None:
-        """Give up waiting: end every instance, answering what is still queued."""
+        """Give up waiting: say for whom, and end every instance, answering what is still queued."""
+        self._name_the_late()
         for record in self.records.values():
             for version in record.versions.values():
                 if version.served is not None:
@@ -103,6 +108,12 @@ class Lifecycle:
             not record.problem and record.versions and record.is_settled and record.is_alive
             for record in self.records.values()
         )
+
+    def _name_the_late(self) -> None:
+        for name, record in self.records.items():
+            for number, version in record.versions.items():
+                if version.state in (State.LOADING, State.UNLOADING):
+                    log.error("'%s' version %d is still %s", name, number, version.state.value)
 
     async def _attempt(self, entry: Entry) -> PenstockError | None:
         try:

@@ -19,6 +19,7 @@ from penstock.config.options import ServerOptions
 from penstock.config.parameters import parse_parameters
 from penstock.errors import LoadError
 from penstock.models.configuring import complete, read
+from penstock.models.grace import Grace
 from penstock.models.hosting import Hosting, isolation_of
 from penstock.models.labels import read_labels
 from penstock.models.parts import Parts, make_backend
@@ -34,9 +35,6 @@ from penstock.workers.loading import failures_worded
 from penstock.workers.process.host import ProcessHost
 
 log = logging.getLogger(__name__)
-
-#: The part of the server's time to stop that an instance in a process may take to close.
-_CLOSING = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +69,7 @@ class Loader:
         self._hook = hook
         self._loop = loop
         self._services = services
+        self.grace = Grace(options.exit_timeout_secs)
         self._running: dict[str, Backend] = {}
         self._lock = threading.Lock()
         #: The processes of all models, those being loaded and on their way out included.
@@ -135,8 +134,7 @@ class Loader:
         try:
             labels = read_labels(config, model.path.parent)
             scheduler = self._scheduler(config, statistics)
-            grace_s = _CLOSING * self._options.exit_timeout_secs
-            hosting = Hosting(backend, model, signature, statistics, self._loop, services.of_instance, grace_s)
+            hosting = Hosting(backend, model, signature, statistics, self._loop, services.of_instance, self.grace)
             hosts += hosting.load(isolation, self._processes)
             services.bind(hosts)
             served = ServedModel(model.version, config, signature, scheduler, hosts, statistics, labels, release)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.models import scratch
 from penstock.models.served import ServedModel
 from penstock.models.states import UNLOADED, State, VersionRecord
+from penstock.workers.apart import apart
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ class Leaving(NamedTuple):
 async def retire(leaving: Iterable[Leaving], private: Path | None, unloaded: Callable[[ServedModel], None]) -> None:
     """Let models answer what they have, close them, and remove the directory that only they needed.
 
-    ``unloaded`` is called for each, on a thread of its own.
+    ``unloaded`` is called for each, on the thread that has waited for its end.
     """
     try:
         await asyncio.gather(*(_retire_one(each, unloaded) for each in leaving))
@@ -38,7 +40,11 @@ async def _retire_one(leaving: Leaving, unloaded: Callable[[ServedModel], None])
     record, model = leaving
     await model.drain()
     model.close()
-    await asyncio.to_thread(model.join)
-    await asyncio.to_thread(unloaded, model)
+    await apart(partial(_end, model, unloaded), f"penstock-close-{model.name}")  # nobody knows how long a model takes
     log.info("successfully unloaded '%s' version %d", model.name, model.version)
     record.state, record.reason = State.UNAVAILABLE, UNLOADED
+
+
+def _end(model: ServedModel, unloaded: Callable[[ServedModel], None]) -> None:
+    model.join()
+    unloaded(model)

@@ -43,8 +43,9 @@ class ProcessHost:
     """Owns the child processes of one instance, one after the other. A `penstock.workers.host.Host`.
 
     ``crew`` are the hosts of all instances of the version: when all have been given up, requests
-    are refused instead of waiting. ``grace_s`` is how long an instance may take to close. `load`,
-    `serve`, `join` and `check_ready` are called on threads, everything else on the event loop.
+    are refused instead of waiting. ``grace`` is asked how many seconds an instance that is to close
+    may take. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the
+    event loop.
     """
 
     def __init__(
@@ -57,14 +58,14 @@ class ProcessHost:
         statistics: Callable[[], ExecutionStatistics],
         loop: asyncio.AbstractEventLoop,
         crew: list[ProcessHost],
-        grace_s: float,
+        grace: Callable[[], float],
     ) -> None:
         self.name, self.model = order.instance_name, order.name
         self.restarts = 0
         self.reason = ""
         self.executing: Sequence[InferRequest] = ()
         self._order, self._isolation, self._services, self._samples = order, isolation, services, samples
-        self._contract, self._loop, self._crew, self._grace_s = contract, loop, crew, grace_s
+        self._contract, self._loop, self._crew, self._grace = contract, loop, crew, grace
         self._ledger = Ledger(self.name, statistics)
         self._source: BatchSource | None = None
         self._bell = LoopBell(self._pull)
@@ -130,7 +131,7 @@ class ProcessHost:
             self._restart.cancel()
             await asyncio.wait((self._restart,))
         if self._child is not None:
-            await self._child.stop(self._grace_s)
+            await self._child.stop(self._grace())
             self._child = None
 
     def stop_loading(self) -> None:
