@@ -41,10 +41,14 @@ def address_of(options: ServerOptions) -> str:
 
 
 def choose_host(wanted: GrpcServer) -> type[Host]:
-    """The host for ``--grpc-server``; ``auto`` takes the native one once it is built.
+    """The host for ``--grpc-server``; ``auto`` takes the native one.
 
     Imports what the host is made of, so call it on a thread.
     """
-    from penstock.frontends.grpc.grpcio_host import GrpcioHost
+    if wanted == "grpcio":
+        from penstock.frontends.grpc.grpcio_host import GrpcioHost
 
-    return GrpcioHost
+        return GrpcioHost
+    from penstock.frontends.grpc.native_host import NativeHost
+
+    return NativeHost

@@ -39,7 +39,7 @@ Direct: TypeAlias = Callable[[Any, Context, Reply], "Cancel | None"]
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """One RPC. ``parse`` makes the handler's request of the received bytes.
+    """One RPC. ``parse`` makes the handler's request of what was received.
 
     Exactly one of three is set: ``unary`` and ``stream`` run in a task of their own. ``direct``
     answers by callback, now or later; it raises `PenstockError` if it refuses now, and returns what
@@ -49,7 +49,8 @@ class Rpc:
     service: str
     name: str
     category: str
-    parse: Callable[[bytes], Any]
+    #: Of bytes or a memoryview.
+    parse: Callable[[Any], Any]
     unary: Unary | None = None
     stream: Stream | None = None
     direct: Direct | None = None

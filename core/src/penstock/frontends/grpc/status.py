@@ -19,6 +19,16 @@ STATUS = {
     Code.CANCELLED: CANCELLED,
 }
 
+
+class Status(Exception):
+    """Ends a call with a status of the transport's own, which no `PenstockError` has."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
 #: Details travel in the trailers, of which clients take 8 KiB in all, percent-encoded.
 _DETAILS_BYTES = 6144
 #: No text of this many characters can need more, at four bytes each and three per byte encoded.

@@ -36,7 +36,7 @@ class Parcel:
     raw: Sequence[bytes | memoryview]
 
 
-def unpack(body: bytes) -> Parcel:
+def unpack(body: bytes | memoryview) -> Parcel:
     """Parse a serialized ``ModelInferRequest``; large raw contents are views of ``body``.
 
     Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed.
@@ -45,11 +45,11 @@ def unpack(body: bytes) -> Parcel:
         parcel = split(body)
         if parcel is not None:
             return parcel
-    message = ModelInferRequest.FromString(body)
+    message = ModelInferRequest.FromString(body)  # type: ignore[arg-type]  # a memoryview is taken, too
     return Parcel(message, message.raw_input_contents)
 
 
-def split(body: bytes) -> Parcel | None:
+def split(body: bytes | memoryview) -> Parcel | None:
     """`unpack` without copying raw contents, or None if ``body`` is not laid out as expected."""
     view, rest, raw = memoryview(body), [], []
     position = kept = 0
@@ -98,7 +98,7 @@ def pack_stream(response: bytes, error: str = "") -> bytes:
     return b"".join((start, _INFER_RESPONSE_TAG, _varint(len(response)), response))
 
 
-def _read_varint(body: bytes, position: int) -> tuple[int, int]:
+def _read_varint(body: bytes | memoryview, position: int) -> tuple[int, int]:
     """The varint at ``position`` and the position after it; IndexError if it does not end."""
     value = shift = 0
     while True:

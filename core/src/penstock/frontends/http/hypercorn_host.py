@@ -11,7 +11,7 @@ from hypercorn.config import Config
 
 from penstock.frontends.http.asgi import create_app
 from penstock.frontends.http.hosts import Host
-from penstock.frontends.http.listening import BACKLOG
+from penstock.frontends.listening import BACKLOG
 
 
 class HypercornHost(Host):

@@ -6,9 +6,7 @@ import errno
 import socket
 
 from penstock.errors import Unavailable
-
-#: As many connections may wait to be accepted (behaviours.md section 1.1).
-BACKLOG = 1024
+from penstock.frontends.listening import bind
 
 
 def listen(address: str, port: int, is_shared: bool) -> socket.socket:
@@ -18,21 +16,7 @@ def listen(address: str, port: int, is_shared: bool) -> socket.socket:
     and port.
     """
     try:
-        family, kind, protocol, _, name = socket.getaddrinfo(
-            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if is_shared:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listener.bind(name)
-            listener.listen(BACKLOG)
-            listener.setblocking(False)
-        except BaseException:
-            listener.close()
-            raise
+        return bind(address, port, is_shared)
     except OSError as error:
         reason = "the port is in use" if error.errno == errno.EADDRINUSE else str(error)
         raise Unavailable(f"failed to listen for HTTP on {address}:{port}: {reason}") from error
-    return listener

@@ -7,9 +7,9 @@ import asyncio
 from penstock.frontends.http.connections import Connections
 from penstock.frontends.http.hosts import Host
 from penstock.frontends.http.limits import Limits
-from penstock.frontends.http.listening import BACKLOG
 from penstock.frontends.http.protocol import HttpProtocol
 from penstock.frontends.http.routes import Routes
+from penstock.frontends.listening import BACKLOG
 
 
 class NativeHost(Host):

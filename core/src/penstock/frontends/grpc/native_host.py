@@ -1,0 +1,97 @@
+"""gRPC on our own HTTP/2: the fast host, and the default."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Sequence
+from contextlib import suppress
+from math import inf
+
+from penstock.config.options import ServerOptions
+from penstock.errors import Unavailable
+from penstock.frontends.grpc import heads, tls
+from penstock.frontends.grpc.calls import Call, DirectCall, RefusedCall, StreamCall, UnaryCall
+from penstock.frontends.grpc.compression import Compressor
+from penstock.frontends.grpc.heads import Head
+from penstock.frontends.grpc.hosts import Host, address_of
+from penstock.frontends.grpc.rpcs import Rpc
+from penstock.frontends.http2.connection import Connection
+from penstock.frontends.http2.connections import Connections, Service
+from penstock.frontends.http2.headers import RequestHeaders
+from penstock.frontends.http2.keepalive import Keepalive
+from penstock.frontends.http2.limits import Limits
+from penstock.frontends.listening import BACKLOG, bind
+
+
+class NativeHost(Host):
+    """One `Connection` per client, on the server's own event loop."""
+
+    async def start(self) -> int:
+        options = self.options
+        context = await asyncio.to_thread(tls.context, options)
+        try:
+            listener = await asyncio.to_thread(bind, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
+        except OSError as error:
+            raise Unavailable(_why_not(options, error)) from error
+        self._calls = Calls(self.rpcs, options)
+        self._connections = connections = Connections(self._calls, Limits(), _keepalive(options))
+        self._acceptor = await asyncio.get_running_loop().create_server(
+            lambda: Connection(connections), sock=listener, backlog=BACKLOG, ssl=context
+        )
+        connections.watch()
+        port: int = listener.getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        self._calls.draining = True
+        self._acceptor.close()
+        with suppress(asyncio.TimeoutError):  # what is left then has been aborted
+            await asyncio.wait_for(self._connections.drain(), self.options.exit_timeout_secs)
+
+
+class Calls(Service[Head]):
+    """Makes a call of each stream."""
+
+    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.draining = False
+        self.compressor = Compressor(options.grpc_infer_response_compression_level)
+        self._table = {f"/{rpc.service}/{rpc.name}".encode(): rpc for rpc in rpcs}
+
+    def interpret(self, headers: RequestHeaders) -> Head:
+        return heads.read(self._table, headers)
+
+    def open(self, connection: Connection, id: int, meaning: Head) -> Call:
+        rpc = meaning.rpc
+        if meaning.refusal or rpc is None:
+            return RefusedCall(connection, id, self, meaning)
+        if rpc.direct is not None:
+            return DirectCall(connection, id, self, meaning)
+        return (StreamCall if rpc.unary is None else UnaryCall)(connection, id, self, meaning)
+
+    def encoding(self, head: Head) -> bytes:
+        """What the answers of the call are compressed with; empty for nothing."""
+        assert head.rpc is not None
+        return self.compressor.choose(head.accepts) if head.rpc.category == "inference" else b""
+
+
+def _keepalive(options: ServerOptions) -> Keepalive:
+    """In seconds; what is 0 is unset, or without bound."""
+    return Keepalive(
+        time=options.grpc_keepalive_time / 1000,
+        timeout=options.grpc_keepalive_timeout / 1000,
+        without_calls=options.grpc_keepalive_permit_without_calls,
+        pings_without_data=options.grpc_http2_max_pings_without_data,
+        peer_interval=options.grpc_http2_min_recv_ping_interval_without_data / 1000,
+        strikes=options.grpc_http2_max_ping_strikes,
+        max_age=options.grpc_max_connection_age / 1000 or inf,
+        age_grace=options.grpc_max_connection_age_grace / 1000 or inf,
+    )
+
+
+def _why_not(options: ServerOptions, error: OSError) -> str:
+    address = address_of(options)
+    if error.errno == errno.EADDRINUSE:
+        return f"Socket '{address}' already in use "
+    return f"can not listen on '{address}' for gRPC: {error.strerror}"

@@ -1,0 +1,133 @@
+"""What the frames do that carry neither headers nor data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.frontends.http2 import frames
+from penstock.frontends.http2.frames import (
+    ACK,
+    FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
+    MAX_WINDOW,
+    PROTOCOL_ERROR,
+    ConnectionFault,
+)
+
+if TYPE_CHECKING:
+    from penstock.frontends.http2.connection import Connection
+
+
+def _settings(connection: Connection, flags: int, id: int, payload: bytes) -> None:
+    if id:
+        raise ConnectionFault(PROTOCOL_ERROR, "SETTINGS on a stream")
+    if len(payload) % 6 or (flags & ACK and payload):
+        raise ConnectionFault(FRAME_SIZE_ERROR, "SETTINGS of a wrong size")
+    if flags & ACK:
+        return
+    if len(payload) > 6 * connection.limits.settings:
+        raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many settings")
+    for name, value in frames.read_settings(payload):
+        _apply(connection, name, value)
+    connection.write(frames.frame(frames.SETTINGS, ACK, 0, b""))
+
+
+def _apply(connection: Connection, name: int, value: int) -> None:
+    if name == frames.INITIAL_WINDOW_SIZE:
+        if value > MAX_WINDOW:
+            raise ConnectionFault(FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE out of range")
+        connection.peer_window_changed(value)
+    elif name == frames.MAX_FRAME_SIZE:
+        if not frames.DEFAULT_FRAME_BYTES <= value < 2**24:
+            raise ConnectionFault(PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
+        connection.peer_frame_bytes = value
+    elif name == frames.ENABLE_PUSH and value > 1:
+        raise ConnectionFault(PROTOCOL_ERROR, "ENABLE_PUSH out of range")
+
+
+def _ping(connection: Connection, flags: int, id: int, payload: bytes) -> None:
+    if id:
+        raise ConnectionFault(PROTOCOL_ERROR, "PING on a stream")
+    if len(payload) != 8:
+        raise ConnectionFault(FRAME_SIZE_ERROR, "PING of a wrong size")
+    if flags & ACK:
+        connection.ping_answered(payload)
+    else:
+        connection.ping_received(payload)
+
+
+def _window_update(connection: Connection, flags: int, id: int, payload: bytes) -> None:
+    increment = _number(payload) & MAX_WINDOW
+    stream = connection.streams.get(id)
+    if not id:
+        if not increment:
+            raise ConnectionFault(PROTOCOL_ERROR, "WINDOW_UPDATE by zero")
+        connection.send_window += increment
+        if connection.send_window > MAX_WINDOW:
+            raise ConnectionFault(FLOW_CONTROL_ERROR, "the connection's window exceeds its bound")
+        connection.window_updated(None)
+        return
+    _require_opened(connection, id)
+    if stream is not None:
+        if not increment:
+            stream.reset(PROTOCOL_ERROR)
+            return
+        stream.send_window += increment
+        if stream.send_window > MAX_WINDOW:
+            stream.reset(FLOW_CONTROL_ERROR)
+            return
+        connection.window_updated(stream)
+
+
+def _rst_stream(connection: Connection, flags: int, id: int, payload: bytes) -> None:
+    _number(payload)
+    _require_opened(connection, id)
+    stream = connection.streams.get(id)
+    if stream is not None:
+        connection.count_reset()
+        stream.close()
+        stream.lost()
+
+
+def _priority(connection: Connection, flags: int, id: int, payload: bytes) -> None:
+    """Has no effect (RFC 9113, section 5.3)."""
+    if not id:
+        raise ConnectionFault(PROTOCOL_ERROR, "PRIORITY of the connection")
+    stream = connection.streams.get(id)
+    if len(payload) != 5 and stream is not None:
+        stream.reset(FRAME_SIZE_ERROR)
+
+
+def _push_promise(connection: Connection, flags: int, id: int, payload: bytes) -> None:
+    raise ConnectionFault(PROTOCOL_ERROR, "PUSH_PROMISE of a client")
+
+
+def _goaway(connection: Connection, flags: int, id: int, payload: bytes) -> None:
+    """The client opens no more streams, and will close the connection when it has its answers."""
+    if id:
+        raise ConnectionFault(PROTOCOL_ERROR, "GOAWAY on a stream")
+    if len(payload) < 8:
+        raise ConnectionFault(FRAME_SIZE_ERROR, "GOAWAY of a wrong size")
+
+
+def _number(payload: bytes) -> int:
+    if len(payload) != 4:
+        raise ConnectionFault(FRAME_SIZE_ERROR, "frame of a wrong size")
+    return frames.read_number(payload)
+
+
+def _require_opened(connection: Connection, id: int) -> None:
+    if not 0 < id <= connection.last_id:
+        raise ConnectionFault(PROTOCOL_ERROR, "frame on an idle stream")
+
+
+HANDLERS: dict[int, Callable[[Connection, int, int, bytes], None]] = {
+    frames.PRIORITY: _priority,
+    frames.RST_STREAM: _rst_stream,
+    frames.SETTINGS: _settings,
+    frames.PUSH_PROMISE: _push_promise,
+    frames.PING: _ping,
+    frames.GOAWAY: _goaway,
+    frames.WINDOW_UPDATE: _window_update,
+}

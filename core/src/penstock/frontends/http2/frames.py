@@ -1,0 +1,76 @@
+"""Frames on the wire: their kinds, flags and codes (RFC 9113, sections 4, 6 and 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+
+#: What a client says first.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+
+#: Flags; the first has one name on DATA and HEADERS, another on SETTINGS and PING.
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+HAS_PRIORITY = 0x20
+
+NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = 0, 1, 2, 3
+STREAM_CLOSED, FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL = 5, 6, 7, 8
+COMPRESSION_ERROR, ENHANCE_YOUR_CALM, INADEQUATE_SECURITY = 9, 11, 12
+
+HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE = 1, 2, 3, 4
+MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 5, 6
+
+#: What holds until a peer's SETTINGS say otherwise.
+DEFAULT_WINDOW = 65535
+DEFAULT_FRAME_BYTES = 16384
+#: No window may grow beyond it, and no stream id.
+MAX_WINDOW = LAST_ID = 2**31 - 1
+
+#: The head of a frame: size >> 8, size & 255, kind, flags, stream id.
+HEAD = Struct(">HBBBL")
+HEAD_BYTES = 9
+_SETTING = Struct(">HL")
+_NUMBER = Struct(">L")
+_GOODBYE = Struct(">LL")
+
+
+class ConnectionFault(Exception):
+    """The peer broke a rule so that the connection can not go on. ``code`` is the GOAWAY's."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    size = len(payload)
+    return HEAD.pack(size >> 8, size & 255, kind, flags, stream) + payload
+
+
+def settings(values: Iterable[tuple[int, int]]) -> bytes:
+    return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(name, value) for name, value in values))
+
+
+def read_settings(payload: bytes) -> list[tuple[int, int]]:
+    return list(_SETTING.iter_unpack(payload))
+
+
+def reset(stream: int, code: int) -> bytes:
+    return frame(RST_STREAM, 0, stream, _NUMBER.pack(code))
+
+
+def window_update(stream: int, increment: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream, _NUMBER.pack(increment))
+
+
+def read_number(payload: bytes) -> int:
+    number: int = _NUMBER.unpack(payload)[0]
+    return number
+
+
+def goaway(last: int, code: int, reason: str = "") -> bytes:
+    return frame(GOAWAY, 0, 0, _GOODBYE.pack(last, code) + reason.encode())

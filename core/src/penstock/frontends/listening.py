@@ -1,0 +1,30 @@
+"""A listening socket, whatever host accepts from it."""
+
+from __future__ import annotations
+
+import socket
+
+#: As many connections may wait to be accepted (behaviours.md section 1.1).
+BACKLOG = 1024
+
+
+def bind(address: str, port: int, is_shared: bool) -> socket.socket:
+    """A socket that listens on ``address``; port 0 takes a free one.
+
+    ``is_shared`` lets other processes listen on the same port. Raises OSError.
+    """
+    family, kind, protocol, _, name = socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(name)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
