@@ -8,7 +8,7 @@ from typing import Protocol
 
 from penstock.messages.request import InferRequest
 from penstock.telemetry.observer import Observer
-from penstock.workers.instance import BatchSource
+from penstock.workers.source import BatchSource
 
 
 class Host(Protocol):

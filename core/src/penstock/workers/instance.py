@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
 
 from penstock.backends.base import AnyInstance, BaseInstance
 from penstock.messages.request import InferRequest
@@ -14,20 +13,11 @@ from penstock.messages.response import Answer
 from penstock.telemetry.observer import Observer
 from penstock.telemetry.statistics import ExecutionStatistics
 from penstock.workers.batch import run_batch
-from penstock.workers.bell import Bell, LoopBell
+from penstock.workers.bell import Bell
 from penstock.workers.ledger import Ledger
-from penstock.workers.outlet import LoopOutlet, Sink
+from penstock.workers.outlet import LoopOutlet
 from penstock.workers.runner import LATER, Given, Runner
-
-
-class BatchSource(Sink, Protocol):
-    """Where batches come from and go back to: a scheduler."""
-
-    def take(self, bell: Bell) -> list[InferRequest] | None: ...
-
-    def poll(self, bell: LoopBell) -> list[InferRequest] | None: ...
-
-    def leave(self, bell: LoopBell) -> None: ...
+from penstock.workers.source import BatchSource
 
 
 class InstanceThread:

@@ -21,13 +21,13 @@ from penstock.telemetry.observer import Observer
 from penstock.telemetry.statistics import BatchTimes, ExecutionStatistics
 from penstock.workers.bell import LoopBell
 from penstock.workers.contract import Contract
-from penstock.workers.instance import BatchSource
 from penstock.workers.ledger import Ledger
 from penstock.workers.process.child import Child
 from penstock.workers.process.desk import Desk, LoopServices
 from penstock.workers.process.order import Order
 from penstock.workers.process.rehearsal import Rehearsal
 from penstock.workers.process.wire.answers import Times
+from penstock.workers.source import BatchSource
 from penstock.workers.warmup import Sample
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class ProcessHost:
         except BaseException:
             await child.kill("failed to warm up")
             raise
-        child.owner = self
+        child.hand_over(self)
         self._child = child
 
     async def _end(self) -> None:
@@ -164,7 +164,7 @@ class ProcessHost:
             source.deliver(gone, [Cancelled(f"{request.log_id}request was cancelled") for request in gone])
         try:
             if batch:
-                child.run(batch)
+                child.traffic.run(batch)
             self.executing = batch
         except PenstockError as error:
             source.deliver(batch, [error] * len(batch))
@@ -198,7 +198,7 @@ class ProcessHost:
     def child_died(self, child: Child, reason: str) -> None:
         log.error("%s", reason)
         self._child, self.reason = None, reason
-        lost, self.executing = list(child.in_flight.values()), ()
+        lost, self.executing = list(child.traffic.in_flight.values()), ()
         if self._source is not None:
             self._ledger.batch(lost, lost, [self._unhealthy()] * len(lost), BatchTimes(*[monotonic_ns()] * 4))
             self._source.deliver(lost, [self._unhealthy()] * len(lost))

@@ -27,7 +27,7 @@ class Rehearsal:
             self.require_life(child)
             self._waiting = set(sample.requests)
             self._done.clear()
-            child.run(sample.requests)
+            child.traffic.run(sample.requests)
             await self._done.wait()
             if self._problem is not None:
                 raise InternalError(f"failed to run warmup sample '{sample.name}': {self._problem.message}; ")
