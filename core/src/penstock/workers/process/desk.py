@@ -20,7 +20,7 @@ from penstock.errors import Code, PenstockError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.workers.process.wire import notes
-from penstock.workers.process.wire.answers import reply_of, unsendable
+from penstock.workers.process.wire.answers import reply_of, unsendable_reply
 from penstock.workers.process.wire.codec import Decoder, Encoder
 from penstock.workers.process.wire.failure import WireError
 from penstock.workers.process.wire.frames import Frame, Kind, read_integers
@@ -116,7 +116,7 @@ class Desk:
         try:
             message = self._encoder.answers(Kind.REPLIES, [reply])
         except ValueError as error:
-            message = self._encoder.answers(Kind.REPLIES, [unsendable(reply, error)])
+            message = self._encoder.answers(Kind.REPLIES, [unsendable_reply(reply, error)])
         send(message)
 
     # ------------------------------------------------------------------ everything else

@@ -14,7 +14,7 @@ from penstock.messages.tensor import wire_view
 from penstock.workers.process.line import Line
 from penstock.workers.process.wire.codec import Decoder, Encoder
 from penstock.workers.process.wire.frames import Kind
-from penstock.workers.process.wire.requests import unsendable
+from penstock.workers.process.wire.requests import unsendable_request
 from penstock.workers.process.wire.tensors import INLINE
 
 
@@ -39,7 +39,7 @@ class DirectCalls:
             self._line.send(message)
             return self._answer()
         except ValueError as error:
-            return unsendable(error)
+            return unsendable_request(error)
         finally:
             self._turn.release()
 

@@ -20,12 +20,15 @@ from penstock.workers.process.wire.frames import Kind, integers_frame
 
 
 class RemoteServices(Services):
-    """``post`` sends a request under a number of ours; ``send`` writes a frame on the side line."""
+    """``ask`` sends a request under a number of ours; ``send`` writes a frame on the side line."""
 
     def __init__(
-        self, post: Callable[[int, InferRequest], None], send: Callable[[bytes], None], direct: DirectCalls
+        self,
+        ask: Callable[[int, InferRequest, Callable[[Reply], None]], None],
+        send: Callable[[bytes], None],
+        direct: DirectCalls,
     ) -> None:
-        self._post, self._send, self._direct = post, send, direct
+        self._ask, self._send, self._direct = ask, send, direct
         self._numbers = itertools.count(1)
         self._asked: dict[int, InferRequest] = {}
         self._calls: dict[InferRequest, int] = {}
@@ -35,7 +38,7 @@ class RemoteServices(Services):
         call = next(self._numbers)
         self._asked[call] = request
         self._calls[request] = call
-        self._post(call, request)
+        self._ask(call, request, self.replied)
 
     def ask(self, request: InferRequest) -> Answer:
         if not self._direct.take_turn(request):

@@ -69,7 +69,7 @@ def reply_of(call: int, answer: Answer, final: bool) -> Reply:
     return Reply(call, Status.NOTHING if answer is None else Status.ERROR, final, answer)
 
 
-def unsendable(reply: Reply, error: Exception) -> Reply:
+def unsendable_reply(reply: Reply, error: Exception) -> Reply:
     """What is sent in the place of ``reply``, which cannot be written."""
     return reply_of(reply.call, PenstockError(f"the response cannot be sent: {error}", Code.INTERNAL), reply.final)
 

@@ -114,6 +114,6 @@ class RequestReader:
         return request, position
 
 
-def unsendable(error: Exception) -> PenstockError:
+def unsendable_request(error: Exception) -> PenstockError:
     """What a model is told whose request cannot be written: a value that cannot travel is its mistake."""
     return PenstockError(f"the request cannot be sent: {error}", Code.INVALID_ARGUMENT)
