@@ -252,7 +252,7 @@ def make_gate() -> Callable[[Path], Gate]:
 
 
 @pytest.fixture(scope="session")
-def gated(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+def gated_environ(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """The environment of processes in which a third party's backend ``gated`` is installed."""
     site = tmp_path_factory.mktemp("site")
     (site / "penstock_gated.py").write_text(GATE)
@@ -261,6 +261,12 @@ def gated(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock-gated\nVersion: 1.5\n")
     (info / "entry_points.txt").write_text("[penstock]\ngated = penstock_gated\n")
     return {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.fixture(scope="session")
+def gated(gated_environ: Mapping[str, str]) -> Mapping[str, str]:
+    """`gated_environ`; the tests of core have a ``gated`` of their own."""
+    return gated_environ
 
 
 @pytest.fixture(scope="session")

@@ -311,7 +311,7 @@ class Connection(asyncio.BufferedProtocol):
                     payload: Buffer = data[begin:stop] if size <= _COPIED_BYTES else memoryview(data)[begin:stop]
                     stream.receive(payload, flags == END_STREAM)
                     at = stop
-                elif flags & PADDED and begin == end:
+                elif flags & PADDED and size and begin == end:
                     break
                 else:
                     at = self._begin_data(data, begin, size, flags, number & LAST_ID)
@@ -470,20 +470,18 @@ class Connection(asyncio.BufferedProtocol):
             stream.receive(b"", True)
 
     def _read_trailers(self, id: int, flags: int, block: bytes) -> None:
-        stream = self.streams.get(id)
+        stream, is_allowed = self.streams.get(id), bool(flags & END_STREAM)
         try:
             self._headers.read_trailers(block)
         except MalformedHeaders:
-            if stream is not None:
-                stream.reset(PROTOCOL_ERROR)
-            return
-        if stream is not None:
-            if flags & END_STREAM:
-                stream.receive(b"", True)
-            else:
-                stream.reset(PROTOCOL_ERROR)
-        elif id not in self._excused:
-            raise ConnectionFault(PROTOCOL_ERROR, "HEADERS on a closed stream")
+            is_allowed = False
+        if stream is None:
+            if id not in self._excused:
+                raise ConnectionFault(PROTOCOL_ERROR, "HEADERS on a closed stream")
+        elif is_allowed or stream.is_remote_closed:
+            stream.receive(b"", True)
+        else:
+            stream.reset(PROTOCOL_ERROR)
 
     def _refuse_stream(self, id: int, code: int) -> None:
         self.count_reset()

@@ -25,7 +25,8 @@ _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NEEDED = frozenset((b":method", b":scheme", b":path"))
 #: They speak of an HTTP/1 connection; RFC 9113, section 8.2.2.
 _CONNECTION_SPECIFIC = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
-_UPPER = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+#: RFC 9113, section 8.2.1; a colon begins pseudo-headers only.
+_FORBIDDEN_IN_NAMES = frozenset((*range(0x21), *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ:", *range(0x7F, 0x100)))
 _FORBIDDEN_IN_VALUES = (b"\0", b"\r", b"\n")
 
 
@@ -81,11 +82,9 @@ class HeaderReader(Generic[T]):
         return self._learn(block) if known is None else known
 
     def read_trailers(self, block: bytes) -> None:
-        """Only for its effect on the table. Raises what `read` raises."""
+        """Only for its effect on the table. Raises what `read` raises; pseudo-headers are none of these."""
         for name, value in self._decode(block):
             _check(name, value)
-            if name[:1] == b":":
-                raise MalformedHeaders("pseudo-header among trailers")
 
     def _learn(self, block: bytes) -> T:
         moves = self._table.moves
@@ -130,11 +129,11 @@ def _request(fields: Fields, is_oversized: bool) -> RequestHeaders:
 
 
 def _check(name: bytes, value: bytes) -> None:
-    if not name or not _UPPER.isdisjoint(name) or name in _CONNECTION_SPECIFIC:
+    if not name or not _FORBIDDEN_IN_NAMES.isdisjoint(name) or name in _CONNECTION_SPECIFIC:
         raise MalformedHeaders("header name not allowed")
     if name == b"te" and value.lower() != b"trailers":
         raise MalformedHeaders("te other than trailers")
-    if any(byte in value or byte in name for byte in _FORBIDDEN_IN_VALUES):
+    if any(byte in value for byte in _FORBIDDEN_IN_VALUES):
         raise MalformedHeaders("header value not allowed")
 
 

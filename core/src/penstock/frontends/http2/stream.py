@@ -13,6 +13,7 @@ from penstock.frontends.http2.frames import (
     FLOW_CONTROL_ERROR,
     HEAD,
     HEADERS,
+    MAX_WINDOW,
     NO_ERROR,
     STREAM_CLOSED,
     frame,
@@ -107,8 +108,9 @@ class Stream:
     # ------------------------------------------------------------------ the subclass calls
 
     def credit(self, size_bytes: int) -> None:
-        """Let the peer send ``size_bytes`` more."""
-        if not self.is_remote_closed and not self.is_closed:
+        """Let the peer send ``size_bytes`` more, as far as windows go."""
+        size_bytes = min(size_bytes, MAX_WINDOW - self.receive_window)
+        if size_bytes > 0 and not self.is_remote_closed and not self.is_closed:
             self.receive_window += size_bytes
             self.connection.write(window_update(self.id, size_bytes))
 
