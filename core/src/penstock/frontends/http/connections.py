@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.frontends.http.heads import KnownHeads
 from penstock.frontends.http.limits import SWEEP_SECONDS, Limits
 from penstock.frontends.http.message import Cancel, HttpRequest, Reply
 
@@ -18,14 +19,16 @@ _SCRATCH_BYTES = 64 * 1024
 class Connections:
     """Made before listening; the event loop's.
 
-    ``scratch`` is one receive buffer for all: the loop fills and parses it in one step, so that
-    ten thousand idle connections hold no memory for it.
+    ``received`` is one receive buffer for all, and ``scratch`` a view of it: the loop fills and
+    parses it in one step, so that ten thousand idle connections hold no memory for it.
     """
 
     def __init__(self, dispatch: Callable[[HttpRequest, Reply], Cancel | None], limits: Limits) -> None:
         self.dispatch = dispatch
         self.limits = limits
-        self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self.received = bytearray(_SCRATCH_BYTES)
+        self.scratch = memoryview(self.received)
+        self.known_heads = KnownHeads()
         self._open: set[HttpProtocol] = set()
         self._empty = asyncio.Event()
         self._empty.set()

@@ -30,6 +30,8 @@ _LENGTH_NAME = "Inference-Header-Content-Length"
 
 def header_length(value: bytes, body_bytes: int) -> int:
     """The value of ``Inference-Header-Content-Length``: bytes of JSON in front of the tensors."""
+    if value.isdigit() and len(value) < 10 and int(value) <= body_bytes:
+        return int(value)
     text = value.decode("latin-1")
     digits = value[1:] if value[:1] == b"-" else value
     if not digits.isdigit():

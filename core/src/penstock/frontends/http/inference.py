@@ -15,6 +15,7 @@ from penstock.frontends.http.compression import DECODABLE, decompress, response_
 from penstock.frontends.http.decode import decode, decode_raw, header_length
 from penstock.frontends.http.encode import encode
 from penstock.frontends.http.forms import BINARY, JSON, Form
+from penstock.frontends.http.layouts import KnownLayouts
 from penstock.frontends.http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
 from penstock.frontends.http.target import Target
 from penstock.messages.request import InferRequest
@@ -37,6 +38,7 @@ class Inference:
     def __init__(self, server: Server) -> None:
         self._resolve = server.resolve
         self._max_bytes = server.options.http_max_input_size
+        self._layouts = KnownLayouts()
         self._forwarding = HeaderForwarding(server.options.http_header_forward_pattern)
 
     def __call__(self, http: HttpRequest, target: Target, reply: Reply) -> Cancel | None:
@@ -61,7 +63,7 @@ class Inference:
         length = headers.get(HEADER_LENGTH)
         json_bytes = body.nbytes if length is None else header_length(length, body.nbytes)
         if json_bytes or length is None:
-            answer.forms, answer.default = decode(request, body, json_bytes, self._max_bytes)
+            answer.forms, answer.default = self._decode(request, body, json_bytes)
         else:
             decode_raw(request, body, model, self._max_bytes)
             answer.default = BINARY
@@ -69,6 +71,15 @@ class Inference:
             self._forward(http, request)
         model.submit(request)
         return request.cancel
+
+    def _decode(self, request: InferRequest, body: memoryview, json_bytes: int) -> tuple[Mapping[str, Form], Form]:
+        layout = self._layouts.find(body, json_bytes)
+        if layout is not None:
+            layout.fill(request, body)
+            return layout.forms, layout.default
+        forms, default = decode(request, body, json_bytes, self._max_bytes)
+        self._layouts.keep(request, body, json_bytes, forms, default)
+        return forms, default
 
     def _forward(self, http: HttpRequest, request: InferRequest) -> None:
         named = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in http.raw_headers)

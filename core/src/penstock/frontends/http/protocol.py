@@ -6,8 +6,9 @@
     HEAD | BODY --too much, or malformed--> LINGER: answered, nothing is read any more but thrown away
 
 Bodies of known length beyond `DIRECT_BYTES` bypass the parser: the socket writes them to where the
-tensors will be read, and the parser is replaced by a new one afterwards. Everything runs on the
-event loop, without a task, a future, a lock or a log line per request.
+tensors will be read, and the parser is replaced by a new one afterwards. So does a request whose
+head is known to the last byte and whose body comes in one piece: most requests are such. Everything
+runs on the event loop, without a task, a future, a lock or a log line per request.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import httptools
 from penstock.errors import InternalError, Unavailable
 from penstock.frontends.http.body import DIRECT_BYTES, DirectBody
 from penstock.frontends.http.exchange import Exchange
+from penstock.frontends.http.heads import END, Head
 from penstock.frontends.http.limits import Limits, too_many_chunks
 from penstock.frontends.http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest, error_reply, text_error
 from penstock.frontends.http.writing import CONTINUE, serialise
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from penstock.frontends.http.connections import Connections
 
 log = logging.getLogger(__name__)
+
+_NO_HEAD = Head("", "", {}, ())
 
 
 class _Refused(Exception):
@@ -44,18 +48,22 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._connections = connections
         self._dispatch = connections.dispatch
         self._limits: Limits = connections.limits
-        self._scratch = connections.scratch
+        self._scratch, self._received = connections.scratch, connections.received
+        self._find_head, self._keep_head = connections.known_heads.find, connections.known_heads.keep
         self._exchanges: deque[Exchange] = deque()
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
+        # What the parser has seen: nothing of a request whose end it has not seen, and how many begin in this read
+        self._is_between = True
+        self._begun = 0
         # The request that is arriving
-        self._method = ""
+        self._awaiting: tuple[bytes, Head] | None = None  # a known head, which the parser has not seen
+        self._head = _NO_HEAD
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._raw_headers: list[tuple[bytes, bytes]] = []
         self._body: Buffer = b""
         self._direct: DirectBody | None = None
-        self._closes = False
         self._body_limit = 0
         self._chunks = 0
         self._chunk_is_empty = True
@@ -94,7 +102,8 @@ class HttpProtocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._quiet_sweeps = 0
         if self._direct is None:
-            self._feed(self._scratch[:nbytes])
+            if self._is_deaf or not self._is_between or not self._recognise(nbytes):
+                self._feed(self._scratch[:nbytes])
         elif self._direct.advance(nbytes):
             self._parser = httptools.HttpRequestParser(self)
             self.on_message_complete()
@@ -112,6 +121,10 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._balance()
 
     # ------------------------------------------------------------------ the parser calls
+
+    def on_message_begin(self) -> None:
+        self._is_between = False
+        self._begun += 1
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -132,15 +145,14 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._in_head = False
         self._loose_bytes = self._head_sweeps = 0
         headers, parser = self._headers, self._parser
-        self._method = parser.get_method().decode()
         # HTTP/1.0 would need a header to be kept alive; its callers can do without.
-        self._closes = not parser.should_keep_alive() or (
-            b"connection" in headers and parser.get_http_version() == "1.0"
-        )
+        closes = not parser.should_keep_alive() or (b"connection" in headers and parser.get_http_version() == "1.0")
         announced = headers.get(b"content-length")
         size = int(announced) if announced else 0
+        path = _path(self._url)
+        self._head = Head(parser.get_method().decode(), path, headers, self._raw_headers, size, closes)
         if size > DIRECT_BYTES or b"transfer-encoding" in headers:
-            self._body_limit = self._limits.body_limit(_path(self._url), headers)
+            self._body_limit = self._limits.body_limit(path, headers)
             self._expect_body(size)
         if b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and not self._exchanges:
             self._transport.write(CONTINUE)
@@ -156,20 +168,13 @@ class HttpProtocol(asyncio.BufferedProtocol):
             self._extend_body(data)
 
     def on_message_complete(self) -> None:
+        self._is_between = True
         if self._is_deaf:
             return
+        head = self._head
         body = memoryview(self._body) if self._direct is None else self._direct.memory
-        method = self._method
-        request = HttpRequest(method, _path(self._url), self._headers, body, self._raw_headers)
-        self._is_deaf = self._closes or self._is_stopping
-        exchange = Exchange(self, self._is_deaf, method == "HEAD")
         self._begin()
-        self._exchanges.append(exchange)
-        cancel = self._dispatch(request, exchange)
-        if exchange.reply is None:
-            exchange.cancel = cancel
-        if len(self._exchanges) >= self._limits.in_flight:
-            self._balance()
+        self._take(head, body)
 
     # ------------------------------------------------------------------ the host calls
 
@@ -217,12 +222,41 @@ class HttpProtocol(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------ receiving
 
+    def _recognise(self, nbytes: int) -> bool:
+        """Take what was received if it is a request with a known head, and nothing else."""
+        if self._awaiting is not None:
+            return self._recognise_body(nbytes)
+        begin = self._received.find(END, 0, nbytes) + len(END)
+        raw = self._scratch[:begin].tobytes()
+        head = self._find_head(raw)
+        if head is None:
+            return False
+        if nbytes == begin + head.body_bytes:
+            self._take(head, memoryview(self._scratch[begin:nbytes].tobytes()))
+            return True
+        if nbytes == begin:
+            self._awaiting = raw, head
+            self._is_receiving = True
+        return nbytes == begin
+
+    def _recognise_body(self, nbytes: int) -> bool:
+        assert self._awaiting is not None
+        (raw, head), self._awaiting = self._awaiting, None
+        if nbytes == head.body_bytes:
+            self._take(head, memoryview(self._scratch[:nbytes].tobytes()))
+            return True
+        self._feed(memoryview(raw))  # the body comes in pieces, which the parser puts together
+        return False
+
     def _feed(self, data: memoryview) -> None:
         if self._is_deaf:
             return  # thrown away
         self._loose_bytes += len(data)
+        is_whole, self._begun, known = self._is_between, 0, self._head
         try:
             self._parser.feed_data(data)
+            if is_whole and self._begun == 1 and self._head is not known:
+                self._keep_head(data, self._head)
         except httptools.HttpParserUpgrade as upgrade:
             # Nothing is upgraded to: go on in HTTP/1.1 behind the request that asked.
             self._parser = httptools.HttpRequestParser(self)
@@ -235,6 +269,20 @@ class HttpProtocol(asyncio.BufferedProtocol):
             self._refuse(text_error(400, f"malformed HTTP request: {error}"))
         if self._loose_bytes > self._limits.head_bytes:
             self._refuse(text_error(431, f"request headers or trailers exceed {self._limits.head_bytes} bytes"))
+
+    def _take(self, head: Head, body: memoryview) -> None:
+        """Have a request answered that has arrived."""
+        self._is_receiving = False
+        self._head_sweeps = 0
+        self._is_deaf = head.closes or self._is_stopping
+        exchange = Exchange(self, self._is_deaf, head.method == "HEAD")
+        self._exchanges.append(exchange)
+        request = HttpRequest(head.method, head.path, head.headers, body, head.raw_headers)
+        cancel = self._dispatch(request, exchange)
+        if exchange.reply is None:
+            exchange.cancel = cancel
+        if len(self._exchanges) >= self._limits.in_flight:
+            self._balance()
 
     def _expect_body(self, size: int) -> None:
         """Make room for a body that is large or of unknown length, or refuse it."""
@@ -278,7 +326,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._is_receiving = False
 
     def _is_busy_receiving(self) -> bool:
-        return self._is_receiving and bool(self._url)
+        return self._awaiting is not None or (self._is_receiving and bool(self._url))
 
     def _balance(self) -> None:
         """Read on only while answers go out as fast as requests come in."""
@@ -304,7 +352,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         exchange(reply)
 
     def _give_up(self) -> None:
-        if self._url:
+        if self._is_busy_receiving():
             self._refuse(text_error(408, "the request did not arrive in time"))
         else:
             self._transport.close()  # connected, and never said a word
