@@ -65,6 +65,13 @@ def test_large_contents_are_views_of_the_body() -> None:
     assert bytes(view) == content
 
 
+def test_a_message_of_very_many_fields_is_left_to_protobuf() -> None:
+    body = triton.ModelInferRequest(raw_input_contents=[b"x"] * (wire.SPLIT_FIELDS + 1)).SerializeToString()
+    assert wire.split(body) is None
+    assert wire.split(body[: 3 * wire.SPLIT_FIELDS]) is not None
+    assert list(wire.unpack(body * 4).raw) == [b"x"] * (4 * wire.SPLIT_FIELDS + 4)
+
+
 def test_small_contents_are_the_same() -> None:
     body = triton.ModelInferRequest(model_name="m", raw_input_contents=[b"ab", b""]).SerializeToString()
     assert list(wire.unpack(body).raw) == [b"ab", b""]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from penstock.config.options import CompressionLevel
 from penstock.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
@@ -31,22 +31,27 @@ def inflate(data: bytes | memoryview, encoding: bytes, limit: int) -> bytes:
     """
     unpacker = zlib.decompressobj(DECODERS[encoding])
     parts: list[bytes] = []
-    size, rest = 0, data
+    size = 0
     try:
-        while not unpacker.eof:
-            part = unpacker.decompress(rest, _STEP_BYTES)
-            rest = unpacker.unconsumed_tail
+        for part in _steps(unpacker, memoryview(data)):
             size += len(part)
             if size > limit:
                 raise Status(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {limit})")
-            if not part and not rest:
-                break
             parts.append(part)
     except zlib.error:
         raise Status(INTERNAL, "Decompression failed due to zlib error") from None
     if not unpacker.eof:
         raise Status(INTERNAL, "Decompression failed: the message is truncated")
     return b"".join(parts)
+
+
+def _steps(unpacker: zlib._Decompress, data: memoryview) -> Iterator[bytes]:
+    """``data`` in pieces, because zlib copies what it has not yet read of each piece with every step."""
+    for at in range(0, len(data), _STEP_BYTES):
+        rest: bytes | memoryview = data[at : at + _STEP_BYTES]
+        while rest and not unpacker.eof:
+            yield unpacker.decompress(rest, _STEP_BYTES)
+            rest = unpacker.unconsumed_tail
 
 
 class Compressor:
