@@ -87,9 +87,19 @@ def asynchronous(test: Test) -> Callable[[str], None]:
     return run
 
 
+DEFAULTS: dict[str, Any] = {"grpc_address": "127.0.0.1", "grpc_port": 0, "exit_timeout_secs": 5}
+
+
+@pytest.fixture(params=["native", "grpcio"], autouse=True)
+def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs on both hosts."""
+    monkeypatch.setitem(DEFAULTS, "grpc_server", request.param)
+    chosen: str = request.param
+    return chosen
+
+
 def options_for(repository: str, **options: Any) -> ServerOptions:
-    defaults = {"grpc_address": "127.0.0.1", "grpc_port": 0, "exit_timeout_secs": 5}
-    return ServerOptions(model_repository=(repository,), **{**defaults, **options})
+    return ServerOptions(model_repository=(repository,), **{**DEFAULTS, **options})
 
 
 @asynccontextmanager
