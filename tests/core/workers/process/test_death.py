@@ -19,7 +19,7 @@ import pytest
 
 from penstock.errors import Code, PenstockError
 from penstock.messages.response import InferResponse
-from penstock.workers.process import host as hosts
+from penstock.workers.process import deaths
 
 if TYPE_CHECKING:
     from tests.core.workers.process.conftest import Running
@@ -97,8 +97,8 @@ def test_a_process_that_closes_the_side_line_is_replaced(run_trial: Run, wait_un
 def test_the_model_is_not_ready_while_its_process_is_replaced(
     run_trial: Run, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts, "_FIRST_DELAY_S", 3600.0)
-    monkeypatch.setattr(hosts, "_LONGEST_DELAY_S", 3600.0)
+    monkeypatch.setattr(deaths, "_FIRST_DELAY_S", 3600.0)
+    monkeypatch.setattr(deaths, "_LONGEST_DELAY_S", 3600.0)
     model = run_trial()
     refusal(model, "exit")
     wait_for_restart(model, wait_until)
@@ -145,7 +145,7 @@ def test_what_one_instance_waited_to_complete_is_the_others_when_it_dies(
     run_trial: Run, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No wake-up is lost: the queue delay ends although whoever watched it is dead."""
-    monkeypatch.setattr(hosts.ProcessHost, "_delay", lambda self, now: 3600.0)  # it does not come back
+    monkeypatch.setattr(deaths.Deaths, "delay_s", 3600.0)  # it does not come back
     config = "dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 2000000 }"
     model = run_trial(instances=2, config=config)
     forming = model.server.served("m")[0].scheduler._idle  # type: ignore[attr-defined]
@@ -162,7 +162,7 @@ def test_what_one_instance_waited_to_complete_is_the_others_when_it_dies(
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(deaths, "_FIRST_DELAY_S", 0.01)
 
 
 @pytest.mark.usefixtures("hurried")

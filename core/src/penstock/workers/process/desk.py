@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -19,6 +17,7 @@ from penstock.backends.services import Services
 from penstock.errors import Code, PenstockError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
+from penstock.workers.apart import apart
 from penstock.workers.process.wire import notes
 from penstock.workers.process.wire.answers import reply_of, unsendable_reply
 from penstock.workers.process.wire.codec import Decoder, Encoder
@@ -134,8 +133,9 @@ class Desk:
     async def _call(self, call: Mapping[str, Any]) -> None:
         result: dict[str, Any] = {"id": call.get("id")}
         try:
-            blocks = call.get("method") in _BLOCKING
-            result["value"] = await _on_a_thread(partial(self._answer, call)) if blocks else self._answer(call)
+            answer = partial(self._answer, call)
+            is_slow = call.get("method") in _BLOCKING
+            result["value"] = await apart(answer, "penstock-desk") if is_slow else answer()
         except PenstockError as error:
             result.update(code=error.code.value, message=error.message)
         except Exception as error:
@@ -171,17 +171,3 @@ class Desk:
     def _hold(self, handle: int) -> int:
         self._handles.add(handle)
         return handle
-
-
-async def _on_a_thread(work: Callable[[], Any]) -> Any:
-    """``work``'s value, from a thread of its own: what it waits for may need those that are shared."""
-    result: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="penstock-desk", daemon=True).start()
-    return await asyncio.wrap_future(result)

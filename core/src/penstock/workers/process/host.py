@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from time import monotonic, monotonic_ns
+from time import monotonic_ns
 
 from penstock.backends.base import Isolation
 from penstock.errors import Cancelled, PenstockError, Unavailable, summary
@@ -22,7 +21,9 @@ from penstock.telemetry.statistics import BatchTimes, ExecutionStatistics
 from penstock.workers.bell import LoopBell
 from penstock.workers.contract import Contract
 from penstock.workers.ledger import Ledger
+from penstock.workers.process import deaths
 from penstock.workers.process.child import Child
+from penstock.workers.process.deaths import Deaths
 from penstock.workers.process.desk import Desk, LoopServices
 from penstock.workers.process.order import Order
 from penstock.workers.process.rehearsal import Rehearsal
@@ -31,12 +32,6 @@ from penstock.workers.source import BatchSource
 from penstock.workers.warmup import Sample
 
 log = logging.getLogger(__name__)
-
-#: This many deaths within the window, and the instance is given up.
-_MOST_DEATHS = 5
-_WINDOW_S = 60.0
-#: Before the second restart within the window, and at most before any.
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 15.0
 
 
 class ProcessHost:
@@ -71,7 +66,7 @@ class ProcessHost:
         self._bell = LoopBell(self._pull)
         self._child: Child | None = None
         self._newest: Child | None = None
-        self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
+        self._deaths = Deaths()
         self._restart: asyncio.Task[None] | None = None
         self._is_given_up = False
         self._is_leaving = False
@@ -209,12 +204,11 @@ class ProcessHost:
     async def _replace(self) -> None:
         """Start another child, unless too many have died already."""
         while self._child is None and not self._is_leaving:
-            now = monotonic()
-            self._deaths.append(now)
-            if len(self._deaths) == _MOST_DEATHS and now - self._deaths[0] < _WINDOW_S:
+            self._deaths.add()
+            if self._deaths.are_too_many:
                 self._give_up()
                 return
-            await asyncio.sleep(self._delay(now))
+            await asyncio.sleep(self._deaths.delay_s)
             self.restarts += 1
             try:
                 await self._begin()
@@ -225,14 +219,9 @@ class ProcessHost:
             log.warning("instance '%s' has been restarted", self.name)
             self._pull()
 
-    def _delay(self, now: float) -> float:
-        """Seconds to wait: none for the first death in a while, then twice as long each time."""
-        earlier = sum(now - death < _WINDOW_S for death in self._deaths) - 1
-        return min(_FIRST_DELAY_S * 2 ** (earlier - 1), _LONGEST_DELAY_S) if earlier else 0.0
-
     def _give_up(self) -> None:
         self._is_given_up = True
-        self.reason = f"died {_MOST_DEATHS} times within {_WINDOW_S:g} s and is given up; reload it. {self.reason}"
+        self.reason = f"died {deaths.MOST} times within {deaths.WINDOW_S:g} s and is given up; reload it. {self.reason}"
         log.error("instance '%s' %s", self.name, self.reason)
         for host in self._crew:
             if host._is_given_up:
