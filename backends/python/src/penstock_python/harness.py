@@ -15,10 +15,8 @@ from typing import Any
 
 from penstock.backends.base import Call
 from penstock.errors import BackendError, LoadError, PenstockError
-from penstock.messages import dtypes
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
-from penstock.messages.spec import Spec
 from penstock.messages.tensor import as_tensor
 from penstock.workers.contract import Contract
 from penstock_python.description import Description, is_decoupled, model_file
@@ -33,8 +31,6 @@ from triton_python_backend_utils import (
     TritonError,
 )
 from triton_python_backend_utils.runtime import Phase, Runtime
-
-_DATA_TYPES = {datatype.config_name: datatype for datatype in dtypes.ALL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,7 @@ class PythonModel:
         self.model: Any = instance.model
         self._instance = instance
         self._timeout_s = timeout_s
-        self._contract = _contract(config) if config.get("output") else None
+        self._contract = Contract.from_json(config, "1") if config.get("output") else None
         self._is_open = True
 
     def infer(self, inputs: Arrays, **options: Any) -> Response:
@@ -232,14 +228,6 @@ def _read(folder: Path) -> dict[str, Any]:
     from penstock.config.parse import read_config
 
     return to_json(read_config(file))
-
-
-def _contract(config: Mapping[str, Any]) -> Contract:
-    outputs = {
-        each["name"]: Spec(each["name"], _DATA_TYPES[each["data_type"]], tuple(each["dims"]))
-        for each in config["output"]
-    }
-    return Contract(config["name"], "1", outputs, config["max_batch_size"] > 0)
 
 
 def _sent(request: InferenceRequest, name: str) -> InferRequest:

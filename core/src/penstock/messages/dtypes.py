@@ -59,5 +59,6 @@ BF16 = _data_type("BF16", 14, bfloat16)
 ALL = (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BYTES, BF16)
 
 BY_NAME = {dtype.name: dtype for dtype in ALL}
+BY_CONFIG_NAME = {dtype.config_name: dtype for dtype in ALL}
 BY_CONFIG_VALUE = {dtype.config_value: dtype for dtype in ALL}
 BY_NUMPY = {dtype.numpy: dtype for dtype in ALL}

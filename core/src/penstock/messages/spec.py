@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
@@ -34,6 +35,11 @@ class Spec:
             getattr(io, "optional", False),
             tuple(io.reshape.shape) if io.HasField("reshape") else None,
         )
+
+    @classmethod
+    def from_json(cls, io: Mapping[str, Any]) -> Spec:
+        """`from_config` of the form of the ``/config`` endpoint, without reshape: a child has no protobuf."""
+        return cls(io["name"], dtypes.BY_CONFIG_NAME[io["data_type"]], tuple(io["dims"]))
 
     def apply_reshape(self, shape: Shape) -> Shape:
         """What the backend sees for a request's ``shape`` (without batch axis)."""

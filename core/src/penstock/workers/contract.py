@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from penstock.errors import BackendError, PenstockError
 from penstock.messages.request import InferRequest
@@ -21,6 +22,12 @@ class Contract:
     version: str
     outputs: Mapping[str, Spec]
     batched: bool
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], version: str) -> Contract:
+        """What a config promises that is in the form of the ``/config`` endpoint, but for reshapes."""
+        outputs = {output["name"]: Spec.from_json(output) for output in config.get("output", ())}
+        return cls(config["name"], version, outputs, config.get("max_batch_size", 0) > 0)
 
     def accept(self, spec: Spec, tensor: Tensor, rows: int) -> Tensor:
         """``tensor`` in the shape that clients see, or `BackendError` saying what is wrong."""

@@ -9,10 +9,8 @@ from typing import Any
 
 from penstock.backends.base import DeviceKind
 from penstock.backends.services import Services
-from penstock.messages import dtypes
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
-from penstock.messages.spec import Spec
 from penstock.workers.contract import Contract
 
 
@@ -56,22 +54,12 @@ class Order:
         """The order without its services."""
         return json.dumps(asdict(replace(self, services=None))).encode()
 
-    def contract(self) -> Unjudged:
-        """What the model promises, from its config, but for reshapes: the server undoes those."""
-        config = json.loads(self.config)
-        outputs = {output["name"]: _spec(output) for output in config.get("output", [])}
-        return Unjudged(self.name, str(self.version), outputs, config.get("max_batch_size", 0) > 0)
+    def contract(self) -> Contract:
+        """What the model promises; the server judges it, and undoes reshapes."""
+        return Unjudged.from_json(json.loads(self.config), str(self.version))
 
     @classmethod
     def from_json(cls, text: bytes, services: Services) -> Order:
         fields: dict[str, Any] = json.loads(text)
         fields["services"] = services
         return cls(**fields)
-
-
-_DATA_TYPES = {datatype.config_name: datatype for datatype in dtypes.ALL}
-
-
-def _spec(io: Mapping[str, Any]) -> Spec:
-    """`Spec.from_config` without protobuf, which a child need not have."""
-    return Spec(io["name"], _DATA_TYPES[io["data_type"]], tuple(io["dims"]))
