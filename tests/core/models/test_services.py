@@ -104,6 +104,20 @@ def test_the_metrics_of_a_version_are_there_from_its_load_to_the_close_of_its_la
     run(scenario, count, **EXPLICIT)
 
 
+def test_the_instances_of_a_version_load_side_by_side(run: Callable[..., None]) -> None:
+    """Each on the thread that will run it, even if versions take turns."""
+    both, found = threading.Barrier(2), []
+
+    def meet(services: Services, model: Model) -> None:
+        both.wait(20)
+        found.append((threading.current_thread().name, model.instance_name))
+
+    async def scenario(server: Server) -> None:
+        assert sorted(found) == [("penstock-m_0_0", "m_0_0"), ("penstock-m_0_1", "m_0_1")]
+
+    run(scenario, meet, model_load_thread_count=1)
+
+
 def test_the_metrics_of_an_instance_that_fails_to_load_are_gone(run: Callable[..., None]) -> None:
     def fail(services: Services, model: Model) -> None:
         services.metric(services.metric_family("loads", "", "counter"), {}, None)

@@ -74,21 +74,19 @@ class Hosting:
         self._samples: list[Sample] = read_samples(model.config, model.path.parent)
 
     def load(self, isolation: Isolation | None, roster: WeakSet[ProcessHost]) -> list[Host]:
-        """The hosts, loaded; those of processes are entered in ``roster`` first. If one fails, all
-        are closed, and the first error is raised."""
+        """The hosts, which load side by side; those of processes are entered in ``roster`` first. If
+        one fails, all are closed, and the first error is raised."""
         placements = plan_instances(self._model.config)
         hosts: list[Host] = []
+        if isolation is None:
+            hosts += map(self._thread, placements)
+        else:
+            processes = self._processes(placements, isolation)
+            roster.update(processes)
+            hosts += processes
         try:
-            if isolation is None:
-                for placement in placements:
-                    hosts.append(self._thread(placement))
-                    hosts[-1].load()
-            else:
-                processes = self._processes(placements, isolation)
-                hosts += processes
-                roster.update(processes)
-                with ThreadPoolExecutor(len(hosts)) as together:
-                    list(together.map(lambda host: host.load(), hosts))
+            with ThreadPoolExecutor(len(hosts)) as together:
+                list(together.map(lambda host: host.load(), hosts))
         except BaseException:
             for host in hosts:
                 host.join()
