@@ -61,7 +61,7 @@ class PythonBackend(Backend):
         """The instance for a thread of the server. Raises `LoadError` with Triton's words."""
         if self.environment_of(model):
             raise LoadError(f"model '{model.name}' has {ENVIRONMENT}, which needs a process: isolation is 'thread'")
-        description = describe(model, self.options)
+        description = description_of(model, self.options)
         decoupled = is_decoupled(json.loads(description.config))
         runtime = Runtime(model.name, str(model.version), decoupled, model.services)
         modules = PrivateModules(description.file, runtime, description.folders)
@@ -78,7 +78,7 @@ class PythonBackend(Backend):
         return given[ENVIRONMENT].string_value if ENVIRONMENT in given else ""
 
 
-def describe(model: Model, options: Mapping[str, str]) -> Description:
+def description_of(model: Model, options: Mapping[str, str]) -> Description:
     """What the instance ``model`` is told about itself. Raises `LoadError` if it has no ``model.py``."""
     config = json.dumps(to_json(model.config))
     source = find_source(model.path, config, options)

@@ -5,32 +5,24 @@ The instance is the one that a server would have; only who calls it differs.
 
 from __future__ import annotations
 
-import json
-import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from penstock.backends.base import Call
-from penstock.errors import BackendError, LoadError, PenstockError
+from penstock.errors import PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.messages.tensor import as_tensor
 from penstock.workers.contract import Contract
-from penstock_python.description import Description, is_decoupled, model_file
-from penstock_python.instance import PythonInstance, instance_of
+from penstock_python.instance import PythonInstance
 from penstock_python.offline import Arrays, OfflineServices, to_array
-from penstock_python.private import PrivateModules
+from penstock_python.records import Record, RecordedCall
 from triton_python_backend_utils import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
     InferenceRequest,
-    ModelConfig,
     TritonError,
 )
-from triton_python_backend_utils.runtime import Phase, Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +72,8 @@ class PythonModel:
     def execute(self, requests: Sequence[InferenceRequest | InferRequest]) -> list[list[Response]]:
         """The responses to each of ``requests``, which are executed as one batch."""
         name = str(self.config["name"])
-        records = [_Record(_sent(each, name) if isinstance(each, InferenceRequest) else each) for each in requests]
-        self._instance.accept([_Call(record) for record in records])
+        records = [Record(_sent(each, name) if isinstance(each, InferenceRequest) else each) for each in requests]
+        self._instance.accept([RecordedCall(record) for record in records])
         return [
             [self._response(record.request, answer) for answer in record.wait(self._timeout_s)] for record in records
         ]
@@ -130,106 +122,6 @@ class PythonModel:
         return Response({name: to_array(value) for name, value in answer.outputs.items()}, None, answer.parameters)
 
 
-def open_model(
-    source: Path | type[Any],
-    config: Mapping[str, Any] | None = None,
-    parameters: Mapping[str, str] | None = None,
-    models: Mapping[str, Callable[..., Any]] | None = None,
-    auto_complete: bool = True,
-    timeout_s: float = 10.0,
-) -> PythonModel:
-    """The model of ``source``: a ``model.py``, a directory with one, or a class. See `python_model`."""
-    services = OfflineServices(models or {})
-    file, folder, version = _located(source)
-    whole = _config(folder, source.__name__ if isinstance(source, type) else "", config or {}, parameters or {})
-    runtime = Runtime(whole["name"], str(version), False, services, Phase.COMPLETING)
-    modules = PrivateModules(file, runtime) if file is not None else None
-    release = modules.close if modules is not None else _nothing
-    with runtime.entered():
-        model_class = modules.load_class(version) if modules is not None else source
-        assert isinstance(model_class, type)
-        if auto_complete and hasattr(model_class, "auto_complete_config"):
-            whole = model_class.auto_complete_config(ModelConfig(json.dumps(whole))).as_dict()
-    runtime.phase, runtime.decoupled = Phase.INITIALIZING, is_decoupled(whole)
-    path = file.parent if file is not None else Path(folder, "1")
-    description = Description(
-        whole["name"], version, path, file or path, json.dumps(whole), f"{whole['name']}_0_0", services=services
-    )
-    return PythonModel(instance_of(model_class, description, runtime, release), whole, services, timeout_s)
-
-
-class _Record:
-    """The answers to one request."""
-
-    def __init__(self, request: InferRequest) -> None:
-        self.request = request
-        self.answers: list[Answer] = []
-        self.ended = threading.Event()
-
-    def add(self, answer: Answer, final: bool) -> None:
-        if answer is not None:
-            self.answers.append(answer)
-        if final:
-            self.ended.set()
-
-    def wait(self, timeout_s: float) -> list[Answer]:
-        if not self.ended.wait(timeout_s):
-            raise TimeoutError(f"the model gave no last answer within {timeout_s} s")
-        return self.answers
-
-
-class _Call(Call):
-    """Writes into its record; one that is let go without a last answer says so."""
-
-    def __init__(self, record: _Record) -> None:
-        self.request = record.request
-        self._record = record
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        self._record.add(answer, final)
-
-    def __del__(self) -> None:
-        if not self._record.ended.is_set():
-            self._record.add(BackendError("the model gave no last answer"), True)
-
-
-def _located(source: Path | type[Any]) -> tuple[Path | None, Path, int]:
-    """``model.py`` of ``source``, the model's directory, and the version."""
-    if isinstance(source, type):
-        module = sys.modules.get(source.__module__)
-        return None, Path(getattr(module, "__file__", None) or ".").parent, 1
-    if source.is_file():
-        return source, source.parent.parent, int(source.parent.name) if source.parent.name.isdecimal() else 1
-    if source.name.isdecimal():
-        return model_file(source, "{}"), source.parent, int(source.name)
-    versions = [int(path.name) for path in source.iterdir() if path.name.isdecimal()]
-    if not versions:
-        raise LoadError(f"no version directory in '{source}'")
-    config = json.dumps(_read(source))
-    return model_file(source / str(max(versions)), config), source, max(versions)
-
-
-def _config(folder: Path, name: str, given: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
-    """The config file of ``folder``, if there is one, under ``given``."""
-    config: dict[str, Any] = {"backend": "python", "max_batch_size": 0, "input": [], "output": []}
-    config |= {} if name else _read(folder)
-    config |= given
-    config["name"] = config.get("name") or name or folder.name
-    own = {key: {"string_value": value} for key, value in parameters.items()}
-    config["parameters"] = {**config.get("parameters", {}), **own}
-    return config
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    file = folder / "config.pbtxt"
-    if not file.is_file():
-        return {}
-    from penstock.config.json_form import to_json
-    from penstock.config.parse import read_config
-
-    return to_json(read_config(file))
-
-
 def _sent(request: InferenceRequest, name: str) -> InferRequest:
     """A request that a test has made, as the server would pass it on."""
     source = request._source
@@ -240,7 +132,3 @@ def _sent(request: InferenceRequest, name: str) -> InferRequest:
 
 def _nobody(answer: Answer, final: bool) -> None:
     """Answers are given to the call."""
-
-
-def _nothing() -> None:
-    """A class under test keeps its module."""

@@ -40,7 +40,7 @@ class OpenModel(Protocol):
 @pytest.fixture
 def python_model() -> Iterator[OpenModel]:
     """``python_model(source, config=None, parameters=None, models=None)``: see `OpenModel`."""
-    from penstock_python.harness import open_model
+    from penstock_python.opening import open_model
 
     opened: list[PythonModel] = []
 
