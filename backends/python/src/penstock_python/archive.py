@@ -1,8 +1,6 @@
 """Unpacks an environment, and nothing beside it: every member is judged before it is written.
 
 The archive comes with a model, and whoever may add a model need not be allowed to write elsewhere.
-The rules are stricter than those of tarfile's filter ``data``, which older Pythons lack: nothing is
-written through a link, so what a link's target says is also where it leads.
 """
 
 from __future__ import annotations
@@ -12,19 +10,18 @@ import gzip
 import io
 import lzma
 import os
-import shutil
 import tarfile
 import zlib
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from penstock.errors import LoadError
+from penstock_python.unpacking import Refused, Unpacking
 
 #: Bytes of all files together: so many times the archive's own size, and `FREE_BYTES` in any case.
 MAX_RATIO = 30
 FREE_BYTES = 1 << 30
-MAX_MEMBERS = 1_000_000
 #: No header is longer, and no path; a forged length would have it read into memory.
 _MAX_READ = 1 << 20
 
@@ -47,10 +44,6 @@ _MALFORMED = (
 )
 
 
-class _Refused(Exception):
-    """Why a member is not unpacked."""
-
-
 def unpack(archive: Path, into: Path) -> None:
     """Unpack a tar archive, plain or packed with gzip, bzip2 or xz, into the new directory ``into``.
 
@@ -59,19 +52,19 @@ def unpack(archive: Path, into: Path) -> None:
     if ``into`` cannot be written.
     """
     with archive.open("rb") as packed:
-        unpacking = _Unpacking(into, max(FREE_BYTES, MAX_RATIO * os.fstat(packed.fileno()).st_size))
+        unpacking = Unpacking(into, max(FREE_BYTES, MAX_RATIO * os.fstat(packed.fileno()).st_size))
         try:
             _unpack(archive, _Bounded(_opened(packed)), unpacking)
         except _MALFORMED as error:
             raise LoadError(f"environment '{archive}' is no whole tar archive: {error}") from error
 
 
-def _unpack(archive: Path, source: _Bounded, unpacking: _Unpacking) -> None:
+def _unpack(archive: Path, source: _Bounded, unpacking: Unpacking) -> None:
     with tarfile.open(fileobj=cast("BinaryIO", source), mode="r:") as members:
         for member in members:
             try:
                 unpacking.add(members, member)
-            except _Refused as error:
+            except Refused as error:
                 name = member.name[:200].encode("unicode_escape").decode()
                 raise LoadError(f"environment '{archive}' is refused: member '{name}' {error}") from error
             members.members = []  # type: ignore[attr-defined]  # tarfile keeps them all
@@ -116,84 +109,3 @@ class _Bounded(io.RawIOBase):
             return method(*arguments)
         except OSError as error:  # how gzip and bz2 say that they cannot unpack
             raise tarfile.ReadError(str(error)) from error
-
-
-class _Unpacking:
-    """Writes members below ``root``, up to ``max_bytes`` in all."""
-
-    def __init__(self, root: Path, max_bytes: int) -> None:
-        self._root = root
-        self._left = self._max = max_bytes
-        self._count = 0
-        self._files: set[str] = set()
-        self._links: set[str] = set()
-        root.mkdir(mode=0o700)
-
-    def add(self, members: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        """Raises `_Refused`."""
-        self._count += 1
-        if self._count > MAX_MEMBERS:
-            raise _Refused(f"is one of more than {MAX_MEMBERS}")
-        name = self._name(member.name)
-        path = self._root / name
-        folder = path if member.isdir() else path.parent
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise _Refused("lies below a file") from None
-        if not member.isdir():
-            self._add_leaf(members, member, name, path)
-
-    def _add_leaf(self, members: tarfile.TarFile, member: tarfile.TarInfo, name: str, path: Path) -> None:
-        if name in self._files or path.exists():
-            raise _Refused("comes twice")
-        if member.issym():
-            path.symlink_to(self._target(name, member.linkname))
-            self._links.add(name)
-        elif member.islnk():
-            path.hardlink_to(self._root / self._original(member.linkname))
-            self._files.add(name)
-        elif member.isfile():
-            self._write(members, member, path)
-            self._files.add(name)
-        else:
-            raise _Refused("is a device or a pipe")
-
-    def _write(self, members: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-        self._left -= abs(member.size)
-        if self._left < 0:
-            raise _Refused(f"is more than fits: an archive of this size may hold {self._max >> 20} MiB")
-        source = members.extractfile(member)
-        assert source is not None
-        mode = member.mode & 0o755 | 0o600
-        with source, os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            shutil.copyfileobj(source, file, _MAX_READ)
-        os.utime(path, (member.mtime, member.mtime))  # or byte code would be out of date
-
-    def _name(self, given: str) -> str:
-        """``given`` as a path below the root that passes no link."""
-        path = PurePosixPath(given)
-        if path.is_absolute():
-            raise _Refused("has an absolute path")
-        if ".." in path.parts:
-            raise _Refused("climbs out with '..'")
-        for place in (path, *path.parents):
-            if str(place) in self._links:
-                raise _Refused(f"lies behind the link '{place}'")
-        return str(path)
-
-    def _target(self, name: str, target: str) -> str:
-        """``target`` of the link ``name``: ``..`` only in front, and no more often than ``name`` is deep."""
-        path = PurePosixPath(target)
-        climbs = path.parts.count("..")
-        deep = len(PurePosixPath(name).parts) - 1
-        if not target or path.is_absolute() or climbs > deep or ".." in path.parts[climbs:]:
-            raise _Refused(f"is a link that leads out, to '{target[:200]}'")
-        return target
-
-    def _original(self, target: str) -> str:
-        """The file of which a member is another name."""
-        name = self._name(target)
-        if name not in self._files:
-            raise _Refused(f"is a hard link to '{target[:200]}', which is no file before it")
-        return name
