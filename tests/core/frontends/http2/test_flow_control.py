@@ -237,6 +237,17 @@ def test_settings_open_the_windows_of_open_streams(native: Penstock, connect: Co
     assert arrived(peer, 1) == 40
 
 
+def test_settings_are_acknowledged_before_what_they_allow(native: Penstock, connect: Connect) -> None:
+    """Until then the client may hold the server to the window before; grpc's core does."""
+    peer = asked(native, connect, 0)
+    peer.settle()
+    began = len(peer.seen)
+    peer.send(frames.SettingsFrame(settings={WINDOW: 30}))
+    peer.until(frames.DataFrame)
+    kinds = [type(frame) for frame in peer.seen[began:]]
+    assert kinds == [frames.SettingsFrame, frames.DataFrame]
+
+
 def test_a_window_may_become_negative(native: Penstock, connect: Connect) -> None:
     peer = asked(native, connect, 100)
     assert arrived(peer, 1) == 100

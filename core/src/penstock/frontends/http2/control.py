@@ -28,9 +28,10 @@ def _settings(connection: Connection, flags: int, id: int, payload: bytes) -> No
         return
     if len(payload) > 6 * connection.limits.settings:
         raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many settings")
+    # Before anything that larger windows let go: grpc's core keeps the old ones until it reads this.
+    connection.write(frames.frame(frames.SETTINGS, ACK, 0, b""))
     for name, value in frames.read_settings(payload):
         _apply(connection, name, value)
-    connection.write(frames.frame(frames.SETTINGS, ACK, 0, b""))
 
 
 def _apply(connection: Connection, name: int, value: int) -> None:
