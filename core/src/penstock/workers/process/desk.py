@@ -17,12 +17,14 @@ from penstock.backends.services import Services
 from penstock.errors import Code, PenstockError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
+from penstock.telemetry.kinds import MetricOperation
 from penstock.workers.apart import apart
 from penstock.workers.process.wire import notes
 from penstock.workers.process.wire.answers import reply_of, unsendable_reply
 from penstock.workers.process.wire.codec import Decoder, Encoder
 from penstock.workers.process.wire.failure import WireError
 from penstock.workers.process.wire.frames import Frame, Kind, read_integers
+from penstock.workers.process.wire.updates import read_update
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,8 @@ class Desk:
                 request.read()
         elif kind is Kind.NOTE:
             self._note(notes.read_json(message))
+        elif kind is Kind.UPDATE:
+            self._update(*read_update(message))
         elif kind is Kind.CALL:
             task = asyncio.ensure_future(self._call(notes.read_json(message)))
             self._tasks.add(task)
@@ -130,6 +134,12 @@ class Desk:
             case _:
                 raise WireError(f"a note {note}")
 
+    def _update(self, metric: int, operation: MetricOperation, value: float) -> None:
+        """Change a metric; the child has checked what there is to check."""
+        if metric not in self._handles:
+            raise WireError(f"an update of metric {metric}, which the child does not hold")
+        self._services.update_metric(metric, operation, value)
+
     async def _call(self, call: Mapping[str, Any]) -> None:
         result: dict[str, Any] = {"id": call.get("id")}
         try:
@@ -158,10 +168,6 @@ class Desk:
                 return self._hold(services.metric_family(name, description, kind))  # type: ignore[arg-type]
             case {"method": "metric", "arguments": [int(family), dict(labels), buckets]} if family in self._handles:
                 return self._hold(services.metric(family, labels, buckets))
-            case {"method": "update_metric", "arguments": [int(metric), str(operation), value]} if (
-                metric in self._handles
-            ):
-                services.update_metric(metric, operation, float(value))  # type: ignore[arg-type]
             case {"method": "metric_value", "arguments": [int(metric)]} if metric in self._handles:
                 return services.metric_value(metric)
             case _:

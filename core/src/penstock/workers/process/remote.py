@@ -1,4 +1,4 @@
-"""`Services` in a child: everything is asked of the server, over the side line."""
+"""`Services` in a child: everything is asked of the server."""
 
 from __future__ import annotations
 
@@ -12,27 +12,35 @@ from penstock.backends.services import LogLevel, Services
 from penstock.errors import Code, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
-from penstock.telemetry.kinds import MetricKind, MetricOperation
+from penstock.telemetry.kinds import MetricKind, MetricOperation, check_update
 from penstock.workers.process.direct import DirectCalls
 from penstock.workers.process.wire import notes
 from penstock.workers.process.wire.answers import Reply
 from penstock.workers.process.wire.frames import Kind, integers_frame
+from penstock.workers.process.wire.updates import update_frame
 
 
 class RemoteServices(Services):
-    """``ask`` sends a request under a number of ours; ``send`` writes a frame on the side line."""
+    """``ask`` sends a request under a number of ours; ``send`` writes a frame on the side line.
+
+    ``tell`` writes one on the line of the answers: what a model says of its metrics is heard in the
+    order in which it says it, and before what it answers afterwards.
+    """
 
     def __init__(
         self,
         ask: Callable[[int, InferRequest, Callable[[Reply], None]], None],
         send: Callable[[bytes], None],
+        tell: Callable[[bytes], None],
         direct: DirectCalls,
     ) -> None:
-        self._ask, self._send, self._direct = ask, send, direct
+        self._ask, self._send, self._tell, self._direct = ask, send, tell, direct
         self._numbers = itertools.count(1)
         self._asked: dict[int, InferRequest] = {}
         self._calls: dict[InferRequest, int] = {}
         self._results: dict[int, Future[Any]] = {}
+        #: Of families and metrics, by handle.
+        self._kinds: dict[int, MetricKind] = {}
 
     def infer(self, request: InferRequest) -> None:
         call = next(self._numbers)
@@ -62,31 +70,38 @@ class RemoteServices(Services):
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         encoded = {path: base64.b64encode(content).decode() for path, content in files.items()}
-        self._call("load_model", name, config, encoded)
+        self._call(self._send, "load_model", name, config, encoded)
 
     def unload_model(self, name: str, unload_dependents: bool) -> None:
-        self._call("unload_model", name, unload_dependents)
+        self._call(self._send, "unload_model", name, unload_dependents)
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        return bool(self._call("is_model_ready", name, version))
+        return bool(self._call(self._send, "is_model_ready", name, version))
 
     def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
-        self._note("log", level, message, file, line)
+        self._send(_note("log", level, message, file, line))
 
     def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
-        return int(self._call("metric_family", name, description, kind))
+        handle = int(self._call(self._tell, "metric_family", name, description, kind))
+        self._kinds[handle] = kind
+        return handle
 
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
-        return int(self._call("metric", family, dict(labels), None if buckets is None else list(buckets)))
+        bounds = None if buckets is None else list(buckets)
+        handle = int(self._call(self._tell, "metric", family, dict(labels), bounds))
+        self._kinds[handle] = self._kinds[family]
+        return handle
 
     def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
-        self._call("update_metric", metric, operation, value)
+        check_update(self._kinds[metric], operation, value)  # here, because nobody waits for an answer
+        self._tell(update_frame(metric, operation, value))
 
     def metric_value(self, metric: int) -> float:
-        return float(self._call("metric_value", metric))
+        return float(self._call(self._tell, "metric_value", metric))
 
     def release(self, handle: int) -> None:
-        self._note("release", handle)
+        self._kinds.pop(handle, None)
+        self._tell(_note("release", handle))
 
     def resolved(self, result: dict[str, Any]) -> None:
         """The server has answered a call."""
@@ -98,15 +113,13 @@ class RemoteServices(Services):
         else:
             future.set_result(result["value"])
 
-    def _call(self, method: str, *arguments: object) -> Any:
+    def _call(self, send: Callable[[bytes], None], method: str, *arguments: object) -> Any:
+        """What the server answers. Raises `PenstockError`."""
         number = next(self._numbers)
         future: Future[Any] = Future()
         self._results[number] = future
-        self._send(notes.json_frame(Kind.CALL, {"id": number, "method": method, "arguments": arguments}))
+        send(notes.json_frame(Kind.CALL, {"id": number, "method": method, "arguments": arguments}))
         return future.result()
-
-    def _note(self, method: str, *arguments: object) -> None:
-        self._send(notes.json_frame(Kind.NOTE, {"method": method, "arguments": arguments}))
 
     def _mention(self, kind: Kind, request: InferRequest) -> None:
         call = self._calls.get(request)
@@ -117,3 +130,7 @@ class RemoteServices(Services):
         request = self._asked.pop(call, None)
         if request is not None:
             self._calls.pop(request, None)
+
+
+def _note(method: str, *arguments: object) -> bytes:
+    return notes.json_frame(Kind.NOTE, {"method": method, "arguments": arguments})

@@ -49,7 +49,7 @@ def serve(
     arena = Arena.attach(inbound, arena_bytes)
     sender = Sender(work_line, side_line, Arena.attach(outbound, arena_bytes))
     decoder = Decoder(Reader(arena), sender.free.append)
-    services = RemoteServices(sender.ask, side_line.send, DirectCalls(Line(direct), decoder))
+    services = RemoteServices(sender.ask, side_line.send, work_line.send, DirectCalls(Line(direct), decoder))
     executor = Executor(work_line, decoder, sender, services)
     listener = Listener(side_line, decoder, sender, services, executor)
     for fd in (work, side, direct, inbound, outbound, obituary):
