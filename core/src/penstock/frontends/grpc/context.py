@@ -15,7 +15,7 @@ Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 #: Answers a call, once, on the event loop: a serialized message, or why there is none.
 Reply: TypeAlias = Callable[["bytes | PenstockError"], None]
 #: Says that the caller has gone. Called at most once.
-Cancel: TypeAlias = Callable[[], None]
+Cancel: TypeAlias = Callable[[], object]
 
 
 class Context(Protocol):

@@ -6,9 +6,10 @@ import binascii
 from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.frontends.grpc import blocks
-from penstock.frontends.grpc.compression import ACCEPTED, DECODERS, IDENTITY
+from penstock.frontends.grpc.compression import ACCEPTED, DECODERS, IDENTITY, Compressor
 from penstock.frontends.grpc.context import Metadata
 from penstock.frontends.grpc.rpcs import Rpc
 from penstock.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, UNIMPLEMENTED
@@ -29,20 +30,25 @@ _RESERVED = frozenset(
 )
 
 
+class Refusal(NamedTuple):
+    """A call that its headers end, by the header ``block`` of the answer."""
+
+    block: bytes
+
+
 @dataclass(slots=True)
 class Head:
     """The beginning of a call. Shared by the calls that begin alike.
 
-    ``refusal`` is a header block that ends the call at once; otherwise there is an ``rpc``.
-    ``timeout`` is in seconds, 0 for none. ``accepts`` are the names of encodings.
+    ``timeout`` is in seconds, 0 for none. ``encoding`` is that of packed messages; ``answers`` is
+    the one that answers are packed in, empty if they are not.
     """
 
+    rpc: Rpc
     fields: Fields
-    rpc: Rpc | None = None
-    refusal: bytes = b""
-    timeout: float = 0.0
-    encoding: bytes = IDENTITY
-    accepts: frozenset[bytes] = frozenset()
+    timeout: float
+    encoding: bytes
+    answers: bytes
     _metadata: Metadata | None = None
 
     @property
@@ -52,37 +58,32 @@ class Head:
         return self._metadata
 
 
-def read(table: Mapping[bytes, Rpc], headers: RequestHeaders) -> Head:
+def read(table: Mapping[bytes, Rpc], compressor: Compressor, headers: RequestHeaders) -> Head | Refusal:
     """What ``headers`` ask for. ``table`` has the RPCs by path."""
-    head = Head(headers.fields, table.get(headers.path))
     named = dict(headers.fields)
     if headers.method != b"POST":
-        head.refusal = blocks.http_error(405, (literal(b"allow", b"POST"),))
-    elif not _is_grpc(named.get(b"content-type", b"")):
-        head.refusal = blocks.http_error(415)
-    elif headers.is_oversized:
-        head.refusal = blocks.refusal(RESOURCE_EXHAUSTED, "received metadata size exceeds limit")
-    elif head.rpc is None:
-        head.refusal = blocks.refusal(UNIMPLEMENTED, "Method not found!")
-    else:
-        _read_transport(head, named)
-    return head
-
-
-def _read_transport(head: Head, named: Mapping[bytes, bytes]) -> None:
+        return Refusal(blocks.http_error(405, (literal(b"allow", b"POST"),)))
+    if not _is_grpc(named.get(b"content-type", b"")):
+        return Refusal(blocks.http_error(415))
+    if headers.is_oversized:
+        return Refusal(blocks.refusal(RESOURCE_EXHAUSTED, "received metadata size exceeds limit"))
+    rpc = table.get(headers.path)
+    if rpc is None:
+        return Refusal(blocks.refusal(UNIMPLEMENTED, "Method not found!"))
     encoding = named.get(b"grpc-encoding", IDENTITY)
     if encoding != IDENTITY and encoding not in DECODERS:
-        text = f"grpc-encoding '{encoding.decode('ascii', 'replace')}' is not supported"
-        head.refusal = blocks.refusal(UNIMPLEMENTED, text, (literal(b"grpc-accept-encoding", ACCEPTED),))
-    head.encoding = encoding
-    head.accepts = frozenset(name.strip() for name in named.get(b"grpc-accept-encoding", b"").split(b","))
-    timeout = named.get(b"grpc-timeout")
-    if timeout is not None:
-        seconds = _seconds(timeout)
-        if seconds is None:
-            head.refusal = blocks.refusal(INTERNAL, "Error parsing 'grpc-timeout' metadata")
-        else:
-            head.timeout = seconds
+        return Refusal(_unknown_encoding(encoding))
+    timeout = _seconds(named[b"grpc-timeout"]) if b"grpc-timeout" in named else 0.0
+    if timeout is None:
+        return Refusal(blocks.refusal(INTERNAL, "Error parsing 'grpc-timeout' metadata"))
+    accepted = named.get(b"grpc-accept-encoding", b"").replace(b" ", b"").split(b",")
+    answers = compressor.choose(accepted) if rpc.category == "inference" else b""
+    return Head(rpc, headers.fields, timeout, encoding, answers)
+
+
+def _unknown_encoding(name: bytes) -> bytes:
+    text = f"grpc-encoding '{name.decode('ascii', 'replace')}' is not supported"
+    return blocks.refusal(UNIMPLEMENTED, text, (literal(b"grpc-accept-encoding", ACCEPTED),))
 
 
 def _is_grpc(content_type: bytes) -> bool:

@@ -11,16 +11,18 @@ from math import inf
 from penstock.config.options import ServerOptions
 from penstock.errors import Unavailable
 from penstock.frontends.grpc import heads, tls
-from penstock.frontends.grpc.calls import Call, DirectCall, RefusedCall, StreamCall, UnaryCall
+from penstock.frontends.grpc.calls import DirectCall, RefusedCall, UnaryCall
 from penstock.frontends.grpc.compression import Compressor
-from penstock.frontends.grpc.heads import Head
+from penstock.frontends.grpc.heads import Head, Refusal
 from penstock.frontends.grpc.hosts import Host, address_of
 from penstock.frontends.grpc.rpcs import Rpc
+from penstock.frontends.grpc.streaming import StreamCall
 from penstock.frontends.http2.connection import Connection
 from penstock.frontends.http2.connections import Connections, Service
 from penstock.frontends.http2.headers import RequestHeaders
 from penstock.frontends.http2.keepalive import Keepalive
 from penstock.frontends.http2.limits import Limits
+from penstock.frontends.http2.stream import Stream
 from penstock.frontends.listening import BACKLOG, bind
 
 
@@ -50,7 +52,7 @@ class NativeHost(Host):
             await asyncio.wait_for(self._connections.drain(), self.options.exit_timeout_secs)
 
 
-class Calls(Service[Head]):
+class Calls(Service["Head | Refusal"]):
     """Makes a call of each stream."""
 
     def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions) -> None:
@@ -59,21 +61,16 @@ class Calls(Service[Head]):
         self.compressor = Compressor(options.grpc_infer_response_compression_level)
         self._table = {f"/{rpc.service}/{rpc.name}".encode(): rpc for rpc in rpcs}
 
-    def interpret(self, headers: RequestHeaders) -> Head:
-        return heads.read(self._table, headers)
+    def interpret(self, headers: RequestHeaders) -> Head | Refusal:
+        return heads.read(self._table, self.compressor, headers)
 
-    def open(self, connection: Connection, id: int, meaning: Head) -> Call:
+    def open(self, connection: Connection, id: int, meaning: Head | Refusal) -> Stream:
+        if isinstance(meaning, Refusal):
+            return RefusedCall(connection, id, meaning)
         rpc = meaning.rpc
-        if meaning.refusal or rpc is None:
-            return RefusedCall(connection, id, self, meaning)
         if rpc.direct is not None:
             return DirectCall(connection, id, self, meaning)
         return (StreamCall if rpc.unary is None else UnaryCall)(connection, id, self, meaning)
-
-    def encoding(self, head: Head) -> bytes:
-        """What the answers of the call are compressed with; empty for nothing."""
-        assert head.rpc is not None
-        return self.compressor.choose(head.accepts) if head.rpc.category == "inference" else b""
 
 
 def _keepalive(options: ServerOptions) -> Keepalive:

@@ -190,10 +190,11 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting[stream] = None
         self._pump()
 
-    def forget(self, stream: Stream) -> None:
-        """``stream`` is closed."""
-        self.streams.pop(stream.id, None)
-        self._waiting.pop(stream, None)
+    def forget(self, stream: Stream, has_waited: bool) -> None:
+        """``stream`` is closed; it may be among those that wait if it ``has_waited``."""
+        del self.streams[stream.id]
+        if has_waited:
+            self._waiting.pop(stream, None)
         if not stream.is_busy:
             self.released()
 

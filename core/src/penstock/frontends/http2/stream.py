@@ -139,7 +139,7 @@ class Stream:
                 )
             )
         )
-        self._close()
+        self._finish()
 
     def send_headers(self, block: bytes) -> None:
         self.connection.write(frame(HEADERS, END_HEADERS, self.id, block))
@@ -158,7 +158,7 @@ class Stream:
         else:
             self.connection.sent += 1
             self.connection.write(frame(HEADERS, _CLOSING, self.id, trailers))
-            self._close()
+            self._finish()
 
     def reset(self, code: int) -> None:
         """Close both sides at once."""
@@ -191,9 +191,11 @@ class Stream:
 
     def close(self) -> None:
         """Forget the stream; the peer has been told, or has told us."""
+        if self.is_closed:
+            return
         self.is_closed = True
+        self.connection.forget(self, self._queue is not None)
         self._queue = None
-        self.connection.forget(self)
 
     def send_frame(self) -> bool:
         """Send one frame of what waits; False if nothing waits, or nothing may go."""
@@ -229,7 +231,7 @@ class Stream:
             and connection.is_writable
         )
 
-    def _close(self) -> None:
+    def _finish(self) -> None:
         """Our side is closed. What the peer might still have to say, nobody wants to hear."""
         if not self.is_remote_closed:
             self.connection.write(reset(self.id, NO_ERROR))

@@ -1,0 +1,108 @@
+"""Calls with any number of messages in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from penstock.frontends.grpc import blocks
+from penstock.frontends.grpc.calls import PREFIX, Call
+from penstock.frontends.grpc.heads import Head
+from penstock.frontends.grpc.inbox import PREFIX_BYTES, Inbox
+from penstock.frontends.grpc.status import CANCELLED, INTERNAL, OK, Status
+from penstock.frontends.http2 import frames
+from penstock.frontends.http2.connection import Connection
+
+if TYPE_CHECKING:
+    from penstock.frontends.grpc.native_host import Calls
+
+
+class StreamCall(Call):
+    """By a task. A handler that does not read stops the client, and a client that does not read the handler."""
+
+    __slots__ = ("_arrival", "_drain", "_has_begun", "_unread_bytes")
+
+    is_patient = True
+
+    def __init__(self, connection: Connection, id: int, calls: Calls, head: Head) -> None:
+        Call.__init__(self, connection, id, calls, head)
+        self._inbox = inbox = Inbox()
+        self._arrival: asyncio.Future[None] | None = None
+        self._drain: asyncio.Future[None] | None = None
+        self._has_begun = False
+        self._unread_bytes = 0
+        self._begin_task(self._run(inbox))
+
+    def drained(self) -> None:
+        _wake(self._drain)
+
+    async def _run(self, inbox: Inbox) -> None:
+        rpc = self._head.rpc
+        assert rpc.stream is not None
+        try:
+            await rpc.stream(self._requests(inbox), self._send, self)
+        except asyncio.CancelledError:
+            self.finish(CANCELLED, "the call was cancelled")
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.finish(OK)
+        finally:
+            self.done()
+
+    async def _requests(self, inbox: Inbox) -> AsyncIterator[Any]:
+        parse = self._head.rpc.parse
+        while True:
+            while inbox.complete:
+                flag, body = inbox.complete.popleft()
+                self._unread_bytes -= len(body) + PREFIX_BYTES
+                self._invite(inbox)
+                yield parse(await self._unpacked(flag, body))
+            if self.is_remote_closed:
+                break
+            self._arrival = self._calls.loop.create_future()
+            await self._arrival
+        if not inbox.is_between:
+            raise Status(INTERNAL, "the last request message is incomplete")
+
+    async def _send(self, body: bytes) -> None:
+        if self.is_ended:
+            raise asyncio.CancelledError
+        encoding = self._head.answers
+        if not self._has_begun:
+            self._has_begun = True
+            self.send_headers(blocks.begin(encoding))
+        if encoding:
+            body = self._calls.compressor.deflate(body, encoding)
+        self.send((PREFIX.pack(bool(encoding), len(body)), body))
+        if self.is_blocked:
+            self._drain = self._calls.loop.create_future()
+            await self._drain
+
+    def _gathered(self, inbox: Inbox, ended: bool) -> None:
+        self._unread_bytes = sum(len(body) + PREFIX_BYTES for _, body in inbox.complete)
+        self._invite(inbox)
+        if inbox.complete or ended:
+            _wake(self._arrival)
+
+    def _invite(self, inbox: Inbox) -> None:
+        """Let the client send: as much as is not read less than a window, and what its message lacks."""
+        window = self.connection.limits.stream_window
+        wanted = window - self._unread_bytes - self.receive_window
+        missing = 0 if inbox.complete else inbox.missing_bytes
+        if wanted + missing >= window >> 1 or missing > self.receive_window:
+            self.credit(wanted + missing)
+
+    def _send_status(self, code: int, message: str) -> None:
+        if not self._has_begun:
+            self.end(blocks.refusal(code, message))
+        elif self.is_blocked and code:
+            self.abandon(frames.CANCEL)  # what waits will not go, and a status must not pass it
+        else:
+            self.end(blocks.trailers(code, message))
+
+
+def _wake(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
