@@ -1,4 +1,5 @@
-"""A stand-in for the server: real signatures and options, and a model that gives back its inputs."""
+"""Stand-ins for the server and for a socket: real signatures and options, a model that gives back
+its inputs, and a connection that is written to byte by byte."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ import pytest
 from penstock.config.model_config_pb2 import DataType, ModelConfig
 from penstock.config.options import ServerOptions
 from penstock.errors import NotFound
-from penstock.frontends.http.message import HttpReply, HttpRequest
+from penstock.frontends.http.connections import Connections
+from penstock.frontends.http.limits import Limits
+from penstock.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply
+from penstock.frontends.http.protocol import HttpProtocol
 from penstock.frontends.http.routes import Routes
 from penstock.messages import dtypes
 from penstock.messages.request import InferRequest
@@ -128,3 +132,95 @@ def make_caller() -> Callable[..., Caller]:
         return Caller(EchoModel(inputs, max_batch_size), **options)
 
     return make
+
+
+class Wire(asyncio.Transport):
+    """What the protocol does to its socket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes | memoryview] = []
+        self.reads = True
+        self.is_closed = self.has_eof = False
+
+    def write(self, data: Any) -> None:
+        assert not self.has_eof
+        self.written.append(data)
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.written += list_of_data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.has_eof = True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+
+class Peer:
+    """One connection with its server side: `send` what a client would, read ``answer``.
+
+    ``beside`` another peer it is a connection of the same server.
+    """
+
+    def __init__(self, limits: Limits, beside: Peer | None = None) -> None:
+        self.requests: list[HttpRequest] = []
+        self.replies: list[Reply] = []
+        self.cancelled: list[int] = []
+        self.holds = False
+        self.connections = Connections(self.dispatch, limits)
+        if beside is not None:
+            shared = beside.connections
+            self.connections.known_heads = shared.known_heads
+            self.connections.received, self.connections.scratch = shared.received, shared.scratch
+        self.protocol = HttpProtocol(self.connections)
+        self.wire = Wire()
+        self.protocol.connection_made(self.wire)
+
+    def dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
+        number = len(self.requests)
+        self.requests.append(request)
+        self.replies.append(reply)
+        if not self.holds:
+            reply(HttpReply(200, (), (request.path.encode(),)))
+        return lambda: self.cancelled.append(number)
+
+    def send(self, data: bytes, step: int = 1 << 30) -> None:
+        """Deliver ``data`` as a socket does: into the buffer the protocol gives, ``step`` bytes at most."""
+        view = memoryview(data)
+        while view and not self.wire.is_closed:
+            buffer = self.protocol.get_buffer(-1)
+            size = min(step, len(buffer), len(view))
+            assert size > 0
+            buffer[:size] = view[:size]
+            view = view[size:]
+            self.protocol.buffer_updated(size)
+
+    @property
+    def answer(self) -> bytes:
+        return b"".join(self.wire.written)
+
+    @property
+    def statuses(self) -> list[int]:
+        lines = self.answer.split(b"HTTP/1.1 ")[1:]
+        return [int(line[:3]) for line in lines]
+
+
+@pytest.fixture(scope="session")
+def connect() -> Callable[..., Peer]:
+    """Makes a `Peer`: ``connect(in_flight=2)``, ``connect(other)``."""
+    return lambda beside=None, **limits: Peer(Limits(**limits), beside)

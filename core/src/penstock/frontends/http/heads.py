@@ -50,8 +50,8 @@ class KnownHeads:
         if head.closes or head.body_bytes > DIRECT_BYTES or not _UNUSUAL.isdisjoint(head.headers):
             return
         raw, end, _ = bytes(received[:_HEAD_BYTES]).partition(END)
-        if not end:
-            return
+        if not end or not raw.startswith(head.method.encode()):
+            return  # of empty lines in front, which mean nothing, the first two would look like an end
         if len(self._known) >= _HEADS:
             self._known.clear()
         self._known[raw + end] = head

@@ -68,7 +68,7 @@ class KnownLayouts:
         self, request: InferRequest, body: memoryview, json_bytes: int, forms: Mapping[str, Form], default: Form
     ) -> None:
         """Know the layout of ``body``, of which ``request`` was made, if one like it may come again."""
-        if json_bytes > _JSON_BYTES or json_bytes == body.nbytes or request.id or request.sequence_id:
+        if json_bytes > _JSON_BYTES or json_bytes == body.nbytes or request.id or _is_in_sequence(request):
             return
         places, end = [], json_bytes
         for name, tensor in request.inputs.items():
@@ -80,7 +80,11 @@ class KnownLayouts:
             return  # some were written in the JSON
         if len(self._known) >= _LAYOUTS:
             self._known.clear()
-        outputs, parameters = tuple(request.outputs), request.parameters
+        outputs, parameters = tuple(request.outputs), dict(request.parameters)
         self._known[body[:json_bytes].tobytes()] = Layout(
             body.nbytes, places, outputs, parameters, request.priority, request.timeout_us, forms, default
         )
+
+
+def _is_in_sequence(request: InferRequest) -> bool:
+    return request.sequence_id != 0 or request.sequence_start or request.sequence_end

@@ -236,7 +236,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
             return True
         if nbytes == begin:
             self._awaiting = raw, head
-            self._is_receiving = True
+            self._is_receiving, self._head_sweeps = True, 0
         return nbytes == begin
 
     def _recognise_body(self, nbytes: int) -> bool:
@@ -273,7 +273,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
     def _take(self, head: Head, body: memoryview) -> None:
         """Have a request answered that has arrived."""
         self._is_receiving = False
-        self._head_sweeps = 0
+        self._loose_bytes = self._head_sweeps = 0
         self._is_deaf = head.closes or self._is_stopping
         exchange = Exchange(self, self._is_deaf, head.method == "HEAD")
         self._exchanges.append(exchange)
@@ -346,6 +346,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         if self._is_deaf:
             return
         self._is_deaf = self._is_refused = True
+        self._awaiting = None
         self._begin()
         exchange = Exchange(self, True, False)
         self._exchanges.append(exchange)
