@@ -185,6 +185,30 @@ class TritonPythonModel:
         value = np.array([self.metric.value()], np.int32)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for _ in requests]
 """
+UPDATES = """
+import threading
+class TritonPythonModel:
+    def initialize(self, args):
+        make = pb_utils.MetricFamily
+        self.counter = make("updates", "Updates", make.COUNTER).Metric({"model": "updates"})
+        self.gauge = make("level", "Level", make.GAUGE).Metric({"model": "updates"})
+        self.histogram = make("lengths", "Lengths", make.HISTOGRAM).Metric({"model": "updates"}, [1.0, 2.0])
+    def count(self):
+        for n in range(1000):
+            self.counter.increment(1)
+            self.histogram.observe(n)
+            self.gauge.set(n)
+    def execute(self, requests):
+        threads = [threading.Thread(target=self.count) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.gauge.set(6)
+        self.gauge.increment(1)
+        value = np.array([self.counter.value(), self.gauge.value()], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for _ in requests]
+"""
 PRE = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -263,6 +287,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_python: Callable[
                 code = code.replace(key, value)
             write(name + suffix, code, config)
     write("metrics", METRICS, INT_CONFIG)
+    write("updates", UPDATES, INT_CONFIG)
     write("preprocess", PRE, PRE_CONFIG)
     write("well", WELL, INT_CONFIG)
     write("counted", COUNTED, COUNTED_CONFIG)
@@ -395,6 +420,17 @@ def test_a_metric_of_a_model_stands_on_the_page(client: http.InferenceServerClie
     before = server.metric("requests_seen", "metrics")
     result = client.infer("metrics", given(http, IN=np.zeros(1, np.int32)))
     assert result.as_numpy("OUT")[0] == before + 1 == server.metric("requests_seen", "metrics")
+
+
+def test_every_update_is_on_the_page_when_the_answer_comes_whatever_thread_made_it(
+    client: http.InferenceServerClient, server: Any
+) -> None:
+    before = server.metric("updates", "updates")
+    for count in (1, 2):
+        values = client.infer("updates", given(http, IN=np.zeros(1, np.int32))).as_numpy("OUT")
+        assert server.metric("updates", "updates") == before + 4000 * count
+        assert server.metric("lengths_count", "updates") == before + 4000 * count
+        assert values.tolist() == [before + 4000 * count, 7]
 
 
 def test_several_outputs_of_several_types_and_a_strided_one(client: http.InferenceServerClient) -> None:

@@ -78,7 +78,8 @@ def test_work_that_waits_for_other_work_in_a_long_row_ends(count: int) -> None:
     run(scenario, count)
 
 
-def test_a_place_that_was_lent_is_one_place_again(count: int = 2) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_place_that_was_lent_is_one_place_again(count: int) -> None:
     work = Work()
 
     async def scenario(places: Places) -> None:

@@ -118,6 +118,18 @@ def test_the_instances_of_a_version_load_side_by_side(run: Callable[..., None]) 
     run(scenario, meet, model_load_thread_count=1)
 
 
+def test_when_all_instances_fail_to_load_the_first_says_why(run: Callable[..., None], write_model: Any) -> None:
+    def fail(services: Services, model: Model) -> None:
+        raise ValueError(f"{model.instance_name} is broken")
+
+    async def scenario(server: Server) -> None:
+        write_model("m", CONFIG.replace("count: 2", "count: 32"))
+        with pytest.raises(PenstockError, match="failed to load 'm': ValueError: m_0_0 is broken"):
+            await server.load("m", {})
+
+    run(scenario, fail, **{**EXPLICIT, "load_model": ()})
+
+
 def test_the_metrics_of_an_instance_that_fails_to_load_are_gone(run: Callable[..., None]) -> None:
     def fail(services: Services, model: Model) -> None:
         services.metric(services.metric_family("loads", "", "counter"), {}, None)

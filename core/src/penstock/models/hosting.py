@@ -86,7 +86,9 @@ class Hosting:
             hosts += processes
         try:
             with ThreadPoolExecutor(len(hosts)) as together:
-                list(together.map(lambda host: host.load(), hosts))
+                loads = [together.submit(host.load) for host in hosts]
+            for load in loads:  # only now: none may be left that has not begun and cannot be joined
+                load.result()
         except BaseException:
             for host in hosts:
                 host.join()

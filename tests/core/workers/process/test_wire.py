@@ -18,6 +18,7 @@ from penstock.messages import dtypes
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
 from penstock.messages.tensor import BytesTensor, Tensor, wire_view
+from penstock.telemetry.kinds import MetricOperation
 from penstock.workers.process.arena import Arena, Reader, Writer
 from penstock.workers.process.wire import notes
 from penstock.workers.process.wire.answers import Reply, Status, Times, read_times
@@ -25,6 +26,7 @@ from penstock.workers.process.wire.codec import Decoder, Encoder
 from penstock.workers.process.wire.failure import WireError
 from penstock.workers.process.wire.frames import Frame, Frames, Kind, frame, integers_frame, read_integers
 from penstock.workers.process.wire.tensors import INLINE
+from penstock.workers.process.wire.updates import read_update, update_frame
 
 QUICK = settings(max_examples=60, deadline=None)
 HEADER = Struct("<IBxHI")
@@ -224,6 +226,12 @@ def test_messages_without_tensors() -> None:
     assert only(frame(Kind.STOP, 0)).kind is Kind.STOP
 
 
+@pytest.mark.parametrize("operation", ["increment", "set", "observe"])
+@pytest.mark.parametrize("value", [0.0, -1.5, 1e308, float("inf")])
+def test_an_update_of_a_metric_arrives_as_it_was(operation: MetricOperation, value: float) -> None:
+    assert read_update(only(update_frame(2**64 - 1, operation, value))) == (2**64 - 1, operation, value)
+
+
 # ---------------------------------------------------------------------- the arena
 
 
@@ -299,6 +307,8 @@ def read_all(stream: bytes, places: Places | None = None) -> None:
                 read_times(message)
         elif message.kind in (Kind.CANCEL, Kind.READ, Kind.RELEASE):
             read_integers(message)
+        elif message.kind is Kind.UPDATE:
+            read_update(message)
         else:
             notes.read_json(message)
 
@@ -459,6 +469,12 @@ def test_settings_that_make_no_sense_are_refused(text: bytes) -> None:
 @pytest.mark.parametrize("text", [b"[" * 200_000, b"{", b"\xff\xfe", b"", b"[]", b"7", b'"a"'])
 def test_notes_that_make_no_sense_are_refused(text: bytes) -> None:
     assert is_refused(frame(Kind.NOTE, 0, text))
+
+
+@pytest.mark.parametrize(("operation", "size"), [(3, 16), (65535, 16), (0, 0), (0, 8)])
+def test_updates_that_make_no_sense_are_refused(operation: int, size: int) -> None:
+    assert is_refused(frame(Kind.UPDATE, operation, bytes(size)))
+    assert not is_refused(frame(Kind.UPDATE, 2, bytes(16)))
 
 
 def test_a_code_or_a_status_that_does_not_exist_is_refused() -> None:
