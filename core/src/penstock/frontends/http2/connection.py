@@ -61,6 +61,8 @@ _HIGH_WATER, _LOW_WATER = 1024 * 1024, 256 * 1024
 _EXCUSED = 1024
 #: Eight bytes each, to tell the answers apart.
 _GRACE_PING, _KEEPALIVE_PING = b"shutdown", b"keepaliv"
+#: For the answer to the first: a peer that is gone must not hold up the end.
+_GRACE_SECONDS = 1.0
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -228,6 +230,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         # The peer may have opened streams that we have not seen. Its answer to the ping comes after them.
         self.write(frames.goaway(LAST_ID, NO_ERROR) + frames.frame(frames.PING, 0, 0, _GRACE_PING))
+        self._loop.call_later(_GRACE_SECONDS, self.ping_answered, _GRACE_PING)
 
     def abort(self) -> None:
         self._transport.abort()
