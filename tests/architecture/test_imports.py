@@ -121,6 +121,24 @@ def test_core_imports_point_down_the_path(path: Path) -> None:
     assert upward(part, path.read_text()) == []
 
 
+@pytest.mark.parametrize("path", modules(CORE / "penstock/frontends/http2"), ids=name_of)
+def test_http2_knows_neither_grpc_nor_the_server(path: Path) -> None:
+    allowed = {found.module for found in imports(path.read_text()) if found.top in sys.stdlib_module_names | {"hpack"}}
+    ours = {found.module for found in imports(path.read_text())} - allowed
+    assert [module for module in sorted(ours) if not module.startswith("penstock.frontends.http2.")] == []
+
+
+def test_grpc_is_imported_by_its_host_and_nowhere_else() -> None:
+    """Whoever serves by the native host does without."""
+    early = {
+        path.name
+        for path in modules(CORE / "penstock")
+        for found in imports(path.read_text())
+        if found.top == "grpc" and not (found.typing_only or found.in_function)
+    }
+    assert early == {"grpcio_host.py"}
+
+
 @pytest.mark.parametrize("path", modules(CORE), ids=name_of)
 def test_core_imports_no_engine_anywhere(path: Path) -> None:
     assert [found.module for found in imports(path.read_text()) if found.top in ENGINES] == []
