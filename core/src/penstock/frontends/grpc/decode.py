@@ -35,21 +35,22 @@ def decode(parcel: Parcel, respond: Respond, forwarded: Mapping[str, Parameter] 
     message = parcel.message
     read = parameters.read(message.parameters)
     inputs = _inputs(message, parcel.raw)
+    outputs = message.outputs
     request = InferRequest(
-        model_name=message.model_name,
-        inputs=inputs,
-        respond=respond,
-        outputs=[output.name for output in message.outputs],
-        id=message.id,
-        model_version=message.model_version,
-        parameters={**read.custom, **forwarded} if forwarded else read.custom,
-        priority=read.priority,
-        timeout_us=read.timeout_us,
-        sequence_id=read.sequence_id,
-        sequence_start=read.sequence_start,
-        sequence_end=read.sequence_end,
+        message.model_name,
+        inputs,
+        respond,
+        [output.name for output in outputs],
+        message.id,
+        message.model_version,
+        {**read.custom, **forwarded} if forwarded else read.custom,
+        read.priority,
+        read.timeout_us,
+        read.sequence_id,
+        read.sequence_start,
+        read.sequence_end,
     )
-    return Decoded(request, _classes(message), read.empty_final)
+    return Decoded(request, _classes(outputs), read.empty_final)
 
 
 def _inputs(message: ModelInferRequest, raw: Sequence[bytes | memoryview]) -> dict[str, Tensor | Undecoded]:
@@ -100,13 +101,14 @@ def _refuse_shared_memory(model: str, tensor: ModelInferRequest.InferInputTensor
     raise parameters.no_region(region)
 
 
-def _classes(message: ModelInferRequest) -> dict[str, int]:
+def _classes(outputs: Sequence[ModelInferRequest.InferRequestedOutputTensor]) -> dict[str, int]:
     wanted: dict[str, int] = {}
-    for output in message.outputs:
-        if not output.parameters:
+    for output in outputs:
+        given = output.parameters
+        if not given:
             continue
-        region = parameters.shared_memory_region(output.name, output.parameters)
-        count = parameters.classes(output.parameters)
+        region = parameters.shared_memory_region(output.name, given)
+        count = parameters.classes(given)
         if region is not None and count:
             raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
         if region is not None:

@@ -8,7 +8,7 @@ from penstock.frontends import classification
 from penstock.frontends.grpc import parameters, wire
 from penstock.frontends.grpc.grpc_service_pb2 import ModelInferResponse
 from penstock.messages.response import InferResponse
-from penstock.messages.tensor import Tensor, data_type, wire_view
+from penstock.messages.tensor import BytesTensor, Tensor, data_type, wire_view
 from penstock.models.served import ServedModel
 
 _FINAL = "triton_final_response"
@@ -33,13 +33,17 @@ def encode(
         parameters.write(response.parameters, header.parameters)
     if final is not None:
         header.parameters[_FINAL].bool_param = final
-    raw = []
+    tensors, size = [], 0
     for name, tensor in response.outputs.items():
         if name in classes:
             tensor = _classify(tensor, name, classes[name], model)
         header.outputs.add(name=name, datatype=data_type(tensor).name, shape=tensor.shape)
-        raw.append(wire_view(tensor))
-    return wire.pack(header, raw)
+        tensors.append(tensor)
+        size += tensor.nbytes
+    if size > wire.SPLIT_BYTES:
+        return wire.pack(header, [wire_view(tensor) for tensor in tensors])
+    header.raw_output_contents.extend([_wire_bytes(tensor) for tensor in tensors])
+    return header.SerializeToString()
 
 
 def encode_empty(id: str, model_name: str = "", model_version: str = "", final: bool | None = None) -> bytes:
@@ -48,6 +52,11 @@ def encode_empty(id: str, model_name: str = "", model_version: str = "", final: 
     if final is not None:
         header.parameters[_FINAL].bool_param = final
     return header.SerializeToString()
+
+
+def _wire_bytes(tensor: Tensor) -> bytes:
+    """`wire_view`, copied: for what is small, a quarter of the cost."""
+    return tensor.buffer.tobytes() if isinstance(tensor, BytesTensor) else tensor.tobytes()
 
 
 def _classify(tensor: Tensor, name: str, count: int, model: ServedModel) -> Tensor:

@@ -33,6 +33,8 @@ class RequestParameters:
 def read(parameters: Mapping[str, InferParameter]) -> RequestParameters:
     """The parameters of a ``ModelInferRequest``; raises `InvalidArgument` for a wrong type."""
     result = RequestParameters()
+    if not parameters:  # asking costs less than iterating over nothing
+        return result
     for key, value in parameters.items():
         if key == "sequence_id":
             result.sequence_id = _sequence_id(value)
