@@ -2,14 +2,14 @@
 
 ::
 
-    stock client ── transport ── rpcs ── health, metadata, statistics, repository, infer, stream ...
-                    (grpcio)     (one table, restrictions)      (plain async functions)
+    stock client ── native_host ── rpcs ── health, metadata, statistics, repository, infer, stream ...
+                    grpcio_host    (one table, restrictions)    (plain functions, most of them async)
 
 A handler takes a parsed request and a `Context`, and returns a message or raises a
-`PenstockError`; it knows no transport. ``transport`` is the only module that speaks to grpcio, so
-that another transport can serve the same table. ``wire``, ``decode`` and ``encode`` stand between
-protobuf and `InferRequest`/`InferResponse`; tensor bytes are views on the way in and are copied
-once on the way out.
+`PenstockError`; it knows no transport. ``native_host`` makes ``calls`` of the streams of
+`penstock.frontends.http2`; ``grpcio_host`` is the only module that imports grpcio. ``wire``,
+``decode`` and ``encode`` stand between protobuf and `InferRequest`/`InferResponse`; tensor bytes
+are views on the way in and are copied once on the way out.
 
 Options: the ``--grpc-*`` flags (``penstock serve --help``).
 """

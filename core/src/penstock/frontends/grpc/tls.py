@@ -50,7 +50,7 @@ def context(options: ServerOptions) -> ssl.SSLContext | None:
 
 
 def credentials(options: ServerOptions) -> grpc.ServerCredentials | None:
-    """The same for grpcio, which looks at the files only when a client comes. Raises like `context`."""
+    """The same for grpcio, which does not say what is wrong with the files. Raises like `context`."""
     if context(options) is None:
         return None
     import grpc
