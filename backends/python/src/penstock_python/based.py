@@ -21,6 +21,10 @@ class BasedBackend(PythonBackend):
     directory: ClassVar[Path]
     python: ClassVar[Mapping[str, str]] = {}
 
+    @classmethod
+    def location(cls) -> str:
+        return str(cls.directory / cls.name)
+
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__({**self.python, **options, BACKENDS: str(self.directory)})
 

@@ -138,13 +138,19 @@ class Backend(ABC):
     #: Instances of a CPU group whose config gives no count.
     default_cpu_instances: ClassVar[int] = 1
 
+    @classmethod
+    def location(cls) -> str:
+        """Where its code is, as the log says at start."""
+        return sys.modules[cls.__module__].__file__ or ""
+
     def __init__(self, options: Mapping[str, str]) -> None:
         """``options`` are the ``--backend-config=<name>,key=value`` settings."""
         self.options = options
 
     @abstractmethod
     def load(self, model: Model) -> AnyInstance:
-        """One instance of ``model`` on ``model.device``; called on the instance's thread.
+        """One instance of ``model`` on ``model.device``; called on the instance's thread, while those
+        of its other instances may do the same.
 
         Raises `LoadError` naming the file or the setting at fault.
         """

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Sequence
 
 from penstock.config.options import ServerOptions
-from penstock.models.parts import backend_settings
+from penstock.models.parts import backend_settings, find_backend
 from penstock.server import Server
 from penstock.telemetry import tables
 
@@ -32,18 +31,13 @@ def _log(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> No
 
 
 def _backends(server: Server) -> list[tuple[str, str, str]]:
-    used = {model.config.backend for model in server.served()}
-    options = server.options
+    options, plugins = server.options, server.plugins
     common = {"auto-complete-config": str(not options.disable_auto_complete_config).lower()}
-    return [
-        (
-            part.name,
-            sys.modules[part.__module__].__file__ or "",
-            json.dumps(common | backend_settings(part.name, part, options)),
-        )
-        for part in server.plugins.backends
-        if part.name in used
-    ]
+    rows = []
+    for name in sorted({model.config.backend for model in server.served()}):
+        part = find_backend(name, plugins.backends, plugins.hook, options)
+        rows.append((name, part.location(), json.dumps(common | backend_settings(name, part, options))))
+    return rows
 
 
 def _models(server: Server) -> list[tuple[str, str, str]]:

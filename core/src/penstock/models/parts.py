@@ -16,18 +16,24 @@ class Parts(Protocol):
 
 
 def make_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) -> Backend:
-    """The backend ``name``: of a class of ``backends``, or of one that a plugin finds.
+    """The backend ``name``. Raises as `find_backend`, and what its class raises."""
+    found = find_backend(name, backends, hook, options)
+    return found(backend_settings(name, found, options))
 
-    Raises `LoadError` with the reason if there is none, and what the class raises.
+
+def find_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) -> type[Backend]:
+    """The class of the backend ``name``: one of ``backends``, or one that a plugin finds.
+
+    Raises `LoadError` with the reason if there is none.
     """
     try:
-        found = backends.get(name)
+        found: type[Backend] = backends.get(name)
     except LoadError:
-        found = _ask(name, hook, options)
-        if found is None:
+        asked = _ask(name, hook, options)
+        if asked is None:
             raise
-    backend: Backend = found(backend_settings(name, found, options))
-    return backend
+        found = asked
+    return found
 
 
 def _ask(name: str, hook: Any, options: ServerOptions) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -164,6 +165,7 @@ def test_a_python_based_backend_serves_every_model_of_its_name(based: Path, serv
     )
     assert ask(server.http, "double", 1, 2, batched=True).tolist() == [[2, 4]]
     assert ask(server.http, "triple", 1, 2, batched=True).tolist() == [[3, 6]]
+    assert re.search(rf"\| factor +\| {re.escape(str(based))}/backends/factor +\| ", server.log)
 
 
 def test_a_backend_brings_the_environment_of_its_models(
