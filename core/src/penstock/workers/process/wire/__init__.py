@@ -6,7 +6,7 @@ A message is a frame::
     meta     what the kind says, `number` times
     data     tensors that travel inside, each at a multiple of 8 bytes; begins at `data`
 
-`codec` writes and reads whole messages; `requests`, `answers` and `tensors` have what stands in them,
+`codec` writes and reads whole messages; `requests`, `answers`, `tensors` and `updates` have what stands in them,
 `settings` and `notes` what travels as JSON. Neither side believes the other: everything is checked
 against the frame and the arena while it is read, and `failure.WireError` says that the peer is broken.
 Integers are little-endian; nothing is ever unpickled.
