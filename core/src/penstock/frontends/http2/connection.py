@@ -109,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_quiet = False
         self._partial_since = self._unread_since = 0.0
         self._idle_frames = self._resets = self._sent_before = 0
-        self._is_leaving = False
+        self._is_leaving = self._is_deaf = False
         self._age_ends = 0.0
 
     # ------------------------------------------------------------------ the transport calls
@@ -151,6 +151,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._is_quiet = False
+        if self._is_deaf:
+            return
         if self._is_direct:
             self._tail_received(nbytes)
         else:
@@ -237,6 +239,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def sweep(self, now: float) -> None:
         """Look for what takes too long, and begin to count anew."""
+        if self._is_deaf:
+            self._transport.abort()
+            return
         limits, keepalive, pings = self.limits, self._connections.keepalive, self.pings
         self._idle_frames = self._resets = 0
         self._sent_before = self.sent
@@ -533,12 +538,19 @@ class Connection(asyncio.BufferedProtocol):
             self._pump()
 
     def fail(self, fault: ConnectionFault) -> None:
-        """Say what the peer did wrong, and close."""
+        """Say what the peer did wrong, and close once it has had a chance to read that.
+
+        Closing with unread bytes in the socket would reset the connection and lose the words.
+        """
         log.debug("an HTTP/2 peer broke a rule: %s", fault.reason)
         self._drop_all()
+        self._is_deaf = True
         self._outbox.append(frames.goaway(self.last_id, fault.code, fault.reason))
         self._flush()
-        self._transport.close()
+        if self._transport.can_write_eof() and not self._transport.is_closing():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
 
     # ------------------------------------------------------------------ sending
 
