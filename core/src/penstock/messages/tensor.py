@@ -97,6 +97,9 @@ class BytesTensor:
         return f"BytesTensor(shape={list(self.shape)}, nbytes={self.nbytes})"
 
 
+#: Tensors below this are copied sooner than viewed.
+SMALL_BYTES = 4096
+
 Tensor: TypeAlias = "npt.NDArray[Any] | BytesTensor"
 
 
@@ -133,6 +136,13 @@ def wire_view(tensor: Tensor) -> memoryview:
         tensor = np.ascontiguousarray(tensor)
     # Through uint8, because BF16 and zero-size arrays do not export a castable buffer.
     return tensor.reshape(-1).view(np.uint8).data if tensor.size else memoryview(b"")
+
+
+def wire_bytes(tensor: Tensor) -> bytes | memoryview:
+    """`wire_view`, or a copy of a small tensor, which costs a tenth of a view."""
+    if tensor.nbytes < SMALL_BYTES and not isinstance(tensor, BytesTensor):
+        return tensor.tobytes()
+    return wire_view(tensor)
 
 
 def concatenate(tensors: Sequence[Tensor]) -> Tensor:

@@ -15,9 +15,9 @@ from penstock.errors import InvalidArgument
 from penstock.frontends.classification import classify
 from penstock.frontends.http.compression import compress
 from penstock.frontends.http.forms import Form
-from penstock.frontends.http.message import JOIN_BYTES, Buffer, HttpReply
+from penstock.frontends.http.message import Buffer, HttpReply
 from penstock.messages.response import InferResponse
-from penstock.messages.tensor import BytesTensor, Tensor, data_type, wire_view
+from penstock.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
 
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 #: From here on an array is printed by orjson itself; below, a list is cheaper (measured).
@@ -59,7 +59,7 @@ def encode(
                 {"name": name, "datatype": datatype, "shape": tensor.shape, "parameters": {"binary_data_size": size}}
             )
             if size:
-                parts.append(_bytes(tensor, size))
+                parts.append(wire_bytes(tensor))
         else:
             outputs.append({"name": name, "datatype": datatype, "shape": tensor.shape, "data": _data(tensor, datatype)})
     parts[0] = header = orjson.dumps(document, option=_NUMPY)
@@ -68,13 +68,6 @@ def encode(
         return HttpReply(200, headers, parts)
     headers.append((_ENCODING, encoding))
     return HttpReply(200, headers, (compress(parts, encoding),))
-
-
-def _bytes(tensor: Tensor, size: int) -> Buffer:
-    """The bytes of ``tensor``: what is small is joined to its head anyway, and copied sooner than viewed."""
-    if size <= JOIN_BYTES and not isinstance(tensor, BytesTensor):
-        return tensor.tobytes()
-    return wire_view(tensor)
 
 
 def _data(tensor: Tensor, datatype: str) -> Any:

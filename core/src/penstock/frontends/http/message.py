@@ -15,9 +15,6 @@ from penstock.errors import Code, PenstockError
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
-#: Replies up to this size are joined into one buffer; larger parts stay as they are.
-JOIN_BYTES = 32 * 1024
-
 #: From code to HTTP status (behaviours.md section 0).
 STATUS = {
     Code.UNKNOWN: 400,

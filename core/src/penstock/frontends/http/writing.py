@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from penstock.frontends.http.message import JOIN_BYTES, Buffer, HttpReply
+from penstock.frontends.http.message import Buffer, HttpReply
 
+#: Replies up to this size are joined into one buffer; larger parts stay as they are.
+_JOIN_BYTES = 32 * 1024
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -26,6 +28,6 @@ def serialise(reply: HttpReply, closes: bool, is_head: bool) -> list[Buffer]:
     head.append(b"Content-Length: %d\r\n\r\n" % size)
     if is_head:
         parts = ()
-    if size <= JOIN_BYTES:
+    if size <= _JOIN_BYTES:
         return [b"".join([*head, *parts])]
     return [b"".join(head), *parts]

@@ -10,7 +10,6 @@ import threading
 
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
-from penstock.messages.tensor import wire_view
 from penstock.workers.process.line import Line
 from penstock.workers.process.wire.codec import Decoder, Encoder
 from penstock.workers.process.wire.frames import Kind
@@ -29,7 +28,7 @@ class DirectCalls:
 
     def take_turn(self, request: InferRequest) -> bool:
         """Whether ``request`` may go this way now; then `ask` must follow."""
-        is_small = all(wire_view(tensor).nbytes < INLINE for tensor in request.inputs.values())  # type: ignore[arg-type]
+        is_small = all(tensor.nbytes < INLINE for tensor in request.inputs.values())  # type: ignore[union-attr]
         return is_small and self._turn.acquire(blocking=False)
 
     def ask(self, call: int, request: InferRequest) -> Answer:

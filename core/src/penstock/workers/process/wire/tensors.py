@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
-from penstock.messages.tensor import BytesTensor, Tensor, data_type, wire_view
+from penstock.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes, wire_view
 from penstock.workers.process.wire.failure import WireError
 from penstock.workers.process.wire.frames import PADDING, Buffer, Frame
 from penstock.workers.process.wire.remembered import remember
@@ -55,17 +55,15 @@ class TensorWriter:
 
     def write(self, name: str, tensor: Tensor, meta: list[bytes], data: list[Buffer], size: int) -> int:
         """Append ``tensor`` to a message with ``size`` bytes of data; returns how many it has then."""
-        header = self._header(name, tensor)
-        content = wire_view(tensor)
-        nbytes = content.nbytes
+        header, nbytes = self._header(name, tensor), tensor.nbytes
         if nbytes >= INLINE and self._places is not None:
-            offset = self._places.place(content)
+            offset = self._places.place(wire_view(tensor))
             if offset is not None:
                 self.placed.append(offset)
                 meta += (_TENSOR.pack(len(header), 1, nbytes, offset), header)
                 return size
         meta += (_TENSOR.pack(len(header), 0, nbytes, size), header)
-        data.append(content)
+        data.append(wire_bytes(tensor))
         if rest := -nbytes % 8:
             data.append(PADDING[rest])
         return size + nbytes + rest
@@ -117,8 +115,7 @@ class TensorReader:
                 raise WireError(f"{message.kind.name}: a tensor runs past the frame")
         if expected == -1:
             return name, BytesTensor(memoryview(content)[begin : begin + nbytes], shape), end
-        count = nbytes // datatype.itemsize
-        return name, np.frombuffer(content, datatype.numpy, count, begin).reshape(shape), end
+        return name, np.ndarray(shape, datatype.numpy, content, begin), end
 
     def _header(self, key: bytes) -> _Header:
         value, rank = key[0], key[1]
