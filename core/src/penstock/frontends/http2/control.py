@@ -29,7 +29,7 @@ def _settings(connection: Connection, flags: int, id: int, payload: bytes) -> No
     if len(payload) > 6 * connection.limits.settings:
         raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many settings")
     # Before anything that larger windows let go: grpc's core keeps the old ones until it reads this.
-    connection.write(frames.frame(frames.SETTINGS, ACK, 0, b""))
+    connection.sender.write(frames.frame(frames.SETTINGS, ACK, 0, b""))
     for name, value in frames.read_settings(payload):
         _apply(connection, name, value)
 
@@ -42,7 +42,7 @@ def _apply(connection: Connection, name: int, value: int) -> None:
     elif name == frames.MAX_FRAME_SIZE:
         if not frames.DEFAULT_FRAME_BYTES <= value < 2**24:
             raise ConnectionFault(PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
-        connection.peer_frame_bytes = value
+        connection.sender.frame_bytes = value
     elif name == frames.ENABLE_PUSH and value > 1:
         raise ConnectionFault(PROTOCOL_ERROR, "ENABLE_PUSH out of range")
 
@@ -64,10 +64,11 @@ def _window_update(connection: Connection, flags: int, id: int, payload: bytes) 
     if not id:
         if not increment:
             raise ConnectionFault(PROTOCOL_ERROR, "WINDOW_UPDATE by zero")
-        connection.send_window += increment
-        if connection.send_window > MAX_WINDOW:
+        sender = connection.sender
+        sender.window += increment
+        if sender.window > MAX_WINDOW:
             raise ConnectionFault(FLOW_CONTROL_ERROR, "the connection's window exceeds its bound")
-        connection.window_updated(None)
+        sender.pump()
         return
     _require_opened(connection, id)
     if stream is not None:
@@ -78,7 +79,7 @@ def _window_update(connection: Connection, flags: int, id: int, payload: bytes) 
         if stream.send_window > MAX_WINDOW:
             stream.reset(FLOW_CONTROL_ERROR)
             return
-        connection.window_updated(stream)
+        connection.sender.pump()
 
 
 def _rst_stream(connection: Connection, flags: int, id: int, payload: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from penstock.frontends.http2.frames import (
     DATA,
@@ -20,11 +20,10 @@ from penstock.frontends.http2.frames import (
     reset,
     window_update,
 )
+from penstock.frontends.http2.sending import Buffer
 
 if TYPE_CHECKING:
     from penstock.frontends.http2.connection import Connection
-
-Buffer: TypeAlias = "bytes | memoryview"
 
 #: Up to here copying an answer into one piece costs less than handing over its parts.
 _JOINED_BYTES = 32 * 1024
@@ -48,6 +47,7 @@ class Stream:
         "is_remote_closed",
         "receive_window",
         "send_window",
+        "sender",
     )
 
     #: Whether the peer may leave what it asked for unread for as long as it likes.
@@ -55,9 +55,10 @@ class Stream:
 
     def __init__(self, connection: Connection, id: int) -> None:
         self.connection = connection
+        self.sender = connection.sender
         self.id = id
         self.is_busy = self.is_closed = self.is_remote_closed = False
-        self.send_window = connection.peer_window
+        self.send_window = connection.sender.stream_window
         self.receive_window = connection.limits.stream_window
         self._queue: deque[memoryview] | None = None
         self._trailers = b""
@@ -112,21 +113,21 @@ class Stream:
         size_bytes = min(size_bytes, MAX_WINDOW - self.receive_window)
         if size_bytes > 0 and not self.is_remote_closed and not self.is_closed:
             self.receive_window += size_bytes
-            self.connection.write(window_update(self.id, size_bytes))
+            self.sender.write(window_update(self.id, size_bytes))
 
     def respond(self, headers: bytes, prefix: bytes, body: Buffer, trailers: bytes) -> None:
         """The whole answer: two header blocks, and between them ``prefix`` and ``body``."""
-        connection, number, size = self.connection, self.id, len(prefix) + len(body)
+        sender, number, size = self.sender, self.id, len(prefix) + len(body)
         if size > _JOINED_BYTES or not self._fits(size):
             self.send_headers(headers)
             self.send((prefix, body))
             self.end(trailers)
             return
         self.send_window -= size
-        connection.send_window -= size
-        connection.sent += 1
+        sender.window -= size
+        sender.count += 1
         count = len(trailers)
-        connection.write(
+        sender.write(
             b"".join(
                 (
                     HEAD.pack(0, len(headers), HEADERS, END_HEADERS, number),
@@ -142,36 +143,35 @@ class Stream:
         self._finish()
 
     def send_headers(self, block: bytes) -> None:
-        self.connection.write(frame(HEADERS, END_HEADERS, self.id, block))
+        self.sender.write(frame(HEADERS, END_HEADERS, self.id, block))
 
     def send(self, parts: Sequence[Buffer]) -> None:
         """Body, as soon as the windows allow. The parts are the connection's from now on."""
         if self._queue is None:
             self._queue = deque()
         self._queue.extend(memoryview(part) for part in parts)
-        self.connection.send_soon(self)
+        self.sender.send_soon(self)
 
     def end(self, trailers: bytes) -> None:
         """Close our side behind what was sent."""
         if self._queue:
             self._trailers = trailers
         else:
-            self.connection.sent += 1
-            self.connection.write(frame(HEADERS, _CLOSING, self.id, trailers))
+            self.sender.count += 1
+            self.sender.write(frame(HEADERS, _CLOSING, self.id, trailers))
             self._finish()
 
     def reset(self, code: int) -> None:
         """Close both sides at once."""
         if not self.is_closed:
-            connection = self.connection
-            connection.write(reset(self.id, code))
-            connection.blame(self)
+            self.sender.write(reset(self.id, code))
             self.close()
             self.lost()
+            self.connection.blame(self.id)
 
     def abandon(self, code: int) -> None:
         """Close both sides at once, for a reason of ours."""
-        self.connection.write(reset(self.id, code))
+        self.sender.write(reset(self.id, code))
         self.connection.excuse(self.id)
         self.close()
 
@@ -199,8 +199,8 @@ class Stream:
 
     def send_frame(self) -> bool:
         """Send one frame of what waits; False if nothing waits, or nothing may go."""
-        connection, queue = self.connection, self._queue
-        room = min(self.send_window, connection.send_window, connection.peer_frame_bytes)
+        sender, queue = self.sender, self._queue
+        room = min(self.send_window, sender.window, sender.frame_bytes)
         if not queue or room <= 0:
             return False
         size, parts = 0, []
@@ -212,10 +212,7 @@ class Stream:
             parts.append(part)
             size += len(part)
         self.send_window -= size
-        connection.send_window -= size
-        connection.sent += 1
-        connection.write(HEAD.pack(size >> 8, size & 255, DATA, 0, self.id))
-        connection.write_views(parts, size)
+        sender.write_data(HEAD.pack(size >> 8, size & 255, DATA, 0, self.id), parts, size)
         if not queue:
             if self._trailers:
                 self.end(self._trailers)
@@ -223,17 +220,12 @@ class Stream:
         return bool(queue)
 
     def _fits(self, size_bytes: int) -> bool:
-        connection = self.connection
-        return (
-            size_bytes <= self.send_window
-            and size_bytes <= connection.send_window
-            and size_bytes <= connection.peer_frame_bytes
-            and connection.is_writable
-        )
+        sender = self.sender
+        return size_bytes <= min(self.send_window, sender.window, sender.frame_bytes) and sender.is_writable
 
     def _finish(self) -> None:
         """Our side is closed. What the peer might still have to say, nobody wants to hear."""
         if not self.is_remote_closed:
-            self.connection.write(reset(self.id, NO_ERROR))
+            self.sender.write(reset(self.id, NO_ERROR))
             self.connection.excuse(self.id)
         self.close()
