@@ -59,27 +59,22 @@ def _ping(connection: Connection, flags: int, id: int, payload: bytes) -> None:
 
 
 def _window_update(connection: Connection, flags: int, id: int, payload: bytes) -> None:
+    """Grpc's core sends two of these with every request."""
     increment = _number(payload) & MAX_WINDOW
-    stream = connection.streams.get(id)
+    sender, stream = connection.sender, connection.streams.get(id)
     if not id:
-        if not increment:
-            raise ConnectionFault(PROTOCOL_ERROR, "WINDOW_UPDATE by zero")
-        sender = connection.sender
         sender.window += increment
-        if sender.window > MAX_WINDOW:
-            raise ConnectionFault(FLOW_CONTROL_ERROR, "the connection's window exceeds its bound")
-        sender.pump()
-        return
-    _require_opened(connection, id)
-    if stream is not None:
-        if not increment:
-            stream.reset(PROTOCOL_ERROR)
-            return
+        if not increment or sender.window > MAX_WINDOW:
+            code = FLOW_CONTROL_ERROR if increment else PROTOCOL_ERROR
+            raise ConnectionFault(code, "the connection's window can not be updated so")
+    elif stream is None:
+        _require_opened(connection, id)
+    else:
         stream.send_window += increment
-        if stream.send_window > MAX_WINDOW:
-            stream.reset(FLOW_CONTROL_ERROR)
-            return
-        connection.sender.pump()
+        if not increment or stream.send_window > MAX_WINDOW:
+            stream.reset(FLOW_CONTROL_ERROR if increment else PROTOCOL_ERROR)
+    if sender.waiting:
+        sender.pump()
 
 
 def _rst_stream(connection: Connection, flags: int, id: int, payload: bytes) -> None:
@@ -116,7 +111,7 @@ def _goaway(connection: Connection, flags: int, id: int, payload: bytes) -> None
 def _number(payload: bytes) -> int:
     if len(payload) != 4:
         raise ConnectionFault(FRAME_SIZE_ERROR, "frame of a wrong size")
-    return frames.read_number(payload)
+    return int.from_bytes(payload, "big")
 
 
 def _require_opened(connection: Connection, id: int) -> None:

@@ -67,10 +67,5 @@ def window_update(stream: int, increment: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, stream, _NUMBER.pack(increment))
 
 
-def read_number(payload: bytes) -> int:
-    number: int = _NUMBER.unpack(payload)[0]
-    return number
-
-
 def goaway(last: int, code: int, reason: str = "") -> bytes:
     return frame(GOAWAY, 0, 0, _GOODBYE.pack(last, code) + reason.encode())

@@ -140,15 +140,16 @@ class Receiver:
             self.has_moved = True
 
     def _take(self, kind: int, flags: int, id: int, payload: bytes) -> None:
-        if kind == HEADERS:
+        handler = HANDLERS.get(kind)
+        if handler is not None:
+            self._connection.count_idle()
+            handler(self._connection, flags, id, payload)
+        elif kind == HEADERS:
             self._begin_headers(flags, id, payload)
         elif kind == CONTINUATION:
             self._continue_headers(flags, id, payload)
         else:
-            self._connection.count_idle()
-            handler = HANDLERS.get(kind)
-            if handler is not None:
-                handler(self._connection, flags, id, payload)
+            self._connection.count_idle()  # of an unknown kind, to be ignored
 
     def _refuse_size(self, size: int) -> None:
         if size > self._limits.frame_bytes:
