@@ -2,11 +2,11 @@
 
 ::
 
-    socket ── Connection ── Stream ── whoever made the stream
-              frames, settings, pings,   headers, data and trailers out under flow control,
-              windows of the connection  data in, window of the stream
+    socket ── Connection ── Receiver ── Stream ── Sender ── socket
+              streams,      frames,     one       windows, what leaves
+              begin, end    headers     request   in one write
 
 `Connection` asks its `Service` for a `Stream` per request; a subclass of `Stream` says what is done
-with what arrives. `Limits` bound what a peer may do. Everything runs on the event loop, without a
-task, a future, a lock or a log line per frame.
+with what arrives. `Connections` have a sweep in common, and `Limits` that bound what a peer may do.
+Everything runs on the event loop, without a task, a future, a lock or a log line per frame.
 """
