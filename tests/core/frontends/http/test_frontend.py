@@ -138,6 +138,38 @@ def test_stopping_answers_what_is_in_flight(make_caller: MakeCaller, host: str) 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_repeated_request_is_answered_with_its_own_tensors(make_caller: MakeCaller, host: str) -> None:
+    """Over two connections, in turn: head and body in one write, or in two."""
+    entry = {"name": "X", "datatype": "UINT8", "shape": [5], "parameters": {"binary_data_size": 5}}
+    text = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    head = (
+        b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n"
+        b"Inference-Header-Content-Length: %d\r\n\r\n" % (len(text) + 5, len(text))
+    )
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *writes: bytes) -> bytes:
+        for data in writes:
+            writer.write(data)
+            await asyncio.sleep(0.01)  # so that each is a read of its own; the answer is the same if not
+        reply = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert reply.startswith(b"HTTP/1.1 200")
+        (length,) = [line for line in reply.lower().split(b"\r\n") if line.startswith(b"content-length")]
+        return await asyncio.wait_for(reader.readexactly(int(length.split(b":")[1])), 5)
+
+    async def main() -> None:
+        async with serving(make_caller(X, **options(host))) as frontend:
+            peers = [await asyncio.open_connection("127.0.0.1", frontend.port) for _ in range(2)]
+            for number in range(12):
+                data = b"body%d" % (number % 10)
+                writes = (head, text + data) if number % 3 else (head + text + data,)
+                assert (await ask(*peers[number % 2], *writes)).endswith(data)
+            for _, writer in peers:
+                writer.close()
+
+    asyncio.run(main())
+
+
 def test_busy_port_is_named(make_caller: MakeCaller) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
