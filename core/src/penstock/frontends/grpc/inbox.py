@@ -23,11 +23,13 @@ _FIRST_BYTES = 16 * 1024 * 1024
 class Inbox:
     """The messages that have come and were not taken, and the one that is coming."""
 
-    __slots__ = ("_filled", "_flag", "_memory", "_prefix", "_size", "complete")
+    __slots__ = ("_filled", "_flag", "_memory", "_prefix", "_size", "complete", "complete_bytes")
 
     def __init__(self) -> None:
         #: Whether it is compressed, and its bytes. Nobody else writes to these any more.
         self.complete: deque[tuple[int, Buffer]] = deque()
+        #: Of these, their prefixes included; whoever takes one takes it off.
+        self.complete_bytes = 0
         self._prefix = b""
         self._memory: memoryview | None = None
         self._flag = self._size = self._filled = 0
@@ -75,6 +77,7 @@ class Inbox:
         if self._filled == self._size:
             assert self._memory is not None
             self.complete.append((self._flag, self._memory))
+            self.complete_bytes += PREFIX_BYTES + self._size
             self._memory = None
 
     def _begin(self, data: Buffer, at: int) -> int:
@@ -92,6 +95,7 @@ class Inbox:
             raise Status(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {MESSAGE_BYTES})")
         if begin + size <= len(data):
             self.complete.append((flag, bytes(data[begin : begin + size])))
+            self.complete_bytes += PREFIX_BYTES + size
             return begin + size
         self._flag, self._size, self._filled = flag, size, 0
         self._memory = _aligned(min(size, _FIRST_BYTES), size)

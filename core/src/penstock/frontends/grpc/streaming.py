@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class StreamCall(Call):
     """By a task. A handler that does not read stops the client, and a client that does not read the handler."""
 
-    __slots__ = ("_arrival", "_drain", "_has_begun", "_unread_bytes")
+    __slots__ = ("_arrival", "_drain", "_has_begun")
 
     is_patient = True
 
@@ -31,7 +31,6 @@ class StreamCall(Call):
         self._arrival: asyncio.Future[None] | None = None
         self._drain: asyncio.Future[None] | None = None
         self._has_begun = False
-        self._unread_bytes = 0
         self._begin_task(self._run(inbox))
 
     def drained(self) -> None:
@@ -56,7 +55,7 @@ class StreamCall(Call):
         while True:
             while inbox.complete:
                 flag, body = inbox.complete.popleft()
-                self._unread_bytes -= len(body) + PREFIX_BYTES
+                inbox.complete_bytes -= len(body) + PREFIX_BYTES
                 self._invite(inbox)
                 yield parse(await self._unpacked(flag, body))
             if self.is_remote_closed:
@@ -81,7 +80,6 @@ class StreamCall(Call):
             await self._drain
 
     def _gathered(self, inbox: Inbox, ended: bool) -> None:
-        self._unread_bytes = sum(len(body) + PREFIX_BYTES for _, body in inbox.complete)
         self._invite(inbox)
         if inbox.complete or ended:
             _wake(self._arrival)
@@ -89,7 +87,7 @@ class StreamCall(Call):
     def _invite(self, inbox: Inbox) -> None:
         """Let the client send: as much as is not read less than a window, and what its message lacks."""
         window = self.connection.limits.stream_window
-        wanted = window - self._unread_bytes - self.receive_window
+        wanted = window - inbox.complete_bytes - self.receive_window
         missing = 0 if inbox.complete else inbox.missing_bytes
         if wanted + missing >= window >> 1 or missing > self.receive_window:
             self.credit(wanted + missing)
