@@ -78,4 +78,4 @@ def test_number_of_heads_is_bounded_and_the_latest_is_known() -> None:
         latest = known.find(numbered(number))
         assert latest is not None
         assert latest.path == f"/{number}"
-    assert sum(known.find(numbered(number)) is not None for number in range(3000)) <= 1024
+    assert sum(known.find(numbered(number)) is not None for number in range(3000)) <= 256

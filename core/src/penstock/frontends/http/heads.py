@@ -14,7 +14,7 @@ from penstock.frontends.http.body import DIRECT_BYTES
 #: Where a head ends.
 END = b"\r\n\r\n"
 #: Heads that are kept, and the bytes that one may have.
-_HEADS = 1024
+_HEADS = 256
 _HEAD_BYTES = 1024
 #: Headers of requests that are more than a head and a body of known length.
 _UNUSUAL = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
