@@ -6,7 +6,7 @@ Source: behaviours.md section 2.3.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.errors import InvalidArgument
 from penstock.frontends.grpc import contents, parameters
@@ -16,13 +16,12 @@ from penstock.messages.request import MAX_INPUTS, InferRequest, Parameter, Respo
 from penstock.messages.tensor import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(NamedTuple):
     """``classes`` maps outputs to the number of classes asked for. ``empty_final``: the caller
     wants the end of a decoupled request announced, even when it comes without a response."""
 
     request: InferRequest
-    classes: dict[str, int] = field(default_factory=dict)
+    classes: Mapping[str, int]
     empty_final: bool = False
 
 

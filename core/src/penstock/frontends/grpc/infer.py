@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import InternalError, PenstockError, Unavailable, Unsupported
 from penstock.frontends.grpc.context import Cancel, Context, Metadata, Reply
-from penstock.frontends.grpc.decode import decode
 from penstock.frontends.grpc.encode import encode
+from penstock.frontends.grpc.layouts import KnownLayouts
 from penstock.frontends.grpc.wire import Parcel
 from penstock.messages.response import InferResponse
 from penstock.messages.single import SingleAnswer
@@ -33,6 +33,7 @@ class Inference:
 
     server: Server
     forward: Forward | None = None
+    layouts: KnownLayouts = field(default_factory=KnownLayouts)
 
     def forwarded(self, context: Context) -> Mapping[str, str] | None:
         return None if self.forward is None else self.forward(context.metadata)
@@ -50,7 +51,7 @@ def model_infer(inference: Inference, parcel: Parcel, context: Context, reply: R
     if model.decoupled:
         raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
     answer = _Answer(model, reply)
-    decoded = decode(parcel, answer, inference.forwarded(context))
+    decoded = inference.layouts.decode(parcel, answer, inference.forwarded(context))
     answer.classes = decoded.classes
     server.submit(decoded.request)
     return decoded.request.cancel

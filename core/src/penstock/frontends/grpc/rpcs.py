@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from penstock.errors import Unavailable
 from penstock.frontends.forwarding import HeaderForwarding
 from penstock.frontends.grpc import grpc_service_pb2 as pb
-from penstock.frontends.grpc import health, memory, metadata, repository, settings, statistics, wire
+from penstock.frontends.grpc import health, memory, metadata, repository, settings, statistics
 from penstock.frontends.grpc.context import Cancel, Context, Metadata, Reply, Send, first, texts
 from penstock.frontends.grpc.infer import Inference, model_infer
 from penstock.frontends.grpc.reflection import SERVICES, Reflection
@@ -77,8 +77,8 @@ def rpcs(server: Server) -> list[Rpc]:
     return [
         *table,
         Rpc(HEALTH_SERVICE, "Check", "health", HealthCheckRequest.FromString, check),
-        Rpc(SERVICE, "ModelInfer", "inference", wire.unpack, direct=infer),
-        Rpc(SERVICE, "ModelStreamInfer", "inference", wire.unpack, stream=stream),
+        Rpc(SERVICE, "ModelInfer", "inference", inference.layouts.unpack, direct=infer),
+        Rpc(SERVICE, "ModelStreamInfer", "inference", inference.layouts.unpack, stream=stream),
         *(
             Rpc(name, "ServerReflectionInfo", "", ServerReflectionRequest.FromString, stream=described)
             for name in SERVICES

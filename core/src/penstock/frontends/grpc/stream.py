@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Mapping
 
 from penstock.errors import InternalError, PenstockError, Unavailable
 from penstock.frontends.grpc.context import Context, Send, first
-from penstock.frontends.grpc.decode import decode
 from penstock.frontends.grpc.encode import encode, encode_empty
 from penstock.frontends.grpc.infer import SHUTTING_DOWN, Inference
 from penstock.frontends.grpc.wire import Parcel, pack_stream
@@ -189,7 +188,7 @@ class _Stream:
         finally:
             if turn.is_ordered:
                 self._in_order.append(turn)
-        decoded = decode(parcel, turn.respond, self._inference.forwarded(self._context))
+        decoded = self._inference.layouts.decode(parcel, turn.respond, self._inference.forwarded(self._context))
         turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
         server.submit(decoded.request)
 

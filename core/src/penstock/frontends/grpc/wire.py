@@ -9,10 +9,15 @@ other field is left to protobuf.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock.errors import InvalidArgument
 from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
+
+if TYPE_CHECKING:
+    from penstock.frontends.grpc.layouts import Layout
+
+Buffer: TypeAlias = "bytes | memoryview"
 
 #: Up to here protobuf's copies cost less than walking the fields in Python (about 1 us a field).
 SPLIT_BYTES = 32 * 1024
@@ -30,15 +35,27 @@ _INFER_RESPONSE_TAG = bytes([2 << 3 | _LENGTH_DELIMITED])
 _FIXED_SIZES = {1: 8, 5: 4}
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A ``ModelInferRequest``. Its raw contents stand in ``raw``, and ``message`` may lack them."""
+class Parcel(NamedTuple):
+    """A ``ModelInferRequest``. Its raw contents stand in ``raw``, and ``message`` may lack them.
+
+    ``body`` is what was received. With a ``layout`` that says what it means, ``raw`` is empty.
+    """
 
     message: ModelInferRequest
     raw: Sequence[bytes | memoryview]
+    body: Buffer
+    layout: Layout | None = None
 
 
-def unpack(body: bytes | memoryview) -> Parcel:
+class Span(NamedTuple):
+    """Where in a message a field with raw contents begins, and its contents, and where these end."""
+
+    field: int
+    begin: int
+    end: int
+
+
+def unpack(body: Buffer) -> Parcel:
     """Parse a serialized ``ModelInferRequest``; large raw contents are views of ``body``.
 
     Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed.
@@ -48,13 +65,26 @@ def unpack(body: bytes | memoryview) -> Parcel:
         if parcel is not None:
             return parcel
     message = ModelInferRequest.FromString(body)  # type: ignore[arg-type]  # a memoryview is taken, too
-    return Parcel(message, message.raw_input_contents)
+    return Parcel(message, message.raw_input_contents, body)
 
 
-def split(body: bytes | memoryview) -> Parcel | None:
+def split(body: Buffer) -> Parcel | None:
     """`unpack` without copying raw contents, or None if ``body`` is not laid out as expected."""
-    view, rest, raw = memoryview(body), [], []
-    position = kept = 0
+    spans = raw_spans(body)
+    if spans is None:
+        return None
+    view, rest, end = memoryview(body), [], 0
+    for span in spans:
+        rest.append(view[end : span.field])
+        end = span.end
+    rest.append(view[end:])
+    return Parcel(ModelInferRequest.FromString(b"".join(rest)), [view[span.begin : span.end] for span in spans], body)
+
+
+def raw_spans(body: Buffer) -> list[Span] | None:
+    """Where the raw contents of a ``ModelInferRequest`` lie, or None if it is not laid out as expected."""
+    spans = []
+    position = 0
     try:
         for _ in range(SPLIT_FIELDS):
             if position >= len(body):
@@ -65,9 +95,7 @@ def split(body: bytes | memoryview) -> Parcel | None:
             if kind == _LENGTH_DELIMITED:
                 size, position = _read_varint(body, position)
                 if tag == _RAW_INPUT_TAG:
-                    rest.append(view[kept:begin])
-                    raw.append(view[position : position + size])
-                    kept = position + size
+                    spans.append(Span(begin, position, position + size))
                 position += size
             elif kind == 0:
                 position = _read_varint(body, position)[1]
@@ -75,10 +103,7 @@ def split(body: bytes | memoryview) -> Parcel | None:
                 position += _FIXED_SIZES[kind]
     except (IndexError, KeyError):  # truncated, or a group: protobuf words the error
         return None
-    if position != len(body):
-        return None
-    rest.append(view[kept:])
-    return Parcel(ModelInferRequest.FromString(b"".join(rest)), raw)
+    return spans if position == len(body) else None
 
 
 def pack(header: ModelInferResponse, raw: Sequence[memoryview]) -> bytes:
@@ -102,7 +127,7 @@ def pack_stream(response: bytes, error: str = "") -> bytes:
     return b"".join((start, _INFER_RESPONSE_TAG, _varint(len(response)), response))
 
 
-def _read_varint(body: bytes | memoryview, position: int) -> tuple[int, int]:
+def _read_varint(body: Buffer, position: int) -> tuple[int, int]:
     """The varint at ``position`` and the position after it; IndexError if it does not end."""
     value = shift = 0
     while True:
