@@ -78,7 +78,7 @@ def test_rapid_resets_end_the_connection(peer: Peer, harmless: Any) -> None:
     """CVE-2023-44487."""
     first, rest = blocks(peer)
     with harmless():
-        for stream in range(1, 8001, 2):
+        for stream in range(1, 100_001, 2):
             peer.send(raw(1, rest if stream > 1 else first, stream, 4), raw(RESET, b"\0\0\0\x08", stream))
         assert ending(peer) == CALM
 
@@ -109,7 +109,7 @@ def test_resets_that_the_server_is_made_to_send_count_too(
     """CVE-2025-8671."""
     first, rest = blocks(peer)
     with harmless():
-        for stream in range(1, 40_001, 2):
+        for stream in range(1, 100_001, 2):
             peer.send(raw(1, rest if stream > 1 else first, stream, 4), fault(peer, stream))
         assert ending(peer) in (CALM, 5)
 

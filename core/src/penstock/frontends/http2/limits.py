@@ -38,7 +38,9 @@ class Limits:
     settings: int = 64
 
     #: Streams that the peer, or a fault of its, ends early: "rapid reset" (CVE-2023-44487, CVE-2025-8671).
-    resets: int = 2500
+    #: Those that still run count among ``streams`` anyhow; this bounds the work of opening them, and is
+    #: beyond what a busy client does whose calls all run into their deadlines.
+    resets: int = 10_000
     #: Frames that cost work and do nothing: pings, settings, empty data, priorities (CVE-2019-9511 to 9518).
     idle_frames: int = 10_000
     #: Bytes of control frames that wait while the peer does not read; then it is not read either.
