@@ -179,8 +179,6 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
 
 both = pytest.mark.parametrize("name", HOSTS)
-#: Grpcio leaves a generator behind when a handler does not read all requests.
-pytestmark = pytest.mark.filterwarnings("ignore:.*_MessageReceiver.:pytest.PytestUnraisableExceptionWarning")
 
 
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:

@@ -88,9 +88,8 @@ class GrpcioHost(Host):
         parse = rpc.parse
 
         async def call(bodies: AsyncIterator[bytes], context: ServicerContext[Any, Any]) -> None:
-            requests = (parse(body) async for body in bodies)
             try:
-                await handler(requests, context.write, _Call(self, context))
+                await handler(_parsed(parse, bodies), context.write, _Call(self, context))
             except grpc.aio.InternalError as error:
                 # A write under way when the client leaves fails before this task is cancelled.
                 raise asyncio.CancelledError from error
@@ -115,6 +114,12 @@ class _Call:
     @property
     def draining(self) -> bool:
         return self._host.draining
+
+
+async def _parsed(parse: Callable[[bytes], Any], bodies: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    """Touches ``bodies`` when it is read: grpcio complains on stderr of those that are begun and not read."""
+    async for body in bodies:
+        yield parse(body)
 
 
 def _awaited(handler: Direct) -> Unary:

@@ -9,10 +9,11 @@ other field is left to protobuf.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock.errors import InvalidArgument
-from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
+from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 
 if TYPE_CHECKING:
     from penstock.frontends.grpc.layouts import Layout
@@ -106,14 +107,14 @@ def raw_spans(body: Buffer) -> list[Span] | None:
     return spans if position == len(body) else None
 
 
-def pack(header: ModelInferResponse, raw: Sequence[memoryview]) -> bytes:
-    """``header`` with ``raw`` as its ``raw_output_contents``, serialized. Copies each byte once.
+def pack(header: bytes, raw: Sequence[Buffer]) -> bytes:
+    """A serialized ``ModelInferResponse`` with ``raw`` as its ``raw_output_contents``. Copies each byte once.
 
     Raises `InvalidArgument` if a gRPC message cannot hold it.
     """
-    parts: list[bytes | memoryview] = [header.SerializeToString()]
-    for view in raw:
-        parts += (_RAW_OUTPUT_TAG, _varint(view.nbytes), view)
+    parts: list[Buffer] = [header]
+    for data in raw:
+        parts += (_raw_head(len(data)), data)
     size = sum(map(len, parts))
     if size > MESSAGE_BYTES:
         raise InvalidArgument(f"Response has byte size {size} which exceeds gRPC's byte size limit {MESSAGE_BYTES}.")
@@ -139,6 +140,12 @@ def _read_varint(body: Buffer, position: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise IndexError(position)
+
+
+@lru_cache(1024)
+def _raw_head(size_bytes: int) -> bytes:
+    """What stands before raw contents of that size."""
+    return _RAW_OUTPUT_TAG + _varint(size_bytes)
 
 
 def _varint(value: int) -> bytes:
