@@ -20,8 +20,8 @@ _MIN_REGION_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``isolation`` is where an instance runs whose model does not say; ``stub_timeout_s`` bounds the
-    start of a process, ``load_timeout_s`` what the model then does until it is loaded."""
+    """``isolation`` is where an instance runs whose model does not say; ``stub_timeout_s`` bounds
+    ``auto_complete_config``. A process that loads a model has both, ``load_timeout_s`` for the model's part."""
 
     isolation: HostKind = "process"
     stub_timeout_s: int = 30

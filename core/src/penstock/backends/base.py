@@ -58,9 +58,9 @@ class Isolation:
     ``entry`` is ``module:function`` in that interpreter: it is given a
     `penstock.workers.process.order.Order` and returns the instance. The default makes the backend
     anew there and calls its ``load``. An interpreter other than the server's imports ``packages``
-    from the server's installation, and nothing else of it. ``start_timeout_s`` bounds the start of
-    the interpreter, ``load_timeout_s`` that of the instance. ``memory_bytes`` bounds what a
-    process may allocate; 0 is no bound.
+    from the server's installation, and nothing else of it. ``start_timeout_s`` is for the start
+    of the interpreter and ``load_timeout_s`` for the instance; only what they add up to is a bound.
+    ``memory_bytes`` bounds what a process may allocate; 0 is no bound.
     """
 
     python: str = sys.executable
