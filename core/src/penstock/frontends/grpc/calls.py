@@ -18,7 +18,6 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Coroutine
-from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -28,10 +27,10 @@ from penstock.frontends.grpc import blocks
 from penstock.frontends.grpc.compression import IDENTITY, inflate
 from penstock.frontends.grpc.context import Cancel, Metadata
 from penstock.frontends.grpc.heads import Head, Refusal
-from penstock.frontends.grpc.inbox import PREFIX_BYTES, Buffer, Inbox
+from penstock.frontends.grpc.inbox import PREFIX, PREFIX_BYTES, Inbox
 from penstock.frontends.grpc.rpcs import serialize
 from penstock.frontends.grpc.status import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, STATUS, UNIMPLEMENTED, Status
-from penstock.frontends.grpc.wire import MESSAGE_BYTES
+from penstock.frontends.grpc.wire import MESSAGE_BYTES, Buffer
 from penstock.frontends.http2.connection import Connection
 from penstock.frontends.http2.stream import Stream
 
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What stands before a message: whether it is compressed, and its size.
-PREFIX = Struct(">BL")
 _BEGIN = blocks.begin()
 #: Packed messages up to here are unpacked on the event loop: a thread would cost more.
 _INLINE_BYTES = 4096

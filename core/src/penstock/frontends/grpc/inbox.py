@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TypeAlias
+from struct import Struct
 
 import numpy as np
 
 from penstock.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
-from penstock.frontends.grpc.wire import MESSAGE_BYTES
+from penstock.frontends.grpc.wire import MESSAGE_BYTES, Buffer
 
-Buffer: TypeAlias = "bytes | memoryview"
-
-#: Of each message: whether it is compressed, and its size.
-PREFIX_BYTES = 5
+#: What stands before a message: whether it is compressed, and its size.
+PREFIX = Struct(">BL")
+PREFIX_BYTES = PREFIX.size
 _ALIGNMENT = 64
 #: A message has so much memory at first, and four times as much whenever that is full. The system
 #: gives the pages as they are written: announcing bytes costs nothing but addresses.
@@ -88,7 +87,8 @@ class Inbox:
             self._prefix = prefix
             return len(data)
         self._prefix = b""
-        flag, size = prefix[0], int.from_bytes(prefix[1:], "big")
+        size: int
+        flag, size = PREFIX.unpack(prefix)
         if flag > 1:
             raise Status(INTERNAL, f"Invalid message flags: {flag}")
         if size > MESSAGE_BYTES:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.frontends.grpc import blocks
-from penstock.frontends.grpc.calls import PREFIX, Call
+from penstock.frontends.grpc.calls import Call
 from penstock.frontends.grpc.heads import Head
-from penstock.frontends.grpc.inbox import PREFIX_BYTES, Inbox
+from penstock.frontends.grpc.inbox import PREFIX, PREFIX_BYTES, Inbox
 from penstock.frontends.grpc.status import CANCELLED, INTERNAL, OK, Status
 from penstock.frontends.http2 import frames
 from penstock.frontends.http2.connection import Connection
