@@ -93,6 +93,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
+        self._transport.close()  # the TLS of Python 3.10 does not notice by itself
         self._drop_all()
 
     def get_buffer(self, sizehint: int) -> memoryview:
