@@ -46,7 +46,7 @@ class Limits:
     #: Bytes of control frames that wait while the peer does not read; then it is not read either.
     backlog_bytes: int = 64 * 1024
 
-    #: For the preface, and for a frame or a header block once begun.
+    #: For the preface, a frame other than DATA, or a header block, once begun.
     head_seconds: float = 20.0
     #: For a peer that reads nothing at all of what it asked for.
     unread_seconds: float = 300.0
