@@ -96,13 +96,14 @@ class KnownLayouts:
         request = decoded.request
         if request.id or request.sequence_id or request.sequence_start or request.sequence_end:
             return
-        spans, parcel = wire.raw_spans(body), wire.split(body)
-        if spans is None or parcel is None or len(spans) != len(request.inputs):
+        tensors = [tensor for tensor in request.inputs.values() if isinstance(tensor, np.ndarray) and tensor.nbytes]
+        if len(tensors) < len(request.inputs):
+            return  # strings have another length each time
+        spans = wire.raw_spans(body)
+        if spans is None or len(spans) != len(tensors):
             return
         gaps, places, end = [], [], 0
-        for (name, tensor), span in zip(request.inputs.items(), spans, strict=True):
-            if not isinstance(tensor, np.ndarray) or not tensor.nbytes:
-                return  # strings have another length each time
+        for name, tensor, span in zip(request.inputs, tensors, spans, strict=True):
             gaps.append((end, span.begin))
             places.append(Place(name, tensor.shape, tensor.dtype, span.begin, span.end))
             end = span.end
@@ -116,7 +117,7 @@ class KnownLayouts:
             gaps,
             fixed,
             places,
-            parcel.message,
+            wire.without_raw(body, spans),
             tuple(request.outputs),
             dict(request.parameters),
             request.priority,

@@ -74,12 +74,18 @@ def split(body: Buffer) -> Parcel | None:
     spans = raw_spans(body)
     if spans is None:
         return None
+    view = memoryview(body)
+    return Parcel(without_raw(body, spans), [view[span.begin : span.end] for span in spans], body)
+
+
+def without_raw(body: Buffer, spans: Sequence[Span]) -> ModelInferRequest:
+    """What ``body`` says beside its raw contents, which lie in ``spans``."""
     view, rest, end = memoryview(body), [], 0
     for span in spans:
         rest.append(view[end : span.field])
         end = span.end
     rest.append(view[end:])
-    return Parcel(ModelInferRequest.FromString(b"".join(rest)), [view[span.begin : span.end] for span in spans], body)
+    return ModelInferRequest.FromString(b"".join(rest))
 
 
 def raw_spans(body: Buffer) -> list[Span] | None:
