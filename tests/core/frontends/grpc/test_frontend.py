@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import socket
-import subprocess
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -500,20 +498,6 @@ def test_a_missing_tls_file_is_named(repository: str, options: dict[str, Any], t
                 """Not reached."""
 
     check(repository)
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed certificate for localhost, in cert.pem, and its key, in key.pem."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl makes the certificates of this test, and is not installed")
-    folder = tmp_path_factory.mktemp("pem")
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject, *files]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
 
 
 @pytest.mark.parametrize("mutual", [False, True])

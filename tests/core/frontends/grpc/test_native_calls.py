@@ -6,7 +6,6 @@ Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md; where th
 from __future__ import annotations
 
 import gzip
-import shutil
 import signal
 import ssl
 import subprocess
@@ -394,25 +393,12 @@ def test_a_stop_aborts_what_takes_too_long(serve_native: Serve, connect: Connect
 # --------------------------------------------------------------------------------- TLS
 
 
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl makes the certificate of this test, and is not installed")
-    folder = tmp_path_factory.mktemp("pem")
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-               "-addext", "subjectAltName=DNS:localhost",
-               "-keyout", str(folder / "key"), "-out", str(folder / "cert")]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
-
-
 def test_over_tls_the_client_must_speak_http_2(serve_native: Serve, connect: Connect, pem: Path) -> None:
-    files = (f"--grpc-server-cert={pem / 'cert'}", f"--grpc-server-key={pem / 'key'}")
+    files = (f"--grpc-server-cert={pem / 'cert.pem'}", f"--grpc-server-key={pem / 'key.pem'}")
     server = serve_native("--grpc-use-ssl=true", *files)
 
     def client(*protocols: str) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=str(pem / "cert"))
+        context = ssl.create_default_context(cafile=str(pem / "cert.pem"))
         if protocols:
             context.set_alpn_protocols(list(protocols))
         return context
