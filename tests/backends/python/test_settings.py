@@ -22,6 +22,8 @@ from penstock_python.parameters import Parameters
         ("stub-timeout-seconds", "0", "stub-timeout-seconds can't be smaller than or equal to zero."),
         ("load-timeout-seconds", "0", "load-timeout-seconds can't be smaller than or equal to zero."),
         ("thread-pool-size", "0", "thread-pool-size can't be less than 1."),
+        ("busy-poll-microseconds", "-1", "busy-poll-microseconds must be a number from 0 to 1000000."),
+        ("busy-poll-microseconds", "1000001", "busy-poll-microseconds must be a number from 0 to 1000000."),
         ("shm-region-prefix-name", "", "shm-region-prefix-name must at least contain one character."),
         ("shm-region-prefix-name", "a/b", "Invalid shared memory region name: contains invalid characters"),
         ("thread-pool-size", "two", "backend option thread-pool-size of 'python' must be a whole number, got 'two'"),
@@ -48,14 +50,14 @@ def test_settings_that_triton_takes_are_taken() -> None:
     assert PythonBackend({"isolation": "thread"}).settings.isolation == "thread"
 
 
-def test_the_time_to_load_reaches_the_process(tmp_path: Path) -> None:
+def test_what_is_said_of_processes_reaches_them(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1/model.py").touch()
-    isolation = PythonBackend({"load-timeout-seconds": "3600"}).isolation(
+    isolation = PythonBackend({"load-timeout-seconds": "3600", "busy-poll-microseconds": "0"}).isolation(
         Model("m", 1, tmp_path / "1", ModelConfig(name="m", backend="python"))
     )
     assert isolation is not None
-    assert (isolation.start_timeout_s, isolation.load_timeout_s) == (30, 3600)
+    assert (isolation.start_timeout_s, isolation.load_timeout_s, isolation.busy_poll_us) == (30, 3600, 0)
 
 
 def parsed(**given: str) -> Parameters:

@@ -39,8 +39,8 @@ def chosen(backend: type[Backend], **given: Any) -> Isolation | None:
 
 def test_the_backend_chooses_unless_the_model_does() -> None:
     assert chosen(Threaded) is None
-    assert chosen(Apart) is OWN
-    assert chosen(Apart, isolation="process") is OWN
+    assert chosen(Apart) == OWN
+    assert chosen(Apart, isolation="process") == OWN
     assert chosen(Apart, isolation="thread") is None
     assert chosen(Threaded, isolation="process") == Isolation()
 
@@ -67,14 +67,29 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"isolation": "thread"}])
-def test_a_limit_without_a_process_is_refused(given: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="'memory_limit_bytes' needs instances in processes of their own"):
-        chosen(Threaded, memory_limit_bytes=1 << 30, **given)
+@pytest.mark.parametrize("key", ["memory_limit_bytes", "busy_poll_microseconds"])
+def test_what_is_said_of_processes_is_refused_where_there_are_none(given: dict[str, str], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{key}' needs instances in processes of their own"):
+        chosen(Threaded, **{key: 1 << 10}, **given)
 
 
-def test_both_mistakes_are_found_at_once() -> None:
+@pytest.mark.parametrize("value", [0, 1, 1_000_000])
+def test_how_long_to_stay_awake_is_the_backends_unless_the_model_says(value: int) -> None:
+    found = [chosen(Apart), chosen(Apart, busy_poll_microseconds=value)]
+    assert [isolation and isolation.busy_poll_us for isolation in found] == [OWN.busy_poll_us, value]
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1000001", "0.5", "300us", "off"])
+def test_how_long_to_stay_awake_has_a_bound(value: str) -> None:
+    wanted = rf"^parameter 'busy_poll_microseconds' is '{value}', expected a number of microseconds from 0 to 1000000$"
+    with pytest.raises(ConfigError, match=wanted):
+        chosen(Apart, busy_poll_microseconds=value)
+
+
+def test_all_mistakes_are_found_at_once() -> None:
     config = ModelConfig()
-    config.parameters["isolation"].string_value = "prison"
-    config.parameters["memory_limit_bytes"].string_value = "much"
+    keys = ("isolation", "memory_limit_bytes", "busy_poll_microseconds")
+    for key in keys:
+        config.parameters[key].string_value = "much"
     found = parameters.check(Threaded.Parameters, config.parameters)
-    assert [problem.field for problem in found] == ["parameters['isolation']", "parameters['memory_limit_bytes']"]
+    assert [problem.field for problem in found] == [f"parameters['{key}']" for key in keys]

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
+from penstock.errors import Code, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
 from penstock.workers.outlet import LoopOutlet
@@ -121,3 +124,23 @@ def test_what_is_sent_after_the_loop_has_closed_is_dropped() -> None:
     loop.close()
     LoopOutlet(sink, loop, sink.late).send(request("a"), None, True)
     assert sink.all == []
+
+
+def test_a_response_is_given_at_once_to_who_waits_for_it_and_to_the_loop_as_ever() -> None:
+    order: list[str] = []
+    one, other = request("a"), request("b")
+    one.respond_at_once = lambda response: order.append(f"{response.id} at once")
+
+    def send(outlet: LoopOutlet) -> None:
+        outlet.deliver([other, one], [InferResponse({}, id="y"), InferResponse({}, id="x")])
+        order.append("the thread goes on")
+
+    assert told(send)[0] == ["b ends", "a ends"]
+    assert order == ["x at once", "the thread goes on"]
+
+
+@pytest.mark.parametrize("answer", [None, PenstockError("no", Code.INTERNAL)])
+def test_what_is_no_response_waits_for_the_loop(answer: Answer) -> None:
+    one = request("a")
+    one.respond_at_once = lambda response: pytest.fail("this was no response")
+    assert told(lambda outlet: outlet.deliver([one], [answer]))[0] == ["a ends"]

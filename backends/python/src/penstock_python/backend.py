@@ -55,7 +55,14 @@ class PythonBackend(Backend):
             return None
         environment, settings = self._environment(model), self.settings
         timeouts_s = settings.stub_timeout_s, settings.load_timeout_s
-        return Isolation(environment.python, environment.environ, ENTRY, PACKAGES, *timeouts_s)
+        return Isolation(
+            environment.python,
+            environment.environ,
+            ENTRY,
+            PACKAGES,
+            *timeouts_s,
+            busy_poll_us=settings.busy_poll_us,
+        )
 
     def load(self, model: Model) -> PythonInstance:
         """The instance for a thread of the server. Raises `LoadError` with Triton's words."""

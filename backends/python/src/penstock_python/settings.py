@@ -2,7 +2,7 @@
 
 Source: behaviours.md section 9.6. Penstock has no shared-memory regions to size or to name, and no
 pool of threads for BLS; the settings for them are held to Triton's rules and have no effect.
-``isolation`` and ``load-timeout-seconds`` are Penstock's own.
+``isolation``, ``load-timeout-seconds`` and ``busy-poll-microseconds`` are Penstock's own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from penstock.config.parameters import HostKind
+from penstock.config.parameters import MOST_BUSY_POLL_US, HostKind
 from penstock.errors import ConfigError
 
 _MIN_REGION_BYTES = 4 << 20
@@ -21,11 +21,13 @@ _MIN_REGION_BYTES = 4 << 20
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``isolation`` is where an instance runs whose model does not say; ``stub_timeout_s`` bounds
-    ``auto_complete_config``. A process that loads a model has both, ``load_timeout_s`` for the model's part."""
+    ``auto_complete_config``. A process that loads a model has both, ``load_timeout_s`` for the model's part.
+    ``busy_poll_us`` is for models that do not say (`penstock.backends.base.Isolation`)."""
 
     isolation: HostKind = "process"
     stub_timeout_s: int = 30
     load_timeout_s: int = 600
+    busy_poll_us: int = 300
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Settings:
@@ -41,6 +43,7 @@ class Settings:
             cast("HostKind", isolation),
             _number("stub-timeout-seconds", options.get("stub-timeout-seconds", "30")),
             _number("load-timeout-seconds", options.get("load-timeout-seconds", "600")),
+            _number("busy-poll-microseconds", options.get("busy-poll-microseconds", "300")),
         )
 
 
@@ -53,6 +56,10 @@ _CHECKED: Mapping[str, tuple[Callable[[int], bool], str]] = {
     "shm-growth-byte-size": (_positive, "can't be smaller than or equal to zero."),
     "stub-timeout-seconds": (_positive, "can't be smaller than or equal to zero."),
     "load-timeout-seconds": (_positive, "can't be smaller than or equal to zero."),
+    "busy-poll-microseconds": (
+        lambda value: 0 <= value <= MOST_BUSY_POLL_US,
+        f"must be a number from 0 to {MOST_BUSY_POLL_US}.",
+    ),
     "thread-pool-size": (_positive, "can't be less than 1."),
 }
 

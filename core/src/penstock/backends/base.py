@@ -60,7 +60,8 @@ class Isolation:
     anew there and calls its ``load``. An interpreter other than the server's imports ``packages``
     from the server's installation, and nothing else of it. ``start_timeout_s`` is for the start
     of the interpreter and ``load_timeout_s`` for the instance; only what they add up to is a bound.
-    ``memory_bytes`` bounds what a process may allocate; 0 is no bound.
+    ``memory_bytes`` bounds what a process may allocate; 0 is no bound. ``busy_poll_us`` is how long it,
+    and the server for it, look for the next message before they sleep.
     """
 
     python: str = sys.executable
@@ -70,6 +71,7 @@ class Isolation:
     start_timeout_s: float = 30.0
     load_timeout_s: float = 600.0
     memory_bytes: int = 0
+    busy_poll_us: int = 300
 
 
 @dataclass(frozen=True, slots=True)

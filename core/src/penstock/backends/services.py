@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Final, Literal, TypeAlias
 
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer
+from penstock.messages.response import Answer, InferResponse
 from penstock.telemetry.kinds import MetricKind, MetricOperation
 
 LogLevel: TypeAlias = Literal["error", "warning", "info", "verbose"]
@@ -39,20 +39,10 @@ class Services(ABC):
 
     def ask(self, request: InferRequest) -> Answer:
         """`infer` for a thread that waits: the last answer that said something, None if none did."""
-        answers: list[Answer] = [None]
-        answered = Lock()
-        answered.acquire()
-
-        def respond(answer: Answer, final: bool) -> None:
-            if answer is not None:
-                answers[0] = answer
-            if final:
-                answered.release()
-
-        request.respond = respond
+        sleeper = _Sleeper()
+        request.respond, request.respond_at_once = sleeper.respond, sleeper.respond_at_once
         self.infer(request)
-        with answered:
-            return answers[0]
+        return sleeper.wait()
 
     @abstractmethod
     def cancel(self, request: InferRequest) -> None:
@@ -103,3 +93,32 @@ class Services(ABC):
     @abstractmethod
     def release(self, handle: int) -> None:
         """Give up a metric or a family; the last to do so takes it off the page."""
+
+
+class _Sleeper:
+    """A thread that waits for one answer."""
+
+    __slots__ = ("_answer", "_has_answered", "_lock")
+
+    def __init__(self) -> None:
+        self._answer: Answer = None
+        self._has_answered = False
+        self._lock = Lock()
+        self._lock.acquire()
+
+    def wait(self) -> Answer:
+        with self._lock:
+            return self._answer
+
+    def respond(self, answer: Answer, final: bool) -> None:
+        if self._has_answered:
+            return
+        if answer is not None:
+            self._answer = answer
+        if final:
+            self._lock.release()
+
+    def respond_at_once(self, answer: InferResponse) -> None:
+        self._answer = answer
+        self._has_answered = True
+        self._lock.release()

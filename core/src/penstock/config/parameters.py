@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import partial
 from types import UnionType
 from typing import Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -24,9 +25,13 @@ HostKind: TypeAlias = Literal["process", "thread"]
 ISOLATION = "isolation"
 #: The key that bounds what each process of a model may allocate.
 MEMORY_LIMIT = "memory_limit_bytes"
+#: The key that says how long a process of a model, and the server for it, look for a message before they sleep.
+BUSY_POLL = "busy_poll_microseconds"
 
 #: Keys that core understands for every backend.
-CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT))
+CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL))
+#: A core that is never given up is of no use to the others.
+MOST_BUSY_POLL_US = 1_000_000
 
 
 def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
@@ -60,14 +65,22 @@ def read_isolation(given: Mapping[str, ModelParameter]) -> HostKind | None:
 
 def read_memory_limit(given: Mapping[str, ModelParameter]) -> int:
     """What the parameter ``memory_limit_bytes`` allows; 0 is no limit. Raises `ConfigError`."""
-    if MEMORY_LIMIT not in given:
-        return 0
-    text = given[MEMORY_LIMIT].string_value
-    if text.isascii() and text.isdigit() and 0 < int(text[:20]) < 1 << 63:
+    return _whole(given, MEMORY_LIMIT, range(1, 1 << 63), 0, "a number of bytes above 0")
+
+
+def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
+    """What the parameter ``busy_poll_microseconds`` says. Raises `ConfigError`."""
+    allowed = range(MOST_BUSY_POLL_US + 1)
+    return _whole(given, BUSY_POLL, allowed, default, f"a number of microseconds from 0 to {MOST_BUSY_POLL_US}")
+
+
+def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:
+    if key not in given:
+        return default
+    text = given[key].string_value
+    if text.isascii() and text.isdigit() and int(text[:20]) in allowed:
         return int(text)
-    raise ConfigError(
-        f"parameter '{MEMORY_LIMIT}' is '{clip(text)}', expected a number of bytes above 0", field=_path(MEMORY_LIMIT)
-    )
+    raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}", field=_path(key))
 
 
 def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
@@ -76,7 +89,7 @@ def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
     Raises `PluginError` as they do.
     """
     wrong: list[Problem] = []
-    for read in (read_isolation, read_memory_limit):
+    for read in (read_isolation, read_memory_limit, partial(read_busy_poll, default=0)):
         try:
             read(given)
         except ConfigError as error:

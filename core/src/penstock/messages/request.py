@@ -15,6 +15,8 @@ from penstock.messages.tensor import Tensor
 if TYPE_CHECKING:
     from asyncio import TimerHandle
 
+    from penstock.messages.response import InferResponse
+
 Parameter: TypeAlias = "str | int | bool | float"
 
 #: Inputs that a request may have. No model comes near; decoding many more would hold the event loop.
@@ -70,6 +72,9 @@ class InferRequest:
     caller: InferRequest | None = None
     #: Whether the sender takes any number of responses. Clients' requests leave it to their transport.
     decoupled: bool = False
+    #: Set by a sender who waits on a thread for one response: it is given it on the thread that made it,
+    #: before the event loop hears of it and calls ``respond`` as ever. May not be called at all.
+    respond_at_once: Callable[[InferResponse], None] | None = None
     arrival_ns: int = field(default_factory=monotonic_ns)
 
     #: Set by ``Signature.check``: rows along the batch axis (1 for a model without one), and what

@@ -13,7 +13,14 @@ from weakref import WeakSet
 
 from penstock.backends.base import AnyInstance, Backend, Isolation, Model
 from penstock.config.json_form import to_json
-from penstock.config.parameters import ISOLATION, MEMORY_LIMIT, read_isolation, read_memory_limit
+from penstock.config.parameters import (
+    BUSY_POLL,
+    ISOLATION,
+    MEMORY_LIMIT,
+    read_busy_poll,
+    read_isolation,
+    read_memory_limit,
+)
 from penstock.errors import ConfigError
 from penstock.models.signature import Signature
 from penstock.telemetry.statistics import ModelStatistics
@@ -35,20 +42,23 @@ log = logging.getLogger(__name__)
 def isolation_of(backend: Backend, model: Model) -> Isolation | None:
     """How the instances of ``model`` get processes of their own; None for threads of the server.
 
-    Raises `ConfigError` for a parameter that says neither, and for a limit of memory without a
+    Raises `ConfigError` for a parameter that says neither, and for one of processes without a
     process; `LoadError` if the backend does.
     """
-    asked = read_isolation(model.config.parameters)
-    memory_bytes = read_memory_limit(model.config.parameters)
+    parameters = model.config.parameters
+    asked = read_isolation(parameters)
     chosen = None if asked == "thread" else backend.isolation(model)
     if chosen is None and asked == "process":
         chosen = Isolation()
-    if chosen is None and memory_bytes:
-        raise ConfigError(
-            f"parameter '{MEMORY_LIMIT}' needs instances in processes of their own: set parameter '{ISOLATION}' to "
-            "'process'"
-        )
-    return replace(chosen, memory_bytes=memory_bytes) if chosen is not None and memory_bytes else chosen
+    if chosen is not None:
+        memory_bytes, busy_poll_us = read_memory_limit(parameters), read_busy_poll(parameters, chosen.busy_poll_us)
+        return replace(chosen, memory_bytes=memory_bytes, busy_poll_us=busy_poll_us)
+    for key in (MEMORY_LIMIT, BUSY_POLL):
+        if key in parameters:
+            raise ConfigError(
+                f"parameter '{key}' needs instances in processes of their own: set parameter '{ISOLATION}' to 'process'"
+            )
+    return None
 
 
 class Hosting:

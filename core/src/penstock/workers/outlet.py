@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer
+from penstock.messages.response import Answer, InferResponse
 from penstock.workers.crossing import Crossing
 
 
@@ -37,7 +37,10 @@ class LoopOutlet:
         self._crossing.send(self._end if final else self._sink.progress, request, answer)
 
     def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
-        """Give out a batch of last answers, behind what was sent before."""
+        """Give out a batch of last answers, behind what was sent before; to threads that wait, at once."""
+        for request, answer in zip(requests, answers, strict=True):
+            if request.respond_at_once is not None and isinstance(answer, InferResponse):
+                request.respond_at_once(answer)
         self._crossing.send(self._sink.deliver, requests, answers)
 
     def _end(self, request: InferRequest, answer: Answer) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from penstock.messages.request import InferRequest
+from penstock.messages.response import InferResponse
 from penstock.workers.process.desk import Desk
 from penstock.workers.process.wire.codec import Decoder, Encoder
 from penstock.workers.process.wire.failure import WireError
-from penstock.workers.process.wire.frames import Frames
+from penstock.workers.process.wire.frames import Frames, Kind
 from penstock.workers.process.wire.updates import update_frame
 
 
@@ -31,3 +34,65 @@ def hear() -> Callable[[bytes], None]:
 def test_a_child_cannot_change_a_metric_that_it_does_not_hold(hear: Callable[[bytes], None], handle: int) -> None:
     with pytest.raises(WireError, match=f"metric {handle}, which the child does not hold"):
         hear(update_frame(handle, "increment", 1.0))
+
+
+# ---------------------------------------------------------------------- requests to other models
+
+
+class Asked:
+    """A desk with one request of its child's, and all that was sent to answer it."""
+
+    def __init__(self, at_once: bool) -> None:
+        self.sent: list[tuple[str, int]] = []
+        self.submitted: list[InferRequest] = []
+        self._at_once = at_once
+        self.desk = Desk(cast("Any", self), "m")
+        self.desk.open(Encoder(None), Decoder(None, lambda offset: None), lambda message: None, {})
+        request = InferRequest("other", {"x": np.ones(1, np.float32)}, lambda answer, final: None)
+        (heard,) = Frames().feed(Encoder(None).requests(Kind.INFER, [(5, request)]))
+        self.desk.hear(heard, self.send, self.send_at_once)
+
+    def submit(self, request: InferRequest) -> None:
+        self.submitted.append(request)
+
+    def cancel(self, request: InferRequest) -> None:
+        request.cancel()
+
+    def send(self, message: bytes) -> None:
+        (heard,) = Frames().feed(message)
+        (reply,) = Decoder(None, lambda offset: None).answers(heard)
+        self.sent.append(("by the loop", reply.call))
+
+    def send_at_once(self, call: int, response: InferResponse) -> bool:
+        if self._at_once:
+            self.sent.append(("at once", call))
+        return self._at_once
+
+    def answer(self, *, at_once: bool) -> list[tuple[str, int]]:
+        """What is sent when the request is answered."""
+        (request,) = self.submitted
+        assert request.respond_at_once is not None
+        response = InferResponse({"y": np.ones(1, np.float32)})
+        if at_once:
+            request.respond_at_once(response)
+        request.respond(response, True)
+        return self.sent
+
+
+def test_an_answer_that_was_sent_at_once_is_not_sent_again() -> None:
+    assert Asked(at_once=True).answer(at_once=True) == [("at once", 5)]
+
+
+def test_an_answer_that_could_not_be_sent_at_once_is_sent_by_the_loop() -> None:
+    assert Asked(at_once=False).answer(at_once=True) == [("by the loop", 5)]
+
+
+def test_an_answer_that_nobody_had_at_once_is_sent_by_the_loop() -> None:
+    assert Asked(at_once=True).answer(at_once=False) == [("by the loop", 5)]
+
+
+def test_what_is_answered_at_once_is_no_longer_the_childs_to_cancel() -> None:
+    asked = Asked(at_once=True)
+    asked.answer(at_once=True)
+    asked.desk.close()
+    assert not asked.submitted[0].cancelled

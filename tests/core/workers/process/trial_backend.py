@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -80,6 +81,7 @@ class Trial(Backend):
             "requests": Requests,
             "stream": Stream,
             "deferred": Deferred,
+            "asker": partial(Asker, model.services),
         }
         if given.load:
             do(given.load, given.folder, None)
@@ -120,6 +122,23 @@ class Stream(_Living, StreamInstance):
         for index in range(int(request.parameters.get("count", 3))):
             (Path(self.parameters.folder) / "sent").write_text(str(index + 1))
             yield response(request, index)
+
+
+class Asker(_Living, RequestInstance):
+    """Has the model ``callee`` answer."""
+
+    def __init__(self, services: Any, parameters: Parameters) -> None:
+        super().__init__(parameters)
+        self.services = services
+
+    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | PenstockError]:
+        answers = []
+        for request in requests:
+            asked = InferRequest("callee", request.inputs, lambda answer, final: None, callers=("m",), caller=request)
+            before = _looks
+            answers.append(self.services.ask(asked))
+            (Path(self.parameters.folder) / "answered").write_text(str(_looks - before))
+        return answers
 
 
 class Deferred(_Living, DeferredInstance):
@@ -313,8 +332,24 @@ def _scribble(folder: Path, request: Any) -> None:
     threading.Thread(target=scribble, args=(_memories(),), daemon=True).start()
 
 
+_looks = 0
+
+
+def _count_looks(folder: Path, request: Any) -> None:
+    """From now on, count how often this process looks for a message before it sleeps."""
+    give_way = os.sched_yield
+
+    def counted() -> None:
+        global _looks
+        _looks += 1
+        give_way()
+
+    os.sched_yield = counted
+
+
 DEEDS: dict[str, Callable[[Path, Any], int | None]] = {
     "babble": _babble,
+    "count looks": _count_looks,
     "eat": _eat,
     "exit": _exit,
     "fork": _fork,
@@ -327,6 +362,7 @@ DEEDS: dict[str, Callable[[Path, Any], int | None]] = {
     "kill": _kill,
     "leave": _leave,
     "lie": _lie,
+    "looks": lambda folder, request: _looks,
     "pid": lambda folder, request: os.getpid(),
     "priority": lambda folder, request: request.priority,
     "raise": _raise,

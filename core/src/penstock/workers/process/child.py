@@ -19,6 +19,7 @@ from penstock.workers.process.order import Order
 from penstock.workers.process.questions import Questions
 from penstock.workers.process.receiving import Receiver, receive
 from penstock.workers.process.releases import Releases
+from penstock.workers.process.replies import DirectReplies
 from penstock.workers.process.traffic import Recipient, Traffic
 from penstock.workers.process.vigil import LAST_READ_S, Vigil
 from penstock.workers.process.wire.codec import Decoder, Encoder
@@ -52,7 +53,7 @@ class Child:
         self._vigil: Vigil
         self._work: asyncio.WriteTransport
         self._side: asyncio.WriteTransport
-        self._direct: asyncio.WriteTransport
+        self._direct: DirectReplies
         self._places: Writer
         self._questions = Questions(self._name, self._send_aside)
         self._trouble = ""
@@ -84,10 +85,12 @@ class Child:
         encoder = Encoder(self._places)
         decoder = Decoder(Reader(launched.outbound), Releases(Crossing(self._loop), self._send_aside).add)
         self._work = await receive(launched.work, Receiver(self._hear, self._hung_up, self._broken))
-        self.traffic = Traffic(self._name, encoder, decoder, self._work, self._send_aside, self._owner)
+        busy_poll_us = self._isolation.busy_poll_us
+        self.traffic = Traffic(self._name, encoder, decoder, self._work, self._send_aside, self._owner, busy_poll_us)
         self._desk.open(encoder, decoder, self._send_aside, self.traffic.in_flight)
         self._side = await receive(launched.side, Receiver(self._hear, vigil.lost_line, self._broken))
-        self._direct = await receive(launched.direct, Receiver(self._hear_direct, vigil.lost_line, self._broken))
+        direct = await receive(launched.direct, Receiver(self._hear_direct, vigil.lost_line, self._broken))
+        self._direct = DirectReplies(direct, launched.direct)
         vigil.begin(self._name)
         self._is_open = True
 
@@ -171,8 +174,9 @@ class Child:
 
     def _let_go(self) -> None:
         self.is_dead = True
-        for line in (self._work, self._side, self._direct):
+        for line in (self._work, self._side):
             line.abort()
+        self._direct.close()
         self._desk.close()
         self._launched.close()
         self._buried.set()
@@ -185,10 +189,10 @@ class Child:
 
     def _send_direct(self, message: bytes) -> None:
         if not self.is_dead:
-            self._direct.write(message)
+            self._direct.send(message)
 
     def _hear_direct(self, message: Frame) -> None:
-        self._desk.hear(message, self._send_direct)
+        self._desk.hear(message, self._send_direct, self._direct.send_at_once)
 
     def _hear(self, message: Frame) -> None:
         kind = message.kind

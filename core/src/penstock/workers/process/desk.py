@@ -11,12 +11,12 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.backends.services import Services
 from penstock.errors import Code, PenstockError, summary
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer
+from penstock.messages.response import Answer, InferResponse
 from penstock.telemetry.kinds import MetricOperation
 from penstock.workers.apart import apart
 from penstock.workers.process.wire import notes
@@ -27,6 +27,9 @@ from penstock.workers.process.wire.frames import Frame, Kind, read_integers
 from penstock.workers.process.wire.updates import read_update
 
 log = logging.getLogger(__name__)
+
+#: Any thread: sends the reply to a call. False if the event loop has to.
+AtOnce: TypeAlias = Callable[[int, InferResponse], bool]
 
 #: What a child may have going at the same time; a model that asks for more has lost count.
 _MOST_REQUESTS = 65536
@@ -70,11 +73,14 @@ class Desk:
             self._services.release(handle)
         self._handles.clear()
 
-    def hear(self, message: Frame, send: Callable[[bytes], None]) -> None:
-        """Serve one message; replies to requests go to ``send``. Raises `WireError` if no child would send it."""
+    def hear(self, message: Frame, send: Callable[[bytes], None], at_once: AtOnce | None = None) -> None:
+        """Serve one message; replies to requests go to ``send``, unless ``at_once`` has taken them before.
+
+        Raises `WireError` if no child would send it.
+        """
         kind = message.kind
         if kind is Kind.INFER:
-            for request in self._decoder.requests(message, partial(self._request, send)):
+            for request in self._decoder.requests(message, partial(self._request, send, at_once)):
                 self._services.submit(request)
         elif kind is Kind.CANCEL:
             for request in self._mentioned(message):
@@ -95,15 +101,32 @@ class Desk:
 
     # ------------------------------------------------------------------ other models
 
-    def _request(self, send: Callable[[bytes], None], call: int, caller: int, inputs: dict[str, Any]) -> InferRequest:
+    def _request(
+        self,
+        send: Callable[[bytes], None],
+        at_once: AtOnce | None,
+        call: int,
+        caller: int,
+        inputs: dict[str, Any],
+    ) -> InferRequest:
         if call in self._asked or len(self._asked) >= _MOST_REQUESTS:
             raise WireError(f"request {call} is one too many")
+        has_replied = False
 
         def reply(answer: Answer, final: bool) -> None:
-            self._reply(send, call, answer, final)
+            if final:
+                self._asked.pop(call, None)
+            if not has_replied and not self._is_closed:
+                self._reply(send, call, answer, final)
 
-        request = InferRequest("", inputs, reply, caller=self._running.get(caller))
-        self._asked[call] = request
+        self._asked[call] = request = InferRequest("", inputs, reply, caller=self._running.get(caller))
+        if at_once is not None:
+
+            def reply_at_once(response: InferResponse) -> None:
+                nonlocal has_replied
+                has_replied = at_once(call, response)
+
+            request.respond_at_once = reply_at_once
         return request
 
     def _mentioned(self, message: Frame) -> list[InferRequest]:
@@ -111,10 +134,6 @@ class Desk:
         return [request for request in found if request is not None]
 
     def _reply(self, send: Callable[[bytes], None], call: int, answer: Answer, final: bool) -> None:
-        if final:
-            self._asked.pop(call, None)
-        if self._is_closed:
-            return
         reply = reply_of(call, answer, final)
         try:
             message = self._encoder.answers(Kind.REPLIES, [reply])

@@ -15,7 +15,7 @@ from penstock.errors import Code, PenstockError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.workers.batch import run_batch, runner_for
-from penstock.workers.process.line import Line
+from penstock.workers.process.awake import AwakeLine
 from penstock.workers.process.order import Order
 from penstock.workers.process.sending import Sender
 from penstock.workers.process.wire import notes
@@ -40,7 +40,7 @@ class Executor:
     ``open`` has the requests without their last answer, by call.
     """
 
-    def __init__(self, work: Line, decoder: Decoder, sender: Sender, services: Services) -> None:
+    def __init__(self, work: AwakeLine, decoder: Decoder, sender: Sender, services: Services) -> None:
         self.instance: AnyInstance
         self.open: dict[int, Received] = {}
         self._work, self._decoder, self._sender, self._services = work, decoder, sender, services
@@ -91,6 +91,7 @@ class Executor:
         requests: list[Any] = self._decoder.requests(message, self._receive)
         for request in requests:
             self.open[request.call] = request
+        self._work.is_hurried = len(requests) == 1  # the callers of many take their time to come back
         answers, times = run_batch(runner, requests)
         replies = [_reply(request, answer) for request, answer in zip(requests, answers, strict=True)]
         for reply in replies:

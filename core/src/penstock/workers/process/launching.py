@@ -93,6 +93,7 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
         **fds,
         "arena_bytes": ARENA_BYTES,
         "memory_bytes": isolation.memory_bytes,
+        "busy_poll_us": isolation.busy_poll_us,
         "log_level": logging.getLogger("penstock").getEffectiveLevel(),
         "packages": {} if isolation.python == sys.executable else folders_of(isolation.packages),
     }

@@ -30,12 +30,16 @@ class Line:
         buffer = memoryview(bytearray(_RECEIVE_BYTES))
         while True:
             try:
-                received = self._socket.recv_into(buffer)
+                received = self._receive(buffer)
             except OSError:
                 received = 0
             if not received:
                 leave()
             yield from self._frames.feed(bytearray(buffer[:received]))
+
+    def _receive(self, buffer: memoryview) -> int:
+        """Wait for bytes; returns how many."""
+        return self._socket.recv_into(buffer)
 
     def send(self, message: bytes) -> None:
         """Write a frame. Blocks while the server does not read.

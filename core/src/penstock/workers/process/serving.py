@@ -16,6 +16,7 @@ from functools import partial
 from typing import NoReturn
 
 from penstock.workers.process.arena import Arena, Reader
+from penstock.workers.process.awake import AwakeLine
 from penstock.workers.process.direct import DirectCalls
 from penstock.workers.process.executor import Executor
 from penstock.workers.process.forwarding import forward_log
@@ -36,6 +37,7 @@ def serve(
     obituary: int,
     arena_bytes: int,
     memory_bytes: int,
+    busy_poll_us: int,
     log_level: int,
 ) -> NoReturn:
     """What `penstock.workers.process.bootstrap` calls, with inherited descriptors."""
@@ -45,11 +47,12 @@ def serve(
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    work_line, side_line = Line(work), Line(side)
+    work_line, side_line = AwakeLine(work, busy_poll_us), Line(side)
     arena = Arena.attach(inbound, arena_bytes)
     sender = Sender(work_line, side_line, Arena.attach(outbound, arena_bytes))
     decoder = Decoder(Reader(arena), sender.free.append)
-    services = RemoteServices(sender.ask, side_line.send, work_line.send, DirectCalls(Line(direct), decoder))
+    direct_calls = DirectCalls(AwakeLine(direct, busy_poll_us), decoder)
+    services = RemoteServices(sender.ask, side_line.send, work_line.send, direct_calls)
     executor = Executor(work_line, decoder, sender, services)
     listener = Listener(side_line, decoder, sender, services, executor)
     for fd in (work, side, direct, inbound, outbound, obituary):

@@ -10,6 +10,7 @@ from typing import Protocol
 from penstock.errors import InternalError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
+from penstock.workers.process.awake import AwakeLoop
 from penstock.workers.process.wire.answers import Status, Times, read_times
 from penstock.workers.process.wire.codec import Decoder, Encoder
 from penstock.workers.process.wire.failure import WireError
@@ -40,12 +41,14 @@ class Traffic:
         work: asyncio.WriteTransport,
         send_aside: Callable[[bytes], None],
         recipient: Recipient,
+        busy_poll_us: int,
     ) -> None:
         self.in_flight: dict[int, InferRequest] = {}
         self.recipient = recipient
         self._name, self._encoder, self._decoder = name, encoder, decoder
         self._work, self._send_aside = work, send_aside
         self._loop = asyncio.get_running_loop()
+        self._awake = AwakeLoop(busy_poll_us, self.in_flight.__len__)
         self._calls = 0
         self._read: list[int] = []
 
@@ -64,6 +67,8 @@ class Traffic:
             self.in_flight[call] = request
             request.on_cancel = cancel
         self._work.write(message)
+        if len(batch) == 1:  # more take longer, and where there are many, there is always something to do
+            self._awake.stay()
 
     def done(self, message: Frame) -> None:
         """A batch has run."""

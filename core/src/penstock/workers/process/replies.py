@@ -1,0 +1,52 @@
+"""The server's end of the line on which a child asks another model for one thing at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+from penstock.messages.response import InferResponse
+from penstock.messages.tensor import as_tensor
+from penstock.workers.process.wire.answers import reply_of
+from penstock.workers.process.wire.codec import Encoder
+from penstock.workers.process.wire.frames import Kind
+from penstock.workers.process.wire.tensors import INLINE
+
+
+class DirectReplies:
+    """Writes answers to ``end``: on the event loop through ``transport``, or at once on the thread that has one.
+
+    The loop would have to be woken for it first, which costs as much as the asker's own waking.
+    """
+
+    def __init__(self, transport: asyncio.WriteTransport, end: socket.socket) -> None:
+        self._transport, self._loop = transport, asyncio.get_running_loop()
+        self._encoder = Encoder(None)
+        # The transport closes its own when it likes; this one is ours to guard. Neither of them blocks.
+        self._end = end.dup()
+        self._turn = threading.Lock()
+
+    def send(self, message: bytes) -> None:
+        """Event loop only."""
+        self._transport.write(message)
+
+    def send_at_once(self, call: int, response: InferResponse) -> bool:
+        """Any thread. False if the loop has to do it: the response is large, or cannot be sent as it is."""
+        if any(as_tensor(tensor).nbytes >= INLINE for tensor in response.outputs.values()):
+            return False
+        with self._turn:
+            try:
+                message = self._encoder.answers(Kind.REPLIES, [reply_of(call, response, True)])
+                sent = self._end.send(message)
+            except (ValueError, OSError):  # OSError: the child does not read, or has gone
+                return False
+        if sent < len(message):
+            self._loop.call_soon_threadsafe(self.send, message[sent:])
+        return True
+
+    def close(self) -> None:
+        """Nothing is sent any more."""
+        with self._turn:
+            self._end.close()
+        self._transport.abort()

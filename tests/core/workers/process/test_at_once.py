@@ -1,0 +1,70 @@
+"""Who waits for another model has its answer although the event loop stands still."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from penstock.messages.response import Answer, InferResponse
+
+if TYPE_CHECKING:
+    from tests.core.conftest import WriteModel
+    from tests.core.workers.process.conftest import Running
+
+    Run = Callable[..., Running]
+    WaitUntil = Callable[..., None]
+
+CALLEE = """
+backend: "trial" max_batch_size: 8 instance_group { kind: KIND_CPU }
+input { name: "x" data_type: TYPE_FP32 dims: [-1] }
+output { name: "y" data_type: TYPE_FP32 dims: [-1] } output { name: "n" data_type: TYPE_INT64 dims: [1] }
+parameters { key: "isolation" value { string_value: "thread" } }
+parameters { key: "always" value { string_value: "hold the loop" } }
+"""
+
+
+@pytest.mark.parametrize("busy_poll", [0, 300])
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_an_answer_does_not_wait_for_the_loop(
+    run_trial: Run,
+    write_model: WriteModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: WaitUntil,
+    isolation: str,
+    busy_poll: int,
+) -> None:
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        is_held.set()
+        while not may_go_on.is_set():  # a wait would be noticed by the guard of the loop
+            pass
+
+    def hold_the_loop(folder: Path, request: Any) -> None:
+        model.server.loop.call_soon_threadsafe(stand_still)
+        assert is_held.wait(10)
+
+    monkeypatch.setitem(import_module("trial_backend").DEEDS, "hold the loop", hold_the_loop)
+    write_model("callee", CALLEE)
+    poll = {"busy_poll_microseconds": busy_poll} if isolation == "process" else {}
+    model = run_trial(rung="asker", isolation=isolation, **poll)
+    found: list[Answer] = []
+    model.submit(lambda answer, final: found.append(answer))
+    try:
+        wait_until((tmp_path / "answered").exists, "the asker has its answer")
+        assert is_held.is_set()
+        assert not found  # it is the loop that would say so
+    finally:
+        may_go_on.set()
+    wait_until(lambda: bool(found), "the request is answered")
+    (answer,) = found
+    assert isinstance(answer, InferResponse)
+    assert np.asarray(answer.outputs["y"]).tolist() == [[2.0, 2.0]]
+    assert [served.scheduler.in_flight for served in model.server.served("callee")] == [0]
