@@ -96,3 +96,9 @@ def test_what_is_answered_at_once_is_no_longer_the_childs_to_cancel() -> None:
     asked.answer(at_once=True)
     asked.desk.close()
     assert not asked.submitted[0].cancelled
+
+
+def test_nothing_is_sent_to_a_child_that_is_gone() -> None:
+    asked = Asked(at_once=False)
+    asked.desk.close()
+    assert asked.answer(at_once=True) == []

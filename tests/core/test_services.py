@@ -1,0 +1,51 @@
+"""A thread that asks another model waits for one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from penstock.backends.services import Services
+from penstock.errors import Code, PenstockError
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer, InferResponse
+
+FIRST, SECOND = InferResponse({}, id="first"), InferResponse({}, id="second")
+REFUSED = PenstockError("no", Code.UNAVAILABLE)
+
+
+def asked(answer: Callable[[InferRequest], None]) -> Answer:
+    """What `Services.ask` returns when the other model does ``answer``."""
+
+    class Other:
+        infer = staticmethod(answer)
+
+    return Services.ask(cast("Any", Other()), InferRequest("other", {}, lambda answer, final: None))
+
+
+@pytest.mark.parametrize("answer", [FIRST, REFUSED, None])
+def test_the_last_answer_is_returned(answer: Answer) -> None:
+    assert asked(lambda request: request.respond(answer, True)) is answer
+
+
+def test_the_last_that_said_something_is_returned() -> None:
+    def answer(request: InferRequest) -> None:
+        request.respond(FIRST, False)
+        request.respond(None, True)
+
+    assert asked(answer) is FIRST
+
+
+def test_what_was_answered_at_once_is_not_answered_again() -> None:
+    requests: list[InferRequest] = []
+
+    def answer(request: InferRequest) -> None:
+        requests.append(request)
+        assert request.respond_at_once is not None
+        request.respond_at_once(FIRST)
+
+    assert asked(answer) is FIRST
+    for late in (SECOND, None):
+        requests[0].respond(late, True)  # by the event loop, which hears of it later
