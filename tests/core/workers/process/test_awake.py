@@ -21,8 +21,9 @@ from penstock.messages.response import Answer, InferResponse
 from penstock.workers.process import awake
 from penstock.workers.process.awake import MOST_SLEEPS, AwakeLine, AwakeLoop, Patience
 from penstock.workers.process.traffic import Traffic
+from penstock.workers.process.wire.answers import Times, reply_of
 from penstock.workers.process.wire.codec import Decoder, Encoder
-from penstock.workers.process.wire.frames import Kind, integers_frame, read_integers
+from penstock.workers.process.wire.frames import Frames, Kind, integers_frame, read_integers
 
 if TYPE_CHECKING:
     from tests.core.conftest import WriteModel
@@ -245,11 +246,18 @@ def watch(scenario: Callable[[], Any]) -> list[float | None]:
     return selector.timeouts
 
 
+def loop_of(due: list[int], busy_poll_us: int = 300) -> AwakeLoop:
+    """That of a process that has just been heard."""
+    loop = AwakeLoop(busy_poll_us, due.__len__)
+    loop.heard()
+    return loop
+
+
 def test_the_loop_does_not_sleep_while_something_is_due(clock: Clock) -> None:
     due = [1]
 
     async def scenario() -> None:
-        loop = AwakeLoop(300, due.__len__)
+        loop = loop_of(due)
         for _ in range(3):
             loop.stay()
         await asyncio.sleep(0.05)
@@ -264,7 +272,7 @@ def test_the_loop_lingers_half_as_long_for_the_next(clock: Clock) -> None:
     due = [1]
 
     async def scenario() -> None:
-        AwakeLoop(300, due.__len__).stay()
+        loop_of(due).stay()
         asyncio.get_running_loop().call_soon(due.clear)
         await asyncio.sleep(0.05)
 
@@ -277,13 +285,14 @@ def test_the_loop_lingers_for_those_who_come_back(clock: Clock) -> None:
     due: list[int] = []
 
     async def scenario() -> None:
-        loop = AwakeLoop(300, due.__len__)
+        loop = loop_of(due)
         for _ in range(10):
             due.append(1)
             loop.stay()
             for _ in range(5):
                 await asyncio.sleep(0)
             due.clear()
+            loop.heard()
             for _ in range(5):
                 await asyncio.sleep(0)
         await asyncio.sleep(0.05)
@@ -303,6 +312,7 @@ def test_the_loop_lingers_again_once_they_come_back(clock: Clock) -> None:
         loop.stay()
         await asyncio.sleep(0)
         due.clear()
+        loop.heard()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         before = clock.looks
@@ -311,7 +321,7 @@ def test_the_loop_lingers_again_once_they_come_back(clock: Clock) -> None:
         return clock.looks > before
 
     async def scenario() -> None:
-        loop = AwakeLoop(300, due.__len__)
+        loop = loop_of(due)
         in_vain = [await answered(loop, 50) for _ in range(100)]
         assert 5 < in_vain.count(True) < 8
         well = [await answered(loop, 5) for _ in range(200)]
@@ -324,11 +334,23 @@ def test_the_loop_lingers_again_once_they_come_back(clock: Clock) -> None:
 
 def test_the_loop_sleeps_when_it_is_told_to(clock: Clock) -> None:
     async def scenario() -> None:
-        AwakeLoop(0, [1].__len__).stay()
+        loop_of([1], busy_poll_us=0).stay()
         await asyncio.sleep(0.01)
 
     watch(scenario)
     assert not clock.looks
+
+
+@pytest.mark.parametrize(("later_us", "looks"), [(300, 30), (301, 0)])
+def test_the_loop_sleeps_while_it_waits_for_a_process_that_is_asleep(clock: Clock, later_us: int, looks: int) -> None:
+    async def scenario() -> None:
+        loop = loop_of([1])
+        clock.us += later_us
+        loop.stay()
+        await asyncio.sleep(0.01)
+
+    watch(scenario)
+    assert clock.looks == looks
 
 
 class Nobody:
@@ -337,13 +359,21 @@ class Nobody:
     def write(self, message: bytes) -> None:
         """It goes nowhere."""
 
+    def batch_done(self, *of: object) -> None:
+        """It is not needed."""
+
 
 @pytest.mark.parametrize(("size", "looks"), [(1, 30), (2, 0)])
 def test_the_loop_stays_awake_for_single_requests(clock: Clock, size: int, looks: int) -> None:
     async def scenario() -> None:
         nobody: Any = Nobody()
         traffic = Traffic("m", Encoder(None), Decoder(None, lambda offset: None), nobody, nobody.write, nobody, 300)
-        traffic.run([InferRequest("m", {}, lambda answer, final: None) for _ in range(size)])
+        first, *batch = [InferRequest("m", {}, lambda answer, final: None) for _ in range(size + 1)]
+        traffic.run([first])
+        answers = Encoder(None).answers(Kind.DONE, [reply_of(1, None, True)], Times(1, 2, 3, 4))
+        for message in Frames().feed(answers):
+            traffic.done(message)
+        traffic.run(batch)
         await asyncio.sleep(0.05)
 
     assert any(timeout for timeout in watch(scenario))

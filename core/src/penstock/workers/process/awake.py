@@ -77,7 +77,11 @@ class AwakeLine(Line):
 
 
 class AwakeLoop:
-    """Keeps the event loop awake while ``is_due()`` and a little longer; its sockets are served as ever."""
+    """Keeps the event loop awake while ``is_due()`` and a little longer; its sockets are served as ever.
+
+    Only for a process that was heard a moment ago, and so is awake itself. To wake another, it is better
+    to leave it this core than to have it wake a second one.
+    """
 
     def __init__(self, busy_poll_us: int, is_due: Callable[[], object]) -> None:
         self._is_due = is_due
@@ -85,9 +89,17 @@ class AwakeLoop:
         # Half of it for the next request of whoever was answered: it comes sooner than an answer, or later than both.
         self._patience, self._lingering = Patience(busy_poll_us), Patience(busy_poll_us // 2)
         self._is_awake = self._is_lingering = False
+        self._moment_ns = busy_poll_us * 1000
+        self._heard_ns = 0
+
+    def heard(self) -> None:
+        """Something that was due has come."""
+        self._heard_ns = monotonic_ns()
 
     def stay(self) -> None:
         """Something has just become due."""
+        if monotonic_ns() - self._heard_ns > self._moment_ns:
+            return
         if self._is_lingering:
             self._is_lingering = False
             self._lingering.end()

@@ -74,6 +74,7 @@ class Traffic:
         """A batch has run."""
         replies = [reply for reply in self._decoder.answers(message) if reply.status is not Status.LATER]
         times = read_times(message)
+        self._awake.heard()
         requests = [self.in_flight[reply.call] for reply in replies]
         if len(set(requests)) < len(requests):
             raise WireError("DONE: two answers to one request")
