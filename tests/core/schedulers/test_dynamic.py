@@ -148,6 +148,17 @@ async def test_priority_one_overtakes_the_default_level() -> None:
     assert [take(caller), take(caller)] == [["b"], ["a"]]
 
 
+@pytest.mark.parametrize(("text", "may"), [("", True), ("preserve_ordering: true", False)])
+def test_only_who_keeps_no_order_may_answer_at_once(text: str, may: bool) -> None:
+    async def scenario() -> None:
+        caller = make(text)
+        request = InferRequest("m", {}, lambda answer, final: None, respond_at_once=lambda response: None)
+        caller.scheduler.submit(request)
+        assert (request.respond_at_once is not None) is may
+
+    asyncio.run(scenario())
+
+
 @on_loop
 async def test_preserve_ordering_holds_answers_until_the_earlier_ones_are_given() -> None:
     caller = make("preserve_ordering: true", max_batch_size=1)

@@ -144,3 +144,14 @@ def test_what_is_no_response_waits_for_the_loop(answer: Answer) -> None:
     one = request("a")
     one.respond_at_once = lambda response: pytest.fail("this was no response")
     assert told(lambda outlet: outlet.deliver([one], [answer]))[0] == ["a ends"]
+
+
+def test_a_last_response_does_not_pass_an_earlier_one() -> None:
+    one = request("a")
+    one.respond_at_once = lambda response: pytest.fail("the loop has yet to give out the first")
+
+    def send(outlet: LoopOutlet) -> None:
+        outlet.send(one, InferResponse({}), False)
+        outlet.deliver([one], [InferResponse({})])
+
+    assert told(send)[0] == ["a goes on", "a ends"]

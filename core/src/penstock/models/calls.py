@@ -79,6 +79,7 @@ class Calls:
         if final:
             self._knots.discard(host, request)
             answer = self._refusals.pop(request, answer)
+            request.respond = respond  # else they would hold each other until they are collected
         respond(answer, final)
 
     def _untie(self, request: InferRequest, path: Sequence[str]) -> None:

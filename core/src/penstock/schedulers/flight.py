@@ -31,6 +31,7 @@ class Flight:
         self.count += 1
         if self._line is not None:
             self._line[request] = []
+            request.respond_at_once = None  # its turn may not have come
 
     def progress(self, request: InferRequest, response: Answer) -> None:
         """Give ``request`` a response that is not its last; decoupled models keep no order."""

@@ -34,6 +34,7 @@ class LoopOutlet:
         self._crossing = Crossing(loop)
 
     def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        request.respond_at_once = None  # what comes after this must not pass it
         self._crossing.send(self._end if final else self._sink.progress, request, answer)
 
     def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +13,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 
 from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError
@@ -256,6 +259,19 @@ def test_a_process_may_allocate_what_its_model_allows(run_trial: Run) -> None:
     with pytest.raises(PenstockError, match="MemoryError"):
         model.infer("eat")
     assert model.number("pid") == pid
+
+
+def test_a_descriptor_too_few_leaves_no_process_behind(run_trial: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dup(end: socket.socket) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def children() -> set[int]:
+        return {child.pid for child in psutil.Process().children() if "bootstrap.py" in " ".join(child.cmdline())}
+
+    before = children()
+    monkeypatch.setattr(socket.socket, "dup", dup)
+    assert "Too many open files" in run_trial().reason
+    assert children() == before
 
 
 def test_an_isolation_that_does_not_exist_is_refused(run_trial: Run) -> None:

@@ -50,7 +50,7 @@ def run(scenario: Callable[[Both], Coroutine[Any, Any, None]]) -> None:
         theirs.settimeout(10)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
-        replies = DirectReplies(transport, ours)
+        replies = DirectReplies(transport, ours.dup())
         with theirs:
             await scenario(Both(replies, theirs))
         replies.close()
@@ -127,3 +127,52 @@ def test_nothing_is_sent_once_it_is_closed() -> None:
         assert not await ends.send(1, response())
 
     run(scenario)
+
+
+class Interrupted(dict[str, Tensor]):
+    """Outputs in the middle of whose encoding a finalizer comes, which waits for the event loop."""
+
+    by: Callable[[], object]
+
+    def items(self) -> Any:
+        self.by()
+        return super().items()
+
+
+def test_the_loop_can_close_it_in_the_middle_of_an_encoding() -> None:
+    async def scenario(ends: Both) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def close() -> None:
+            ends.replies.close()
+
+        def wait_for_the_loop() -> None:
+            asyncio.run_coroutine_threadsafe(close(), loop).result(10)
+            waited.append(True)
+
+        waited: list[bool] = []
+        outputs = Interrupted(response().outputs)
+        outputs.by = wait_for_the_loop
+        assert not await ends.send(1, InferResponse(outputs))
+        assert waited
+
+    run(scenario)
+
+
+def test_the_end_of_the_loop_in_the_middle_of_an_answer_is_nobodys_error() -> None:
+    ours, theirs = socket.socketpair()
+    loop = asyncio.new_event_loop()
+
+    async def make() -> DirectReplies:
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+        return DirectReplies(transport, end)
+
+    end = ours.dup()
+    replies = loop.run_until_complete(make())
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    replies._transport.abort()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    with theirs, end:
+        while replies.send_at_once(1, response(6000, parameters={"text": "x" * 150_000})):
+            pass

@@ -90,7 +90,7 @@ class Child:
         self._desk.open(encoder, decoder, self._send_aside, self.traffic.in_flight)
         self._side = await receive(launched.side, Receiver(self._hear, vigil.lost_line, self._broken))
         direct = await receive(launched.direct, Receiver(self._hear_direct, vigil.lost_line, self._broken))
-        self._direct = DirectReplies(direct, launched.direct)
+        self._direct = DirectReplies(direct, launched.at_once)
         vigil.begin(self._name)
         self._is_open = True
 

@@ -35,12 +35,15 @@ class DirectCalls:
         """The last answer that said something; gives the turn back."""
         try:
             message = self._encoder.requests(Kind.INFER, [(call, request)])
-            self._line.send(message)
-            return self._answer()
         except ValueError as error:
-            return unsendable_request(error)
-        finally:
             self._turn.release()
+            return unsendable_request(error)
+        self._line.send(message)
+        answer = self._answer()
+        # Not in a finally: a thread that an exception (of a signal's handler) takes away from here leaves
+        # an answer behind, which nobody may take for another's. All go the other way then.
+        self._turn.release()
+        return answer
 
     def _answer(self) -> Answer:
         said: Answer = None

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -32,14 +32,15 @@ ARENA_BYTES = 256 * 1024 * 1024
 class Launched:
     """A running child, as its parent holds it. ``work`` carries batches, ``side`` everything that
     must be read while a batch runs, ``direct`` one request to another model at a time, whose answer
-    the asking thread reads itself. The parent allocates in ``inbound`` and reads ``outbound``.
-    ``obituary`` is a file in which the child's fatal errors leave their traceback; the packages of
-    the server are in ``folders``."""
+    the asking thread reads itself; ``at_once`` is ``direct`` for threads that answer. The parent
+    allocates in ``inbound`` and reads ``outbound``. ``obituary`` is a file in which the child's fatal
+    errors leave their traceback; the packages of the server are in ``folders``."""
 
     process: subprocess.Popen[bytes]
     work: socket.socket
     side: socket.socket
     direct: socket.socket
+    at_once: socket.socket
     inbound: Arena
     outbound: Arena
     obituary: IO[bytes]
@@ -75,19 +76,40 @@ class Launched:
 
 def launch(instance_name: str, isolation: Isolation) -> Launched:
     """A child that waits for its order. Raises `LoadError` if the interpreter cannot be run."""
-    work, their_work = socket.socketpair()
-    side, their_side = socket.socketpair()
-    direct, their_direct = socket.socketpair()
-    inbound, outbound = Arena.create(ARENA_BYTES), Arena.create(ARENA_BYTES)
-    obituary: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the child)
-    fds = {
-        "work": their_work.fileno(),
-        "side": their_side.fileno(),
-        "direct": their_direct.fileno(),
-        "inbound": inbound.fd,
-        "outbound": outbound.fd,
-        "obituary": obituary.fileno(),
-    }
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+
+        def line() -> tuple[socket.socket, int]:
+            """Our end, and the descriptor of the child's."""
+            end, other = socket.socketpair()
+            ours.enter_context(end)
+            return end, theirs.enter_context(other).fileno()
+
+        def arena() -> Arena:
+            made = Arena.create(ARENA_BYTES)
+            ours.callback(made.close)
+            return made
+
+        (work, their_work), (side, their_side), (direct, their_direct) = line(), line(), line()
+        at_once = ours.enter_context(direct.dup())  # here, where nothing runs yet that would be left behind
+        at_once.setblocking(False)
+        inbound, outbound = arena(), arena()
+        obituary: IO[bytes] = ours.enter_context(tempfile.TemporaryFile())
+        fds = {
+            "work": their_work,
+            "side": their_side,
+            "direct": their_direct,
+            "inbound": inbound.fd,
+            "outbound": outbound.fd,
+            "obituary": obituary.fileno(),
+        }
+        process = _start(instance_name, isolation, fds)
+        ours.pop_all()
+    GUARDIAN.watch(process.pid)
+    return Launched(process, work, side, direct, at_once, inbound, outbound, obituary, _ours(isolation))
+
+
+def _start(instance_name: str, isolation: Isolation, fds: Mapping[str, int]) -> subprocess.Popen[bytes]:
+    """The process, which inherits ``fds``. Raises `LoadError`."""
     arguments = {
         "entry": "penstock.workers.process.serving:serve",
         **fds,
@@ -98,7 +120,7 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
         "packages": {} if isolation.python == sys.executable else folders_of(isolation.packages),
     }
     try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [isolation.python, str(bootstrap.__file__), instance_name, json.dumps(arguments)],
             pass_fds=tuple(fds.values()),
             stdin=None if sys.stdin is not None else subprocess.DEVNULL,
@@ -106,16 +128,8 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
             start_new_session=True,
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in a name
-        for part in (work, side, direct, inbound, outbound, obituary):
-            part.close()
         reason = error.strerror if isinstance(error, OSError) else error
         raise LoadError(f"cannot run the interpreter '{isolation.python}' of '{instance_name}': {reason}") from error
-    finally:
-        their_work.close()
-        their_side.close()
-        their_direct.close()
-    GUARDIAN.watch(process.pid)
-    return Launched(process, work, side, direct, inbound, outbound, obituary, _ours(isolation))
 
 
 def _ours(isolation: Isolation) -> Sequence[str]:

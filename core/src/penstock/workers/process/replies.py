@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 
@@ -15,17 +16,17 @@ from penstock.workers.process.wire.tensors import INLINE
 
 
 class DirectReplies:
-    """Writes answers to ``end``: on the event loop through ``transport``, or at once on the thread that has one.
+    """Writes answers: on the event loop to ``transport``, or at once, on the thread that has one, to ``end``.
 
+    ``end`` is the same socket, but its descriptor, which does not block, is ours to close.
     The loop would have to be woken for it first, which costs as much as the asker's own waking.
     """
 
     def __init__(self, transport: asyncio.WriteTransport, end: socket.socket) -> None:
         self._transport, self._loop = transport, asyncio.get_running_loop()
         self._encoder = Encoder(None)
-        # The transport closes its own when it likes; this one is ours to guard. Neither of them blocks.
-        self._end = end.dup()
-        self._turn = threading.Lock()
+        self._end = end
+        self._turn = threading.Lock()  # while nothing is done that could run a finalizer: the loop waits for it, too
 
     def send(self, message: bytes) -> None:
         """Event loop only."""
@@ -35,14 +36,15 @@ class DirectReplies:
         """Any thread. False if the loop has to do it: the response is large, or cannot be sent as it is."""
         if any(as_tensor(tensor).nbytes >= INLINE for tensor in response.outputs.values()):
             return False
-        with self._turn:
-            try:
-                message = self._encoder.answers(Kind.REPLIES, [reply_of(call, response, True)])
+        try:
+            message = self._encoder.answers(Kind.REPLIES, [reply_of(call, response, True)])
+            with self._turn:
                 sent = self._end.send(message)
-            except (ValueError, OSError):  # OSError: the child does not read, or has gone
-                return False
+        except (ValueError, OSError):  # OSError: the child does not read, or has gone
+            return False
         if sent < len(message):
-            self._loop.call_soon_threadsafe(self.send, message[sent:])
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the child with it
+                self._loop.call_soon_threadsafe(self.send, message[sent:])
         return True
 
     def close(self) -> None:
