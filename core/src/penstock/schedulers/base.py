@@ -40,6 +40,7 @@ class Scheduler(ABC):
     def submit(self, request: InferRequest) -> None:
         """Own ``request`` from now on and answer it exactly once with final set.
 
+        Who changes or delays answers clears ``respond_at_once``, which passes `deliver`.
         Raises `Unavailable`, without owning it, when full or stopping.
         """
 
