@@ -441,3 +441,20 @@ def test_a_call_is_forgotten_when_it_is_answered(serve: Serve) -> None:
             await asyncio.sleep(0.01)
 
     serve(scenario, a=(CONFIG, asks), b=(CONFIG, lambda asking: asking.give(asking.x)))
+
+
+def test_a_call_on_the_event_loop_is_refused_because_it_would_wait_for_itself(serve: Serve) -> None:
+    asked: list[Asking] = []
+
+    def keeps(asking: Asking) -> Given:
+        asked.append(asking)
+        return asking.give(1)
+
+    async def scenario(server: Server) -> None:
+        assert await ask(server, "a") == 1
+        (asking,) = asked
+        answer = asking.services.ask(asking.message("b", 0, lambda answer, final: None))  # as a finalizer might
+        assert isinstance(answer, PenstockError)
+        assert answer.message == "a call of another model would block the event loop that is to answer it"
+
+    serve(scenario, a=(CONFIG, keeps), b=(CONFIG, identity))

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from penstock.config.parameters import MOST_BUSY_POLL_US, HostKind
+from penstock.config.parameters import BUSY_POLL_EXPECTED, BUSY_POLL_US, HostKind, whole_number
+from penstock.config.wording import clip
 from penstock.errors import ConfigError
 
 _MIN_REGION_BYTES = 4 << 20
@@ -43,7 +44,7 @@ class Settings:
             cast("HostKind", isolation),
             _number("stub-timeout-seconds", options.get("stub-timeout-seconds", "30")),
             _number("load-timeout-seconds", options.get("load-timeout-seconds", "600")),
-            _number("busy-poll-microseconds", options.get("busy-poll-microseconds", "300")),
+            _busy_poll_us(options.get("busy-poll-microseconds", "300")),
         )
 
 
@@ -56,10 +57,6 @@ _CHECKED: Mapping[str, tuple[Callable[[int], bool], str]] = {
     "shm-growth-byte-size": (_positive, "can't be smaller than or equal to zero."),
     "stub-timeout-seconds": (_positive, "can't be smaller than or equal to zero."),
     "load-timeout-seconds": (_positive, "can't be smaller than or equal to zero."),
-    "busy-poll-microseconds": (
-        lambda value: 0 <= value <= MOST_BUSY_POLL_US,
-        f"must be a number from 0 to {MOST_BUSY_POLL_US}.",
-    ),
     "thread-pool-size": (_positive, "can't be less than 1."),
 }
 
@@ -69,6 +66,15 @@ def _check_region_name(prefix: str) -> None:
         raise ConfigError("shm-region-prefix-name must at least contain one character.")
     if not re.fullmatch(r"[A-Za-z0-9_\-.]+", prefix):
         raise ConfigError("Invalid shared memory region name: contains invalid characters")
+
+
+def _busy_poll_us(text: str) -> int:
+    value = whole_number(text)
+    if value is None or value not in BUSY_POLL_US:
+        raise ConfigError(
+            f"backend option busy-poll-microseconds of 'python' is '{clip(text)}', expected {BUSY_POLL_EXPECTED}"
+        )
+    return value
 
 
 def _number(key: str, text: str) -> int:

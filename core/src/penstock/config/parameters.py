@@ -31,7 +31,8 @@ BUSY_POLL = "busy_poll_microseconds"
 #: Keys that core understands for every backend.
 CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL))
 #: A core that is never given up is of no use to the others.
-MOST_BUSY_POLL_US = 1_000_000
+BUSY_POLL_US = range(1_000_001)
+BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {BUSY_POLL_US[-1]}"
 
 
 def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
@@ -70,17 +71,22 @@ def read_memory_limit(given: Mapping[str, ModelParameter]) -> int:
 
 def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
     """What the parameter ``busy_poll_microseconds`` says. Raises `ConfigError`."""
-    allowed = range(MOST_BUSY_POLL_US + 1)
-    return _whole(given, BUSY_POLL, allowed, default, f"a number of microseconds from 0 to {MOST_BUSY_POLL_US}")
+    return _whole(given, BUSY_POLL, BUSY_POLL_US, default, BUSY_POLL_EXPECTED)
 
 
 def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:
     if key not in given:
         return default
     text = given[key].string_value
-    if text.isascii() and text.isdigit() and int(text[:20]) in allowed:
-        return int(text)
-    raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}", field=_path(key))
+    value = whole_number(text)
+    if value is None or value not in allowed:
+        raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}", field=_path(key))
+    return value
+
+
+def whole_number(text: str) -> int | None:
+    """What ``text`` says, if that is digits and nothing else, and not too many."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
 def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:

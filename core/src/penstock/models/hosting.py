@@ -14,7 +14,6 @@ from weakref import WeakSet
 from penstock.backends.base import AnyInstance, Backend, Isolation, Model
 from penstock.config.json_form import to_json
 from penstock.config.parameters import (
-    BUSY_POLL,
     ISOLATION,
     MEMORY_LIMIT,
     read_busy_poll,
@@ -42,7 +41,7 @@ log = logging.getLogger(__name__)
 def isolation_of(backend: Backend, model: Model) -> Isolation | None:
     """How the instances of ``model`` get processes of their own; None for threads of the server.
 
-    Raises `ConfigError` for a parameter that says neither, and for one of processes without a
+    Raises `ConfigError` for a parameter that says neither, and for a limit of memory without a
     process; `LoadError` if the backend does.
     """
     parameters = model.config.parameters
@@ -53,11 +52,11 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
     if chosen is not None:
         memory_bytes, busy_poll_us = read_memory_limit(parameters), read_busy_poll(parameters, chosen.busy_poll_us)
         return replace(chosen, memory_bytes=memory_bytes, busy_poll_us=busy_poll_us)
-    for key in (MEMORY_LIMIT, BUSY_POLL):
-        if key in parameters:
-            raise ConfigError(
-                f"parameter '{key}' needs instances in processes of their own: set parameter '{ISOLATION}' to 'process'"
-            )
+    if MEMORY_LIMIT in parameters:
+        raise ConfigError(
+            f"parameter '{MEMORY_LIMIT}' needs instances in processes of their own: set parameter '{ISOLATION}' to "
+            "'process'"
+        )
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from penstock.backends.services import LOG_LEVELS, LogLevel
 from penstock.errors import Unavailable
 from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer
 from penstock.models.calls import Calls
 from penstock.models.loads import Loads
 from penstock.telemetry.custom import CustomMetrics, Holding
@@ -85,6 +86,11 @@ class LocalServices(LoopServices):
     def infer(self, request: InferRequest) -> None:
         if not self._crossing.send(self._calls.submit, request, self.host):
             request.respond(Unavailable("the server has stopped"), True)
+
+    def ask(self, request: InferRequest) -> Answer:
+        if asyncio._get_running_loop() is self._loop:  # a finalizer may run anywhere
+            return Unavailable("a call of another model would block the event loop that is to answer it")
+        return super().ask(request)
 
     def submit(self, request: InferRequest) -> None:
         self._calls.submit(request, self.host)

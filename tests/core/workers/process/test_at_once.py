@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,3 +69,17 @@ def test_an_answer_does_not_wait_for_the_loop(
     assert isinstance(answer, InferResponse)
     assert np.asarray(answer.outputs["y"]).tolist() == [[2.0, 2.0]]
     assert [served.scheduler.in_flight for served in model.server.served("callee")] == [0]
+
+
+@pytest.mark.parametrize("as_timeout", [False, True])
+def test_a_call_that_an_alarm_interrupts_leaves_the_later_ones_theirs(
+    run_trial: Run, write_model: WriteModel, as_timeout: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(import_module("trial_backend").DEEDS, "hold the loop", lambda folder, request: sleep(0.06))
+    write_model("callee", CALLEE)
+    model = run_trial(rung="asker")
+    for number in range(4):
+        x = np.full((1, 2), number, np.float32)
+        found = model.server.infer("m", {"x": x}, parameters={"interrupted": 2, "as_timeout": as_timeout})
+        assert np.asarray(found.outputs["y"]).tolist() == (x + 1).tolist()
+    assert model.host.restarts == 0

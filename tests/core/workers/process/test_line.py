@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -82,3 +83,55 @@ def test_frames_of_many_threads_come_whole_and_in_the_order_of_each(
     heard = peer.hang_up()[::50]
     for first in (0, 1000, 2000, 3000):
         assert [number for number in heard if first <= number < first + 1000] == list(range(first, first + 500))
+
+
+class Alarm(TimeoutError):
+    """What the handler of a signal raises, to bound a call."""
+
+
+def test_what_a_handler_raises_in_a_wait_is_no_end_of_the_process(
+    ends: tuple[Line, Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, peer = ends
+
+    def interrupt(buffer: memoryview) -> int:
+        raise Alarm
+
+    monkeypatch.setattr(line, "_receive", interrupt)
+    with pytest.raises(Alarm):
+        next(line.frames())
+    assert peer.hang_up() == []
+
+
+def test_a_broken_socket_is(ends: tuple[Line, Peer], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left(BaseException):
+        pass
+
+    def leave() -> None:
+        raise Left
+
+    def reset(*given: object) -> int:
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    line, peer = ends
+    monkeypatch.setattr("penstock.workers.process.line.leave", leave)
+    monkeypatch.setattr(line, "_receive", reset)
+    with pytest.raises(Left):
+        next(line.frames())
+    assert peer.hang_up() == []
+
+
+@pytest.mark.parametrize("raised", [Alarm, KeyError])
+def test_frames_are_sent_after_one_that_a_handler_cut_off(ends: tuple[Line, Peer], raised: type[Exception]) -> None:
+    line, peer = ends
+
+    class Interrupted:
+        def sendall(self, message: bytes) -> None:
+            raise raised
+
+    whole, line._socket = line._socket, cast("socket.socket", Interrupted())
+    with pytest.raises(raised):
+        line.send(integers_frame(Kind.RELEASE, [1]))
+    line._socket = whole
+    line.send(integers_frame(Kind.RELEASE, [2]))
+    assert peer.hang_up() == [2]

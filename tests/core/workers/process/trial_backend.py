@@ -134,11 +134,28 @@ class Asker(_Living, RequestInstance):
     def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | PenstockError]:
         answers = []
         for request in requests:
+            for _ in range(int(request.parameters.get("interrupted", 0))):
+                self._interrupt(request)
             asked = InferRequest("callee", request.inputs, lambda answer, final: None, callers=("m",), caller=request)
             before = _looks
             answers.append(self.services.ask(asked))
             (Path(self.parameters.folder) / "answered").write_text(str(_looks - before))
         return answers
+
+    def _interrupt(self, request: InferRequest) -> None:
+        """Ask, and leave it when an alarm comes."""
+        kind: type[Exception] = TimeoutError if request.parameters.get("as_timeout") else KeyError
+
+        def ring(number: int, frame: Any) -> None:
+            raise kind("the time is over")
+
+        signal.signal(signal.SIGALRM, ring)
+        asked = InferRequest("callee", {}, lambda answer, final: None, callers=("m",), caller=request)
+        asked.inputs = {"x": request.inputs["x"] - np.float32(100)}
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        with contextlib.suppress(kind):
+            self.services.ask(asked)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 class Deferred(_Living, DeferredInstance):

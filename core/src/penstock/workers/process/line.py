@@ -31,7 +31,8 @@ class Line:
         while True:
             try:
                 received = self._receive(buffer)
-            except OSError:
+            except OSError as error:
+                _raise_a_handlers(error)
                 received = 0
             if not received:
                 leave()
@@ -53,15 +54,24 @@ class Line:
                 return
             while self._waiting:  # looked at again after each round: a frame may come as it ends
                 self._is_sending = True
-                self._write_waiting()
-                self._is_sending = False
+                try:
+                    self._write_waiting()
+                finally:  # the handler of a signal may raise. What of a frame that cuts off, the server will notice
+                    self._is_sending = False
 
     def _write_waiting(self) -> None:
         try:
             while self._waiting:
                 self._socket.sendall(self._waiting.popleft())
-        except OSError:
+        except OSError as error:
+            _raise_a_handlers(error)
             leave()
+
+
+def _raise_a_handlers(error: OSError) -> None:
+    """Raise what the handler of a signal has raised, as a ``TimeoutError``; what the system says has a number."""
+    if error.errno is None:
+        raise error
 
 
 def leave() -> NoReturn:
