@@ -170,6 +170,26 @@ class TritonPythonModel:
                 responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("END", np.ones(1, np.int32))]))
         return responses
 """
+#: Always gives the same array.
+CONSTANT = """
+ALWAYS = np.arange(3, dtype=np.int32)
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", ALWAYS)]) for _ in requests]
+"""
+#: Writes to what another model gave it.
+SCRIBBLES = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer() for _ in requests]
+    def answer(self):
+        x = pb_utils.Tensor("IN", np.zeros(1, np.int32))
+        asked = pb_utils.InferenceRequest(model_name="constant", requested_output_names=["OUT"], inputs=[x])
+        values = pb_utils.get_output_tensor_by_name(asked.exec(), "OUT").as_numpy()
+        values += 10
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)])
+"""
 ASKS_CONFIG = """
 input { name: "PATH" data_type: TYPE_STRING dims: [-1] }
 output { name: "END" data_type: TYPE_INT32 dims: [1] }
@@ -286,6 +306,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_python: Callable[
             for key, value in words.items():
                 code = code.replace(key, value)
             write(name + suffix, code, config)
+    write("constant", CONSTANT, INT_CONFIG)
+    write("scribbles", SCRIBBLES, INT_CONFIG)
     write("metrics", METRICS, INT_CONFIG)
     write("updates", UPDATES, INT_CONFIG)
     write("preprocess", PRE, PRE_CONFIG)
@@ -398,6 +420,11 @@ def test_a_model_asks_another(client: http.InferenceServerClient, model: str) ->
     a, b = np.arange(4, dtype=np.float32), np.full(4, 2, np.float32)
     result = client.infer(model, given(http, INPUT0=a, INPUT1=b))
     assert result.as_numpy("OUTPUT0").tolist() == (a + b).tolist()
+
+
+def test_what_a_model_writes_to_an_answer_is_its_own(client: http.InferenceServerClient) -> None:
+    for model, values in (("scribbles", [10, 11, 12]), ("scribbles", [10, 11, 12]), ("constant", [0, 1, 2])):
+        assert client.infer(model, given(http, IN=np.zeros(1, np.int32))).as_numpy("OUT").tolist() == values
 
 
 @pytest.mark.parametrize("suffix", ["", "_async"])

@@ -11,12 +11,9 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
 from penstock.errors import InvalidArgument
 from penstock.messages.request import InferRequest, Respond
 from penstock.messages.response import Answer
-from penstock.messages.tensor import Tensor as WireTensor
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.flags import (
@@ -26,7 +23,6 @@ from triton_python_backend_utils.flags import (
 from triton_python_backend_utils.iterator import ResponseIterator
 from triton_python_backend_utils.response import InferenceResponse
 from triton_python_backend_utils.runtime import Phase, Runtime
-from triton_python_backend_utils.tensor import Tensor
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,7 +37,7 @@ def execute(request: InferenceRequest) -> InferenceResponse:
     """The one response; waits for it. Raises `TritonModelException` where BLS is not supported."""
     services, runtime = _serving(request)
     message = _message(request, runtime, _unheard)
-    return InferenceResponse._received(_refusal(request, message) or services.ask(message))
+    return InferenceResponse._received(_refusal(request, message) or services.ask(message), services.shares_memory)
 
 
 def execute_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse]:
@@ -55,7 +51,11 @@ def execute_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse
         if answer is not None:
             answers[:] = [answer]
         if final:
-            _wake(loop, future, lambda: InferenceResponse._received(answers[0] if answers else None))
+            _wake(
+                loop,
+                future,
+                lambda: InferenceResponse._received(answers[0] if answers else None, services.shares_memory),
+            )
 
     message = _message(request, runtime, respond)
     future.add_done_callback(lambda done: services.cancel(message) if done.cancelled() else None)
@@ -107,7 +107,7 @@ def _message(request: InferenceRequest, runtime: Runtime, respond: Respond, deco
     source, flags = request._source, request.flags()
     return InferRequest(
         source.model_name,
-        {tensor._name: _shared(tensor) for tensor in request.inputs()},
+        {tensor._name: tensor._shared() for tensor in request.inputs()},
         respond,
         source.outputs,
         source.id,
@@ -122,15 +122,6 @@ def _message(request: InferenceRequest, runtime: Runtime, respond: Respond, deco
         request._caller,
         decoupled,
     )
-
-
-def _shared(tensor: Tensor) -> WireTensor:
-    """The elements for another model, which in a thread beside this one must not write to them."""
-    value = tensor._wire()
-    if isinstance(value, np.ndarray):
-        value = value.view()
-        value.flags.writeable = False
-    return value
 
 
 def _send(services: Services, request: InferenceRequest, message: InferRequest) -> None:

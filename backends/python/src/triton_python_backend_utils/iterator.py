@@ -64,4 +64,4 @@ class ResponseIterator:
             self._finished = True
         else:
             self._services.read(self._request)
-        self._given.append(InferenceResponse._received(answer))
+        self._given.append(InferenceResponse._received(answer, self._services.shares_memory))

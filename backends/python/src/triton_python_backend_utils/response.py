@@ -9,7 +9,7 @@ from penstock.errors import PenstockError
 from penstock.messages.response import InferResponse
 from triton_python_backend_utils.error import TritonError, TritonModelException
 from triton_python_backend_utils.parameters import Parameter, checked
-from triton_python_backend_utils.tensor import Tensor
+from triton_python_backend_utils.tensor import Tensor, read_only
 
 
 class InferenceResponse:
@@ -55,14 +55,20 @@ class InferenceResponse:
         return InferResponse({tensor._name: tensor._wire() for tensor in self._outputs}, self._parameters)
 
     @classmethod
-    def _received(cls, answer: InferResponse | PenstockError | None) -> InferenceResponse:
-        """The answer of another model. None is the end of a decoupled one: no outputs, no error."""
+    def _received(cls, answer: InferResponse | PenstockError | None, is_shared: bool = False) -> InferenceResponse:
+        """The answer of another model, in memory of that model's if it ``is_shared``.
+
+        None is the end of a decoupled one: no outputs, no error.
+        """
         response = cls.__new__(cls)
         response._outputs, response._error, response._parameters = [], None, {}
         if isinstance(answer, PenstockError):
             response._error = TritonError._from_penstock(answer)
         elif answer is not None:
-            response._outputs = [Tensor._received(name, value) for name, value in answer.outputs.items()]
+            outputs = answer.outputs
+            if is_shared:
+                outputs = {name: read_only(value) for name, value in outputs.items()}
+            response._outputs = [Tensor._received(name, value) for name, value in outputs.items()]
             response._parameters = dict(answer.parameters)
         return response
 

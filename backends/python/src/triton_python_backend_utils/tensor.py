@@ -120,6 +120,10 @@ class Tensor:
             return recall.encode(value)
         return value
 
+    def _shared(self) -> Array | BytesTensor:
+        """`_wire` for another model, which in a thread beside this one must not write to it."""
+        return read_only(self._wire())
+
     @classmethod
     def _received(cls, name: str, value: Array | BytesTensor) -> Tensor:
         """A tensor that the server has checked. Strings stay in wire form until somebody asks."""
@@ -142,3 +146,12 @@ def _accepted(array: Array) -> tuple[Array, DataType]:
     if native is None:
         raise TritonModelException("NumPy dtype is not supported.")
     return array.astype(native.numpy), native
+
+
+def read_only(value: Array | BytesTensor) -> Array | BytesTensor:
+    """``value`` for who must not write to it; `Tensor.as_numpy` copies it then."""
+    if isinstance(value, BytesTensor):
+        return value
+    view = value.view()
+    view.flags.writeable = False
+    return view

@@ -10,7 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
@@ -28,6 +28,9 @@ LOG_LEVELS: Final[Mapping[LogLevel, int]] = {
 
 class Services(ABC):
     """Other models, the log, and metrics of the model's own."""
+
+    #: Whether answers are the memory of the models that gave them, and not to be written to.
+    shares_memory: ClassVar[bool] = True
 
     @abstractmethod
     def infer(self, request: InferRequest) -> None:

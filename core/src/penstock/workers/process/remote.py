@@ -6,7 +6,7 @@ import base64
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.backends.services import LogLevel, Services
 from penstock.errors import Code, PenstockError
@@ -26,6 +26,8 @@ class RemoteServices(Services):
     ``tell`` writes one on the line of the answers: what a model says of its metrics is heard in the
     order in which it says it, and before what it answers afterwards.
     """
+
+    shares_memory: ClassVar[bool] = False
 
     def __init__(
         self,
