@@ -152,6 +152,6 @@ def read_only(value: Array | BytesTensor) -> Array | BytesTensor:
     """``value`` for who must not write to it; `Tensor.as_numpy` copies it then."""
     if isinstance(value, BytesTensor):
         return value
-    view = value.view()
+    view: Array = value.view()
     view.flags.writeable = False
     return view
