@@ -74,6 +74,8 @@ def test_a_limit_without_a_process_is_refused(given: dict[str, str]) -> None:
 
 def test_how_long_a_process_stays_awake_does_not_matter_where_there_is_none() -> None:
     assert chosen(Threaded, busy_poll_microseconds=300) is None
+    with pytest.raises(ConfigError, match="'busy_poll_microseconds' is 'long'"):
+        chosen(Threaded, busy_poll_microseconds="long")
 
 
 @pytest.mark.parametrize("value", [0, 1, 1_000_000])

@@ -49,10 +49,11 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
     chosen = None if asked == "thread" else backend.isolation(model)
     if chosen is None and asked == "process":
         chosen = Isolation()
+    memory_bytes = read_memory_limit(parameters)
+    busy_poll_us = read_busy_poll(parameters, 0 if chosen is None else chosen.busy_poll_us)
     if chosen is not None:
-        memory_bytes, busy_poll_us = read_memory_limit(parameters), read_busy_poll(parameters, chosen.busy_poll_us)
         return replace(chosen, memory_bytes=memory_bytes, busy_poll_us=busy_poll_us)
-    if MEMORY_LIMIT in parameters:
+    if memory_bytes:  # a limit would be lost; threads do without the other
         raise ConfigError(
             f"parameter '{MEMORY_LIMIT}' needs instances in processes of their own: set parameter '{ISOLATION}' to "
             "'process'"
