@@ -69,8 +69,8 @@ def _check_region_name(prefix: str) -> None:
 
 
 def _busy_poll_us(text: str) -> int:
-    value = whole_number(text)
-    if value is None or value not in BUSY_POLL_US:
+    value = whole_number(text, BUSY_POLL_US)
+    if value is None:
         raise ConfigError(
             f"backend option busy-poll-microseconds of 'python' is '{clip(text)}', expected {BUSY_POLL_EXPECTED}"
         )

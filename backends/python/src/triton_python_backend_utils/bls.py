@@ -23,6 +23,7 @@ from triton_python_backend_utils.flags import (
 from triton_python_backend_utils.iterator import ResponseIterator
 from triton_python_backend_utils.response import InferenceResponse
 from triton_python_backend_utils.runtime import Phase, Runtime
+from triton_python_backend_utils.tensor import read_only
 
 if TYPE_CHECKING:
     import asyncio
@@ -107,7 +108,7 @@ def _message(request: InferenceRequest, runtime: Runtime, respond: Respond, deco
     source, flags = request._source, request.flags()
     return InferRequest(
         source.model_name,
-        {tensor._name: tensor._shared() for tensor in request.inputs()},
+        {tensor._name: read_only(tensor._wire()) for tensor in request.inputs()},
         respond,
         source.outputs,
         source.id,

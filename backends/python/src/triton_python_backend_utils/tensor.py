@@ -120,10 +120,6 @@ class Tensor:
             return recall.encode(value)
         return value
 
-    def _shared(self) -> Array | BytesTensor:
-        """`_wire` for another model, which in a thread beside this one must not write to it."""
-        return read_only(self._wire())
-
     @classmethod
     def _received(cls, name: str, value: Array | BytesTensor) -> Tensor:
         """A tensor that the server has checked. Strings stay in wire form until somebody asks."""
@@ -149,7 +145,7 @@ def _accepted(array: Array) -> tuple[Array, DataType]:
 
 
 def read_only(value: Array | BytesTensor) -> Array | BytesTensor:
-    """``value`` for who must not write to it; `Tensor.as_numpy` copies it then."""
+    """``value`` for a model in a thread beside its owner's, which must not write to it: `Tensor.as_numpy` copies."""
     if isinstance(value, BytesTensor):
         return value
     view: Array = value.view()

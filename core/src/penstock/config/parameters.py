@@ -78,15 +78,17 @@ def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, defaul
     if key not in given:
         return default
     text = given[key].string_value
-    value = whole_number(text)
-    if value is None or value not in allowed:
+    value = whole_number(text, allowed)
+    if value is None:
         raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}", field=_path(key))
     return value
 
 
-def whole_number(text: str) -> int | None:
-    """What ``text`` says, if that is digits and nothing else, and not too many."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+def whole_number(text: str, allowed: range) -> int | None:
+    """What ``text`` says; None if that is not ``allowed``, or more than digits, or too many of them."""
+    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) in allowed:
+        return int(text)
+    return None
 
 
 def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:

@@ -112,6 +112,10 @@ class InferRequest:
             self.on_read(self)
 
     @property
+    def is_in_sequence(self) -> bool:
+        return self.sequence_id != 0 or self.sequence_start or self.sequence_end
+
+    @property
     def log_id(self) -> str:
         """The prefix that Triton puts before messages about a request."""
         return f"[request id: {self.id or '<id_unknown>'}] "

@@ -13,13 +13,7 @@ from weakref import WeakSet
 
 from penstock.backends.base import AnyInstance, Backend, Isolation, Model
 from penstock.config.json_form import to_json
-from penstock.config.parameters import (
-    ISOLATION,
-    MEMORY_LIMIT,
-    read_busy_poll,
-    read_isolation,
-    read_memory_limit,
-)
+from penstock.config.parameters import ISOLATION, MEMORY_LIMIT, read_busy_poll, read_isolation, read_memory_limit
 from penstock.errors import ConfigError
 from penstock.models.signature import Signature
 from penstock.telemetry.statistics import ModelStatistics

@@ -34,6 +34,14 @@ output {{ name: "y" data_type: TYPE_FP32 dims: [-1] }} output {{ name: "n" data_
 """
 
 
+def trial_config(instances: int = 1, config: str = "", **parameters: Any) -> str:
+    """The config of a trial model with those parameters of its own."""
+    written = (
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
+    )
+    return CONFIG.format(instances=instances) + config + "".join(written)
+
+
 class Running:
     """The model ``m`` of a server."""
 
@@ -86,12 +94,19 @@ def run_trial(repository: Path, tmp_path: Path, write_model: WriteModel) -> Iter
 
         def run(instances: int = 1, config: str = "", options: Any = None, **parameters: Any) -> Running:
             parameters.setdefault("folder", str(tmp_path))
-            text = CONFIG.format(instances=instances) + config
-            for key, value in parameters.items():
-                text += f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-            write_model("m", text)
+            write_model("m", trial_config(instances, config, **parameters))
             server = Server(repository, **{"exit_on_error": False, **(options or {})})
             server.plugins.backends.add(Trial, PluginInfo("trial", "tests", "0"))
             return Running(stack.enter_context(server), tmp_path, stack.close)
 
         yield run
+
+
+@pytest.fixture
+def write_callee(write_model: WriteModel, tmp_path: Path) -> Callable[[str], None]:
+    """Writes the model ``callee``, which does one deed for every request, in a thread of the server."""
+
+    def write(always: str) -> None:
+        write_model("callee", trial_config(isolation="thread", always=always, folder=str(tmp_path)))
+
+    return write

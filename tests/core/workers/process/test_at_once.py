@@ -15,26 +15,17 @@ import pytest
 from penstock.messages.response import Answer, InferResponse
 
 if TYPE_CHECKING:
-    from tests.core.conftest import WriteModel
     from tests.core.workers.process.conftest import Running
 
     Run = Callable[..., Running]
     WaitUntil = Callable[..., None]
-
-CALLEE = """
-backend: "trial" max_batch_size: 8 instance_group { kind: KIND_CPU }
-input { name: "x" data_type: TYPE_FP32 dims: [-1] }
-output { name: "y" data_type: TYPE_FP32 dims: [-1] } output { name: "n" data_type: TYPE_INT64 dims: [1] }
-parameters { key: "isolation" value { string_value: "thread" } }
-parameters { key: "always" value { string_value: "hold the loop" } }
-"""
 
 
 @pytest.mark.parametrize("busy_poll", [0, 300])
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_an_answer_does_not_wait_for_the_loop(
     run_trial: Run,
-    write_model: WriteModel,
+    write_callee: Callable[[str], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     wait_until: WaitUntil,
@@ -53,7 +44,7 @@ def test_an_answer_does_not_wait_for_the_loop(
         assert is_held.wait(10)
 
     monkeypatch.setitem(import_module("trial_backend").DEEDS, "hold the loop", hold_the_loop)
-    write_model("callee", CALLEE)
+    write_callee("hold the loop")
     poll = {"busy_poll_microseconds": busy_poll} if isolation == "process" else {}
     model = run_trial(rung="asker", isolation=isolation, **poll)
     found: list[Answer] = []
@@ -73,10 +64,10 @@ def test_an_answer_does_not_wait_for_the_loop(
 
 @pytest.mark.parametrize("as_timeout", [False, True])
 def test_a_call_that_an_alarm_interrupts_leaves_the_later_ones_theirs(
-    run_trial: Run, write_model: WriteModel, as_timeout: bool, monkeypatch: pytest.MonkeyPatch
+    run_trial: Run, write_callee: Callable[[str], None], as_timeout: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(import_module("trial_backend").DEEDS, "hold the loop", lambda folder, request: sleep(0.06))
-    write_model("callee", CALLEE)
+    write_callee("hold the loop")
     model = run_trial(rung="asker")
     for number in range(4):
         x = np.full((1, 2), number, np.float32)

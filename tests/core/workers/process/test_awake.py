@@ -26,20 +26,10 @@ from penstock.workers.process.wire.codec import Decoder, Encoder
 from penstock.workers.process.wire.frames import Frames, Kind, integers_frame, read_integers
 
 if TYPE_CHECKING:
-    from tests.core.conftest import WriteModel
     from tests.core.workers.process.conftest import Running
 
     Run = Callable[..., Running]
     WaitUntil = Callable[..., None]
-
-CALLEE = """
-backend: "trial" max_batch_size: 8 instance_group { kind: KIND_CPU }
-input { name: "x" data_type: TYPE_FP32 dims: [-1] }
-output { name: "y" data_type: TYPE_FP32 dims: [-1] } output { name: "n" data_type: TYPE_INT64 dims: [1] }
-parameters { key: "isolation" value { string_value: "thread" } }
-parameters { key: "always" value { string_value: "gate" } }
-parameters { key: "folder" value { string_value: "FOLDER" } }
-"""
 
 
 class Clock:
@@ -206,9 +196,9 @@ def test_a_process_sleeps_after_a_batch_of_many(run_trial: Run, tmp_path: Path, 
 
 @pytest.mark.parametrize("busy_poll", [0, 1_000_000])
 def test_who_waits_for_another_model_looks_as_long(
-    run_trial: Run, write_model: WriteModel, tmp_path: Path, wait_until: WaitUntil, busy_poll: int
+    run_trial: Run, write_callee: Callable[[str], None], tmp_path: Path, wait_until: WaitUntil, busy_poll: int
 ) -> None:
-    write_model("callee", CALLEE.replace("FOLDER", str(tmp_path)))
+    write_callee("gate")
     settings = {"load": "count looks", "busy_poll_microseconds": busy_poll}
     model = run_trial(rung="asker", options={"exit_timeout_secs": 5}, **settings)
     answers: list[Answer] = []

@@ -94,7 +94,7 @@ class KnownLayouts:
     def _keep(self, body: Buffer, decoded: Decoded) -> None:
         """Know the layout of ``body``, of which ``decoded`` was made, if one like it may come again."""
         request = decoded.request
-        if request.id or request.sequence_id or request.sequence_start or request.sequence_end:
+        if request.id or request.is_in_sequence:
             return
         tensors = [tensor for tensor in request.inputs.values() if isinstance(tensor, np.ndarray) and tensor.nbytes]
         if len(tensors) < len(request.inputs):

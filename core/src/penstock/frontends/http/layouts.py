@@ -68,7 +68,7 @@ class KnownLayouts:
         self, request: InferRequest, body: memoryview, json_bytes: int, forms: Mapping[str, Form], default: Form
     ) -> None:
         """Know the layout of ``body``, of which ``request`` was made, if one like it may come again."""
-        if json_bytes > _JSON_BYTES or json_bytes == body.nbytes or request.id or _is_in_sequence(request):
+        if json_bytes > _JSON_BYTES or json_bytes == body.nbytes or request.id or request.is_in_sequence:
             return
         places, end = [], json_bytes
         for name, tensor in request.inputs.items():
@@ -84,7 +84,3 @@ class KnownLayouts:
         self._known[body[:json_bytes].tobytes()] = Layout(
             body.nbytes, places, outputs, parameters, request.priority, request.timeout_us, forms, default
         )
-
-
-def _is_in_sequence(request: InferRequest) -> bool:
-    return request.sequence_id != 0 or request.sequence_start or request.sequence_end

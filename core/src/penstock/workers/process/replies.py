@@ -8,7 +8,6 @@ import socket
 import threading
 
 from penstock.messages.response import InferResponse
-from penstock.messages.tensor import as_tensor
 from penstock.workers.process.wire.answers import reply_of
 from penstock.workers.process.wire.codec import Encoder
 from penstock.workers.process.wire.frames import Kind
@@ -34,7 +33,7 @@ class DirectReplies:
 
     def send_at_once(self, call: int, response: InferResponse) -> bool:
         """Any thread. False if the loop has to do it: the response is large, or cannot be sent as it is."""
-        if any(as_tensor(tensor).nbytes >= INLINE for tensor in response.outputs.values()):
+        if any(tensor.nbytes >= INLINE for tensor in response.outputs.values()):
             return False
         try:
             message = self._encoder.answers(Kind.REPLIES, [reply_of(call, response, True)])
