@@ -106,6 +106,12 @@ def e2e(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["workshop"], default=False)
+def attack(session: nox.Session) -> None:
+    """Attacks on a real server: what each costs a bystander, and what memory it takes and gives back."""
+    _run(session, "pytest", "--health-p99-ms=50", *(session.posargs or ["tests/attack"]))
+
+
+@nox.session(venv_backend="none", requires=["workshop"], default=False)
 def architecture(session: nox.Session) -> None:
     """Import directions, banned calls, documentation that matches the code."""
     _run(session, "pytest", *(session.posargs or ["tests/architecture"]))

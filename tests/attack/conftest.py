@@ -1,0 +1,152 @@
+"""Attacks on a real server, with a bystander who must not notice them.
+
+``under_attack(server)`` is the frame of every test here: whatever is done inside it, a caller in another process
+is answered rightly and soon, and the memory of the server comes back. ``nox -s attack`` prints the figures of all of
+them, and holds health to 50 ms; a plain run, on a machine that may be busy with other things, to `PATIENCE_MS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Penstock
+
+BYSTANDER = Path(__file__).with_name("bystander.py")
+#: Health p99 that a plain run allows, in milliseconds; `nox -s attack` sets it to 50.
+PATIENCE_MS = 500.0
+#: An attack that is over sooner is watched until there are so many probes, so that a p99 means something.
+PROBES = 200
+#: Resident memory afterwards, over that before: a fifth, and what an allocator keeps of a small server anyhow.
+KEPT, KEPT_BYTES = 1.2, 4 << 20
+#: How long the server has to give memory back.
+GIVE_BACK_S = 10.0
+HOSTS = {"native": (), "others": ("--http-server=hypercorn", "--grpc-server=grpcio")}
+
+FIGURES = pytest.StashKey[list["Figures"]]()
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one attack did to a server: latencies of health in milliseconds, resident memory in bytes."""
+
+    name: str
+    p50_ms: float
+    p99_ms: float
+    worst_ms: float
+    before_bytes: int
+    peak_bytes: int
+    after_bytes: int
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--health-p99-ms", type=float, default=PATIENCE_MS, help="what an attack may cost a bystander")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The figures of all attacks, in the order in which they ran."""
+    figures = config.stash.get(FIGURES, [])
+    if not figures:
+        return
+    terminalreporter.section("attacks")
+    width = max(len(each.name) for each in figures)
+    terminalreporter.line(f"{'':{width}}      health ms         resident MiB")
+    terminalreporter.line(f"{'':{width}}   p50   p99  worst  before   most  after")
+    for each in figures:
+        mib = [round(size / 2**20) for size in (each.before_bytes, each.peak_bytes, each.after_bytes)]
+        terminalreporter.line(
+            f"{each.name:{width}} {each.p50_ms:5.1f} {each.p99_ms:5.1f} {each.worst_ms:6.1f}"
+            f"  {mib[0]:6} {mib[1]:6} {mib[2]:6}"
+        )
+
+
+@pytest.fixture(scope="session")
+def attack_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``echo``, which the bystander asks, and ``huge``, an echo of bytes."""
+    root = tmp_path_factory.mktemp("attacked")
+    for name, datatype in (("echo", "FP32"), ("huge", "UINT8")):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(
+            f'backend: "identity" '
+            f'input {{ name: "IN" data_type: TYPE_{datatype} dims: [-1] }} '
+            f'output {{ name: "OUT" data_type: TYPE_{datatype} dims: [-1] }}'
+        )
+    return root
+
+
+@pytest.fixture(params=list(HOSTS))
+def attacked(request: pytest.FixtureRequest, serve: Callable[..., Penstock], attack_repository: Path) -> Penstock:
+    """A server of its own for each test, on our hosts of HTTP and gRPC, and on the others."""
+    return serve(f"--model-repository={attack_repository}", *HOSTS[request.param])
+
+
+@pytest.fixture
+def attacked_natively(serve: Callable[..., Penstock], attack_repository: Path) -> Penstock:
+    """The same on our hosts only, for attacks on what only they have."""
+    return serve(f"--model-repository={attack_repository}")
+
+
+@pytest.fixture
+def under_attack(
+    request: pytest.FixtureRequest, wait_until: Callable[..., None]
+) -> Callable[[Penstock], contextlib.AbstractContextManager[None]]:
+    """``with under_attack(server): ...`` judges what the block did to everybody else."""
+    allowed_ms: float = request.config.getoption("--health-p99-ms")
+
+    @contextlib.contextmanager
+    def frame(server: Penstock) -> Iterator[None]:
+        _warm(server.http)
+        before = server.rss_bytes
+        server.forget_peak()
+        with subprocess.Popen(
+            [sys.executable, str(BYSTANDER), str(server.http)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as bystander:
+            assert bystander.stdin is not None
+            assert bystander.stdout is not None
+            try:
+                assert bystander.stdout.readline() == b"watching\n"
+                yield
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    bystander.wait(PROBES * 0.005)
+                bystander.stdin.close()
+                seen = json.loads(bystander.stdout.read())
+            finally:
+                bystander.kill()
+        limit = int(before * KEPT) + KEPT_BYTES
+        with contextlib.suppress(AssertionError):  # worded below, with the figures
+            wait_until(lambda: server.rss_bytes <= limit, "the memory is given back", GIVE_BACK_S)
+        latencies_ms = sorted(latency / 1e6 for latency in seen["latencies_ns"])
+        figures = Figures(
+            request.node.name.removeprefix("test_"),
+            latencies_ms[len(latencies_ms) // 2],
+            latencies_ms[len(latencies_ms) * 99 // 100],
+            latencies_ms[-1],
+            before,
+            server.peak_rss_bytes,
+            server.rss_bytes,
+        )
+        request.config.stash.setdefault(FIGURES, []).append(figures)
+        assert not seen["failures"], seen["failures"][:5]
+        assert figures.p99_ms <= allowed_ms, figures
+        assert figures.after_bytes <= limit, figures
+
+    return frame
+
+
+def _warm(port: int) -> None:
+    """Ask once for what the bystander will ask for, so that what is made once is not counted as kept."""
+    for method, path in (("GET", "/v2/health/live"), ("GET", "/v2"), ("GET", "/v2/models/echo/stats")):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request(method, path)
+        assert connection.getresponse().read() is not None
+        connection.close()
