@@ -20,6 +20,7 @@ class OnnxRuntime(Backend):
     Parameters = Parameters
     devices = ("gpu", "cpu")
     default_cpu_instances = 2
+    outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own
 
     def complete_config(self, model: Model) -> None:
         """Everything that the graph knows; nothing if the config names inputs and outputs."""

@@ -7,7 +7,7 @@ four rungs, and which one is decided once, at load, by its base class:
 1. `Instance`: ``execute(tensors) -> tensors``. Rows in, rows out. Core stacks the rows of many
    requests, splits the answers, and checks names, dtypes and shapes on both sides.
 2. `RequestInstance`: ``execute_requests(requests) -> answers``. For ragged inputs, request
-   parameters and an error per request.
+   parameters and an error per request. From here on, the shapes of outputs are the instance's matter.
 3. `StreamInstance`: ``stream(request) -> iterator of responses``. For decoupled answers.
 4. `DeferredInstance`: ``accept(calls)``. For answers at any time and from any thread.
 
@@ -135,6 +135,9 @@ class Backend(ABC):
     #: Kinds of device that an instance can run on, most preferred first.
     devices: ClassVar[tuple[DeviceKind, ...]] = ("cpu",)
     dtypes: ClassVar[tuple[DataType, ...]] = dtypes.ALL
+    #: Whether an output whose data type or dims are not the config's is passed on as it is, with one
+    #: warning, instead of being an error. For models that were written for Triton, which passes them on.
+    outputs_as_given: ClassVar[bool] = False
     #: Options that ``penstock serve --dev`` sets where the command line says nothing else.
     dev_options: ClassVar[Mapping[str, str]] = {}
     #: Instances of a CPU group whose config gives no count.

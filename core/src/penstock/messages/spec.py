@@ -38,8 +38,15 @@ class Spec:
 
     @classmethod
     def from_json(cls, io: Mapping[str, Any]) -> Spec:
-        """`from_config` of the form of the ``/config`` endpoint, without reshape: a child has no protobuf."""
-        return cls(io["name"], dtypes.BY_CONFIG_NAME[io["data_type"]], tuple(io["dims"]))
+        """`from_config` of the form of the ``/config`` endpoint, since a child has no protobuf. Its ``dims`` are
+        those that the backend sees: nothing is reshaped in a child."""
+        dims = io["reshape"]["shape"] if io.get("reshape") else io["dims"]
+        return cls(io["name"], dtypes.BY_CONFIG_NAME[io["data_type"]], tuple(dims))
+
+    @property
+    def backend_dims(self) -> Shape:
+        """``dims`` as the backend sees them."""
+        return self.dims if self.reshape is None else self.reshape
 
     def apply_reshape(self, shape: Shape) -> Shape:
         """What the backend sees for a request's ``shape`` (without batch axis)."""

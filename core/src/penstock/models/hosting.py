@@ -74,7 +74,9 @@ class Hosting:
     ) -> None:
         self._backend, self._model, self._statistics = backend, model, statistics
         self._loop, self._services, self._grace = loop, services, grace
-        self._contract = Contract(model.name, str(model.version), signature.outputs, signature.batched)
+        self._contract = Contract(
+            model.name, str(model.version), signature.outputs, signature.batched, backend.outputs_as_given
+        )
         self._samples: list[Sample] = read_samples(model.config, model.path.parent)
 
     def load(self, isolation: Isolation | None, roster: WeakSet[ProcessHost]) -> list[Host]:
@@ -138,6 +140,7 @@ class Hosting:
             placement.name,
             placement.device.kind,
             placement.device.id,
+            backend.outputs_as_given,
         )
 
     def _load(self, model: Model) -> tuple[AnyInstance, Runner]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -13,36 +14,69 @@ from penstock.messages.response import Answer, InferResponse
 from penstock.messages.spec import Spec
 from penstock.messages.tensor import Tensor, as_tensor, data_type
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The name, version and outputs of a model. ``batched``: outputs have a batch axis."""
+    """The name, version and outputs of a model. ``batched``: outputs have a batch axis.
+
+    An output whose data type or dims are not the config's is an error, or, if outputs are taken
+    ``as_given``, passed on as it is, with one warning for each output.
+    """
 
     name: str
     version: str
     outputs: Mapping[str, Spec]
     batched: bool
+    as_given: bool = False
+    #: Per output its rank as the backend gives it, batch axis included, and the axes that have a size.
+    _shapes: Mapping[str, tuple[int, tuple[tuple[int, int], ...]]] = field(init=False, repr=False, compare=False)
+    _warned: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        begin = int(self.batched)
+        object.__setattr__(
+            self,
+            "_shapes",
+            {
+                name: (
+                    begin + len(spec.backend_dims),
+                    tuple((axis, size) for axis, size in enumerate(spec.backend_dims, begin) if size >= 0),
+                )
+                for name, spec in self.outputs.items()
+            },
+        )
 
     @classmethod
-    def from_json(cls, config: Mapping[str, Any], version: str) -> Contract:
-        """What a config promises that is in the form of the ``/config`` endpoint, but for reshapes."""
+    def from_json(cls, config: Mapping[str, Any], version: str, as_given: bool = False) -> Contract:
+        """What a config promises that is in the form of the ``/config`` endpoint, as a backend sees it: reshaped."""
         outputs = {output["name"]: Spec.from_json(output) for output in config.get("output", ())}
-        return cls(config["name"], version, outputs, config.get("max_batch_size", 0) > 0)
+        return cls(config["name"], version, outputs, config.get("max_batch_size", 0) > 0, as_given)
 
     def accept(self, spec: Spec, tensor: Tensor, rows: int) -> Tensor:
         """``tensor`` in the shape that clients see, or `BackendError` saying what is wrong."""
-        self._require_type(spec, tensor)
+        self._judge_type(spec, tensor)
         shape = tensor.shape
         if self.batched and (not shape or shape[0] != rows):
             raise BackendError(
                 f"model '{self.name}': output '{spec.name}' has shape {list(shape)}, but the batch has {rows} rows"
             )
+        rank, fixed = self._shapes[spec.name]
+        fits = len(shape) == rank
+        if fits:
+            for axis, size in fixed:
+                if shape[axis] != size:
+                    fits = False
+        if not fits:
+            expected = [-1] * self.batched + list(spec.backend_dims)
+            self._differs(spec, f"has shape {list(shape)}, but the config says {expected}")
         return self._for_client(spec, tensor)
 
     def sign(self, request: InferRequest, response: InferResponse) -> InferResponse:
         """``response`` as this model's, with the outputs requested; raises `BackendError`.
 
-        Shapes are taken as they are, but for the reshape of the config: an instance that answers
+        Dims are taken as they are, but for the reshape of the config: an instance that answers
         request by request knows them best. What is not asked for is dropped unjudged, unless all of
         it is unknown (behaviours.md section 9.3).
         """
@@ -51,7 +85,7 @@ class Contract:
         for name, value in response.outputs.items():
             if not wanted or name in wanted:
                 tensor, spec = as_tensor(value), self._spec(name)
-                self._require_type(spec, tensor)
+                self._judge_type(spec, tensor)
                 outputs[name] = self._for_client(spec, tensor)
         if not outputs and response.outputs and self.outputs.keys().isdisjoint(response.outputs):
             self._spec(next(iter(response.outputs)))
@@ -88,9 +122,16 @@ class Contract:
             )
         return tensor.reshape(shape)
 
-    def _require_type(self, spec: Spec, tensor: Tensor) -> None:
+    def _judge_type(self, spec: Spec, tensor: Tensor) -> None:
         found = data_type(tensor)
         if found is not spec.datatype:
-            raise BackendError(
-                f"model '{self.name}': output '{spec.name}' is {found}, but the config says {spec.datatype}"
-            )
+            self._differs(spec, f"is {found}, but the config says {spec.datatype}")
+
+    def _differs(self, spec: Spec, how: str) -> None:
+        """Say, once, that an output is not what the config says; `BackendError` unless outputs are taken as given."""
+        text = f"model '{self.name}': output '{spec.name}' {how}"
+        if not self.as_given:
+            raise BackendError(text)
+        if spec.name not in self._warned:
+            self._warned.add(spec.name)
+            log.warning("%s; it is passed on as it is", text)

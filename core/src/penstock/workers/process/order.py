@@ -34,7 +34,8 @@ class Order:
     ``path`` is the version's directory. ``backend`` is ``module:class`` and ``options`` its
     ``--backend-config`` settings. ``config`` is the model's config as JSON, in the form of the
     ``/config`` endpoint, and ``parameters`` its parameters as text. ``entry`` is that of
-    `penstock.backends.base.Isolation`. ``services`` is set in the child.
+    `penstock.backends.base.Isolation`. ``outputs_as_given`` is the backend's. ``services`` is set in
+    the child.
     """
 
     entry: str
@@ -48,6 +49,7 @@ class Order:
     instance_name: str
     device_kind: DeviceKind
     device_id: int
+    outputs_as_given: bool = False
     services: Services | None = None
 
     def to_json(self) -> bytes:
@@ -55,8 +57,8 @@ class Order:
         return json.dumps(asdict(replace(self, services=None))).encode()
 
     def contract(self) -> Contract:
-        """What the model promises; the server judges it, and undoes reshapes."""
-        return Unjudged.from_json(json.loads(self.config), str(self.version))
+        """What the model promises; the server judges responses, and undoes reshapes."""
+        return Unjudged.from_json(json.loads(self.config), str(self.version), self.outputs_as_given)
 
     @classmethod
     def from_json(cls, text: bytes, services: Services) -> Order:
