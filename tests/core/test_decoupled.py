@@ -16,7 +16,7 @@ from penstock.errors import Unsupported
 from penstock.frontends.grpc.frontend import GrpcFrontend
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
-from penstock.plugins import PluginInfo
+from penstock.registry import PluginInfo
 from penstock.server import Server
 
 CONFIG = """

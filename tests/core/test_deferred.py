@@ -14,7 +14,7 @@ from penstock.backends.base import Backend, Call, DeferredInstance, Model
 from penstock.errors import InternalError, Unavailable
 from penstock.messages.request import UNREAD, InferRequest
 from penstock.messages.response import Answer, InferResponse
-from penstock.plugins import PluginInfo
+from penstock.registry import PluginInfo
 from penstock.server import Server
 
 CONFIG = """

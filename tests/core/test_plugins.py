@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +14,11 @@ import pytest
 from penstock import hookspecs
 from penstock.backends.base import Backend
 from penstock.config.options import ServerOptions
-from penstock.errors import LoadError, PluginError
+from penstock.errors import ConfigError, LoadError, PluginError
 from penstock.models.parts import make_backend
-from penstock.plugins import PluginInfo, Plugins
+from penstock.plugins import Plugins
+from penstock.registry import PluginInfo
+from penstock.server import Phase, Server
 
 Install = Callable[..., None]
 
@@ -78,7 +82,10 @@ def test_the_built_in_parts_come_through_the_same_hooks() -> None:
             "there is no hook 'register_backend'; did you mean 'register_backends'?",
         ),
         ("from penstock import hookimpl\n@hookimpl\ndef register_backends(extra):\n    return []", "extra"),
-        ("from penstock import hookimpl\n@hookimpl\ndef register_backends():\n    return [1]", "name"),
+        (
+            "from penstock import hookimpl\n@hookimpl\ndef register_backends():\n    return [1]",
+            "no subclass of Backend",
+        ),
     ],
 )
 def test_a_broken_plugin_stops_only_the_model_that_needs_it(install: Install, source: str, reason: str) -> None:
@@ -94,11 +101,188 @@ def test_a_broken_plugin_stops_only_the_model_that_needs_it(install: Install, so
     assert reason in refusal.value.message
 
 
-def test_two_plugins_that_claim_one_name_are_both_named(install: Install) -> None:
+#: Brings a part of each kind and takes part in hooks, before a last line that is wrong.
+WHOLE = (
+    BACKEND.format(name="toy")
+    + """
+from penstock.schedulers.direct import DirectScheduler
+from penstock.frontends.metrics import MetricsFrontend
+
+class ToyScheduler(DirectScheduler):
+    name = "toy"
+
+class ToyFrontend(MetricsFrontend):
+    name = "toy"
+
+@hookimpl
+def register_schedulers():
+    return [ToyScheduler]
+
+@hookimpl
+def register_frontends():
+    return [ToyFrontend]
+
+@hookimpl
+def find_backend(name):
+    return Toy
+
+@hookimpl
+def server_started(server):
+    server.toy = True
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "@hookimpl\ndef model_loadet(model):\n    pass",
+        "@hookimpl\ndef model_loaded(model, colour):\n    pass",
+        "@hookimpl\ndef register_frontends():\n    return None",
+        "@hookimpl\ndef add_options(parser):\n    parser.add_argument('--toy')\n    parser.colour()",
+        "raise SystemExit(3)",
+        "import no_such_engine",
+    ],
+)
+def test_a_broken_plugin_contributes_nothing(install: Install, fault: str) -> None:
+    install("penstock-half", "half", f"{WHOLE}\n{fault}\n")
+    plugins = Plugins.discover()
+    assert "--toy" not in plugins.option_parser().format_help()
+    broken = info(plugins, "half")
+    assert (bool(broken.error), broken.parts) == (True, [])
+    for registry in (plugins.backends, plugins.schedulers, plugins.frontends):
+        assert "toy" not in registry.names()
+        assert "toy" not in [part.name for part in registry]
+    assert [
+        impl for hook in vars(plugins.hook).values() for impl in hook.get_hookimpls() if "half" in impl.plugin_name
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("distribution", "entry", "wanted"),
+    [("penstock-toy", "engine", "toy"), ("Penstock_Toy", "engine", "toy"), ("toy-things", "toy", "toy"),
+     ("penstock-my-toy", "engine", "my_toy")],
+)  # fmt: skip
+def test_the_reason_of_a_broken_plugin_reaches_the_model_whatever_gave_the_plugin_its_name(
+    install: Install, distribution: str, entry: str, wanted: str
+) -> None:
+    install(distribution, entry, "import no_such_engine")
+    with pytest.raises(LoadError, match="is broken: ModuleNotFoundError: No module named 'no_such_engine'"):
+        Plugins.discover().backends.get(wanted)
+
+
+def test_a_broken_plugin_is_known_by_the_parts_it_would_have_brought(install: Install) -> None:
+    install("acme-engines", "acme", f"{WHOLE}\n@hookimpl\ndef model_loadet(model):\n    pass\n")
+    plugins = Plugins.discover()
+    for registry in (plugins.backends, plugins.schedulers, plugins.frontends):
+        with pytest.raises(LoadError, match=r"'acme' of acme-engines 1\.2 is broken: .*model_loadet"):
+            registry.get("toy")
+
+
+def test_what_nobody_provides_is_answered_with_the_plugins_that_might_have(install: Install) -> None:
+    install("acme-engines", "acme", "import no_such_engine")
+    with pytest.raises(LoadError, match=r"installed: .*; broken: 'acme' of acme-engines 1\.2 \(ModuleNotFoundError"):
+        Plugins.discover().backends.get("tensorfly")
+
+
+PARTS = {
+    "backends": "from penstock.backends.identity import Identity as Base",
+    "schedulers": "from penstock.schedulers.direct import DirectScheduler as Base",
+    "frontends": "from penstock.frontends.metrics import MetricsFrontend as Base",
+}
+TWIN = """
+from penstock import hookimpl
+{source}
+
+class Twin(Base):
+    name = "{name}"
+
+@hookimpl
+def register_{kind}():
+    return [Twin]
+"""
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_two_plugins_that_claim_one_name_are_both_named(install: Install, kind: str) -> None:
     for distribution in ("penstock-one", "penstock-two"):
-        install(distribution, distribution[9:], BACKEND.format(name="twin"))
-    with pytest.raises(LoadError, match=r"'one' of penstock-one 1\.2 and 'two' of penstock-two 1\.2"):
-        Plugins.discover().backends.get("twin")
+        install(distribution, distribution[9:], TWIN.format(kind=kind, source=PARTS[kind], name="twin"))
+    plugins = Plugins.discover()
+    text = rf"{kind[:-1]} 'twin' is claimed by both 'one' of penstock-one 1\.2 and 'two' of penstock-two 1\.2"
+    registry: Any = getattr(plugins, kind)
+    for look in (lambda: registry.get("twin"), lambda: list(registry)):
+        with pytest.raises(LoadError, match=text):
+            look()
+    assert len(plugins.complaints) == 1
+    for name in ("one", "two"):
+        assert plugins.conflicts_of(info(plugins, name)) == plugins.complaints
+    assert plugins.conflicts_of(info(plugins, "builtins")) == []
+
+
+def test_a_second_frontend_of_a_name_stops_the_start_instead_of_making_both_vanish(
+    install: Install, tmp_path: Path
+) -> None:
+    install("penstock-two", "two", TWIN.format(kind="frontends", source=PARTS["frontends"], name="http"))
+
+    async def scenario() -> None:
+        (tmp_path / "models").mkdir()
+        async with Server(tmp_path / "models", http_port=0, grpc_port=0, metrics_port=0) as server:
+            with pytest.raises(
+                LoadError, match=r"frontend 'http' is claimed by both 'builtins' of penstock .* and 'two'"
+            ):
+                await server.start_frontends()
+            assert server.frontends == []
+
+    asyncio.run(scenario())
+
+
+LISTENER = """
+from penstock import hookimpl
+
+@hookimpl
+def {hook}({argument}):
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "argument"), [("server_stopping", "server"), ("model_loaded", "model"), ("model_unloaded", "model")]
+)
+def test_a_plugin_that_raises_keeps_no_other_from_being_told(
+    install: Install, hook: str, argument: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+    for name in ("one", "two", "three"):
+        body = "raise ValueError('tired')" if name == "two" else f"{argument}.append('{name}')"
+        install(f"penstock-{name}", name, LISTENER.format(hook=hook, argument=argument, body=body))
+    Plugins.discover().tell(hook, **{argument: heard})
+    assert sorted(heard) == ["one", "three"]
+    assert f"plugin 'penstock-two:two' failed in {hook}" in caplog.text
+
+
+OPTIONS = """
+from penstock import hookimpl
+
+@hookimpl
+def add_options(parser):
+    parser.add_argument("--depth", type=int, default="3")
+    parser.add_argument("--colour", required={required})
+"""
+
+
+def test_an_embedded_server_has_the_options_of_its_plugins(install: Install, tmp_path: Path) -> None:
+    install("penstock-toy", "toy", OPTIONS.format(required=False))
+    assert Server(tmp_path).options.plugin_options == argparse.Namespace(depth=3, colour=None)
+    given = argparse.Namespace(colour="red")
+    assert Server(tmp_path, plugin_options=given).options.plugin_options == argparse.Namespace(depth=3, colour="red")
+    assert given == argparse.Namespace(colour="red")
+
+
+def test_an_option_of_a_plugin_that_is_required_and_missing_is_named(install: Install, tmp_path: Path) -> None:
+    install("penstock-toy", "toy", OPTIONS.format(required=True))
+    with pytest.raises(ConfigError, match="--colour"):
+        Server(tmp_path)
+    assert Server(tmp_path, plugin_options=argparse.Namespace(colour="red")).phase is Phase.NEW
 
 
 def test_an_allow_list_leaves_the_others_unimported(install: Install) -> None:

@@ -62,8 +62,8 @@ def register_frontends() -> Sequence[type[Frontend]]:  # type: ignore[empty-body
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add command-line options to ``penstock serve``.
 
-    Called once, before the command line is parsed; the parsed values stand in
-    ``server.options.plugin_options``. A raise marks the plugin broken.
+    Called before the command line is parsed, and once more by the server, which has the values, or
+    the defaults in a script, in ``server.options.plugin_options``. A raise marks the plugin broken.
     """
 
 

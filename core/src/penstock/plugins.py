@@ -1,83 +1,32 @@
 """Finds plugins, fills the registries, and explains what is broken.
 
 One `Plugins` per server; there is no global manager. A plugin that cannot be imported, or whose
-hooks do not match, is kept with the reason: it stops nobody but the model that needs it, which
-fails to load with that same reason.
+hooks do not match, is kept with the reason. None of its parts is registered and none of its hooks
+is called: it stops nobody but the model that needs it, which fails to load with that same reason.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points, version
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, NoReturn
 
 import pluggy
 
 from penstock import builtins, hookspecs
 from penstock.backends.base import Backend
-from penstock.errors import LoadError
+from penstock.errors import ConfigError
 from penstock.frontends.base import Frontend
+from penstock.registry import PluginInfo, Registry
 from penstock.schedulers.base import Scheduler
 
+log = logging.getLogger(__name__)
+
 GROUP = "penstock"
-
-
-P = TypeVar("P", bound=type)
-
-
-@dataclass(slots=True)
-class PluginInfo:
-    """One plugin: where it comes from, which parts it brings, and why it is broken, if it is."""
-
-    name: str
-    distribution: str
-    version: str
-    parts: list[str] = field(default_factory=list)
-    error: str | None = None
-
-    def __str__(self) -> str:
-        return f"'{self.name}' of {self.distribution} {self.version}"
-
-
-class Registry(Generic[P]):
-    """The classes of one kind of part, by name. Read-only once the plugins are loaded."""
-
-    def __init__(self, kind: str, broken: Mapping[str, PluginInfo]) -> None:
-        self.kind = kind
-        self._broken = broken
-        self._parts: dict[str, list[tuple[P, PluginInfo]]] = {}
-
-    def add(self, part: P, origin: PluginInfo) -> None:
-        self._parts.setdefault(part.name, []).append((part, origin))  # type: ignore[attr-defined]
-        origin.parts.append(f"{self.kind} {part.name}")  # type: ignore[attr-defined]
-
-    def __iter__(self) -> Iterator[P]:
-        """The parts that exist exactly once, in order of registration."""
-        return (claims[0][0] for claims in self._parts.values() if len(claims) == 1)
-
-    def names(self) -> list[str]:
-        return sorted(self._parts)
-
-    def get(self, name: str) -> P:
-        """The part called ``name``; raises `LoadError` with the reason if there is none."""
-        claims = self._parts.get(name, [])
-        if len(claims) == 1:
-            return claims[0][0]
-        if claims:
-            owners = " and ".join(str(origin) for _, origin in claims)
-            raise LoadError(f"{self.kind} '{name}' is claimed by both {owners}: uninstall one, or use --plugins")
-        if name in self._broken:
-            raise LoadError(f"plugin {self._broken[name]} is broken: {self._broken[name].error}")
-        raise LoadError(self._unknown(name))
-
-    def _unknown(self, name: str) -> str:
-        nearest = get_close_matches(name, self._parts, 1)
-        hint = f"did you mean '{nearest[0]}'? " if nearest else ""
-        return f"no plugin provides {self.kind} '{name}'; {hint}installed: {', '.join(self.names())}"
 
 
 class Plugins:
@@ -85,11 +34,11 @@ class Plugins:
 
     def __init__(self) -> None:
         self.plugins: list[PluginInfo] = []
-        self._broken: dict[str, PluginInfo] = {}
+        self._broken: list[PluginInfo] = []
         self._modules: list[tuple[PluginInfo, ModuleType]] = []
-        self.backends: Registry[type[Backend]] = Registry("backend", self._broken)
-        self.schedulers: Registry[type[Scheduler]] = Registry("scheduler", self._broken)
-        self.frontends: Registry[type[Frontend]] = Registry("frontend", self._broken)
+        self.backends: Registry[type[Backend]] = Registry("backend", Backend, self._broken)
+        self.schedulers: Registry[type[Scheduler]] = Registry("scheduler", Scheduler, self._broken)
+        self.frontends: Registry[type[Frontend]] = Registry("frontend", Frontend, self._broken)
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)
         self._kinds: Mapping[str, Registry[Any]] = {
@@ -113,35 +62,85 @@ class Plugins:
         """The hooks that are called after the registries are filled."""
         return self._manager.hook
 
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Let each plugin add its options to ``parser``; one that raises is broken from then on."""
-        for info, module in self._modules:
-            self._ask_for_options(info, module, parser)
+    @property
+    def complaints(self) -> list[str]:
+        """What is wrong: each broken plugin with its reason, and each part that two of them claim."""
+        broken = [f"plugin {info} is broken: {info.error}" for info in self._broken]
+        return broken + [text for registry in self._kinds.values() for text in registry.conflicts()]
 
-    def _ask_for_options(self, info: PluginInfo, module: ModuleType, parser: argparse.ArgumentParser) -> None:
-        try:
-            getattr(module, "add_options", _no_options)(parser)
-        except Exception as error:  # as in _add
-            self._break(info, error)
+    def conflicts_of(self, info: PluginInfo) -> list[str]:
+        """Which parts of ``info`` cannot be used, because another plugin has one of that name."""
+        found = [pair for registry in self._kinds.values() for pair in registry.conflicts().items()]
+        return [text for text, claimants in found if info in claimants]
+
+    def option_parser(self) -> argparse.ArgumentParser:
+        """A parser of the options that the plugins add; a plugin that raises is broken from then on.
+
+        The parser raises `ConfigError` where others would end the program.
+        """
+        parser: argparse.ArgumentParser = _OptionParser()
+        for info, module in tuple(self._modules):
+            trial = _OptionParser(parents=[parser])  # of one that adds something and then raises, nothing is kept
+            try:
+                getattr(module, "add_options", _no_options)(trial)
+            except (Exception, SystemExit) as error:  # as in _add
+                self._break(info, error)
+            else:
+                parser = trial
+        return parser
+
+    def read_options(self, given: argparse.Namespace | None) -> argparse.Namespace:
+        """The options of the plugins: those ``given``, and the defaults of the others.
+
+        Raises `ConfigError` for one that is required and not given.
+        """
+        given = given or argparse.Namespace()
+        parser = self.option_parser()
+        for action in parser._actions:
+            action.required = action.required and not hasattr(given, action.dest)
+        return parser.parse_args([], argparse.Namespace(**vars(given)))
 
     def register(self, plugin: object) -> None:
         """Take part in the hooks with an object that the server itself has made."""
         self._manager.register(plugin)
 
+    def tell(self, hook: str, **given: Any) -> None:
+        """Call ``hook`` of every plugin. A raise is logged, and keeps nobody else from being told."""
+        plugins = {id(one.plugin): one.plugin for one in getattr(self.hook, hook).get_hookimpls()}
+        for plugin in plugins.values():
+            others = [other for other in plugins.values() if other is not plugin]
+            try:
+                self._manager.subset_hook_caller(hook, others)(**given)
+            except Exception:
+                log.exception("plugin '%s' failed in %s", self._manager.get_name(plugin), hook)
+
     def _add(self, info: PluginInfo, load: Callable[[], ModuleType]) -> None:
         self.plugins.append(info)
+        parts: list[tuple[Registry[Any], Any]] = []
         try:
             module = load()
-            self._manager.register(module, f"{info.distribution}:{info.name}")
+            self._collect(module, parts)
             self._refuse_unknown_hooks(module)
-            self._collect(module, info)
-            self._modules.append((info, module))
-        except Exception as error:  # whatever a stranger's module may raise is kept as its reason
+            self._manager.register(module, _name(info))
+        except (Exception, SystemExit) as error:  # whatever a stranger's module may raise is kept as its reason
+            info.withheld = [registry.require(part) for registry, part in parts]
             self._break(info, error)
+            return
+        self._modules.append((info, module))
+        for registry, part in parts:
+            registry.add(part, info)
 
-    def _break(self, info: PluginInfo, error: Exception) -> None:
+    def _break(self, info: PluginInfo, error: BaseException) -> None:
+        """Nothing of this plugin counts from now on."""
         info.error = f"{type(error).__name__}: {error}"
-        self._broken[info.name] = info
+        info.withheld += info.parts
+        info.parts = []
+        self._broken.append(info)
+        self._modules = [pair for pair in self._modules if pair[0] is not info]
+        for registry in self._kinds.values():
+            registry.withdraw(info)
+        if self._manager.has_plugin(_name(info)):
+            self._manager.unregister(name=_name(info))
 
     def _refuse_unknown_hooks(self, module: ModuleType) -> None:
         known = [name for name in vars(hookspecs) if hasattr(getattr(hookspecs, name), "penstock_spec")]
@@ -151,14 +150,28 @@ class Plugins:
                 hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
                 raise TypeError(f"there is no hook '{name}'{hint}")
 
-    def _collect(self, module: ModuleType, info: PluginInfo) -> None:
+    def _collect(self, module: ModuleType, parts: list[tuple[Registry[Any], Any]]) -> None:
+        """Ask ``module`` for its parts; those that it gave before a raise are in ``parts``, too."""
         for hook, registry in self._kinds.items():
             for part in getattr(module, hook, tuple)():
-                registry.add(part, info)
+                registry.require(part)
+                parts.append((registry, part))
+
+
+class _OptionParser(argparse.ArgumentParser):
+    def __init__(self, parents: Sequence[argparse.ArgumentParser] = ()) -> None:
+        super().__init__(prog="penstock serve", parents=parents, add_help=False, exit_on_error=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
 
 
 def _no_options(parser: argparse.ArgumentParser) -> None:
     """What a plugin without options adds."""
+
+
+def _name(info: PluginInfo) -> str:
+    return f"{info.distribution}:{info.name}"
 
 
 def _describe(entry: EntryPoint) -> PluginInfo:

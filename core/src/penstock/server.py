@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from importlib.metadata import version as distribution_version
 from os import PathLike, fspath
@@ -86,14 +87,14 @@ class Server:
         """``options`` are fields of `ServerOptions`, when ``repository`` is a path.
 
         Raises `ConfigError` for an option whose feature is not built and that it would be wrong to
-        ignore.
+        ignore, and for an option of a plugin that is required and missing.
         """
         if not isinstance(repository, ServerOptions):
             repository = ServerOptions(model_repository=(fspath(repository),), **options)
         support.refuse(repository)
-        self.options = repository
         self.phase = Phase.NEW
-        self.plugins = Plugins.discover(self.options.plugins)
+        self.plugins = Plugins.discover(repository.plugins)
+        self.options = replace(repository, plugin_options=self.plugins.read_options(repository.plugin_options))
         self.metrics = settings.parse(self.options.metrics_config)
         self.summaries = Summaries() if self.metrics.summary_latencies else None
         if self.summaries is not None:
@@ -119,13 +120,12 @@ class Server:
         self.phase = Phase.STARTING
         self._version = await asyncio.to_thread(distribution_version, "penstock")  # reads files
         options, plugins = self.options, self.plugins
-        for plugin in plugins.plugins:
-            if plugin.error:
-                log.warning("plugin %s is broken: %s", plugin, plugin.error)
+        for complaint in plugins.complaints:
+            log.warning("%s", complaint)
         places = Places(options.model_load_thread_count)
         calls = Calls(self.loop, self.resolve)
         services = ServerServices(Crossing(self.loop), calls, self, Loads(places), self.custom_metrics)
-        loader = Loader(options, plugins.backends, plugins.schedulers, plugins.hook, self.loop, services.crew)
+        loader = Loader(options, plugins, self.loop, services.crew)
         self._lifecycle = Lifecycle(loader, self._directory, places, options.model_load_retry_count)
         self._control = Control(options, self._lifecycle)
         try:
@@ -139,9 +139,11 @@ class Server:
         self.phase = Phase.READY
 
     async def start_frontends(self) -> None:
-        """Listen on every enabled protocol. Raises `Unavailable` naming a port that is in use."""
-        for part in self.plugins.frontends:
-            frontend = part(self)
+        """Listen on every enabled protocol.
+
+        Raises `Unavailable` naming a port that is in use, and `LoadError` for two frontends of one name.
+        """
+        for frontend in [part(self) for part in self.plugins.frontends]:
             if frontend.enabled:
                 await frontend.start()
                 self.frontends.append(frontend)
@@ -156,10 +158,7 @@ class Server:
         self.phase = Phase.EXITING
         self._control.stop()
         self._lifecycle.stopping()
-        try:
-            self.plugins.hook.server_stopping(server=self)
-        except Exception:
-            log.exception("a plugin failed in server_stopping")
+        self.plugins.tell("server_stopping", server=self)
         try:
             await asyncio.wait_for(self._drain(), self.options.exit_timeout_secs)
         except asyncio.TimeoutError:

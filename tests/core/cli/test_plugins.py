@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,8 @@ def test_every_plugin_is_listed_with_its_parts(penstock: Start, distribute: Dist
     process = penstock("plugins", "--json")
     found = {one["name"]: one for one in json.loads(process.popen.stdout.read())}
     assert found["good"] == {
-        "name": "good", "distribution": "penstock-good", "version": "1.5", "parts": [], "error": None
+        "name": "good", "distribution": "penstock-good", "version": "1.5", "parts": [], "error": None,
+        "withheld": [], "conflicts": [],
     }  # fmt: skip
     assert "backend identity" in found["builtins"]["parts"]
     assert process.finish()[0] == 0
@@ -39,7 +41,8 @@ def test_a_broken_plugin_is_explained(penstock: Start, distribute: Distribute) -
     process = penstock("plugins")
     text = process.popen.stdout.read()
     assert process.finish()[0] == 1
-    assert "broken is broken: ModuleNotFoundError: No module named 'a_module_that_does_not_exist'" in text
+    reason = "ModuleNotFoundError: No module named 'a_module_that_does_not_exist'"
+    assert f"plugin 'broken' of penstock-broken 1.5 is broken: {reason}" in text
     assert "| builtins " in text
 
 
@@ -74,3 +77,43 @@ def test_options_that_raise_break_their_plugin_only(serve: Start, distribute: Di
     source = "from penstock import hookimpl\n\n@hookimpl\ndef add_options(parser):\n    parser.no_such_method()\n"
     distribute("careless", source)
     serve().wait_for("exit_timeout")
+
+
+TWIN = """
+from penstock import hookimpl
+from penstock.backends.identity import Identity
+
+class Twin(Identity):
+    name = "twin"
+
+@hookimpl
+def register_backends():
+    return [Twin]
+"""
+
+
+def test_two_plugins_that_claim_one_name_are_not_ok(penstock: Start, distribute: Distribute) -> None:
+    distribute("one", TWIN)
+    distribute("two", TWIN)
+    process = penstock("plugins")
+    text = process.popen.stdout.read()
+    assert process.finish()[0] == 1
+    assert re.search(r"^\| one .*\| conflict \|$", text, re.MULTILINE)
+    assert re.search(r"^\| two .*\| conflict \|$", text, re.MULTILINE)
+    assert re.search(r"^\| builtins .*\| ok +\|$", text, re.MULTILINE)
+    assert "backend 'twin' is claimed by both 'one' of penstock-one 1.5 and 'two' of penstock-two 1.5" in text
+
+
+def test_a_plugin_whose_options_raise_is_listed_as_broken(penstock: Start, distribute: Distribute) -> None:
+    distribute("careless", "def add_options(parser):\n    parser.no_such_method()\n")
+    process = penstock("plugins")
+    assert "| broken |" in process.popen.stdout.read()
+    assert process.finish()[0] == 1
+
+
+def test_a_second_frontend_of_a_name_stops_the_server(serve: Start, distribute: Distribute) -> None:
+    source = TWIN.replace("backends.identity import Identity", "frontends.metrics import MetricsFrontend as Identity")
+    distribute("two", source.replace('"twin"', '"http"').replace("register_backends", "register_frontends"))
+    code, text = serve().finish()
+    assert code == 1
+    assert "error: creating server: Internal - frontend 'http' is claimed by both 'builtins' of penstock " in text

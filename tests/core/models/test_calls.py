@@ -21,7 +21,7 @@ from penstock.errors import Code, InvalidArgument, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
 from penstock.models.calls import MAX_CALLERS
-from penstock.plugins import PluginInfo
+from penstock.registry import PluginInfo
 from penstock.server import Server
 
 Given: TypeAlias = "InferResponse | PenstockError"

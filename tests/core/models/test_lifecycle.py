@@ -16,7 +16,7 @@ import pytest
 from penstock.backends.base import Backend, Instance, Model, Tensors
 from penstock.errors import NotFound, OperatorError, PenstockError, Unavailable
 from penstock.models.repository import Entry, Repository
-from penstock.plugins import PluginInfo
+from penstock.registry import PluginInfo
 from penstock.server import Server
 
 T = TypeVar("T")

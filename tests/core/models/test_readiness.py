@@ -15,7 +15,7 @@ from penstock.backends.base import Backend, Instance, Model, Tensors
 from penstock.models import readiness
 from penstock.models.readiness import Readiness
 from penstock.models.states import ModelRecord, State, VersionRecord, index_of
-from penstock.plugins import PluginInfo
+from penstock.registry import PluginInfo
 from penstock.server import Server
 
 

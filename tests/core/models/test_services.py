@@ -14,7 +14,7 @@ import pytest
 from penstock.backends.base import Backend, Instance, Model, Tensors
 from penstock.backends.services import LogLevel, Services
 from penstock.errors import NotFound, PenstockError
-from penstock.plugins import PluginInfo
+from penstock.registry import PluginInfo
 from penstock.server import Server
 from penstock.telemetry import exposition
 from penstock.telemetry.logs import LineFormatter

@@ -7,27 +7,33 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from penstock.plugins import PluginInfo, Plugins
+from penstock.plugins import Plugins
+from penstock.registry import PluginInfo
 from penstock.telemetry import tables
 
 
 def run(words: Sequence[str]) -> int:
-    """Print every plugin; 1 if one of them is broken."""
+    """Print every plugin; 1 if one of them is broken, or if two claim one name."""
     parser = argparse.ArgumentParser(
         prog="penstock plugins", description="List the plugins that are installed. Example: penstock plugins --json"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON array")
     arguments = parser.parse_args(words)
-    found = Plugins.discover().plugins
-    print(json.dumps([asdict(plugin) for plugin in found], indent=2) if arguments.json else _picture(found))
-    return 1 if any(plugin.error for plugin in found) else 0
+    plugins = Plugins.discover()
+    plugins.option_parser()  # what raises there is broken, too
+    print(_json(plugins) if arguments.json else _picture(plugins))
+    return 1 if plugins.complaints else 0
 
 
-def _picture(found: Sequence[PluginInfo]) -> str:
-    table = tables.draw(("Plugin", "Distribution", "Version", "Parts", "State"), [_row(plugin) for plugin in found])
-    return table + "\n".join(f"{plugin.name} is broken: {plugin.error}" for plugin in found if plugin.error)
+def _json(plugins: Plugins) -> str:
+    return json.dumps([{**asdict(info), "conflicts": plugins.conflicts_of(info)} for info in plugins.plugins], indent=2)
 
 
-def _row(plugin: PluginInfo) -> list[str]:
-    parts = ", ".join(plugin.parts) or "-"
-    return [plugin.name, plugin.distribution, plugin.version, parts, "broken" if plugin.error else "ok"]
+def _picture(plugins: Plugins) -> str:
+    rows = [_row(info, plugins.conflicts_of(info)) for info in plugins.plugins]
+    return tables.draw(("Plugin", "Distribution", "Version", "Parts", "State"), rows) + "\n".join(plugins.complaints)
+
+
+def _row(info: PluginInfo, conflicts: Sequence[str]) -> list[str]:
+    state = "broken" if info.error else "conflict" if conflicts else "ok"
+    return [info.name, info.distribution, info.version, ", ".join(info.parts) or "-", state]

@@ -45,10 +45,8 @@ def run(words: Sequence[str]) -> int:
 
 def _plugin_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """A parser of the options that plugins add."""
-    parser = argparse.ArgumentParser(prog="penstock serve", add_help=False, exit_on_error=False)
     allowed = None if command_line.wants_help(words) else command_line.allowed_plugins(words)
-    Plugins.discover(allowed).add_options(parser)
-    return parser
+    return Plugins.discover(allowed).option_parser()
 
 
 def _open_log(options: ServerOptions) -> Log:

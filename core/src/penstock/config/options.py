@@ -80,7 +80,7 @@ class ServerOptions:
     log_file: str = ""
     #: Distributions or entry points whose plugins are used; None is all that are installed.
     plugins: tuple[str, ...] | None = None
-    #: What the options of plugins (hook ``add_options``) were set to.
+    #: What the options of plugins (hook ``add_options``) are set to; a server fills in the defaults.
     plugin_options: argparse.Namespace | None = None
 
     # Model repository

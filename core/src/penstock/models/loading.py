@@ -22,7 +22,7 @@ from penstock.models.configuring import complete, read
 from penstock.models.grace import Grace
 from penstock.models.hosting import Hosting, isolation_of
 from penstock.models.labels import read_labels
-from penstock.models.parts import Parts, make_backend
+from penstock.models.parts import PluginRegistries, make_backend
 from penstock.models.repository import Entry, available_versions, select_versions
 from penstock.models.served import ServedModel
 from penstock.models.services import CrewServices
@@ -49,7 +49,7 @@ class Plan:
 
 
 class Loader:
-    """Loads versions. ``hook`` is the plugins' hooks; ``loop`` is where the models will answer.
+    """Loads versions. ``loop`` is where the models will answer.
 
     ``services`` makes what the server does for the instances of one version.
     """
@@ -57,16 +57,12 @@ class Loader:
     def __init__(
         self,
         options: ServerOptions,
-        backends: Parts,
-        schedulers: Parts,
-        hook: Any,
+        plugins: PluginRegistries,
         loop: asyncio.AbstractEventLoop,
         services: Callable[[str], CrewServices],
     ) -> None:
         self._options = options
-        self._backends = backends
-        self._schedulers = schedulers
-        self._hook = hook
+        self._plugins = plugins
         self._loop = loop
         self._services = services
         self.grace = Grace(options.exit_timeout_secs)
@@ -95,7 +91,7 @@ class Loader:
         model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
         served = self._assemble(backend, model)
         served.statistics.load_ns = monotonic_ns() - started
-        self._announce(served)
+        self._plugins.tell("model_loaded", model=served)
         return served
 
     def stop_loading(self, name: str) -> None:
@@ -111,15 +107,12 @@ class Loader:
 
     def unloaded(self, model: ServedModel) -> None:
         """Tell the plugins that ``model`` is gone."""
-        try:
-            self._hook.model_unloaded(model=model)
-        except Exception:
-            log.exception("a plugin failed in model_unloaded for '%s'", model.name)
+        self._plugins.tell("model_unloaded", model=model)
 
     def _backend(self, name: str) -> Backend:
         with self._lock:
             if name not in self._running:
-                self._running[name] = make_backend(name, self._backends, self._hook, self._options)
+                self._running[name] = make_backend(name, self._plugins.backends, self._plugins.hook, self._options)
             return self._running[name]
 
     def _assemble(self, backend: Backend, model: Model) -> ServedModel:
@@ -138,7 +131,9 @@ class Loader:
             hosts += hosting.load(isolation, self._processes)
             services.bind(hosts)
             served = ServedModel(model.version, config, signature, scheduler, hosts, statistics, labels, release)
-            observers = [observer for observer in self._hook.observe_model(model=served) if observer is not None]
+            observers = [
+                observer for observer in self._plugins.hook.observe_model(model=served) if observer is not None
+            ]
             for host in hosts:
                 host.serve(scheduler, self._loop, observers)
         except BaseException:
@@ -150,14 +145,8 @@ class Loader:
 
     def _scheduler(self, config: ModelConfig, statistics: ModelStatistics) -> Scheduler:
         choice = config.WhichOneof("scheduling_choice") or "direct"
-        scheduler: Scheduler = self._schedulers.get(choice)(SchedulerContext(self._loop, config, statistics))
+        scheduler: Scheduler = self._plugins.schedulers.get(choice)(SchedulerContext(self._loop, config, statistics))
         return scheduler
-
-    def _announce(self, served: ServedModel) -> None:
-        try:
-            self._hook.model_loaded(model=served)
-        except Exception:
-            log.exception("a plugin failed in model_loaded for '%s'", served.name)
 
 
 def _release(services: CrewServices, backend: Backend, shared: Any) -> None:

@@ -15,6 +15,23 @@ class Parts(Protocol):
     def get(self, name: str) -> Any: ...
 
 
+class PluginRegistries(Protocol):
+    """What the plugins have brought."""
+
+    @property
+    def backends(self) -> Parts: ...
+
+    @property
+    def schedulers(self) -> Parts: ...
+
+    @property
+    def hook(self) -> Any:
+        """The hooks; a raise of one plugin is the caller's."""
+
+    def tell(self, hook: str, **given: Any) -> None:
+        """Call ``hook`` of every plugin; what one raises is logged."""
+
+
 def make_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) -> Backend:
     """The backend ``name``. Raises as `find_backend`, and what its class raises."""
     found = find_backend(name, backends, hook, options)

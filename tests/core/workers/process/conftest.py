@@ -15,7 +15,7 @@ import pytest
 
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
-from penstock.plugins import PluginInfo
+from penstock.registry import PluginInfo
 from penstock.server import Server
 from penstock.workers.host import Host
 
