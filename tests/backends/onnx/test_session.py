@@ -91,17 +91,6 @@ def test_an_unknown_operator_is_named(graphs: Any) -> None:
         graphs.serve(graphs.write([helper.make_node("Nonesuch", ["x"], ["y"])], {"x": io}, {"y": io}))
 
 
-def test_external_data_may_not_leave_the_version(graphs: Any) -> None:
-    version = graphs.root / "m" / "1"
-    with_external_data(version / "model.onnx")
-    (version / "weights.bin").rename(graphs.root / "weights.bin")
-    proto = onnx.load(version / "model.onnx", load_external_data=False)
-    proto.graph.initializer[0].external_data[0].value = "../../weights.bin"
-    (version / "model.onnx").write_bytes(proto.SerializeToString())
-    with pytest.raises(LoadError, match="escapes model directory"):
-        graphs.serve(version)
-
-
 def test_a_missing_engine_says_how_to_install_it(graphs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 

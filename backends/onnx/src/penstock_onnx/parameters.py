@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.errors import ConfigError
+from penstock_onnx.allowed import check_session
 
 _CONV_SEARCH = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 _ARENA_GROWTH = ("kNextPowerOfTwo", "kSameAsRequested")
@@ -27,7 +28,7 @@ class Parameters:
     share_session_between_instances: bool = True
     #: Arenas to shrink after every execution: ``cpu:0``, ``gpu:0``, ``cpu:0;gpu:0``.
     arena_shrinkage: str = field(default="", metadata={"key": "memory.enable_memory_arena_shrinkage"})
-    #: Every other ``session.*`` entry, passed to ONNX Runtime as it stands.
+    #: Entries of ONNX Runtime's session options, those of `penstock_onnx.allowed.SESSION`.
     session: Mapping[str, str] = field(default_factory=dict, metadata={"prefix": "session."})
     #: Deprecated spellings of options of the ``cuda`` accelerator.
     cudnn_conv_algo_search: int = 0
@@ -36,6 +37,7 @@ class Parameters:
     do_copy_in_default_stream: bool = True
 
     def __post_init__(self) -> None:
+        check_session(self.session)
         if self.execution_mode not in (0, 1):
             raise ConfigError(
                 "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got "

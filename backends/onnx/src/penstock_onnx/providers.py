@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 from penstock.backends.base import Device, Model
 from penstock.config.model_config_pb2 import ModelInstanceGroup
 from penstock.errors import ConfigError, LoadError
+from penstock_onnx import allowed
+from penstock_onnx.allowed import check_options, place_files
 
 log = logging.getLogger("penstock.onnxruntime")
 
@@ -84,7 +86,7 @@ def choose(onnxruntime: Any, model: Model, device: Device) -> Providers:
     accelerators = model.config.optimization.execution_accelerators
     if device.kind == "gpu":
         chosen += _gpu(accelerators.gpu_execution_accelerator, model, device)
-    chosen += _cpu(accelerators.cpu_execution_accelerator)
+    chosen += _cpu(accelerators.cpu_execution_accelerator, model)
     for name, _ in chosen:
         require(onnxruntime, name, model.name)
     return [*chosen, (CPU, {})]
@@ -121,19 +123,24 @@ def _gpu(accelerators: Iterable[Any], model: Model, device: Device) -> Providers
     chosen: Providers = []
     for accelerator in accelerators:
         if accelerator.name == "tensorrt":
-            chosen.append((TENSORRT, tensorrt_options(accelerator.parameters) | {"device_id": str(device.id)}))
+            options = place_files(model, tensorrt_options(accelerator.parameters))
+            chosen.append((TENSORRT, options | {"device_id": str(device.id)}))
         elif accelerator.name == "cuda":
+            check_options("CUDA", accelerator.parameters, allowed.CUDA)
             cuda |= accelerator.parameters
         else:
             raise _unknown(accelerator.name)
     return [*chosen, (CUDA, cuda | {"device_id": str(device.id)})]
 
 
-def _cpu(accelerators: Sequence[Any]) -> Providers:
+def _cpu(accelerators: Sequence[Any], model: Model) -> Providers:
+    chosen: Providers = []
     for accelerator in accelerators:
         if accelerator.name != "openvino":
             raise _unknown(accelerator.name)
-    return [(OPENVINO, {"device_type": "CPU", **accelerator.parameters}) for accelerator in accelerators]
+        check_options("OpenVINO", accelerator.parameters, allowed.OPENVINO)
+        chosen.append((OPENVINO, {"device_type": "CPU", **place_files(model, accelerator.parameters)}))
+    return chosen
 
 
 def _unknown(name: str) -> ConfigError:

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.backends.base import Device, Model
 from penstock.config.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from penstock.errors import LoadError
-from penstock_onnx import providers
+from penstock_onnx import providers, references
 from penstock_onnx.engine import available_cores, file_of, reword, share_threads
 
 #: Values of ``optimization.graph.level``; every other value enables everything.
@@ -120,6 +120,7 @@ def _register_libraries(options: Any, model: Model) -> None:
 
 def _open(onnxruntime: Any, model: Model, options: Any, chosen: providers.Providers) -> Any:
     path = file_of(model.file("model.onnx"))
+    references.check(path, len(path.relative_to(model.path.parent).parts) - 1)
     try:
         # The engine's own fallback would print to stdout and run elsewhere than asked.
         return onnxruntime.InferenceSession(str(path), options, chosen, enable_fallback=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from penstock.backends.base import DeviceKind
 from penstock.backends.services import Services
+from penstock.config.confinement import why_outside
 from penstock.errors import LoadError
 
 
@@ -57,11 +59,11 @@ def model_file(path: Path, config: str) -> Path:
     Raises `LoadError` if there is none, or if it is no Python file of the model's directory.
     """
     name = json.loads(config).get("default_model_filename") or "model.py"
-    file = path / name
+    file = path / posixpath.normpath(name)  # not through a link and up again
     if not name.endswith(".py"):
         raise LoadError(f"Model name must end with '.py'. Model name is \"{name}\".")
     if not file.is_file():
         raise LoadError(f"Python model file not found in '{file}'")
-    if not file.resolve().is_relative_to(path.parent.resolve()):
-        raise LoadError(f"Python model file '{name}' is outside the model directory")
+    if reason := why_outside(name, levels=1):
+        raise LoadError(f"Python model file '{name}' is outside the model directory: {reason}")
     return file

@@ -20,6 +20,7 @@ model's, which has no more.
 
 from __future__ import annotations
 
+import posixpath
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from penstock.config.confinement import printed, why_outside
 from penstock.errors import LoadError, PenstockError
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
@@ -113,10 +115,11 @@ class Model:
 
     def resource(self, relative: str) -> Path:
         """``relative`` inside the version's directory, under the rules of `file`."""
-        path = self.path / relative
-        root = self.path.parent.resolve()
-        if not path.resolve().is_relative_to(root):
-            raise LoadError(f"file '{relative}' of model '{self.name}' is outside the model directory")
+        if reason := why_outside(relative, levels=1):
+            raise LoadError(
+                f"file '{printed(relative)}' of model '{self.name}' is outside the model directory: {reason}"
+            )
+        path = self.path / posixpath.normpath(relative)  # not through a link and up again
         if not path.exists():
             raise LoadError(f"no file '{path}' for model '{self.name}' version {self.version}")
         return path

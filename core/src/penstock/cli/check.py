@@ -29,6 +29,7 @@ def run(words: Sequence[str]) -> int:
         disable_auto_complete_config=arguments.strict,
         model_config_name=arguments.model_config_name,
         backend_directory=arguments.backend_directory,
+        allow_external_links=arguments.allow_external_links,
     )
     try:
         entries = Repository(options.model_repository).scan()
@@ -52,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model-config-name", default="", metavar="NAME", help="as the flag of penstock serve")
     backends = ServerOptions().backend_directory
     parser.add_argument("--backend-directory", default=backends, metavar="PATH", help="as the flag of penstock serve")
+    parser.add_argument(
+        "--allow-external-links", action="store_true", help="as --allow-external-links=true of penstock serve"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON array, one object per model")
     return parser
 

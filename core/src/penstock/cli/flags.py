@@ -97,6 +97,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("model-load-thread-count", "<n>", "Models that load at the same time.", "8", int32),
         Flag("model-load-retry-count", "<n>", "Further attempts at loading a version that failed.", "2", int32),
         Flag("model-namespacing", "<bool>", "Models of one name may stand in several repositories.", "true", boolean),
+        Flag("allow-external-links", "<bool>", "Load models that are, or hold, links that lead out of the model "
+             "repository.", "true", boolean),
         Flag("dev", "", "Reload a model when its files change, and keep Python models in the server's process, where "
              "breakpoint() works.", "", None),
         Flag("enable-peer-access", "<bool>", "Copy between GPUs directly.", "false", boolean),

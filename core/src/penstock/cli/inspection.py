@@ -14,7 +14,7 @@ from penstock.config.outline import Outline
 from penstock.config.parse import find_config
 from penstock.config.provenance import completions
 from penstock.errors import Code, ConfigError, PenstockError
-from penstock.models import labels
+from penstock.models import boundary, labels
 from penstock.models.configuring import examine, fill, judge, parse
 from penstock.models.parts import make_backend
 from penstock.models.repository import Entry, available_versions, select_versions
@@ -34,9 +34,14 @@ def inspect(entry: Entry, options: ServerOptions, plugins: Plugins) -> Finding:
         found.problems.append(Problem(found.path, 0, 0, "", message, Code.INTERNAL.value))
         return found
     try:
+        if not options.allow_external_links:
+            boundary.check(entry.path, options.model_repository)
         written = parse(entry.path, options)
     except ConfigError as error:
         found.problems.append(_misread(found.path, error))
+        return found
+    except PenstockError as error:
+        found.problems.append(Problem(str(entry.path), 0, 0, "", error.message, error.code.value))
         return found
     text = path.read_text(encoding="utf-8-sig") if path is not None else ""
     _Inspection(entry, options, plugins, found, Outline(text, ModelConfig.DESCRIPTOR)).run(written)

@@ -95,6 +95,8 @@ class ServerOptions:
     model_load_thread_count: int = 4
     model_load_retry_count: int = 0
     model_namespacing: bool = False
+    #: Links of a model may lead out of the model repository.
+    allow_external_links: bool = False
     #: Reload models when their files change; those of the Python backend stay in the server's process.
     dev: bool = False
     enable_peer_access: bool = True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock.config.confinement import why_outside
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.validation import Problem
 from penstock.errors import LoadError, PenstockError, Unsupported
@@ -21,20 +23,18 @@ def read_labels(config: ModelConfig, model_path: Path) -> dict[str, list[str]]:
 
 
 def check(config: ModelConfig, model_path: Path) -> Iterator[Problem]:
-    """Every file for which `read_labels` would raise."""
+    """Every file for which `read_labels` would raise, but those whose names the rules for paths refuse."""
     for index, io in enumerate(config.output):
         try:
-            if io.label_filename:
+            if io.label_filename and not why_outside(io.label_filename):
                 _read(config.name, io.name, io.label_filename, model_path)
         except PenstockError as error:
             yield Problem(f"output[{index}].label_filename", error.message, error.code)
-        except ValueError:  # NUL in the name, which the rules for paths refuse
-            continue
 
 
 def _read(model: str, output: str, filename: str, model_path: Path) -> list[str]:
-    path = (model_path / filename).resolve()
-    if not path.is_relative_to(model_path.resolve()):
+    path = model_path / posixpath.normpath(filename)  # not through a link and up again
+    if why_outside(filename):
         raise Unsupported(
             f"label file path '{filename}' for output '{output}' in model '{model}' is outside model directory"
         )

@@ -18,6 +18,7 @@ from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.options import ServerOptions
 from penstock.config.parameters import parse_parameters
 from penstock.errors import LoadError
+from penstock.models import boundary
 from penstock.models.configuring import complete, read
 from penstock.models.grace import Grace
 from penstock.models.hosting import Hosting, isolation_of
@@ -75,6 +76,8 @@ class Loader:
         """Read the config and choose the versions. Raises `ConfigError` or `OperatorError`."""
         if entry.is_duplicate:
             raise LoadError("model appears in two or more repositories")
+        if not self._options.allow_external_links:
+            boundary.check(entry.path, self._options.model_repository)
         snapshot = take(entry.path)  # first, so that what changes from here on counts as a change
         config = read(entry.path, self._options, entry.config)
         versions = select_versions(entry.name, config.version_policy, available_versions(entry.path))

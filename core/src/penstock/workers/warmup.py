@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
+from penstock.config.confinement import why_outside
 from penstock.config.model_config_pb2 import ModelConfig, ModelWarmup
 from penstock.config.validation.warmup import NO_ID
 from penstock.errors import InternalError, LoadError, PenstockError
@@ -71,9 +73,9 @@ def _tensor(name: str, described: ModelWarmup.Input, batched: bool, folder: Path
 
 
 def _from_file(folder: Path, name: str, datatype: DataType, shape: tuple[int, ...]) -> Tensor:
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()):
+    if why_outside(name):
         raise LoadError(f"warmup data file '{name}' is outside '{folder}'")
+    path = folder / posixpath.normpath(name)  # not through a link and up again
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -34,7 +34,7 @@ def problems(config: ModelConfig, *, gpus: Sequence[int] = (), files: Path | Non
     """Every problem of ``config``, in Triton's order of checking.
 
     ``gpus`` are the ids of the GPUs that instances may use. With ``files``, the model's directory,
-    files that the config names are followed through symbolic links and must stay inside it.
+    a batching library that the config names must be in it.
     """
     unknown = list(enums.check(config))
     if unknown:  # the other checks take the names of enum values for granted

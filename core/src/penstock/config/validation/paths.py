@@ -1,4 +1,7 @@
-"""Fields that name files: a config reads nothing outside its model's directory (security: C2, C3)."""
+"""Fields that name files: a config reads nothing outside its model's directory (security: C2, C3).
+
+Names are judged as they are written: where links lead is judged by `penstock.models.boundary`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.config.confinement import printed, why_outside
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.validation.problem import Problem
 from penstock.errors import Code
@@ -15,38 +19,34 @@ _STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Where a name must stay: ``levels`` directories above the one that it starts in, or deeper.
-
-    ``folder`` is the one that it starts in, counted from the model's directory; None if unknown.
-    """
+    """Where a name must stay: ``levels`` directories above the one that it starts in, or deeper."""
 
     title: str
-    folder: str | None = None
     levels: int = 0
 
 
-_MODEL = _Room("the model directory", "")
+_MODEL = _Room("the model directory")
 _VERSION = _Room("the model directory", levels=1)
-_WARMUP = _Room("the model's 'warmup' directory", "warmup")
-_STATE = _Room("the model's 'initial_state' directory", "initial_state")
+_WARMUP = _Room("the model's 'warmup' directory")
+_STATE = _Room("the model's 'initial_state' directory")
 _BACKEND = _Room("the backend directory")
 
 
 def check(config: ModelConfig, files: Path | None) -> Iterator[Problem]:
-    """Every name of a file; symbolic links are followed if ``files``, the model's directory, is given."""
+    """Every name of a file. With ``files``, the model's directory, a batching library must exist."""
     for index, output in enumerate(config.output):
-        if _reason(output.label_filename, _MODEL, files):
+        if why_outside(output.label_filename, _MODEL.levels):
             yield Problem(
                 f"output[{index}].label_filename",
-                f"label file path '{_printed(output.label_filename)}' for output '{output.name}' in model "
+                f"label file path '{printed(output.label_filename)}' for output '{output.name}' in model "
                 f"'{config.name}' is outside model directory",
                 Code.UNSUPPORTED,
             )
     for field, name, room in _named(config):
-        reason = _reason(name, room, files)
+        reason = why_outside(name, room.levels)
         if reason:
             yield Problem(
-                field, f"{field} '{_printed(name)}' of model '{config.name}' must stay in {room.title}: {reason}"
+                field, f"{field} '{printed(name)}' of model '{config.name}' must stay in {room.title}: {reason}"
             )
     yield from _check_strategy(config, files)
 
@@ -68,30 +68,6 @@ def _named(config: ModelConfig) -> Iterator[tuple[str, str, _Room]]:
             yield field, initial.data_file, _STATE
 
 
-def _reason(name: str, room: _Room, files: Path | None) -> str:
-    """Why ``name`` leaves ``room``; empty if it does not."""
-    if "\0" in name:
-        return "it contains NUL"
-    if "\\" in name:
-        return "it contains a backslash"
-    if name.startswith("/"):
-        return "it is absolute"
-    if _climbs(name, room.levels):
-        return "it climbs out with '..'"
-    if files is not None and room.folder is not None and name and not _is_inside(files / room.folder, name):
-        return "it is a link that leads out"
-    return ""
-
-
-def _climbs(name: str, levels: int) -> bool:
-    """Whether ``name`` passes more than ``levels`` directories above the one it starts in."""
-    for part in name.split("/"):
-        levels += -1 if part == ".." else part not in ("", ".")
-        if levels < 0:
-            return True
-    return False
-
-
 def _is_inside(folder: Path, name: str) -> bool:
     """Whether the file, which need not exist, is in ``folder`` with all links followed."""
     try:
@@ -109,7 +85,7 @@ def _check_strategy(config: ModelConfig, files: Path | None) -> Iterator[Problem
     if escapes or (files is not None and not _is_inside(files, name)):
         yield Problem(field, "Batching library path escapes model repository.")
     elif files is not None and not _is_file(files / name):
-        yield Problem(field, f"Batching library path not found: {_printed(name)}")
+        yield Problem(field, f"Batching library path not found: {printed(name)}")
     elif config.HasField("sequence_batching"):
         yield Problem(field, f"parameter '{_STRATEGY}' is not allowed with sequence batching for {config.name}")
 
@@ -119,8 +95,3 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # a name too long for the system
         return False
-
-
-def _printed(name: str) -> str:
-    """``name`` with control characters written out, so that it stays one line in a log."""
-    return name if name.isprintable() else name.encode("unicode_escape").decode()

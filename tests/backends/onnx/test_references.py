@@ -1,0 +1,259 @@
+"""Neither a graph nor a config has the engine read or write a file outside the model's directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from penstock import ConfigError, Device, LoadError
+from penstock_onnx import Parameters, providers, references
+from penstock_onnx.allowed import CUDA, OPENVINO, SESSION
+
+IO: tuple[int, list[Any]] = (TensorProto.FLOAT, ["n", 4])
+
+
+def outside(location: str) -> TensorProto:
+    """Weights that lie in the file ``location``."""
+    tensor = TensorProto(name="W", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", location), ("offset", "0"), ("length", "16")):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def constant(location: str) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], ["W"], value=outside(location))
+
+
+def in_initializer(location: str) -> onnx.ModelProto:
+    return graph([helper.make_node("Add", ["x", "W"], ["y"])], [outside(location)])
+
+
+def in_attribute(location: str) -> onnx.ModelProto:
+    return graph([constant(location), helper.make_node("Add", ["x", "W"], ["y"])])
+
+
+def in_branch(location: str) -> onnx.ModelProto:
+    branch = helper.make_graph(
+        [constant(location)], "b", [], [helper.make_tensor_value_info("W", TensorProto.FLOAT, [4])]
+    )
+    nodes = [
+        helper.make_node("Constant", [], ["c"], value=helper.make_tensor("c", TensorProto.BOOL, [], [True])),
+        helper.make_node("If", ["c"], ["W2"], then_branch=branch, else_branch=branch),
+        helper.make_node("Add", ["x", "W2"], ["y"]),
+    ]
+    return graph(nodes)
+
+
+def in_function(location: str) -> onnx.ModelProto:
+    model = graph([helper.make_node("Mine", ["x"], ["y"], domain="mine")])
+    nodes = [constant(location), helper.make_node("Add", ["a", "W"], ["b"])]
+    model.functions.append(helper.make_function("mine", "Mine", ["a"], ["b"], nodes, [helper.make_opsetid("", 21)]))
+    model.opset_import.append(helper.make_opsetid("mine", 1))
+    return model
+
+
+def in_sparse_initializer(location: str) -> onnx.ModelProto:
+    model = graph([helper.make_node("Add", ["x", "W"], ["y"])])
+    model.graph.sparse_initializer.add(values=outside(location), dims=[4])
+    return model
+
+
+def in_a_second_graph(location: str) -> onnx.ModelProto:
+    """As bytes may say a field twice, of which a reader makes one."""
+    model = graph([helper.make_node("Add", ["x", "x"], ["y"])])
+    other = in_initializer(location)
+    return onnx.ModelProto.FromString(model.SerializeToString() + other.SerializeToString())
+
+
+def compiled(location: str, **attributes: Any) -> onnx.ModelProto:
+    node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", ep_cache_context=location, **attributes)
+    return graph([node])
+
+
+def graph(nodes: list[onnx.NodeProto], initializers: list[TensorProto] | None = None) -> onnx.ModelProto:
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", *IO)],
+        [helper.make_tensor_value_info("y", *IO)],
+        initializers or [],
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def write(graphs: Any, model: onnx.ModelProto, name: str = "model.onnx") -> Path:
+    version: Path = graphs.root / "m" / "1"
+    (version / name).parent.mkdir(parents=True, exist_ok=True)
+    (version / name).write_bytes(model.SerializeToString())
+    return version
+
+
+@pytest.mark.parametrize(
+    "make", [in_initializer, in_attribute, in_branch, in_function, in_sparse_initializer, in_a_second_graph]
+)
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("/etc/passwd", "it is absolute"),
+        ("../../secret", "it climbs out with '..'"),
+        ("a/../../../secret", "it climbs out with '..'"),
+        ("folder/../../w", "it goes up again with '..'"),
+        ("*/_ORT_MEM_ADDR_/*", "it is an address in memory"),
+        ("..\\secret", "it contains a backslash"),
+    ],
+)
+def test_weights_outside_the_model_are_refused_wherever_the_graph_names_them(
+    graphs: Any, make: Any, location: str, reason: str
+) -> None:
+    version = write(graphs, make(location))
+    with pytest.raises(LoadError) as refusal:
+        graphs.serve(version)
+    assert refusal.value.message == (
+        f"'{version / 'model.onnx'}' names the file '{location}', which must stay in the model directory: {reason}"
+    )
+
+
+def test_weights_beside_the_graph_are_read(graphs: Any) -> None:
+    version = write(graphs, in_initializer("w/weights.bin"))
+    (version / "w").mkdir()
+    (version / "w" / "weights.bin").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    y = graphs.serve(version).execute({"x": np.ones((1, 4), np.float32)})["y"]
+    assert y.tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(("name", "levels"), [("model.onnx", 1), ("model.onnx/model.onnx", 2)])
+def test_a_graph_may_name_files_up_to_the_model_s_directory(graphs: Any, name: str, levels: int) -> None:
+    path = write(graphs, in_initializer("../" * levels + "weights.bin"), name) / name
+    references.check(path, levels)
+    with pytest.raises(LoadError, match="climbs out"):
+        references.check(path, levels - 1)
+
+
+def test_what_an_accelerator_compiled_stays_in_the_model_too(graphs: Any) -> None:
+    version = write(graphs, compiled("/etc/passwd", embed_mode=0))
+    with pytest.raises(LoadError, match=r"names the file '/etc/passwd', .*: it is absolute"):
+        graphs.serve(version)
+    references.check(write(graphs, compiled("/not/a/path but bytes", embed_mode=1)) / "model.onnx", 1)
+    with pytest.raises(LoadError, match="it is absolute"):
+        references.check(write(graphs, compiled("x", onnx_model_filename="/etc/passwd")) / "model.onnx", 1)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "session.model_external_initializers_file_folder_path",
+        "session.optimized_model_filepath",
+        "session.optimized_model_external_initializers_file_name",
+        "session.collect_node_memory_stats_to_file",
+        "session.node_partition_config_file",
+        "session.moe_expert_counter_state_file",
+        "session.enable_profiling",
+        "session.what_comes_next",
+    ],
+)
+def test_session_entries_that_name_files_or_are_not_known_are_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"parameter '{key}' is not passed on to ONNX Runtime") as refusal:
+        Parameters(session={key: "/etc"})
+    assert refusal.value.field == f"parameters['{key}']"
+
+
+def test_a_misspelt_session_entry_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'session\.disable_prepacking'\?"):
+        Parameters(session={"session.disable_prepack": "1"})
+
+
+def test_nothing_that_is_passed_on_names_a_file_or_an_address() -> None:
+    """``cache_dir`` and ``load_config`` are placed in the model's directory."""
+    suspicious = ("file", "path", "_dir", "folder", "stream", "context", "external", "alloc", "config")
+    named = {name for name in SESSION | CUDA | OPENVINO if any(word in name for word in suspicious)}
+    assert named == {
+        "cache_dir",
+        "load_config",
+        "do_copy_in_default_stream",
+        "use_ep_level_unified_stream",
+        "num_streams",
+        "session.use_ort_model_bytes_directly",
+        "session.use_env_allocators",
+        "session.use_device_allocator_for_initializers",
+    }
+
+
+class EveryEngine:
+    """An engine that says it has every provider."""
+
+    __version__ = "1.31"
+
+    @staticmethod
+    def get_available_providers() -> list[str]:
+        return [providers.TENSORRT, providers.CUDA, providers.OPENVINO, providers.CPU]
+
+
+def options(graphs: Any, name: str, key: str, value: str) -> dict[str, str]:
+    """What the provider of the accelerator ``name`` is given."""
+    kind = "cpu" if name == "openvino" else "gpu"
+    config = (
+        f'optimization {{ execution_accelerators {{ {kind}_execution_accelerator {{ name: "{name}" '
+        f'parameters {{ key: "{key}" value: {value!r} }} }} }} }}'
+    )
+    device = Device("cpu") if kind == "cpu" else Device("gpu", 0)
+    provider = {"openvino": providers.OPENVINO, "tensorrt": providers.TENSORRT, "cuda": providers.CUDA}[name]
+    chosen: dict[str, dict[str, str]] = dict(providers.choose(EveryEngine, graphs.model(graphs.add(), config), device))
+    return chosen[provider]
+
+
+FILES = [
+    ("tensorrt", "trt_engine_cache_path"),
+    ("tensorrt", "trt_timing_cache_path"),
+    ("tensorrt", "trt_ep_context_file_path"),
+    ("tensorrt", "trt_extra_plugin_lib_paths"),
+    ("openvino", "cache_dir"),
+    ("openvino", "load_config"),
+]
+
+
+@pytest.mark.parametrize(("name", "key"), FILES)
+def test_paths_of_an_accelerator_stay_in_the_model(graphs: Any, name: str, key: str) -> None:
+    model = graphs.root / "m"
+    assert options(graphs, name, key, "cache")[key] == str(model / "1" / "cache")
+    assert options(graphs, name, key, "../cache")[key] == str(model / "cache")
+    assert options(graphs, name, key, str(model / "2" / "cache"))[key] == str(model / "2" / "cache")
+    for value in ("/tmp", "../../other", f"{model}/../other", f"{model}-other/x"):
+        with pytest.raises(ConfigError, match=f"parameter '{key}' of model 'm' is '{value}', which must stay in"):
+            options(graphs, name, key, value)
+
+
+def test_one_library_of_many_is_enough_to_refuse_them(graphs: Any) -> None:
+    with pytest.raises(ConfigError, match=r"'/tmp/b\.so', which must stay"):
+        options(graphs, "tensorrt", "trt_extra_plugin_lib_paths", "a.so;/tmp/b.so")
+
+
+@pytest.mark.parametrize("key", ["trt_engine_cache_prefix", "int8_calibration_table_name"])
+def test_a_part_of_a_file_s_name_does_not_climb_out(graphs: Any, key: str) -> None:
+    assert "gpu" in options(graphs, "tensorrt", key, "gpu").values()
+    with pytest.raises(ConfigError, match="climbs out"):
+        options(graphs, "tensorrt", key, "../../../x")
+
+
+def test_settings_in_json_are_no_path(graphs: Any) -> None:
+    assert options(graphs, "openvino", "load_config", '{"CPU": {}}')["load_config"] == '{"CPU": {}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("cuda", "user_compute_stream"),
+        ("cuda", "has_user_compute_stream"),
+        ("cuda", "gpu_external_alloc"),
+        ("openvino", "context"),
+        ("tensorrt", "trt_onnx_model_folder_path"),
+        ("tensorrt", "trt_engine_decryption_lib_path"),
+    ],
+)
+def test_an_option_that_holds_an_address_or_is_not_known_is_refused(graphs: Any, name: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown parameter '{key}' is provided for"):
+        options(graphs, name, key, "4096")

@@ -1,0 +1,141 @@
+"""What leads out of the model repository is not loaded; links that stay inside work as files do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.cli import main
+from penstock.config.options import ServerOptions
+from penstock.errors import PenstockError
+from penstock.models import boundary
+from penstock.models.repository import Repository
+
+CONFIG = """
+backend: "identity" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [1] }
+output { name: "y" data_type: TYPE_FP32 dims: [1] label_filename: "labels.txt" }
+model_warmup { name: "w" batch_size: 1 inputs { key: "x" value {
+  data_type: TYPE_FP32 dims: 1 input_data_file: "data" } } }
+"""
+
+
+def write(folder: Path) -> Path:
+    """A model with every kind of file, in ``folder``."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "warmup").mkdir()
+    (folder / "config.pbtxt").write_text(CONFIG)
+    (folder / "labels.txt").write_text("a\n")
+    (folder / "warmup" / "data").write_bytes(bytes(4))
+    (folder / "1" / "weights").write_bytes(b"w")
+    return folder
+
+
+def serves(make_server: Callable[..., Any], **options: Any) -> np.ndarray[Any, Any]:
+    with make_server(**options) as server:
+        answer: np.ndarray[Any, Any] = server.infer("m", {"x": np.ones((1, 1), np.float32)}).outputs["y"]
+        return answer
+
+
+def move(path: Path, to: Path) -> None:
+    """Put ``path`` elsewhere, and a link in its place."""
+    path.rename(to)
+    path.symlink_to(to)
+
+
+@pytest.mark.parametrize("what", ["", "1", "config.pbtxt", "labels.txt", "warmup", "warmup/data", "1/weights"])
+def test_a_link_that_leads_out_is_refused_unless_the_flag_says_otherwise(
+    what: str,
+    repository: Path,
+    tmp_path: Path,
+    make_server: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write(repository / "m")
+    move(repository / "m" / what, tmp_path / "elsewhere")
+    refusal = f"'{Path('m') / what}' is a link that leads out of the model repository; "
+    with pytest.raises(PenstockError, match="failed to load all models"):
+        serves(make_server)
+    # The reason is shown to clients, and names no directory of the machine.
+    assert f"failed to load 'm': {refusal}--allow-external-links=true permits it" in caplog.messages
+    assert serves(make_server, allow_external_links=True).tolist() == [[1.0]]
+
+
+def test_a_link_behind_a_link_that_stays_and_one_that_leads_nowhere_are_refused(
+    repository: Path, tmp_path: Path
+) -> None:
+    model = write(repository / "m")
+    (repository / ".shared").mkdir()
+    (repository / ".shared" / "secret").symlink_to("/etc/hostname")
+    (model / "1" / "deep").symlink_to(repository / ".shared")
+    with pytest.raises(PenstockError, match="'m/1/deep/secret' is a link"):
+        boundary.check(model, ())
+    (repository / ".shared" / "secret").unlink()
+    boundary.check(model, ())
+    (model / "1" / "later").symlink_to(tmp_path / "nothing there yet")
+    with pytest.raises(PenstockError, match="'m/1/later' is a link"):
+        boundary.check(model, ())
+
+
+def test_a_neighbour_whose_name_begins_as_the_repository_s_is_outside(repository: Path) -> None:
+    model = write(repository / "m")
+    beside = repository.with_name(repository.name + "-secret")
+    beside.write_text("x")
+    (model / "1" / "w").symlink_to(beside)
+    with pytest.raises(PenstockError, match="'m/1/w' is a link"):
+        boundary.check(model, ())
+
+
+def test_links_inside_work_as_a_kubernetes_volume_makes_them(repository: Path, make_server: Callable[..., Any]) -> None:
+    """A volume's files are links to ``..data/<file>``, and ``..data`` is a link to a directory with a date."""
+    write(repository / "..2026_11_22" / "m")
+    (repository / "..data").symlink_to("..2026_11_22")
+    (repository / "m").symlink_to("..data/m")
+    assert serves(make_server).tolist() == [[1.0]]
+
+
+def test_a_volume_mounted_as_one_model_works(repository: Path, make_server: Callable[..., Any]) -> None:
+    model = repository / "m"
+    write(model / "..2026_11_22")
+    (model / "..data").symlink_to("..2026_11_22")
+    for name in ("1", "warmup", "config.pbtxt", "labels.txt"):
+        (model / name).symlink_to(f"..data/{name}")
+    assert serves(make_server).tolist() == [[1.0]]
+
+
+def test_a_repository_may_be_a_link_and_its_models_links_into_another(tmp_path: Path) -> None:
+    model = write(tmp_path / "disk" / "m")
+    (tmp_path / "mounted").symlink_to(tmp_path / "disk")
+    boundary.check(tmp_path / "mounted" / "m", ())
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "n").symlink_to(model)
+    boundary.check(tmp_path / "second" / "n", [tmp_path / "mounted"])
+    with pytest.raises(PenstockError, match="'n' is a link"):
+        boundary.check(tmp_path / "second" / "n", ())
+
+
+def test_links_in_circles_end_and_environments_keep_their_interpreter(repository: Path) -> None:
+    model = write(repository / "m")
+    (model / "again").symlink_to(model)
+    (model / "itself").symlink_to(model / "itself")
+    (model / "env" / "bin").mkdir(parents=True)
+    (model / "env" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (model / "env" / "bin" / "python").symlink_to("/usr/bin/env")
+    boundary.check(model, ())
+
+
+def test_check_says_so_too(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "elsewhere")
+    (repository / "m").symlink_to(tmp_path / "elsewhere")
+    assert main(["check", str(repository)]) == 1
+    assert "m: 'm' is a link that leads out of the model repository" in capsys.readouterr().out
+    assert main(["check", "--allow-external-links", str(repository)]) == 0
+
+
+def test_the_flag_is_off_unless_given(repository: Path) -> None:
+    assert not ServerOptions(model_repository=(str(repository),)).allow_external_links
+    assert Repository([repository]).scan() == {}
