@@ -196,6 +196,36 @@ async def test_closing_answers_what_still_waits_and_ends_the_instances() -> None
     assert caller.scheduler.take(Bell()) is None
 
 
+@pytest.mark.parametrize("text", ["", "preserve_ordering: true"])
+def test_abandoning_answers_all_at_once_and_drops_what_instances_say_later(text: str) -> None:
+    @on_loop
+    async def scenario() -> None:
+        caller = make(text, max_batch_size=1)
+        requests = [caller.send(name) for name in "abcd"]
+        scheduler = caller.scheduler
+        first, second = scheduler.take(Bell()), scheduler.take(Bell())
+        assert first is not None
+        assert second is not None
+        scheduler.deliver(second, [InferResponse({}, id="b")])
+        draining = asyncio.ensure_future(scheduler.drain())
+        scheduler.abandon()
+        scheduler.abandon()
+        await draining
+        assert scheduler.take(Bell()) is None
+        assert [caller.error(name).message for name in "acd"] == [
+            f"[request id: {name}] Server is stopping" for name in "acd"
+        ]
+        assert [caller.error(name).code for name in "acd"] == [Code.UNAVAILABLE] * 3
+        assert [isinstance(answer, InferResponse) for answer in caller.answers["b"]] == [True]
+        assert requests[0].cancelled  # so that its execution may end
+        scheduler.progress(requests[0], InferResponse({}))
+        scheduler.deliver(first, [InferResponse({})])
+        assert len(caller.answers["a"]) == 1
+        assert (scheduler.in_flight, scheduler.pending) == (0, 0)
+
+    scenario()
+
+
 @on_loop
 async def test_a_frontend_that_fails_to_write_does_not_disturb_its_neighbours() -> None:
     caller = make()

@@ -102,6 +102,12 @@ class ServedModel:
         """End the instances. Event loop only; `join` waits for them."""
         self.scheduler.close()
 
+    def abandon(self) -> None:
+        """`close`, without waiting for anybody: every request that is queued or executed is answered now,
+        with `Unavailable`, so that `drain` returns, and no instance begins another. Event loop only; any
+        number of times. What an instance is at goes on until it looks at ``cancelled``, or ends."""
+        self.scheduler.abandon()
+
     def join(self) -> None:
         """Wait until every instance has closed, then release what they shared. Blocks."""
         for host in self.hosts:

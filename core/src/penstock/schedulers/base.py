@@ -67,6 +67,14 @@ class Scheduler(ABC):
     def close(self) -> None:
         """End every `take`. Requests still waiting are answered with `Unavailable`."""
 
+    def abandon(self) -> None:
+        """`close`, when the server waits no longer: also those requests that instances have are answered,
+        with `Unavailable`, and cancelled; what `progress` and `deliver` say of them later is dropped.
+
+        A scheduler that does not override this leaves them unanswered.
+        """
+        self.close()
+
     @abstractmethod
     def take(self, bell: Bell) -> list[InferRequest] | None:
         """The next batch, owned by the caller; blocks on ``bell``. None when closed.

@@ -19,6 +19,8 @@ from penstock.schedulers.queue import RequestQueue
 from penstock.telemetry.statistics import Duration
 from penstock.workers.bell import Bell, LoopBell
 
+_STOPPING = "Server is stopping"
+
 
 class DynamicScheduler(Scheduler):
     """Batches requests that wait together, under the config's ``dynamic_batching``."""
@@ -93,7 +95,11 @@ class DynamicScheduler(Scheduler):
         while self._idle:
             self._wake_one()
         for request in self._queue.head(len(self._queue)):
-            self._give_up(request, Unavailable(f"{request.log_id}Server is stopping"), self._statistics.rejected)
+            self._give_up(request, Unavailable(f"{request.log_id}{_STOPPING}"), self._statistics.rejected)
+
+    def abandon(self) -> None:
+        self.close()
+        self._flight.abandon(_STOPPING)
 
     def _expire(self, request: InferRequest, level: int) -> None:
         """The request's time in the queue is over, whether or not an instance is free."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 
+from penstock.errors import Unavailable
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 
@@ -18,24 +19,31 @@ class Flight:
     ``ordered`` holds answers back until all earlier requests are answered
     (``preserve_ordering``, behaviours.md section 6.2). ``counted`` callers take any number of
     responses and say which they have read; those of a model that is not decoupled take one.
+    What is said to a request that has been answered already, as `abandon` does, is dropped.
     """
 
     def __init__(self, ordered: bool = False, counted: bool = False) -> None:
-        self.count = 0
         self.is_closing = False
         self._counted = counted
+        self._open: dict[InferRequest, None] = {}
         self._landed = asyncio.Event()
         self._line: OrderedDict[InferRequest, list[Answer]] | None = OrderedDict() if ordered else None
 
+    @property
+    def count(self) -> int:
+        """Requests that have entered and not been answered."""
+        return len(self._open)
+
     def enter(self, request: InferRequest) -> None:
-        self.count += 1
+        self._open[request] = None
         if self._line is not None:
             self._line[request] = []
             request.respond_at_once = None  # its turn may not have come
 
     def progress(self, request: InferRequest, response: Answer) -> None:
         """Give ``request`` a response that is not its last; decoupled models keep no order."""
-        self._write(request, response, False)
+        if request in self._open:
+            self._write(request, response, False)
         if not self._counted:
             request.read()
 
@@ -55,13 +63,26 @@ class Flight:
     async def close(self) -> None:
         """Wait until every request that entered is answered; the caller refuses new ones."""
         self.is_closing = True
-        if self.count:
+        if self._open:
             await self._landed.wait()
 
+    def abandon(self, reason: str) -> None:
+        """Answer every request, now: with `Unavailable` for ``reason``, unless its answer was held back.
+        Have what is executed for it end."""
+        self.is_closing = True
+        line, self._line = self._line, None
+        for request in tuple(self._open):
+            request.respond_at_once = None
+            held = line[request] if line is not None else []
+            self._finish(request, held[0] if held else Unavailable(f"{request.log_id}{reason}"))
+            request.cancel()
+        self._landed.set()
+
     def _finish(self, request: InferRequest, answer: Answer) -> None:
-        self.count -= 1
+        if self._open.pop(request, False) is False:
+            return  # answered before
         self._write(request, answer, True)
-        if self.is_closing and not self.count:
+        if self.is_closing and not self._open:
             self._landed.set()
 
     def _write(self, request: InferRequest, answer: Answer, final: bool) -> None:

@@ -40,8 +40,9 @@ class LoopOutlet:
     def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
         """Give out a batch of last answers, behind what was sent before; to threads that wait, at once."""
         for request, answer in zip(requests, answers, strict=True):
-            if request.respond_at_once is not None and isinstance(answer, InferResponse):
-                request.respond_at_once(answer)
+            at_once = request.respond_at_once  # which the loop may take away at any time
+            if at_once is not None and isinstance(answer, InferResponse):
+                at_once(answer)
         self._crossing.send(self._sink.deliver, requests, answers)
 
     def _end(self, request: InferRequest, answer: Answer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 
 from penstock.backends.base import Instance
-from penstock.errors import BackendError
+from penstock.errors import BackendError, Cancelled
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
@@ -34,11 +34,16 @@ class RowsRunner(Runner):
         except Exception as error:
             if len(batch) > 1:
                 # Rows are independent, so the others can be answered without the culprit.
-                answers = [self.run([request])[0][0] for request in batch]
+                answers = [self._run_alone(request) for request in batch]
             else:
                 answers = [as_error(error, self.contract)]
             stacked, inferred = max(stacked, started), max(inferred, stacked)
         return answers, BatchTimes(started, stacked, inferred, monotonic_ns())
+
+    def _run_alone(self, request: InferRequest) -> Answer:
+        if request.cancelled:  # meanwhile
+            return Cancelled(f"{request.log_id}request was cancelled")
+        return self.run([request])[0][0]
 
     def _split(self, batch: Sequence[InferRequest], results: Mapping[str, object]) -> list[Answer]:
         outputs = self._checked(results, sum(request.rows for request in batch), _wanted(batch))

@@ -25,7 +25,8 @@ class StreamRunner(Runner):
 
     def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
         started = monotonic_ns()
-        answers = [self._exhaust(request) for request in batch]
+        # Those at the end of the batch may leave while those before them are answered.
+        answers = [_gone(request) if request.cancelled else self._exhaust(request) for request in batch]
         ended = monotonic_ns()
         return answers, BatchTimes(started, started, ended, ended)
 
@@ -36,8 +37,12 @@ class StreamRunner(Runner):
                 for response in responses:
                     window.acquire()
                     if request.cancelled:
-                        return Cancelled(f"{request.log_id}request was cancelled")
+                        return _gone(request)
                     self.outlet.send(request, self.contract.sign(request, response), False)
         except Exception as error:
             return as_error(error, self.contract)
         return None
+
+
+def _gone(request: InferRequest) -> Cancelled:
+    return Cancelled(f"{request.log_id}request was cancelled")
