@@ -24,6 +24,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from penstock.config import support
 from penstock.config.options import ServerOptions
 from penstock.errors import InternalError, NotFound, Unavailable, Unsupported
+from penstock.frontends import disclosure
 from penstock.frontends.base import Frontend
 from penstock.messages.request import InferRequest, Parameter
 from penstock.messages.response import Answer, InferResponse
@@ -92,6 +93,7 @@ class Server:
         if not isinstance(repository, ServerOptions):
             repository = ServerOptions(model_repository=(fspath(repository),), **options)
         support.refuse(repository)
+        disclosure.learn(repository.model_repository)
         self.phase = Phase.NEW
         self.plugins = Plugins.discover(repository.plugins)
         self.options = replace(repository, plugin_options=self.plugins.read_options(repository.plugin_options))

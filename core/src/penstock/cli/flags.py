@@ -64,7 +64,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "Server and logs": (
         Flag("id", "<name>", "Name of this server in its metadata.", "digits-1"),
         Flag("exit-timeout-secs", "<s>", "Time for requests in flight to finish after SIGTERM or SIGINT.", "60", int32),
-        Flag("log-verbose", "<level>", "Level of extra messages; 0 or false for none.", "1", values.level),
+        Flag("log-verbose", "<level>", "Level of extra messages, 0 or false for none; from 1 on, answers name files in "
+             "full.", "1", values.level),
         Flag("log-info", "<bool>", "Log informational messages.", "false", boolean),
         Flag("log-warning", "<bool>", "Log warnings.", "false", boolean),
         Flag("log-error", "<bool>", "Log errors.", "false", boolean),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArgument, Unsupported
+from penstock.frontends.disclosure import shown
 from penstock.frontends.grpc import grpc_service_pb2 as pb
 from penstock.frontends.grpc.context import Context
 
@@ -21,7 +22,7 @@ async def index(server: Server, request: pb.RepositoryIndexRequest, context: Con
     return pb.RepositoryIndexResponse(
         models=[
             pb.RepositoryIndexResponse.ModelIndex(
-                name=entry.name, version=entry.version, state=entry.state, reason=entry.reason
+                name=entry.name, version=entry.version, state=entry.state, reason=shown(entry.reason)
             )
             for entry in entries
         ]

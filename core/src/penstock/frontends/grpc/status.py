@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.errors import Code
+from penstock.frontends.disclosure import shown
 
 #: gRPC's numbers (https://grpc.github.io/grpc/core/md_doc_statuscodes.html) that a transport needs by name.
 OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS = 0, 1, 2, 3, 4, 5, 6
@@ -36,7 +37,8 @@ _ALWAYS_FITS = _DETAILS_BYTES // 12
 
 
 def details(message: str) -> str:
-    """``message`` as status details: cut where a client would refuse the trailers for their size."""
+    """``message`` as status details: without paths, and cut where a client would refuse the trailers for their size."""
+    message = shown(message)
     if len(message) > _ALWAYS_FITS:
         message = _cut(message)
     return message.encode("utf-8", "replace").decode()

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 
 from penstock.errors import InternalError, PenstockError, Unavailable
+from penstock.frontends.disclosure import shown
 from penstock.frontends.grpc.context import Context, Send, first
 from penstock.frontends.grpc.encode import encode, encode_empty
 from penstock.frontends.grpc.infer import SHUTTING_DOWN, Inference
@@ -96,7 +97,7 @@ class _Turn:
 
     def encode_error(self, error: PenstockError, final: bool) -> bytes:
         body = self._empty(final) if self.is_queued else encode_empty(self.message.id)
-        return pack_stream(body, error.message)
+        return pack_stream(body, shown(error.message))
 
     def _empty(self, final: bool) -> bytes:
         message = self.message

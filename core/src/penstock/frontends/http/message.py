@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import orjson
 
 from penstock.errors import Code, PenstockError
+from penstock.frontends.disclosure import shown
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -71,7 +72,7 @@ def json_type_reply() -> HttpReply:
 
 def error_reply(error: PenstockError) -> HttpReply:
     """``error`` as Triton words errors: one JSON object with the single key ``error``."""
-    return text_error(STATUS[error.code], error.message)
+    return text_error(STATUS[error.code], shown(error.message))
 
 
 def text_error(status: int, text: str) -> HttpReply:

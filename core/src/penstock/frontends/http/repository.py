@@ -7,6 +7,7 @@ from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, Unsupported
+from penstock.frontends.disclosure import shown
 from penstock.frontends.http.documents import as_boolean, as_object, as_string, malformed, parse_object
 from penstock.frontends.http.message import HttpReply, HttpRequest, json_reply, json_type_reply
 from penstock.frontends.http.target import Target
@@ -45,8 +46,8 @@ class Repository:
 
 
 def _entry(entry: IndexEntry) -> dict[str, str]:
-    shown = {"version": entry.version, "state": entry.state, "reason": entry.reason}
-    return {"name": entry.name, **{key: value for key, value in shown.items() if value}}
+    fields = {"version": entry.version, "state": entry.state, "reason": shown(entry.reason)}
+    return {"name": entry.name, **{key: value for key, value in fields.items() if value}}
 
 
 def _refuse_repository(target: Target) -> None:

@@ -1,0 +1,82 @@
+"""What a caller is told of the machine's paths."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from penstock.frontends.disclosure import learn, shown
+
+SECRET = "secret-folder"
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("failed to stat file /tmp/secret-folder/models: no", "failed to stat file .../models: no"),
+        ('  File "/usr/secret-folder/m/1/model.py", line 3, in execute', '  File ".../model.py", line 3, in execute'),
+        ("'/home/secret-folder/my models/x.onnx' is no model", "'.../x.onnx' is no model"),
+        (
+            "[Errno 2] No such file or directory: '/tmp/secret-folder/a b'",
+            "[Errno 2] No such file or directory: '.../a b'",
+        ),
+        ("/tmp/secret-folder/one:/usr/secret-folder/two", ".../one:.../two"),
+        ("at file:///tmp/secret-folder/x.", "at file:.../x."),
+        ("(/tmp/secret-folder/x)", "(.../x)"),
+        ("/tmp/secret-folder/models/", ".../models"),
+        ("path=/tmp/secret-folder/x", "path=.../x"),
+        ("//tmp//secret-folder///x", ".../x"),
+        ("/tmp", ".../tmp"),
+    ],
+)
+def test_a_path_is_told_by_its_last_name(text: str, told: str) -> None:
+    assert shown(text) == told
+    assert SECRET not in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "unexpected inference input '/encoder/layer.0/MatMul_output_0' for model 'm'",
+        "Non-zero status code returned while running Reshape node. Name:'/decoder/Reshape'",
+        "no handler for /v2/models/m/infer",
+        "shape [1/2] and 3 / 4, either/or, s3://bucket/tmp/x",
+        "/tmpfile and a/tmp/b",
+        "",
+    ],
+)
+def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
+    assert shown(text) == text
+
+
+def test_a_verbose_log_lets_answers_say_it_all(caplog: pytest.LogCaptureFixture) -> None:
+    text = "failed to stat file /tmp/secret-folder/models"
+    caplog.set_level(logging.DEBUG, "penstock")
+    assert shown(text) == text
+
+
+def test_a_repository_that_is_not_there_is_known_by_its_name() -> None:
+    text = "failed to stat file /not-there-7c1/models: no"
+    assert shown(text) == text
+    learn(["/not-there-7c1/models"])
+    assert shown(text) == "failed to stat file .../models: no"
+
+
+@pytest.mark.parametrize("unit", ["/", "'/tmp", "/tmp", "\"/tmp'", "'/tmp/a ", "/tmp/", " /tmp(", "file:///"])
+def test_the_time_is_linear_in_the_text(unit: str) -> None:
+    def seconds(count: int) -> float:
+        text, times = unit * count, []
+        for _ in range(5):
+            started = time.perf_counter()
+            shown(text)
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    assert seconds(80_000) < 16 * 4 * max(seconds(5_000), 1e-4)  # quadratic: 256 times
