@@ -58,7 +58,7 @@ def told_over_grpc(server: Penstock) -> Iterator[str]:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
             stub.ModelInfer(asked, timeout=30)
-        yield refused.value.details()
+        yield str(refused.value.details())
         yield next(stub.ModelStreamInfer(iter([asked]), timeout=30)).error_message
         index = stub.RepositoryIndex(pb.RepositoryIndexRequest(), timeout=30).models
         yield from (entry.reason for entry in index if entry.name == "broken")

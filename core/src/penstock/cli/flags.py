@@ -95,6 +95,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              gather=values.collect),
         Flag("model-config-name", "<name>", "Use configs/<name>.pbtxt of each model that has one.", "h100",
              values.not_empty("model-config-name")),
+        Flag("model-files-from", "<whom>", "Whose loads may bring files along, which are code: loopback (callers on "
+             "this machine, or with the key of a restricted model-repository), any or none.", "any",
+             choice("model-files-from", "loopback", "any", "none")),
         Flag("model-load-thread-count", "<n>", "Models that load at the same time.", "8", int32),
         Flag("model-load-retry-count", "<n>", "Further attempts at loading a version that failed.", "2", int32),
         Flag("model-namespacing", "<bool>", "Models of one name may stand in several repositories.", "true", boolean),

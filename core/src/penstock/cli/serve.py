@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Sequence
 from typing import NoReturn
 
 from penstock.cli import command_line, startup, usage
+from penstock.cli.openness import log_openness
 from penstock.config import support
 from penstock.config.options import ServerOptions
 from penstock.errors import ConfigError, PenstockError
@@ -75,6 +76,7 @@ async def _serve(options: ServerOptions) -> int:
     try:
         loading.result()
         await server.start_frontends()  # no endpoint answers before the models are there
+        log_openness(options)
         await waiting
     except Exception as error:  # whatever stopped the start, say it and leave in order
         waiting.cancel()

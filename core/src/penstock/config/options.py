@@ -17,6 +17,8 @@ LogFormat: TypeAlias = Literal["default", "ISO8601", "json"]
 ControlMode: TypeAlias = Literal["none", "poll", "explicit"]
 CompressionLevel: TypeAlias = Literal["none", "low", "medium", "high"]
 HttpServer: TypeAlias = Literal["auto", "hypercorn", "native"]
+#: Who may send files along with a load, over HTTP and gRPC.
+ModelFilesFrom: TypeAlias = Literal["loopback", "any", "none"]
 GrpcServer: TypeAlias = Literal["auto", "native", "grpcio"]
 
 #: What ``--http-restricted-api`` and ``--grpc-restricted-protocol`` can restrict.
@@ -92,6 +94,7 @@ class ServerOptions:
     repository_poll_secs: int = 15
     load_model: tuple[str, ...] = ()
     model_config_name: str = ""
+    model_files_from: ModelFilesFrom = "loopback"
     model_load_thread_count: int = 4
     model_load_retry_count: int = 0
     model_namespacing: bool = False

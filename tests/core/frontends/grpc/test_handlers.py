@@ -79,6 +79,7 @@ class Call:
 
     metadata: Metadata = ()
     draining: bool = False
+    peer: str = "127.0.0.1"
 
 
 def parcel(model: str = "m", id: str = "", **parameters: bool) -> Parcel:

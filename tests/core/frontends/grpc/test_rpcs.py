@@ -66,6 +66,7 @@ class Desk:
 class Call:
     metadata: Metadata = ()
     draining: bool = False
+    peer: str = "127.0.0.1"
 
 
 def table(**options: Any) -> dict[str, Rpc]:

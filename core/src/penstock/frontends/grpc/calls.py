@@ -76,6 +76,10 @@ class Call(Stream):
         return self._head.metadata
 
     @property
+    def peer(self) -> str:
+        return self.connection.peer
+
+    @property
     def draining(self) -> bool:
         return self._calls.draining
 

@@ -27,6 +27,10 @@ class Context(Protocol):
         """What the caller sent with the call."""
 
     @property
+    def peer(self) -> str:
+        """The address of the other end; empty where that is not known."""
+
+    @property
     def draining(self) -> bool:
         """Whether the server is about to stop and takes no new requests."""
 

@@ -9,6 +9,7 @@ import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -110,6 +111,11 @@ class _Call:
     @property
     def metadata(self) -> Metadata:
         return tuple(self._context.invocation_metadata() or ())
+
+    @property
+    def peer(self) -> str:
+        kind, _, name = self._context.peer().partition(":")
+        return unquote(name).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
     @property
     def draining(self) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.frontends.disclosure import shown
 from penstock.frontends.grpc import grpc_service_pb2 as pb
-from penstock.frontends.grpc.context import Context
+from penstock.frontends.grpc.context import Context, first
+from penstock.frontends.uploads import Uploads
 
 if TYPE_CHECKING:
     from penstock.server import Server
@@ -33,6 +35,9 @@ async def load(
     server: Server, request: pb.RepositoryModelLoadRequest, context: Context
 ) -> pb.RepositoryModelLoadResponse:
     _refuse_repository_name(request.repository_name)
+    restricted = "model-repository" in server.options.grpc_restricted_protocol
+    uploads = Uploads(server.options.model_files_from, restricted, "--grpc-restricted-protocol")
+    uploads.check(request.parameters, context.peer, partial(first, context.metadata))
     await server.load(request.model_name, _overrides(request.parameters))
     return pb.RepositoryModelLoadResponse()
 

@@ -15,6 +15,7 @@ from penstock.frontends.http.body import aligned
 from penstock.frontends.http.limits import Limits, too_many_chunks
 from penstock.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply
 from penstock.frontends.http.routes import Routes
+from penstock.frontends.uploads import host_of
 
 if TYPE_CHECKING:
     from penstock.server import Server
@@ -32,6 +33,20 @@ _AMBIGUOUS = error_reply(InvalidArgument("the request states the length of its b
 
 class _Gone(Exception):
     pass
+
+
+class _Reply:
+    """Takes the first reply to a request, which came from the address ``peer``; empty if that is not known."""
+
+    __slots__ = ("_answered", "peer")
+
+    def __init__(self, answered: asyncio.Future[HttpReply], peer: str) -> None:
+        self._answered = answered
+        self.peer = peer
+
+    def __call__(self, reply: HttpReply) -> None:
+        if not self._answered.done():
+            self._answered.set_result(reply)
 
 
 def create_app(server: Server) -> App:
@@ -73,7 +88,7 @@ async def _serve(routes: Routes, limits: Limits, scope: Scope, receive: Receive,
         await _send(send, error_reply(error), scope["method"])
         return
     request = HttpRequest(scope["method"], path, headers, body, raw)
-    reply = await _answer(routes, request, receive)
+    reply = await _answer(routes, request, receive, host_of(scope.get("client")))
     if reply is not None:
         await _send(send, reply, scope["method"])
 
@@ -116,10 +131,10 @@ def _join(pieces: list[bytes], size: int, headers: dict[bytes, bytes]) -> memory
     return memory
 
 
-async def _answer(routes: Routes, request: HttpRequest, receive: Receive) -> HttpReply | None:
+async def _answer(routes: Routes, request: HttpRequest, receive: Receive, peer: str) -> HttpReply | None:
     """The reply, or None if the caller left first, in which case the request is cancelled."""
     answered: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
-    cancel = routes.dispatch(request, lambda reply: None if answered.done() else answered.set_result(reply))
+    cancel = routes.dispatch(request, _Reply(answered, peer))
     if answered.done():
         return answered.result()
     leaving = asyncio.ensure_future(_disconnected(receive))

@@ -25,6 +25,11 @@ class Exchange:
         self.is_head = is_head
         self._protocol = protocol
 
+    @property
+    def peer(self) -> str:
+        """The address of the other end; empty where that is not known."""
+        return self._protocol.peer
+
     def __call__(self, reply: HttpReply) -> None:
         if self.reply is None:
             self.reply = reply

@@ -28,6 +28,7 @@ from penstock.frontends.http.heads import END, Head
 from penstock.frontends.http.limits import Limits, too_many_chunks
 from penstock.frontends.http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest, error_reply, text_error
 from penstock.frontends.http.writing import CONTINUE, serialise
+from penstock.frontends.uploads import host_of
 
 if TYPE_CHECKING:
     from penstock.frontends.http.connections import Connections
@@ -193,6 +194,11 @@ class HttpProtocol(asyncio.BufferedProtocol):
                 return
         if not self._is_reading:
             self._balance()
+
+    @property
+    def peer(self) -> str:
+        """The address of the other end; empty where that is not known."""
+        return host_of(self._transport.get_extra_info("peername"))
 
     def stop(self) -> None:
         """Answer what has arrived or is arriving, then close."""

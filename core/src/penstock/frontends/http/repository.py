@@ -11,6 +11,7 @@ from penstock.frontends.disclosure import shown
 from penstock.frontends.http.documents import as_boolean, as_object, as_string, malformed, parse_object
 from penstock.frontends.http.message import HttpReply, HttpRequest, json_reply, json_type_reply
 from penstock.frontends.http.target import Target
+from penstock.frontends.uploads import Uploads
 
 if TYPE_CHECKING:
     from penstock.models.states import IndexEntry
@@ -22,6 +23,8 @@ class Repository:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        restricted = "model-repository" in server.options.http_restricted_api
+        self._uploads = Uploads(server.options.model_files_from, restricted, "--http-restricted-api")
 
     async def index(self, request: HttpRequest, target: Target) -> HttpReply:
         ready_only = parse_object(request.body).get("ready", False)
@@ -29,11 +32,13 @@ class Repository:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         return json_reply([_entry(entry) for entry in await self._server.list_repository(ready_only)])
 
-    async def load(self, request: HttpRequest, target: Target) -> HttpReply:
+    async def load(self, request: HttpRequest, target: Target, peer: str) -> HttpReply:
+        """``peer`` is the address that the request came from."""
         _refuse_repository(target)
         given = _parameters(request)
         if type(given) is not dict:
             raise malformed("attempt to get members for non-object")
+        self._uploads.check(given, peer, lambda name: request.headers.get(name.encode()))
         await self._server.load(target.name, {name: _load_value(name, value) for name, value in given.items()})
         return json_type_reply()
 

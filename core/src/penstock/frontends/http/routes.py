@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock.errors import InternalError, NotFound, PenstockError, Unsupported
@@ -110,11 +111,19 @@ class Routes:
             _route(r"/v2/health/ready", "health", GET=self._perhaps_task(about.ready)),
             *[route for kind in shm for route in _shared_memory(kind, server.options.allow_client_shm)],
             _route(rf"{_REPOSITORY}/index", "model-repository", POST=self._task(repository.index)),
-            _route(rf"{_REPOSITORY}/models/(?P<name>[^/]+)/load", "model-repository", POST=self._task(repository.load)),
+            _route(rf"{_REPOSITORY}/models/(?P<name>[^/]+)/load", "model-repository", POST=self._load(repository)),
             _route(
                 rf"{_REPOSITORY}/models/(?P<name>[^/]+)/unload", "model-repository", POST=self._task(repository.unload)
             ),
         ]
+
+    def _load(self, repository: Repository) -> Handler:
+        """The handler of loads, which looks at who sent them."""
+
+        def handle(request: HttpRequest, target: Target, reply: Reply) -> None:
+            self._task(partial(repository.load, peer=getattr(reply, "peer", "")))(request, target, reply)
+
+        return handle
 
     def _perhaps_task(self, answer: Callable[[HttpRequest, Target], HttpReply | Awaitable[HttpReply]]) -> Handler:
         """A handler that has the reply at once, or else awaits it as `_task` does."""

@@ -123,6 +123,12 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self.sender.resume()
 
+    @property
+    def peer(self) -> str:
+        """The address of the other end; empty where that is not known."""
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) and name else ""
+
     # ------------------------------------------------------------------ streams come and go
 
     def open(self, id: int, flags: int, block: bytes) -> None:

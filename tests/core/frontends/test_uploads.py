@@ -1,0 +1,70 @@
+"""Who may send files along with a load: the addresses by RFC 5735 and RFC 4291, the rest by a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.config.options import ModelFilesFrom
+from penstock.errors import Unsupported
+from penstock.frontends.uploads import Uploads, host_of, is_loopback
+
+FILES = ["config", "file:1/model.py"]
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.255.255.254", "::1", "::ffff:127.0.0.1", "::FFFF:7f00:1", "0:0:0:0:0:0:0:1", "::1%lo"]
+)
+def test_loopback_is_the_machine_itself(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("192.0.2.2", "10.0.0.1", "128.0.0.1", "0.0.0.0", "::", "fe80::1%eth0", "fd00::2", "::ffff:192.0.2.2"),
+        *("", "localhost", "127.0.0.1:80", "127.1", "2130706433", "0x7f000001", "127.0.0.1.example.org", "/run/socket"),
+    ],
+)
+def test_nothing_else_is(address: str) -> None:
+    assert not is_loopback(address)
+
+
+@pytest.mark.parametrize(
+    ("peername", "host"),
+    [
+        (("127.0.0.1", 4711), "127.0.0.1"),
+        (("::1", 4711, 0, 0), "::1"),
+        (["192.0.2.2", 1], "192.0.2.2"),
+        ("", ""),
+        ("/run/x", ""),
+        (None, ""),
+        (b"\0x", ""),
+    ],
+)
+def test_a_socket_without_an_address_has_none(peername: object, host: str) -> None:
+    assert host_of(peername) == host
+
+
+@pytest.mark.parametrize("header", ["", "x-forwarded-for", "forwarded", "via", "x-real-ip", "origin", "sec-fetch-site"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.2", ""])
+@pytest.mark.parametrize("has_key", [False, True])
+@pytest.mark.parametrize("allowed", ["loopback", "any", "none"])
+def test_files_are_taken_from_the_machine_and_by_key(
+    allowed: ModelFilesFrom, has_key: bool, address: str, header: str
+) -> None:
+    uploads = Uploads(allowed, has_key, "--http-restricted-api")
+    expected = allowed == "any" or (allowed == "loopback" and (has_key or (address == "127.0.0.1" and not header)))
+    given = {header: b"x"} if header else {}
+    if expected:
+        uploads.check(FILES, address, given.get)
+    else:
+        with pytest.raises(Unsupported, match="--model-files-from=") as refused:
+            uploads.check(FILES, address, given.get)
+        assert header in refused.value.message or allowed == "none"
+
+
+@pytest.mark.parametrize("allowed", ["loopback", "none"])
+def test_a_load_by_name_and_with_a_config_is_everybodys(allowed: ModelFilesFrom) -> None:
+    uploads = Uploads(allowed, False, "--http-restricted-api")
+    uploads.check([], "192.0.2.2", {"origin": "x"}.get)
+    uploads.check(["config"], "192.0.2.2", {"origin": "x"}.get)
