@@ -111,7 +111,9 @@ class Plugins:
             others = [other for other in plugins.values() if other is not plugin]
             try:
                 self._manager.subset_hook_caller(hook, others)(**given)
-            except Exception:
+            except KeyboardInterrupt:  # on the event loop's thread it is the operator's
+                raise
+            except BaseException:
                 log.exception("plugin '%s' failed in %s", self._manager.get_name(plugin), hook)
 
     def _add(self, info: PluginInfo, load: Callable[[], ModuleType]) -> None:

@@ -63,3 +63,28 @@ def test_bytes_that_are_no_text_fail_alone_in_their_batch(server: Server) -> Non
     found = on_loop(server, ask())
     assert isinstance(found.pop(1), InvalidArgument)
     assert [answer.outputs["y"].items() for answer in found] == [[b"one"], [b"three"], [b"four"]]
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_model_is_served_and_unloaded_wherever_its_instances_live(graphs: Any, pair: Any, isolation: str) -> None:
+    setting = f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}'
+    graphs.add("m")
+    (graphs.root / "m" / "config.pbtxt").write_text(setting)
+    (graphs.add("broken") / "model.onnx").write_bytes(b"no model")
+    (graphs.root / "broken" / "config.pbtxt").write_text(
+        setting
+        + """ max_batch_size: 4 input { name: "A" data_type: TYPE_FP32 dims: [16] }
+        output { name: "S" data_type: TYPE_FP32 dims: [16] }"""
+    )
+    with serve(graphs.root, exit_on_error=False, model_control_mode="explicit", load_model=("*",)) as server:
+        reasons = {entry.name: entry.reason for entry in server.index()}
+        assert "onnx runtime error" in reasons["broken"]
+        outputs = server.infer("m", {"A": pair[0], "B": pair[1]}).outputs
+        np.testing.assert_array_equal(outputs["S"], pair[0] + pair[1])
+
+        async def unload() -> None:
+            await server.unload("m")
+            while {entry.name: entry.reason for entry in server.index()}["m"] != "unloaded":
+                await asyncio.sleep(0.01)
+
+        on_loop(server, asyncio.wait_for(unload(), 20))

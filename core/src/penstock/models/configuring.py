@@ -90,7 +90,7 @@ def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
         backend.complete_config(model)
     except PenstockError:
         raise
-    except Exception as error:
+    except BaseException as error:  # SystemExit of a stranger is its error, too
         raise PluginError(
             f"backend '{backend.name}' failed to complete the config of '{model.name}': {summary(error)}"
         ) from error

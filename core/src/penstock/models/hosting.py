@@ -22,7 +22,7 @@ from penstock.workers.contract import Contract
 from penstock.workers.devices import Placement, plan_instances
 from penstock.workers.host import Host
 from penstock.workers.instance import InstanceThread
-from penstock.workers.loading import failures_worded, load_instance
+from penstock.workers.loading import close_instance, failures_worded, load_instance
 from penstock.workers.process.desk import LoopServices
 from penstock.workers.process.host import ProcessHost
 from penstock.workers.process.order import Order
@@ -147,11 +147,11 @@ class Hosting:
         """One instance, warmed up, on its own thread."""
         with failures_worded(self._backend, model.name, log):
             instance = load_instance(self._backend, model)
-        try:
-            runner = runner_for(instance, self._contract)
-            for sample in self._samples:
-                sample.run(runner)
-        except BaseException:
-            instance.close()
-            raise
+            try:
+                runner = runner_for(instance, self._contract)
+                for sample in self._samples:
+                    sample.run(runner)
+            except BaseException:
+                close_instance(instance, model.instance_name)
+                raise
         return instance, runner

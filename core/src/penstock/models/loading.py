@@ -6,11 +6,10 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
 from weakref import WeakSet
 
 from penstock.backends.base import Backend, Model
@@ -31,8 +30,7 @@ from penstock.models.signature import Signature
 from penstock.models.snapshot import Snapshot, take
 from penstock.schedulers.base import Scheduler, SchedulerContext
 from penstock.telemetry.statistics import ModelStatistics
-from penstock.workers.host import Host
-from penstock.workers.loading import failures_worded
+from penstock.workers.loading import failures_worded, share
 from penstock.workers.process.host import ProcessHost
 
 log = logging.getLogger(__name__)
@@ -119,19 +117,23 @@ class Loader:
             return self._running[name]
 
     def _assemble(self, backend: Backend, model: Model) -> ServedModel:
-        config, isolation = model.config, isolation_of(backend, model)
-        if isolation is None:
-            with failures_worded(backend, model.name, log):
-                model = replace(model, shared=backend.share(model))
-        signature, statistics = Signature(model.name, config), ModelStatistics()
-        services = self._services(model.name)
-        release = partial(_release, services, backend, model.shared)
-        hosts: list[Host] = []
-        try:
+        config = model.config
+        with failures_worded(backend, model.name, log):
+            isolation = isolation_of(backend, model)
+        with ExitStack() as undo:
+            if isolation is None:  # what an instance in a process shares with no other is the process's own matter
+                model = replace(model, shared=share(backend, model, undo, log))
+            signature, statistics = Signature(model.name, config), ModelStatistics()
+            services = self._services(model.name)
+            undo.callback(services.close)
             labels = read_labels(config, model.path.parent)
             scheduler = self._scheduler(config, statistics)
             hosting = Hosting(backend, model, signature, statistics, self._loop, services.of_instance, self.grace)
-            hosts += hosting.load(isolation, self._processes)
+            hosts = hosting.load(isolation, self._processes)
+            release = undo.pop_all().close
+            undo.callback(release)
+            for host in hosts:
+                undo.callback(host.join)
             services.bind(hosts)
             served = ServedModel(model.version, config, signature, scheduler, hosts, statistics, labels, release)
             observers = [
@@ -139,20 +141,10 @@ class Loader:
             ]
             for host in hosts:
                 host.serve(scheduler, self._loop, observers)
-        except BaseException:
-            for host in hosts:
-                host.join()
-            release()
-            raise
+            undo.pop_all()
         return served
 
     def _scheduler(self, config: ModelConfig, statistics: ModelStatistics) -> Scheduler:
         choice = config.WhichOneof("scheduling_choice") or "direct"
         scheduler: Scheduler = self._plugins.schedulers.get(choice)(SchedulerContext(self._loop, config, statistics))
         return scheduler
-
-
-def _release(services: CrewServices, backend: Backend, shared: Any) -> None:
-    """What remains to be done when the last instance has closed."""
-    services.close()
-    backend.unshare(shared)

@@ -56,7 +56,7 @@ def find_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) 
 def _ask(name: str, hook: Any, options: ServerOptions) -> Any:
     try:
         return hook.find_backend(name=name, options=options)
-    except Exception as error:  # a stranger's code
+    except BaseException as error:  # a stranger's code
         raise PluginError(f"a plugin failed to find backend '{name}': {summary(error)}") from error
 
 

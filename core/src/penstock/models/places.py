@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
+
+from penstock.workers.apart import contained
 
 T = TypeVar("T")
 
@@ -31,7 +34,8 @@ class Places:
         """What ``function`` returns or raises, on a thread, once there is a place."""
         await self._free.acquire()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+            work = partial(contained, partial(function, *arguments))
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._give()
 

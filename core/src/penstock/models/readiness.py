@@ -58,7 +58,7 @@ class _Check:
         """On a thread of its own, because nobody knows how long it takes."""
         try:
             reason = "" if self._host.check_ready() else "user-defined check failed"
-        except Exception as error:
+        except BaseException as error:  # SystemExit of a model is a no, too
             reason = summary(error)
         with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
             answer.get_loop().call_soon_threadsafe(self._settle, answer, reason)

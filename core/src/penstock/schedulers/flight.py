@@ -88,5 +88,7 @@ class Flight:
     def _write(self, request: InferRequest, answer: Answer, final: bool) -> None:
         try:
             request.respond(answer, final)
-        except Exception:
+        except KeyboardInterrupt:  # on the event loop it is the operator's
+            raise
+        except BaseException:
             log.exception("a frontend failed to write the answer to request '%s'", request.id)

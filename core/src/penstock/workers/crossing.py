@@ -41,5 +41,12 @@ class Crossing:
             call, arguments = self._waiting.popleft()
             try:
                 call(*arguments)
-            except Exception:
+            except KeyboardInterrupt:
+                self.send(_nothing)  # wakes the loop for those behind it, if it goes on
+                raise
+            except BaseException:
                 log.exception("a call from a model's thread failed")
+
+
+def _nothing() -> None:
+    """What is sent for the sake of the wake-up."""

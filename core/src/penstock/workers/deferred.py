@@ -71,7 +71,7 @@ class DeferredRunner(Runner):
         calls = [self._call(request, place, started_ns) for place, request in enumerate(batch)]
         try:
             self._accept(calls)
-        except Exception as error:
+        except BaseException as error:
             failure = as_error(error, self.contract)
             for call in calls:
                 call.end(failure)

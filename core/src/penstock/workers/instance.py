@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from penstock.backends.base import AnyInstance, BaseInstance
+from penstock.errors import InternalError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.telemetry.observer import Observer
@@ -15,16 +17,22 @@ from penstock.telemetry.statistics import ExecutionStatistics
 from penstock.workers.batch import run_batch
 from penstock.workers.bell import Bell
 from penstock.workers.ledger import Ledger
+from penstock.workers.loading import close_instance
 from penstock.workers.outlet import LoopOutlet
 from penstock.workers.runner import LATER, Given, Runner
 from penstock.workers.source import BatchSource
+
+log = logging.getLogger(__name__)
+
+#: How long after a failure of its scheduler an instance asks it again.
+_RETRY_S = 1.0
 
 
 class InstanceThread:
     """Owns one instance from load to close; all of its methods run on this thread.
 
-    ``load`` returns the instance, warmed up, and its runner. A `penstock.workers.host.Host`: a
-    thread cannot die alone, so it is alive from load to close.
+    ``load`` returns the instance, warmed up, and its runner. A `penstock.workers.host.Host`: nothing that
+    an instance, an observer or a scheduler raises ends the thread, so it is alive from load to close.
     """
 
     reason = ""
@@ -44,6 +52,7 @@ class InstanceThread:
         self._ledger = Ledger(name, statistics)
         self._source: Future[tuple[BatchSource, asyncio.AbstractEventLoop] | None] = Future()
         self._loaded: Future[None] = Future()
+        self._is_leaving = threading.Event()
         self._thread = threading.Thread(target=self._main, name=f"penstock-{name}", daemon=True)
 
     def load(self) -> None:
@@ -58,6 +67,7 @@ class InstanceThread:
 
     def join(self) -> None:
         """Wait until the instance has closed. The source must have been closed before."""
+        self._is_leaving.set()
         if not self._source.done():
             self._source.set_result(None)
         self._thread.join()
@@ -84,19 +94,34 @@ class InstanceThread:
         finally:
             instance, self.instance = self.instance, None
             runner.close()
-            instance.close()
+            close_instance(instance, self.name)
 
     def _serve(self, runner: Runner, source: BatchSource, loop: asyncio.AbstractEventLoop) -> None:
         bell = Bell()
         outlet = LoopOutlet(source, loop, self._ledger.late)
         runner.connect(outlet)
-        while (batch := source.take(bell)) is not None:
-            self.executing = batch
-            given, times = run_batch(runner, batch)
-            self.executing = ()
-            finished, answers = _finished(batch, given)
-            self._ledger.batch(batch, finished, answers, times)
-            outlet.deliver(finished, answers)
+        while True:
+            try:
+                batch = source.take(bell)
+            except BaseException:
+                log.exception("the scheduler of instance '%s' failed to give it a batch", self.name)
+                if self._is_leaving.wait(_RETRY_S):
+                    return
+                bell = Bell()  # nobody knows who has the other
+                continue
+            if batch is None:
+                return
+            try:
+                self.executing = batch
+                given, times = run_batch(runner, batch)
+                self.executing = ()
+                finished, answers = _finished(batch, given)
+                self._ledger.batch(batch, finished, answers, times)
+                outlet.deliver(finished, answers)
+            except BaseException as error:  # not the instance's: that is an answer
+                log.exception("instance '%s' could not see a batch through", self.name)
+                given, finished, answers, self.executing = (), [], (), ()
+                outlet.deliver(batch, [InternalError(summary(error))] * len(batch))
             del batch, given, finished, answers  # while this thread waits, their memory is not its to keep
 
 

@@ -52,7 +52,7 @@ class Ledger:
         for observer in self.observers:
             try:
                 observer.batch_finished(succeeded, failed, times)
-            except Exception:
+            except BaseException:  # a stranger's, on the thread that all later batches need
                 log.exception("observer %s of instance '%s' failed", type(observer).__name__, self._name)
 
 

@@ -31,7 +31,7 @@ class RequestRunner(Runner):
                 )
             inferred = monotonic_ns()
             answers = [self.contract.signed(*pair) for pair in zip(batch, given, strict=True)]
-        except Exception as error:
+        except BaseException as error:
             failure = as_error(error, self.contract)
             inferred = monotonic_ns()
             answers = [failure] * len(batch)

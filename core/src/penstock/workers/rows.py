@@ -31,7 +31,7 @@ class RowsRunner(Runner):
             results = self._execute(inputs)
             inferred = monotonic_ns()
             answers: Sequence[Answer] = self._split(batch, results)
-        except Exception as error:
+        except BaseException as error:
             if len(batch) > 1:
                 # Rows are independent, so the others can be answered without the culprit.
                 answers = [self._run_alone(request) for request in batch]

@@ -67,8 +67,13 @@ class Runner(ABC):
         return InferResponse(outputs, {}, self.contract.name, self.contract.version, request.id)
 
 
-def as_error(error: Exception, contract: Contract) -> PenstockError:
-    """``error`` as the caller will see it; an unexpected one is logged with its traceback."""
+def as_error(error: BaseException, contract: Contract) -> PenstockError:
+    """``error`` as the caller will see it; an unexpected one is logged with its traceback.
+
+    Whatever an instance raises is an error of that execution: also `SystemExit`, a `KeyboardInterrupt` that
+    nobody has pressed a key for, and the `CancelledError` of a task that it has awaited. None may end the
+    thread that all later requests need.
+    """
     if isinstance(error, PenstockError):
         return error
     log.error("model '%s' version %s failed to execute", contract.name, contract.version, exc_info=error)

@@ -39,7 +39,7 @@ class StreamRunner(Runner):
                     if request.cancelled:
                         return _gone(request)
                     self.outlet.send(request, self.contract.sign(request, response), False)
-        except Exception as error:
+        except BaseException as error:
             return as_error(error, self.contract)
         return None
 

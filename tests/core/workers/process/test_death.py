@@ -63,7 +63,6 @@ def wait_for_restart(model: Running, wait_until: WaitUntil, count: int = 1) -> N
         ("kill", "was killed by SIGKILL", ""),
         ("segfault", "was killed by SIGSEGV", "Fatal Python error: Segmentation fault"),
         ("exit", "exited with status 3", ""),
-        ("leave", "exited with status 3", "sys.exit(3)"),
         ("hang up", "closed its line and was killed", ""),
         ("lie", "sent a malformed message and was killed", ""),
         ("babble", "sent a malformed message and was killed", ""),

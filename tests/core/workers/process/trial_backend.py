@@ -5,6 +5,7 @@ Input ``x`` f32[rows, n]; output ``y`` is ``x + 1``, output ``n`` i64[rows, 1] i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -40,6 +41,8 @@ from penstock.workers.process.wire.answers import Reply, Status, Times
 from penstock.workers.process.wire.codec import Encoder
 from penstock.workers.process.wire.frames import Kind
 
+#: What may be raised and is no `Exception`.
+KINDS = (SystemExit, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, BaseException)
 #: A process that runs this waits for nobody.
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
 
@@ -52,6 +55,7 @@ class Parameters:
     warm_up: str = ""  #: a deed to do while warming up
     always: str = ""  #: a deed to do for every request that asks for none
     close: str = ""  #: a deed to do while closing
+    unshare: str = ""  #: a deed to do when what was shared is released
     folder: str = ""  #: where files of this model's deeds are
     load_timeout_s: float = 30.0
 
@@ -69,10 +73,17 @@ class Trial(Backend):
             load_timeout_s=given.load_timeout_s,
         )
 
-    def share(self, model: Model) -> None:
+    def share(self, model: Model) -> Any:
         given: Parameters = model.parameters
         if given.share:
             do(given.share, given.folder, None)
+        _note(given, "shared")
+        return given
+
+    def unshare(self, shared: Any) -> None:
+        _note(shared, "unshared")
+        if shared.unshare:
+            do(shared.unshare, shared.folder, None)
 
     def load(self, model: Model) -> AnyInstance:
         given: Parameters = model.parameters
@@ -82,10 +93,17 @@ class Trial(Backend):
             "stream": Stream,
             "deferred": Deferred,
             "asker": partial(Asker, model.services),
+            **STRAYS,
         }
         if given.load:
             do(given.load, given.folder, None)
         return rungs[given.rung](given)
+
+
+def _note(parameters: Parameters, what: str) -> None:
+    """Add a line to the life of the model."""
+    with (Path(parameters.folder) / "life").open("a") as file:
+        file.write(f"{what}\n")
 
 
 class _Living:
@@ -99,6 +117,7 @@ class _Living:
             do(self.parameters.warm_up, self.parameters.folder, None)
 
     def close(self) -> None:
+        _note(self.parameters, "closed")
         if self.parameters.close:
             do(self.parameters.close, self.parameters.folder, None)
 
@@ -167,6 +186,54 @@ class Deferred(_Living, DeferredInstance):
         call.send(answer(call.request, self.parameters.folder, count))
 
 
+# ---------------------------------------------------------------------- what is raised and is no Exception
+
+_stray = iter(KINDS)
+
+
+def stray() -> None:
+    """Raise the next of `KINDS`."""
+    raise next(_stray)("stray")
+
+
+class StrayRows(_Living, Instance):
+    def execute(self, inputs: Tensors) -> Tensors:
+        stray()
+        return inputs
+
+
+class StrayRequests(_Living, RequestInstance):
+    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | PenstockError]:
+        stray()
+        return ()
+
+
+class StrayStream(_Living, StreamInstance):
+    def stream(self, request: InferRequest) -> Iterator[InferResponse]:
+        stray()
+        return iter(())
+
+
+class StrayIterator(_Living, StreamInstance):
+    def stream(self, request: InferRequest) -> Iterator[InferResponse]:
+        yield response(request, 0)
+        stray()
+
+
+class StrayAccept(_Living, DeferredInstance):
+    def accept(self, calls: Sequence[Call]) -> None:
+        stray()
+
+
+STRAYS: dict[str, Callable[[Parameters], AnyInstance]] = {
+    "stray rows": StrayRows,
+    "stray requests": StrayRequests,
+    "stray stream": StrayStream,
+    "stray iterator": StrayIterator,
+    "stray accept": StrayAccept,
+}
+
+
 def answer(request: InferRequest, folder: str, count: int, always: str = "") -> InferResponse | PenstockError:
     deed = str(request.parameters.get("do", always))
     try:
@@ -203,6 +270,10 @@ def _exit(folder: Path, request: Any) -> None:
 
 def _leave(folder: Path, request: Any) -> None:
     threading.Thread(target=time.sleep, args=(1000,)).start()  # and not a daemon
+    sys.exit(3)
+
+
+def _quit(folder: Path, request: Any) -> None:
     sys.exit(3)
 
 
@@ -382,6 +453,7 @@ DEEDS: dict[str, Callable[[Path, Any], int | None]] = {
     "looks": lambda folder, request: _looks,
     "pid": lambda folder, request: os.getpid(),
     "priority": lambda folder, request: request.priority,
+    "quit": _quit,
     "raise": _raise,
     "refuse": _refuse,
     "scribble": _scribble,

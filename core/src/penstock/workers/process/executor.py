@@ -15,6 +15,7 @@ from penstock.errors import Code, PenstockError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.workers.batch import run_batch, runner_for
+from penstock.workers.loading import close_instance
 from penstock.workers.process.awake import AwakeLine
 from penstock.workers.process.order import Order
 from penstock.workers.process.sending import Sender
@@ -45,6 +46,7 @@ class Executor:
         self.open: dict[int, Received] = {}
         self._work, self._decoder, self._sender, self._services = work, decoder, sender, services
         self._name = self._version = ""
+        self._order: Order | None = None
 
     def work(self) -> NoReturn:
         """Do what the server says, until it says stop."""
@@ -54,7 +56,7 @@ class Executor:
             if message.kind is Kind.RUN:
                 self._run(runner, message)
             elif message.kind is Kind.STOP:
-                self._stop()
+                self._stop(runner)
         raise AssertionError("unreachable")
 
     def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
@@ -67,13 +69,17 @@ class Executor:
 
     def _load(self, message: Frame) -> Runner:
         try:
-            order = Order.from_json(message.text, self._services)
+            self._order = order = Order.from_json(message.text, self._services)
             module, _, name = order.entry.partition(":")
             self.instance = getattr(import_module(module), name)(order)
             contract = order.contract()
             self._name, self._version = order.name, str(order.version)
-            runner = runner_for(self.instance, contract)
         except BaseException as error:  # SystemExit of a model is a failure to load, too
+            self._fail(error)
+        try:
+            runner = runner_for(self.instance, contract)
+        except BaseException as error:
+            close_instance(self.instance, order.instance_name)
             self._fail(error)
         runner.connect(self)
         checks = type(self.instance).is_ready is not BaseInstance.is_ready
@@ -83,6 +89,7 @@ class Executor:
     def _fail(self, error: BaseException) -> NoReturn:
         code = error.code if isinstance(error, PenstockError) else Code.INTERNAL
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self._clean_up()
         failure = {"message": summary(error), "code": code.value, "traceback": trace}
         self._work.send(notes.json_frame(Kind.FAILED, failure))
         os._exit(1)
@@ -105,12 +112,19 @@ class Executor:
     def _receive(self, call: int, caller: int, inputs: dict[str, Any]) -> Received:
         return Received(self._name, inputs, _nobody, model_version=self._version, call=call)
 
-    def _stop(self) -> NoReturn:
-        try:
-            self.instance.close()
-        except Exception:
-            log.exception("an instance failed to close")
+    def _stop(self, runner: Runner) -> NoReturn:
+        assert self._order is not None
+        runner.close()
+        close_instance(self.instance, self._order.instance_name)
+        self._clean_up()
         os._exit(0)
+
+    def _clean_up(self) -> None:
+        try:
+            if self._order is not None:
+                self._order.cleanup.close()
+        except BaseException:
+            log.exception("what an instance had used could not be released")
 
 
 def _reply(request: Received, answer: Answer | Later) -> Reply:

@@ -33,6 +33,9 @@ from penstock.workers.warmup import Sample
 
 log = logging.getLogger(__name__)
 
+#: How long after a failure of its scheduler an instance asks it again.
+_RETRY_S = 1.0
+
 
 class ProcessHost:
     """Owns the child processes of one instance, one after the other. A `penstock.workers.host.Host`.
@@ -114,8 +117,11 @@ class ProcessHost:
             for sample in self._samples:
                 await rehearsal.run(child, sample)
             rehearsal.require_life(child)
+        except Exception:
+            await child.stop(self._grace())  # what it has loaded is released as ever
+            raise
         except BaseException:
-            await child.kill("failed to warm up")
+            await child.kill("is not needed")
             raise
         child.hand_over(self)
         self._child = child
@@ -149,8 +155,16 @@ class ProcessHost:
             return
         if child is None or child.has_hung_up:
             self._turn_away(source)
-        elif batch := source.poll(self._bell):
+        elif batch := self._poll(source):
             self._run(child, source, batch)
+
+    def _poll(self, source: BatchSource) -> list[InferRequest] | None:
+        try:
+            return source.poll(self._bell)
+        except Exception:
+            log.exception("the scheduler of instance '%s' failed to give it a batch", self.name)
+            self._loop.call_later(_RETRY_S, self._pull)
+            return None
 
     def _run(self, child: Child, source: BatchSource, batch: list[InferRequest]) -> None:
         if any(request.cancelled for request in batch):

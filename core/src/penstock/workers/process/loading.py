@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from penstock.backends.base import AnyInstance, Backend, Device, Model
-from penstock.workers.loading import failures_worded, load_instance
+from penstock.workers.loading import failures_worded, load_instance, share
 from penstock.workers.process.order import Order
 
 
@@ -32,5 +32,6 @@ def load(order: Order) -> AnyInstance:
         Device(order.device_kind, order.device_id),
         order.services,
     )
+    shared = share(backend, model, order.cleanup)
     with failures_worded(backend, model.name):
-        return load_instance(backend, replace(model, shared=backend.share(model)))
+        return load_instance(backend, replace(model, shared=shared))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from penstock.backends.base import DeviceKind
@@ -27,6 +28,9 @@ class Unjudged(Contract):
         return answer
 
 
+_SET_IN_CHILD = frozenset(("services", "cleanup"))
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """One instance of one version.
@@ -34,8 +38,9 @@ class Order:
     ``path`` is the version's directory. ``backend`` is ``module:class`` and ``options`` its
     ``--backend-config`` settings. ``config`` is the model's config as JSON, in the form of the
     ``/config`` endpoint, and ``parameters`` its parameters as text. ``entry`` is that of
-    `penstock.backends.base.Isolation`. ``outputs_as_given`` is the backend's. ``services`` is set in
-    the child.
+    `penstock.backends.base.Isolation`. ``outputs_as_given`` is the backend's. ``services`` and
+    ``cleanup`` are set in the child: what the entry leaves in ``cleanup`` is done when the instance has
+    closed, and when it cannot be loaded.
     """
 
     entry: str
@@ -51,10 +56,12 @@ class Order:
     device_id: int
     outputs_as_given: bool = False
     services: Services | None = None
+    cleanup: ExitStack = field(default_factory=ExitStack, compare=False)
 
     def to_json(self) -> bytes:
-        """The order without its services."""
-        return json.dumps(asdict(replace(self, services=None))).encode()
+        """The order without what is set in the child."""
+        sent = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SET_IN_CHILD}
+        return json.dumps(sent).encode()
 
     def contract(self) -> Contract:
         """What the model promises; the server judges responses, and undoes reshapes."""
@@ -62,6 +69,5 @@ class Order:
 
     @classmethod
     def from_json(cls, text: bytes, services: Services) -> Order:
-        fields: dict[str, Any] = json.loads(text)
-        fields["services"] = services
-        return cls(**fields)
+        sent: dict[str, Any] = json.loads(text)
+        return cls(**sent, services=services)

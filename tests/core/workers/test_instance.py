@@ -1,0 +1,118 @@
+"""The thread of an instance outlives whatever its scheduler does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.backends.base import Instance, Tensors
+from penstock.config.model_config_pb2 import ModelConfig
+from penstock.errors import InternalError
+from penstock.messages import dtypes
+from penstock.messages.request import InferRequest
+from penstock.messages.response import Answer, InferResponse
+from penstock.messages.spec import Spec
+from penstock.schedulers.base import SchedulerContext
+from penstock.schedulers.direct import DirectScheduler
+from penstock.telemetry.statistics import ModelStatistics
+from penstock.workers import instance as instances
+from penstock.workers.batch import runner_for
+from penstock.workers.bell import Bell
+from penstock.workers.contract import Contract
+from penstock.workers.instance import InstanceThread
+
+
+class Echo(Instance):
+    def execute(self, inputs: Tensors) -> Tensors:
+        return {"x": inputs["x"]}
+
+
+class Failing(DirectScheduler):
+    """Raises whenever a batch is asked for, as long as there are ``failures`` left."""
+
+    failures = 0
+
+    def take(self, bell: Bell) -> list[InferRequest] | None:
+        if self.failures:
+            self.failures -= 1
+            raise SystemExit("stray")
+        return super().take(bell)
+
+
+def thread_of(statistics: ModelStatistics) -> InstanceThread:
+    contract = Contract("m", "1", {"x": Spec("x", dtypes.FP32, (1,))}, False)
+    echo = Echo()
+    return InstanceThread("m_0", lambda: (echo, runner_for(echo, contract)), statistics.for_instance)
+
+
+def scheduler_of(statistics: ModelStatistics) -> Failing:
+    return Failing(SchedulerContext(asyncio.get_running_loop(), ModelConfig(name="m"), statistics))
+
+
+async def ask(scheduler: Failing) -> Answer:
+    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    request = InferRequest("m", {"x": np.ones(1, np.float32)}, lambda given, final: answer.set_result(given))
+    scheduler.submit(request)
+    return await asyncio.wait_for(answer, 10)
+
+
+def test_an_instance_asks_a_scheduler_that_has_failed_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(instances, "_RETRY_S", 0.01)
+
+    async def scenario() -> None:
+        statistics = ModelStatistics()
+        thread, scheduler = thread_of(statistics), scheduler_of(statistics)
+        scheduler.failures = 3
+        await asyncio.to_thread(thread.load)
+        thread.serve(scheduler, asyncio.get_running_loop())
+        assert isinstance(await ask(scheduler), InferResponse)
+        scheduler.close()
+        await asyncio.to_thread(thread.join)
+
+    asyncio.run(scenario())
+    assert caplog.messages.count("the scheduler of instance 'm_0' failed to give it a batch") == 3
+
+
+def test_an_instance_whose_scheduler_fails_for_ever_can_be_closed() -> None:
+    async def scenario() -> None:
+        statistics = ModelStatistics()
+        thread, scheduler = thread_of(statistics), scheduler_of(statistics)
+        scheduler.failures = 1 << 60
+        await asyncio.to_thread(thread.load)
+        thread.serve(scheduler, asyncio.get_running_loop())
+        scheduler.close()
+        await asyncio.wait_for(asyncio.to_thread(thread.join), 10)
+        assert not thread.alive
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_that_cannot_be_recorded_is_answered_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        statistics = ModelStatistics()
+        thread, scheduler = thread_of(statistics), scheduler_of(statistics)
+        await asyncio.to_thread(thread.load)
+
+        def fail(*arguments: Any) -> None:
+            monkeypatch.undo()
+            raise SystemExit("stray")
+
+        monkeypatch.setattr(type(thread._ledger), "batch", fail)
+        thread.serve(scheduler, asyncio.get_running_loop())
+        answers: Sequence[Answer] = [await ask(scheduler), await ask(scheduler)]
+        assert isinstance(answers[0], InternalError)
+        assert answers[0].message == "SystemExit: stray"
+        assert isinstance(answers[1], InferResponse)
+        scheduler.close()
+        await asyncio.to_thread(thread.join)
+
+    asyncio.run(scenario())
+    assert "instance 'm_0' could not see a batch through" in caplog.text
