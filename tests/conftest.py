@@ -20,7 +20,8 @@ import pytest
 PENSTOCK = Path(sys.executable).with_name("penstock")
 #: The machine may be busy: a deadline only ends what hangs.
 DEADLINE_S = 40.0
-_STARTED = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at \S+?:(\d+)")
+#: Said when a port is listened on, before the models are loaded, and once more when they are.
+_LISTENING = re.compile(r"(GRPCInferenceService|HTTPService|Metrics Service) (?:listens )?at [\w.]+:(\d+)")
 
 
 class Penstock:
@@ -80,9 +81,14 @@ class Penstock:
                 return line
         raise AssertionError(f"the server ended with {self.process.wait()}, no line has {pattern!r}:\n{self.log}")
 
-    def wait_until_ready(self) -> Penstock:
+    def wait_until_listening(self) -> Penstock:
+        """Until all ports are known; the models may still be being loaded."""
         while len(self.ports) < 3:
-            self.wait_for_line(_STARTED.pattern)
+            self.wait_for_line(_LISTENING.pattern)
+        return self
+
+    def wait_until_ready(self) -> Penstock:
+        self.wait_until_listening()
         wait_until(lambda: self.get("/v2/health/ready")[0] == 200, "the server is ready")
         return self
 
@@ -162,7 +168,7 @@ class Penstock:
             line = self._queue.get(timeout=DEADLINE_S)
         except queue.Empty:
             raise AssertionError(f"no further line in {DEADLINE_S} s:\n{self.log}") from None
-        if line is not None and (found := _STARTED.search(line)):
+        if line is not None and (found := _LISTENING.search(line)):
             self.ports[found[1]] = int(found[2])
         return line
 

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.server import Server
+from penstock.frontends.base import Frontend
+from penstock.server import Phase, Server
 
 MakeServer = Callable[..., Server]
 GATED = """
@@ -171,12 +172,75 @@ def test_stopping_gives_up_after_the_exit_timeout(write_model: Any, make_server:
             await asyncio.sleep(0)
         with pytest.raises(penstock.Unavailable, match=r"^Exit timeout expired"):
             await server.stop()
-        with pytest.raises(penstock.Unavailable, match="Server is stopping"):
-            await waiting[1]
+        for caller in waiting:  # the one that is executed, and the one that waits
+            with pytest.raises(penstock.Unavailable, match="Server is stopping"):
+                await caller
         gated.gate.set()
-        await waiting[0]
+        await asyncio.to_thread(model.join)
+        assert gated.closed == ["m_0/1"]
+        assert model.snapshot().executions.inference_count <= 1  # what waited was not begun any more
 
     asyncio.run(scenario())
+
+
+class Stubborn(Frontend):
+    """A frontend that fails to stop."""
+
+    name = "stubborn"
+    enabled = True
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        raise OSError("it does not close")
+
+
+def test_a_frontend_that_fails_to_stop_keeps_nothing_else_from_stopping(
+    write_model: Any, make_server: MakeServer, gated: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model("m", GATED)
+    stopped: list[str] = []
+
+    class Docile(Stubborn):
+        name = "docile"
+
+        async def stop(self) -> None:
+            await asyncio.sleep(0)
+            stopped.append("docile")
+
+    async def scenario() -> None:
+        server = make_server()
+        await server.start()
+        server.frontends += [Stubborn(server), Docile(server)]
+        await server.stop()
+        assert server.phase is Phase.STOPPED
+
+    asyncio.run(scenario())
+    assert stopped == ["docile"]
+    assert gated.closed == ["m_0/1"]
+    assert "frontend 'stubborn' failed to stop" in caplog.text
+    assert "it does not close" in caplog.text
+
+
+def test_a_scheduler_that_fails_to_drain_keeps_no_model_from_closing(
+    write_model: Any, make_server: MakeServer, gated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model("m", GATED)
+    write_model("n", GATED)
+
+    async def drain() -> None:
+        raise ValueError("no idea")
+
+    async def scenario() -> None:
+        server = make_server()
+        await server.start()
+        monkeypatch.setattr(server.resolve("m").scheduler, "drain", drain)
+        await server.stop()
+        assert [(entry.state, entry.reason) for entry in server.index()] == [("UNAVAILABLE", "unloaded")] * 2
+
+    asyncio.run(scenario())
+    assert sorted(gated.closed) == ["m_0/1", "n_0/1"]
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -36,16 +36,18 @@ def gate(root: Path, add_model: AddModel, echo: str, make_gate: Callable[[Path],
     return make_gate(add_model(root, "slow", f'backend: "gated"{echo}'))
 
 
-def ask(server: Penstock, model: str, count: int) -> Callable[[], list[bytes]]:
-    """Send ``count`` gRPC requests; what is returned waits for the answers."""
+def ask(server: Penstock, model: str, count: int) -> Callable[..., list[Any]]:
+    """Send ``count`` gRPC requests; what is returned waits for the answers, or for the errors that they must be."""
     channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc}")
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
     tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[2])
     asked = pb.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[bytes(8)])
     calls = [stub.ModelInfer.future(asked) for _ in range(count)]
 
-    def answers() -> list[bytes]:
+    def answers(errors: bool = False) -> list[Any]:
         with channel:
+            if errors:
+                return [call.exception(30) for call in calls]
             return [call.result(30).raw_output_contents[0] for call in calls]
 
     return answers
@@ -124,17 +126,27 @@ def test_idle_connections_do_not_hold_the_exit(serve: Start, root: Path, add_mod
     connection.close()
 
 
-def test_the_exit_timeout_ends_what_does_not_end_with_code_1(
-    run_penstock: Start, root: Path, gate: Gate, gated: Mapping[str, str]
+@pytest.mark.parametrize("hosts", [(), ("--http-server=hypercorn", "--grpc-server=grpcio")])
+def test_the_exit_timeout_ends_what_does_not_end_with_code_1_and_answers_every_caller(
+    run_penstock: Start, root: Path, gate: Gate, gated: Mapping[str, str], post: Any, hosts: tuple[str, ...]
 ) -> None:
-    server = run_penstock(f"--model-repository={root}", "--exit-timeout-secs=1", environ=gated).wait_until_ready()
+    flags = (f"--model-repository={root}", "--exit-timeout-secs=1", *hosts)
+    server = run_penstock(*flags, environ=gated).wait_until_ready()
     gate.close()
-    answers = ask(server, "slow", 1)
-    gate.wait_until_running()
-    assert server.finish(signal.SIGTERM) == 1
-    assert "Exit timeout expired. Exiting immediately." in server.log
-    with pytest.raises(grpc.RpcError):
-        answers()
+    asked = {"inputs": [{"name": "IN", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}]}
+    with ThreadPoolExecutor(2) as pool:
+        over_http = [pool.submit(post, server, "/v2/models/slow/infer", asked) for _ in range(2)]
+        answers = ask(server, "slow", 2)
+        gate.wait_until_running()
+        server.wait_until_pending("slow", 3)
+        assert server.finish(signal.SIGTERM) == 1
+        assert "Exit timeout expired. Exiting immediately." in server.log
+        replies = [reply.result(30) for reply in over_http]
+        assert [(reply.status, "Server is stopping" in reply.error) for reply in replies] == [(503, True)] * 2
+        errors = answers(errors=True)
+        assert [(each.code(), "Server is stopping" in each.details()) for each in errors] == [
+            (grpc.StatusCode.UNAVAILABLE, True)
+        ] * 2
 
 
 # ---------------------------------------------------------------------- the start
@@ -221,16 +233,132 @@ def test_a_model_of_two_repositories_is_served_from_neither(
     server.stop()
 
 
-def test_no_port_answers_before_the_models_are_there_and_a_signal_still_ends_it(
-    run_penstock: Start, root: Path, gate: Gate, gated: Mapping[str, str]
-) -> None:
-    """As Triton's: the endpoints start after the models."""
+# ---------------------------------------------------------------------- while the models are being loaded
+
+REFUSED = "Server not ready: its models are still being loaded"
+
+
+@pytest.fixture
+def loading(root: Path, add_model: AddModel, gate: Gate) -> Gate:
+    """The gate of ``slow``, of which the load does not end; ``echo``, beside it, is loaded at once."""
+    add_model(root, "echo")
     (gate.path / "loading").touch()
-    server = run_penstock(f"--model-repository={root}", environ=gated)
-    gate.wait_until_loading()
-    assert not server.ports
+    return gate
+
+
+@pytest.mark.parametrize("hosts", [(), ("--http-server=hypercorn", "--grpc-server=grpcio")])
+def test_a_server_that_loads_is_live_and_not_ready_and_refuses_what_is_asked_of_models(
+    run_penstock: Start,
+    root: Path,
+    loading: Gate,
+    gated: Mapping[str, str],
+    post: Any,
+    infer: Any,
+    wait_until: Callable[..., None],
+    hosts: tuple[str, ...],
+) -> None:
+    flags = (f"--model-repository={root}", "--model-control-mode=explicit", "--load-model=*", *hosts)
+    server = run_penstock(*flags, environ=gated).wait_until_listening()
+    loading.wait_until_loading()
+    server.wait_for_line("successfully loaded 'echo'")
+    assert server.get("/v2/health/live") == (200, b"")
+    assert server.get("/v2/health/ready") == (400, b"")
+    assert json.loads(server.get("/v2")[1])["name"] == "triton"
+    assert server.get("/metrics", server.ports["Metrics Service"])[0] == 200
+    paths = ("", "/ready", "/config", "/stats", "/versions/1")
+    for path in [f"/v2/models/{name}{path}" for name in ("echo", "slow", "nobody") for path in paths]:
+        status, body = server.get(path)
+        assert (path, status, json.loads(body)) == (path, 503, {"error": REFUSED})
+    assert server.get("/v2/models/stats")[0] == 503
+    asked = ("models/echo/infer", "repository/index", "repository/models/echo/load", "repository/models/echo/unload")
+    for path in asked:
+        reply = post(server, f"/v2/{path}", {"inputs": []})
+        assert (path, reply.status, reply.error) == (path, 503, REFUSED)
+    assert server.get("/v2/nonsense")[0] == 404
+
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ServerLive(pb.ServerLiveRequest()).live
+        assert not stub.ServerReady(pb.ServerReadyRequest()).ready
+        assert stub.ServerMetadata(pb.ServerMetadataRequest()).name == "triton"
+        calls: list[tuple[Any, Any]] = [
+            (stub.ModelInfer, pb.ModelInferRequest(model_name="echo")),
+            (stub.ModelMetadata, pb.ModelMetadataRequest(name="echo")),
+            (stub.ModelConfig, pb.ModelConfigRequest(name="echo")),
+            (stub.ModelStatistics, pb.ModelStatisticsRequest()),
+            (stub.RepositoryIndex, pb.RepositoryIndexRequest()),
+            (stub.RepositoryModelLoad, pb.RepositoryModelLoadRequest(model_name="echo")),
+            (stub.RepositoryModelUnload, pb.RepositoryModelUnloadRequest(model_name="echo")),
+        ]
+        for call, request in calls:
+            with pytest.raises(grpc.RpcError) as refusal:
+                call(request)
+            assert (refusal.value.code(), refusal.value.details()) == (grpc.StatusCode.UNAVAILABLE, REFUSED)
+        answers = stub.ModelStreamInfer(iter([pb.ModelInferRequest(model_name="echo")]))
+        assert [answer.error_message for answer in answers] == [REFUSED]
+        tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[2])
+        wanted = pb.ModelInferRequest(model_name="echo", inputs=[tensor], raw_input_contents=[bytes(8)])
+        assert "Started" not in server.log
+        (loading.path / "loading").unlink()
+        server.wait_for_line("Started Metrics Service")
+        wait_until(lambda: server.get("/v2/health/ready")[0] == 200, "the server is ready")
+        assert stub.ModelInfer(wanted).raw_output_contents == [bytes(8)]  # on the connection of before
+    assert infer(server) == [1.0, 2.0]
+    server.stop()
+
+
+def test_a_signal_ends_a_server_that_loads_and_what_it_has_loaded_in_order(
+    run_penstock: Start, root: Path, loading: Gate, gated: Mapping[str, str], wait_until: Callable[..., None]
+) -> None:
+    server = run_penstock(f"--model-repository={root}", environ=gated).wait_until_listening()
+    loading.wait_until_loading()
+    server.wait_for_line("successfully loaded 'echo'")
     assert server.finish(signal.SIGTERM) == 0
-    assert not server.ports
+    assert "successfully unloaded 'echo' version 1" in server.log
+    assert "Traceback" not in server.log
+    assert is_closed(server.http)
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(
+    run_penstock: Start, root: Path, loading: Gate, gated: Mapping[str, str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = run_penstock(f"--model-repository={root}", f"--http-port={taken.getsockname()[1]}", environ=gated)
+        assert server.finish() == 1  # although the load never ends
+    assert not (loading.path / "seen").exists()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_port_that_is_shared_with_another_server_is_not_taken_before_the_models_are_loaded(
+    run_penstock: Start, root: Path, loading: Gate, gated: Mapping[str, str], protocol: str
+) -> None:
+    """The other one answers meanwhile: callers must not be sent to one that cannot."""
+    service = {"http": "HTTPService", "grpc": "GRPCInferenceService"}[protocol]
+    server = run_penstock(f"--model-repository={root}", f"--reuse-{protocol}-port=1", environ=gated)
+    server.wait_for_line("Metrics Service listens")
+    loading.wait_until_loading()
+    assert len(server.ports) == 2
+    assert service not in server.ports
+    (loading.path / "loading").unlink()
+    server.wait_until_ready().stop()
+    assert f"Started {service} at" in server.log
+
+
+@pytest.mark.parametrize("flag", ["--model-control-mode=none", "--model-control-mode=poll"])
+def test_a_server_without_its_repository_is_up_and_not_live_when_asked_so(
+    run_penstock: Start, tmp_path: Path, post: Any, flag: str
+) -> None:
+    """As Triton's."""
+    server = run_penstock(f"--model-repository={tmp_path / 'nowhere'}", "--exit-on-error=false", flag)
+    server.wait_for_line("Started Metrics Service")
+    assert "repository path is not a valid directory" in server.log
+    assert server.get("/v2/health/live") == (400, b"")
+    assert server.get("/v2/health/ready") == (400, b"")
+    assert json.loads(server.get("/v2")[1])["name"] == "triton"
+    assert server.get("/metrics", server.ports["Metrics Service"])[0] == 200
+    for reply in (server.get("/v2/models/a"), server.get("/v2/models/stats"), post(server, "/v2/repository/index", {})):
+        assert (reply[0], json.loads(reply[1])) == (503, {"error": "Server not ready"})
+    server.stop()
 
 
 NAMES = ["$(touch marker)", "`touch marker`", "a;touch marker", "-rf", "a'b", 'a"b', "a&b|c", "a b"]

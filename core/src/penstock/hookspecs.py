@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @hookspec
 def server_started(server: Server) -> None:
-    """The server has loaded its start-up models and is about to listen.
+    """The server has loaded its start-up models and is about to take requests; its ports are open.
 
     Called once, on the event loop's thread; must not block. A raise stops the server.
     """

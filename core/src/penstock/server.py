@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from importlib.metadata import version as distribution_version
@@ -23,7 +23,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from penstock.config import support
 from penstock.config.options import ServerOptions
-from penstock.errors import InternalError, NotFound, Unavailable, Unsupported
+from penstock.errors import InternalError, NotFound, PenstockError, Unavailable, Unsupported
 from penstock.frontends import disclosure
 from penstock.frontends.base import Frontend
 from penstock.messages.request import InferRequest, Parameter
@@ -61,12 +61,17 @@ EXTENSIONS = (
 )
 
 
+#: After the time to stop is over: for the last answers to leave, and again for what is cancelled to end.
+FAREWELL_S = 0.5
+
+
 class Phase(Enum):
-    """The life of a server."""
+    """The life of a server. One that has FAILED found no repository, and runs because it is told to."""
 
     NEW = "new"
     STARTING = "starting"
     READY = "ready"
+    FAILED = "failed"
     EXITING = "exiting"
     STOPPED = "stopped"
 
@@ -81,7 +86,7 @@ class Server:
     """Serves a model repository: ``Server("models")``, or ``Server(ServerOptions(...))``.
 
     In a script, ``with Server("models") as server`` and `infer`. In async code, ``async with`` and
-    `infer_async`. No port is opened unless `start_frontends` is awaited.
+    `infer_async`. No port is opened unless `start_frontends` is awaited, before `start` or after it.
     """
 
     def __init__(self, repository: str | PathLike[str] | ServerOptions, **options: Any) -> None:
@@ -108,6 +113,7 @@ class Server:
         self._lifecycle: Lifecycle
         self._control: Control
         self._version = ""
+        self._when_ready: list[Callable[[], None]] = []
         self._portal: contextlib.AbstractContextManager[BlockingPortal] | None = None
         self.resolve = self._directory.resolve
 
@@ -116,63 +122,111 @@ class Server:
     async def start(self) -> None:
         """Load what the model control mode says is to be loaded at start.
 
-        Raises `PenstockError` if a model fails and ``exit_on_error`` is set.
+        Raises `PenstockError` if a model fails or there is no repository, and ``exit_on_error`` is set.
         """
-        self.loop = asyncio.get_running_loop()
-        self.phase = Phase.STARTING
-        self._version = await asyncio.to_thread(distribution_version, "penstock")  # reads files
-        options, plugins = self.options, self.plugins
-        for complaint in plugins.complaints:
-            log.warning("%s", complaint)
-        places = Places(options.model_load_thread_count)
-        calls = Calls(self.loop, self.resolve)
-        services = ServerServices(Crossing(self.loop), calls, self, Loads(places), self.custom_metrics)
-        loader = Loader(options, plugins, self.loop, services.crew)
-        self._lifecycle = Lifecycle(loader, self._directory, places, options.model_load_retry_count)
-        self._control = Control(options, self._lifecycle)
+        await self._begin()
         try:
-            failures = await self._control.start()
-            if failures and options.exit_on_error:
-                raise InternalError("failed to load all models")
-            plugins.hook.server_started(server=self)
+            await self._load_first()
+            if self.phase is Phase.STARTING:
+                self._directory.open()
+                self.plugins.hook.server_started(server=self)
+                self.phase = Phase.READY
         except BaseException:
             await self.stop()
             raise
-        self.phase = Phase.READY
+        if not self.exiting:
+            for call in self._when_ready:
+                call()
 
     async def start_frontends(self) -> None:
-        """Listen on every enabled protocol.
+        """Listen on every enabled protocol that is not listened on yet.
 
-        Raises `Unavailable` naming a port that is in use, and `LoadError` for two frontends of one name.
+        Before `start` as well as after it: until the models are loaded, health, metadata and metrics are
+        answered, and what is asked of models is refused. One that `Frontend.shares_port` is left for a
+        call after `start`. Raises `Unavailable` naming a port that is in use, and `LoadError` for two
+        frontends of one name.
         """
-        for frontend in [part(self) for part in self.plugins.frontends]:
-            if frontend.enabled:
+        parts = [part for part in self.plugins.frontends if part not in map(type, self.frontends)]
+        await self._begin()
+        for frontend in [part(self) for part in parts]:
+            if frontend.enabled and not (frontend.shares_port and self.is_loading):
                 await frontend.start()
                 self.frontends.append(frontend)
 
-    async def stop(self) -> None:
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once requests are taken: now, or when the models are loaded. On the event loop."""
+        if self.phase in (Phase.NEW, Phase.STARTING):
+            self._when_ready.append(call)
+        else:
+            call()
+
+    async def _begin(self) -> None:
+        """Put together what loads and answers, once."""
+        if self.phase is not Phase.NEW:
+            return
+        self.loop = asyncio.get_running_loop()
+        self.phase = Phase.STARTING
+        options, plugins, directory = self.options, self.plugins, self._directory
+        for complaint in plugins.complaints:
+            log.warning("%s", complaint)
+        places = Places(options.model_load_thread_count)
+        calls = Calls(self.loop, directory.resolve_loaded)
+        services = ServerServices(Crossing(self.loop), calls, self, Loads(places), self.custom_metrics)
+        loader = Loader(options, plugins, self.loop, services.crew)
+        self._lifecycle = Lifecycle(loader, directory, places, options.model_load_retry_count)
+        self._control = Control(options, self._lifecycle)
+        self._version = await asyncio.to_thread(distribution_version, "penstock")  # reads files
+
+    async def _load_first(self) -> None:
+        """Load what is to be loaded at start. Without a repository the server has failed."""
+        exit_on_error = self.options.exit_on_error
+        try:
+            failures = await self._control.start()
+        except PenstockError as error:
+            if exit_on_error:
+                raise
+            log.error("%s", error.message)
+            self.phase, self._directory.refusal = Phase.FAILED, "Server not ready"
+            return
+        if failures and exit_on_error:
+            raise InternalError("failed to load all models")
+
+    async def stop(self, *, wait_for_loads: bool = True) -> None:
         """Answer what is in flight, close the frontends, unload everything.
 
-        Takes at most ``exit_timeout_secs``; raises `Unavailable` when that was not enough.
+        Takes at most ``exit_timeout_secs``; raises `Unavailable` when that was not enough. Then every
+        model has been ended at once: what it still had is answered `Unavailable`, and nothing begins
+        any more. Without ``wait_for_loads``, models that are being loaded are left behind, to be ended
+        with the process.
         """
-        if self.phase in (Phase.NEW, Phase.STOPPED):
+        if self.phase in (Phase.NEW, Phase.EXITING, Phase.STOPPED):
             return
         self.phase = Phase.EXITING
         self._control.stop()
         self._lifecycle.stopping()
         self.plugins.tell("server_stopping", server=self)
+        draining = asyncio.ensure_future(self._drain(wait_for_loads))
         try:
-            await asyncio.wait_for(self._drain(), self.options.exit_timeout_secs)
-        except asyncio.TimeoutError:
-            self._lifecycle.close()
-            raise Unavailable("Exit timeout expired. Exiting immediately.") from None
+            done, _ = await asyncio.wait((draining,), timeout=self.options.exit_timeout_secs)
+            if not done:
+                self._lifecycle.close()
+                await asyncio.wait((draining,), timeout=FAREWELL_S)
+                raise Unavailable("Exit timeout expired. Exiting immediately.")
+            draining.result()
         finally:
+            if not draining.done():
+                draining.cancel()
+                await asyncio.wait((draining,), timeout=FAREWELL_S)
             self.phase = Phase.STOPPED
             await asyncio.to_thread(self._control.close)
 
-    async def _drain(self) -> None:
-        await asyncio.gather(*(frontend.stop() for frontend in self.frontends))
-        await self._lifecycle.stop()
+    async def _drain(self, wait_for_loads: bool) -> None:
+        """One part that fails to stop keeps no other from it."""
+        ends = await asyncio.gather(*(frontend.stop() for frontend in self.frontends), return_exceptions=True)
+        for frontend, end in zip(self.frontends, ends, strict=True):
+            if end is not None:
+                log.error("frontend '%s' failed to stop", frontend.name, exc_info=end)
+        await self._lifecycle.stop(wait_for_loads=wait_for_loads)
 
     async def __aenter__(self) -> Server:
         await self.start()
@@ -257,14 +311,20 @@ class Server:
             raise Unavailable("the server is not running: use it inside 'with Server(...)', or await start() first")
 
     async def _answer(self, request: InferRequest) -> InferResponse:
-        if self.resolve(request.model_name, request.model_version).decoupled:
+        model = self._directory.resolve_loaded(request.model_name, request.model_version)
+        if model.decoupled:
             raise Unsupported(f"model '{request.model_name}' is decoupled: it may give any number of responses")
         answer = AwaitedAnswer()
         request.respond = answer
-        self.submit(request)
+        model.submit(request)
         return await answer.to(request)
 
     # ------------------------------------------------------------------ what frontends show
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the models of the start are still being loaded."""
+        return self.phase is Phase.STARTING
 
     @property
     def live(self) -> bool:
@@ -315,12 +375,21 @@ class Server:
         """The ready versions that a statistics request means; raises `InvalidArgument`."""
         return self._directory.all_ready() if name is None else self._directory.for_statistics(name, version)
 
+    def statistics(self, name: str, version: str) -> list[ServedModel]:
+        """`served` for callers from outside; an empty ``name`` is all. Raises `Unavailable` before `start` is over."""
+        self._directory.require_open()
+        return self.served(name or None, version)
+
     def ready_versions(self, name: str) -> list[int]:
         """The ready versions of ``name``, ascending."""
         return self._directory.ready_versions(name)
 
     async def list_repository(self, ready_only: bool = False) -> list[IndexEntry]:
-        """`index`, and in control mode ``explicit`` the models of the repository that were never loaded."""
+        """`index`, and in control mode ``explicit`` the models of the repository that were never loaded.
+
+        Raises `Unavailable` before `start` is over.
+        """
+        self._directory.require_open()
         return await self._control.index(ready_only)
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes] = MappingProxyType({})) -> None:
@@ -343,6 +412,7 @@ class Server:
         await self._control.unload(name)
 
     def _require_ready(self) -> None:
+        self._directory.require_open()
         if self.phase is not Phase.READY:
             raise Unavailable("Server not ready")
 

@@ -179,7 +179,9 @@ def test_a_request_that_does_not_end_costs_the_exit_timeout_and_code_1(slow: Sta
         code, log = server.finish()
         assert code == 1
         assert "Exit timeout expired. Exiting immediately." in log
-        assert answer.exception(30) is not None
+        status, body = answer.result(30)
+        assert status == 503
+        assert "Server is stopping" in body["error"]
 
 
 def test_flags_without_effect_are_said_in_one_line_each(serve: Start) -> None:

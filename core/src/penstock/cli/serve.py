@@ -1,4 +1,4 @@
-"""``penstock serve``: load, listen, wait for a signal, drain, exit (behaviours.md sections 5.11 and 8)."""
+"""``penstock serve``: listen, load, wait for a signal, drain, exit (behaviours.md sections 5.11 and 8)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import NoReturn
 
 from penstock.cli import command_line, startup, usage
@@ -68,15 +69,14 @@ def _run_loop(main: Coroutine[None, None, int]) -> int:
 async def _serve(options: ServerOptions) -> int:
     server, told_to_stop = Server(options), asyncio.Event()
     _watch_signals(told_to_stop)
-    loading, waiting = asyncio.ensure_future(_load(server)), asyncio.ensure_future(told_to_stop.wait())
-    await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)
-    if not loading.done():
+    starting, waiting = asyncio.ensure_future(_start(server)), asyncio.ensure_future(told_to_stop.wait())
+    await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
         log.info("stopping before all models are loaded")
+        await _stop(server, wait_for_loads=False)
         _exit_now(0)  # a model that is being loaded cannot be interrupted, only left behind
     try:
-        loading.result()
-        await server.start_frontends()  # no endpoint answers before the models are there
-        log_openness(options)
+        starting.result()
         await waiting
     except Exception as error:  # whatever stopped the start, say it and leave in order
         waiting.cancel()
@@ -99,19 +99,22 @@ def _watch_signals(told_to_stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop, number.name)
 
 
-async def _load(server: Server) -> None:
-    """Load the models and log what there is."""
+async def _start(server: Server) -> None:
+    """Listen, so that a port in use is said before anything is loaded and whoever asks is answered; then load."""
+    server.when_ready(partial(startup.log_tables, server))
+    await server.start_frontends()
+    log_openness(server.options)
     try:
         await server.start()
     except PenstockError:
         startup.log_models(server)
         raise
-    startup.log_tables(server)
+    await server.start_frontends()  # those that had to wait for the models
 
 
-async def _stop(server: Server) -> None:
+async def _stop(server: Server, *, wait_for_loads: bool = True) -> None:
     try:
-        await server.stop()
+        await server.stop(wait_for_loads=wait_for_loads)
     except PenstockError as error:
         _complain(server.options, error.message)
         _exit_now(1)
@@ -134,5 +137,6 @@ def _words(error: Exception) -> str:
 def _exit_now(code: int) -> NoReturn:
     """Leave without waiting for the threads of engines."""
     logging.shutdown()
-    sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):  # a full disk is no reason to stay
+        sys.stdout.flush()
     os._exit(code)

@@ -9,8 +9,13 @@ if TYPE_CHECKING:
     from penstock.server import Server
 
 
+#: What a host that bounds its own stop waits beyond ``exit_timeout_secs``: only then do the models that are late
+#: give their last answers, and the server cancels `Frontend.stop` soon after.
+LAST_WORDS_S = 2
+
+
 class Frontend(ABC):
-    """A protocol endpoint. One object per server, made before the event loop runs.
+    """A protocol endpoint. One object per server.
 
     ``name`` is the word in its flags (``--allow-<name>``). Everything here runs on the event loop.
     """
@@ -25,10 +30,22 @@ class Frontend(ABC):
     def enabled(self) -> bool:
         """Whether ``server.options`` asks for this frontend."""
 
+    @property
+    def shares_port(self) -> bool:
+        """Whether other processes listen on the same port, so that this one must not before it is ready."""
+        return False
+
     @abstractmethod
     async def start(self) -> None:
-        """Listen. Returns once requests are taken; raises `Unavailable` naming a busy port."""
+        """Listen; raises `Unavailable` naming a busy port.
+
+        This is before the models are loaded, unless the port is shared. Whatever asks the server for a
+        model is refused until then, by the server.
+        """
 
     @abstractmethod
     async def stop(self) -> None:
-        """Stop accepting, answer what is in flight, close. The caller bounds the time."""
+        """Stop accepting, answer what is in flight, close. Cancelled, drop what is left.
+
+        The caller bounds the time. A raise is logged.
+        """

@@ -1,8 +1,13 @@
-"""A listening socket, whatever host accepts from it."""
+"""A listening socket, whatever host accepts from it, and what the log says of it."""
 
 from __future__ import annotations
 
+import logging
 import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.server import Server
 
 #: As many connections may wait to be accepted (behaviours.md section 1.1).
 BACKLOG = 1024
@@ -28,3 +33,10 @@ def bind(address: str, port: int, is_shared: bool) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def announce(server: Server, log: logging.Logger, service: str, place: str) -> None:
+    """Say that ``service`` listens at ``place``; and in Triton's words, for which scripts wait, that it is ready."""
+    if server.is_loading:
+        log.info("%s listens at %s, and is ready when the models are loaded", service, place)
+    server.when_ready(lambda: log.info("Started %s at %s", service, place))

@@ -17,6 +17,7 @@ from penstock.frontends.http.limits import Limits
 from penstock.frontends.http.listening import listen
 from penstock.frontends.http.message import HttpReply, HttpRequest, Reply, text_error
 from penstock.frontends.http.protocol import HttpProtocol
+from penstock.frontends.listening import announce
 from penstock.telemetry import exposition
 from penstock.telemetry.gpu import GpuCollector
 from penstock.telemetry.host import HostCollector, PinnedPoolCollector
@@ -71,7 +72,7 @@ class MetricsFrontend(Frontend):
         loop = asyncio.get_running_loop()
         self._acceptor = await loop.create_server(lambda: HttpProtocol(connections), sock=listener)
         connections.watch()
-        log.info("Started Metrics Service at %s:%d", options.metrics_address, self.port)
+        announce(self.server, log, "Metrics Service", f"{options.metrics_address}:{self.port}")
 
     async def stop(self) -> None:
         if self._acceptor is not None:

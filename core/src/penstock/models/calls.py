@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from penstock.errors import InternalError, InvalidArgument, PenstockError, Unavailable, summary
+from penstock.errors import InternalError, InvalidArgument, NotFound, PenstockError, Unavailable, summary
 from penstock.messages.request import InferRequest, Respond
 from penstock.messages.response import Answer
 from penstock.models.knots import Knots
@@ -44,6 +44,17 @@ class Calls:
         except Exception as error:
             log.exception("a request to model '%s' failed", request.model_name)
             respond(_refused(request, InternalError(summary(error))), True)
+
+    async def is_ready(self, name: str, version: str) -> bool:
+        """Whether requests to that version (empty: the latest) would be taken; False if there is none.
+
+        Raises `InvalidArgument` for a version that is no number.
+        """
+        try:
+            model = self._resolve(name, version)
+        except (NotFound, Unavailable):
+            return False
+        return await model.check_ready()
 
     def _submit(self, request: InferRequest, model: ServedModel, host: Host | None) -> None:
         if host is not None:

@@ -6,13 +6,33 @@ from penstock.errors import InvalidArgument, NotFound, PenstockError, Unavailabl
 from penstock.models.served import ServedModel
 from penstock.models.states import ModelRecord
 
+#: What the requests of a server are refused with before its models are loaded, in Triton's words and ours.
+LOADING = "Server not ready: its models are still being loaded"
+
 
 class Directory:
-    """Finds models by name and version. Rebuilt by the lifecycle, read by every request."""
+    """Finds models by name and version. Rebuilt by the lifecycle, read by every request.
+
+    Until it is `open`, requests from outside find nothing and are refused with ``refusal``; models
+    find each other from the first one on. To a request that finds its model this costs nothing.
+    """
 
     def __init__(self) -> None:
+        self.refusal = LOADING
+        self._is_open = False
+        #: What is found from outside: nothing, and then the same as ``_loaded``.
         self._served: dict[tuple[str, str], ServedModel] = {}
+        self._loaded: dict[tuple[str, str], ServedModel] = {}
         self._records: dict[str, ModelRecord] = {}
+
+    def open(self) -> None:
+        """Let requests from outside find what is loaded, from now on."""
+        self._is_open, self._served = True, self._loaded
+
+    def require_open(self) -> None:
+        """Raise `Unavailable` with the ``refusal`` until it is `open`."""
+        if not self._is_open:
+            raise Unavailable(self.refusal)
 
     def update(self, records: dict[str, ModelRecord]) -> None:
         """Serve what ``records`` says is ready. One assignment: readers see the old or the new."""
@@ -22,7 +42,9 @@ class Directory:
                 model = record.versions[version].served
                 if model is not None:
                     served[name, str(version)] = served[name, ""] = model
-        self._records, self._served = records, served
+        self._records, self._loaded = records, served
+        if self._is_open:
+            self._served = served
 
     def resolve(self, name: str, version: str = "") -> ServedModel:
         """The model for ``name`` and ``version`` (empty for the latest ready one).
@@ -31,34 +53,39 @@ class Directory:
         """
         model = self._served.get((name, version))
         if model is None:
+            self.require_open()
             return self._search(name, version)
         return model
 
+    def resolve_loaded(self, name: str, version: str = "") -> ServedModel:
+        """`resolve` for models, and for the program that the server is part of: open or not."""
+        return self._loaded.get((name, version)) or self._search(name, version)
+
     def all_ready(self) -> list[ServedModel]:
         """Every model version that takes requests, by name and version."""
-        return [self._served[key] for key in sorted(self._served, key=_sort_key) if key[1]]
+        return [self._loaded[key] for key in sorted(self._loaded, key=_sort_key) if key[1]]
 
     def ready_versions(self, name: str) -> list[int]:
         """The versions of ``name`` that take requests, ascending."""
-        return sorted(model.version for (known, version), model in self._served.items() if known == name and version)
+        return sorted(model.version for (known, version), model in self._loaded.items() if known == name and version)
 
     def for_statistics(self, name: str, version: str) -> list[ServedModel]:
         """The versions that a statistics request means; raises with the texts of section 1.6."""
         if version:
             number = parse_version(version)
-            model = self._served.get((name, str(number)))
-            if model is None and (name, "") in self._served:
+            model = self._loaded.get((name, str(number)))
+            if model is None and (name, "") in self._loaded:
                 raise InvalidArgument(f"requested model version is not available for model '{name}'")
             found = [model] if model is not None else []
         else:
-            found = [self._served[name, str(number)] for number in self.ready_versions(name)]
+            found = [self._loaded[name, str(number)] for number in self.ready_versions(name)]
         if not found:
             raise InvalidArgument(f"requested model '{name}' is not available")
         return found
 
     def _search(self, name: str, version: str) -> ServedModel:
         """The slow way: a version written unlike ``str(version)``, or the reason for a refusal."""
-        model = self._served.get((name, str(parse_version(version)))) if version else None
+        model = self._loaded.get((name, str(parse_version(version)))) if version else None
         if model is None:
             raise self._explain(name, version)
         return model

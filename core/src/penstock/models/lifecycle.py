@@ -19,6 +19,7 @@ from penstock.models.directory import Directory
 from penstock.models.failure import poll_failure, reason, unexpected, versions_failure
 from penstock.models.loading import Loader, Plan
 from penstock.models.places import Places
+from penstock.models.progress import Progress
 from penstock.models.repository import Entry, NoVersion
 from penstock.models.retirement import Leaving, retire
 from penstock.models.served import ServedModel
@@ -33,6 +34,9 @@ class Lifecycle:
     def __init__(self, loader: Loader, directory: Directory, places: Places, retries: int = 0) -> None:
         self.records: dict[str, ModelRecord] = {}
         self.background = Background()
+        #: Those that take no requests any more and still have some.
+        self._leaving: set[ServedModel] = set()
+        self._departures: set[asyncio.Task[None]] = set()
         self._loader = loader
         self._directory = directory
         self._retries = retries
@@ -44,7 +48,9 @@ class Lifecycle:
 
         Unlike `load`, this remembers as a model's problem why nothing of it could be loaded.
         """
-        results = await asyncio.gather(*(self._attempt(entry) for entry in entries))
+        entries = list(entries)
+        with Progress(entry.name for entry in entries) as progress:
+            results = await asyncio.gather(*(self._attempt(entry, progress) for entry in entries))
         return [error for error in results if error is not None]
 
     async def load(self, entry: Entry) -> None:
@@ -54,7 +60,7 @@ class Lifecycle:
         same unchanged files, unless ``entry`` brings a config or one of their instances is dead.
         Goes on if its caller is cancelled. Raises `OperatorError`.
         """
-        await asyncio.shield(self.background.start(self._load(entry)))
+        await asyncio.shield(self.background.start(self._load_alone(entry)))
 
     async def unload(self, name: str) -> None:
         """Stop serving ``name``; returns at once. In the background it answers what it has, and is closed.
@@ -83,21 +89,32 @@ class Lifecycle:
         """The server has begun to stop; `stop` follows when nobody can send requests any more."""
         self._loader.grace.stopping()
 
-    async def stop(self) -> None:
-        """Unload everything, once what is being loaded is there; returns when the last request is answered."""
-        await self.background.settle()
+    async def stop(self, *, wait_for_loads: bool = True) -> None:
+        """Unload everything, once what is being loaded is there; returns when the last request is answered.
+
+        Without ``wait_for_loads``, what is being loaded is left behind.
+        """
+        if wait_for_loads:
+            await self.background.settle()
         for name in self.records:
             self._let_go(name)
+        while self._departures:
+            await asyncio.wait(self._departures)
+        if not wait_for_loads:
+            self._loader.abandon()
+            return
         await self.background.settle()
         self._places.close()
 
     def close(self) -> None:
-        """Give up waiting: say for whom, and end every instance, answering what is still queued."""
+        """Give up waiting: say for whom, and end every model at once, those on their way out included."""
         self._name_the_late()
-        for record in self.records.values():
-            for version in record.versions.values():
-                if version.served is not None:
-                    version.served.close()
+        served = [v.served for record in self.records.values() for v in record.versions.values()]
+        for model in {*filter(None, served), *self._leaving}:
+            try:
+                model.abandon()
+            except Exception:  # the others are still to be ended
+                log.exception("'%s' version %d could not be ended", model.name, model.version)
         self._loader.abandon()
         self._places.close()
 
@@ -115,10 +132,11 @@ class Lifecycle:
                 if version.state in (State.LOADING, State.UNLOADING):
                     log.error("'%s' version %d is still %s", name, number, version.state.value)
 
-    async def _attempt(self, entry: Entry) -> PenstockError | None:
+    async def _attempt(self, entry: Entry, progress: Progress) -> PenstockError | None:
         try:
-            await self.load(entry)
+            await asyncio.shield(self.background.start(self._load(entry, progress)))
         except PenstockError as error:
+            progress.failed(entry.name)
             record = self.records.setdefault(entry.name, ModelRecord(entry.name))
             if not record.versions:
                 # Triton's index shows the reason for a duplicate bare (behaviours.md section 1.6).
@@ -127,7 +145,11 @@ class Lifecycle:
             return error
         return None
 
-    async def _load(self, entry: Entry) -> None:
+    async def _load_alone(self, entry: Entry) -> None:
+        with Progress([entry.name]) as progress:
+            await self._load(entry, progress)
+
+    async def _load(self, entry: Entry, progress: Progress) -> None:
         async with self._turn(entry.name):
             try:
                 plan = await self._plan(entry)
@@ -140,7 +162,8 @@ class Lifecycle:
             if is_same and record.is_served and record.is_settled and record.is_alive:
                 return
             record.problem = ""
-            await self._load_versions(record, plan, entry)
+            await self._load_versions(record, plan, entry, progress)
+        progress.loaded(entry.name)
 
     async def _plan(self, entry: Entry) -> Plan:
         try:
@@ -153,12 +176,12 @@ class Lifecycle:
             log.error("failed to load '%s': %s", entry.name, why)
             raise poll_failure(entry.name, entry.hide(why), is_override=entry.config is not None) from error
 
-    async def _load_versions(self, record: ModelRecord, plan: Plan, entry: Entry) -> None:
+    async def _load_versions(self, record: ModelRecord, plan: Plan, entry: Entry, progress: Progress) -> None:
         for number in plan.versions:
             current = record.versions.setdefault(number, VersionRecord())
             if current.served is None:
                 current.state, current.reason = State.LOADING, ""
-        results = await asyncio.gather(*(self._load_version(plan, number) for number in plan.versions))
+        results = await asyncio.gather(*(self._load_version(plan, number, progress) for number in plan.versions))
         loaded = {
             n: result for n, result in zip(plan.versions, results, strict=True) if isinstance(result, ServedModel)
         }
@@ -169,20 +192,23 @@ class Lifecycle:
         self._swap(record, loaded)
         record.snapshot, record.private = plan.snapshot, entry.path if entry.is_private else None
 
-    async def _load_version(self, plan: Plan, number: int) -> ServedModel | PenstockError:
+    async def _load_version(self, plan: Plan, number: int, progress: Progress) -> ServedModel | PenstockError:
         log.info("loading: %s:%d", plan.name, number)
         for attempt in range(self._retries + 1):
             try:
-                model = await self._places.run(self._loader.load, plan, number)
+                model = await self._places.run(self._load_on_thread, plan, number, progress)
             except Exception as error:
                 failure = error if isinstance(error, PenstockError) else unexpected(error)
                 log.error("failed to load '%s' version %d: %s", plan.name, number, failure.message)
                 if attempt == self._retries:
                     return failure
             else:
-                log.info("successfully loaded '%s'", plan.name)
                 return model
         raise AssertionError("unreachable")
+
+    def _load_on_thread(self, plan: Plan, number: int, progress: Progress) -> ServedModel:
+        progress.began(plan.name)
+        return self._loader.load(plan, number)
 
     def _swap(self, record: ModelRecord, loaded: dict[int, ServedModel]) -> None:
         """Serve ``loaded``, and let go of everything else of this model."""
@@ -226,7 +252,17 @@ class Lifecycle:
         record.snapshot = record.private = None
 
     def _retire(self, leaving: Sequence[Leaving], private: Path | None) -> None:
-        self.background.start(retire(leaving, private, self._loader.unloaded))
+        departure = self.background.start(self._see_off(leaving, private))
+        self._departures.add(departure)
+        departure.add_done_callback(self._departures.discard)
+
+    async def _see_off(self, leaving: Sequence[Leaving], private: Path | None) -> None:
+        models = {each.model for each in leaving}
+        self._leaving |= models
+        try:
+            await retire(leaving, private, self._loader.unloaded)
+        finally:
+            self._leaving -= models
 
     def _turn(self, name: str) -> asyncio.Lock:
         """Loads and unloads of one name take turns."""

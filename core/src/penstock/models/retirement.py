@@ -27,7 +27,8 @@ class Leaving(NamedTuple):
 async def retire(leaving: Iterable[Leaving], private: Path | None, unloaded: Callable[[ServedModel], None]) -> None:
     """Let models answer what they have, close them, and remove the directory that only they needed.
 
-    ``unloaded`` is called for each, on the thread that has waited for its end.
+    ``unloaded`` is called for each, on the thread that has waited for its end. What fails is logged: a
+    model whose end goes wrong is gone all the same, and keeps no other from ending.
     """
     try:
         await asyncio.gather(*(_retire_one(each, unloaded) for each in leaving))
@@ -38,13 +39,21 @@ async def retire(leaving: Iterable[Leaving], private: Path | None, unloaded: Cal
 
 async def _retire_one(leaving: Leaving, unloaded: Callable[[ServedModel], None]) -> None:
     record, model = leaving
-    await model.drain()
-    model.close()
-    await apart(partial(_end, model, unloaded), f"penstock-close-{model.name}")  # nobody knows how long a model takes
-    log.info("successfully unloaded '%s' version %d", model.name, model.version)
+    try:
+        await model.drain()
+    except Exception:
+        log.exception("'%s' version %d did not wait for its requests", model.name, model.version)
+    try:
+        model.close()
+        await apart(partial(_end, model, unloaded), f"penstock-close-{model.name}")  # may take as long as it likes
+        log.info("successfully unloaded '%s' version %d", model.name, model.version)
+    except Exception:
+        log.exception("'%s' version %d did not close in order", model.name, model.version)
     record.state, record.reason = State.UNAVAILABLE, UNLOADED
 
 
 def _end(model: ServedModel, unloaded: Callable[[ServedModel], None]) -> None:
-    model.join()
-    unloaded(model)
+    try:
+        model.join()
+    finally:
+        unloaded(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.messages.request import InferRequest
@@ -109,7 +110,11 @@ class ServedModel:
         self.scheduler.abandon()
 
     def join(self) -> None:
-        """Wait until every instance has closed, then release what they shared. Blocks."""
-        for host in self.hosts:
-            host.join()
-        self._release()
+        """Wait until every instance has closed, then release what they shared. Blocks.
+
+        Raises what one of them raised, when all is done.
+        """
+        with ExitStack() as stack:
+            stack.callback(self._release)
+            for host in reversed(self.hosts):
+                stack.callback(host.join)

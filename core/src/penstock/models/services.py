@@ -32,8 +32,6 @@ class ModelControl(Protocol):
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None: ...
 
-    async def is_model_ready(self, name: str, version: str) -> bool: ...
-
 
 class ServerServices:
     """What all instances of all models share. Made on the event loop's thread."""
@@ -109,7 +107,7 @@ class LocalServices(LoopServices):
         self._await(self._change(name, partial(self._control.unload, name, unload_dependents)))
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        return self._await(self._control.is_model_ready(name, version))
+        return self._await(self._calls.is_ready(name, version))
 
     async def _change(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Await ``work`` on the model ``name``, unless this instance, not loaded yet, would wait for itself."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 from penstock.frontends.base import Frontend
 from penstock.frontends.grpc.hosts import Host, choose_host
 from penstock.frontends.grpc.rpcs import rpcs
+from penstock.frontends.listening import announce
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +25,17 @@ class GrpcFrontend(Frontend):
     def enabled(self) -> bool:
         return self.server.options.allow_grpc
 
+    @property
+    def shares_port(self) -> bool:
+        return self.server.options.reuse_grpc_port
+
     async def start(self) -> None:
         """Listen. Raises `Unavailable` naming a busy address and `ConfigError` for the TLS files."""
         options = self.server.options
         host = (await asyncio.to_thread(choose_host, options.grpc_server))(rpcs(self.server), options)
         self.port = await host.start()
         self._host = host
-        log.info("Started GRPCInferenceService at %s:%d", options.grpc_address, self.port)
+        announce(self.server, log, "GRPCInferenceService", f"{options.grpc_address}:{self.port}")
 
     async def stop(self) -> None:
         if self._host is not None:

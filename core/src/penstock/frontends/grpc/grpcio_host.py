@@ -17,6 +17,7 @@ from grpc.aio import Server, ServicerContext
 
 from penstock.config.options import CompressionLevel, ServerOptions
 from penstock.errors import CallerError, Code, InternalError, PenstockError, Unavailable
+from penstock.frontends.base import LAST_WORDS_S
 from penstock.frontends.grpc import tls
 from penstock.frontends.grpc.context import Metadata
 from penstock.frontends.grpc.hosts import Host, address_of
@@ -55,7 +56,7 @@ class GrpcioHost(Host):
     async def stop(self) -> None:
         self.draining = True
         try:
-            await self._server.stop(self.options.exit_timeout_secs)
+            await self._server.stop(self.options.exit_timeout_secs + LAST_WORDS_S)
         except asyncio.CancelledError:
             await self._server.stop(0)
             raise

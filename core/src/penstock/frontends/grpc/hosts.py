@@ -28,7 +28,7 @@ class Host(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """Refuse new calls, answer those in flight within ``exit_timeout_secs``, then abort what is left.
+        """Refuse new calls, answer those in flight, then abort what is left, soon after ``exit_timeout_secs``.
 
         Cancelled, abort at once.
         """

@@ -10,6 +10,7 @@ from math import inf
 
 from penstock.config.options import ServerOptions
 from penstock.errors import Unavailable
+from penstock.frontends.base import LAST_WORDS_S
 from penstock.frontends.grpc import heads, tls
 from penstock.frontends.grpc.calls import DirectCall, RefusedCall, UnaryCall
 from penstock.frontends.grpc.compression import Compressor
@@ -49,7 +50,7 @@ class NativeHost(Host):
         self._calls.draining = True
         self._acceptor.close()
         with suppress(asyncio.TimeoutError):  # what is left then has been aborted
-            await asyncio.wait_for(self._connections.drain(), self.options.exit_timeout_secs)
+            await asyncio.wait_for(self._connections.drain(), self.options.exit_timeout_secs + LAST_WORDS_S)
 
 
 class Calls(Service["Head | Refusal"]):

@@ -17,7 +17,7 @@ async def model_statistics(
     server: Server, request: pb.ModelStatisticsRequest, context: Context
 ) -> pb.ModelStatisticsResponse:
     """One entry per version asked for; an empty name asks for everything that is ready."""
-    models = server.served(request.name or None, request.version)
+    models = server.statistics(request.name, request.version)
     return pb.ModelStatisticsResponse(model_stats=[_model(model) for model in models])
 
 

@@ -56,7 +56,7 @@ class Description:
         return json_reply(json_form.to_json(self._server.resolve(target.name, target.version).config))
 
     def statistics(self, request: HttpRequest, target: Target) -> HttpReply:
-        models = self._server.served(target.name or None, target.version)
+        models = self._server.statistics(target.name, target.version)
         return json_reply({"model_stats": [_statistics(model) for model in models]})
 
     async def _check_ready(self) -> HttpReply:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from penstock.frontends.base import Frontend
 from penstock.frontends.http.hosts import Host, choose_host
 from penstock.frontends.http.listening import listen
+from penstock.frontends.listening import announce
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,10 @@ class HttpFrontend(Frontend):
     def enabled(self) -> bool:
         return self.server.options.allow_http
 
+    @property
+    def shares_port(self) -> bool:
+        return self.server.options.reuse_http_port
+
     async def start(self) -> None:
         options = self.server.options
         host = await asyncio.to_thread(choose_host, options.http_server)
@@ -35,7 +40,7 @@ class HttpFrontend(Frontend):
         except BaseException:
             listener.close()
             raise
-        log.info("Started HTTPService at %s:%d", options.http_address, self.port)
+        announce(self.server, log, "HTTPService", f"{options.http_address}:{self.port}")
 
     async def stop(self) -> None:
         if self._host is not None:

@@ -9,6 +9,7 @@ import os
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
+from penstock.frontends.base import LAST_WORDS_S
 from penstock.frontends.http.asgi import create_app
 from penstock.frontends.http.hosts import Host
 from penstock.frontends.listening import BACKLOG
@@ -25,7 +26,7 @@ class HypercornHost(Host):
         config.backlog = BACKLOG
         config.accesslog = config.errorlog = None
         config.include_date_header = config.include_server_header = False
-        config.graceful_timeout = max(1, self.server.options.exit_timeout_secs)
+        config.graceful_timeout = self.server.options.exit_timeout_secs + LAST_WORDS_S
         self._told_to_stop = asyncio.Event()
         app = create_app(self.server)
         self._serving = asyncio.ensure_future(
