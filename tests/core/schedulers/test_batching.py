@@ -55,8 +55,31 @@ def test_a_request_that_cannot_join_ends_the_batch_before_the_delay() -> None:
     assert decide(waiting(1, 1, 1, keys=("a", "a", "b")), rule(delay_ms=5), 0).count == 2
 
 
-def test_over_the_largest_preferred_size_there_is_nothing_to_wait_for() -> None:
-    assert decide(waiting(3, 3), rule(preferred=(4,), delay_ms=5), 0).count == 2
+@pytest.mark.parametrize(
+    ("rows", "preferred", "since_ms", "count"),
+    [
+        # What Triton 2.51 runs of these, with max_batch_size 8 and a delay.
+        ((3,), (2, 6), 0, 0),
+        ((3, 4), (2, 6), 0, 1),
+        ((4,), (2, 6), 0, 0),
+        ((5, 4), (2, 6), 0, 1),
+        ((7,), (2, 6), 0, 1),
+        ((3, 4), (2, 6), 9, 2),
+        # Its rules, applied to others.
+        ((3, 3), (4,), 0, 1),
+        ((1, 1, 5), (2, 6), 0, 2),
+        ((1, 2, 2, 1), (2, 6), 0, 4),
+        ((5, 1, 1), (2,), 0, 1),
+    ],
+)
+def test_what_would_lift_a_batch_above_the_largest_preferred_size_is_left_for_the_next_one(
+    rows: Sequence[int], preferred: Sequence[int], since_ms: int, count: int
+) -> None:
+    assert decide(waiting(*rows), rule(8, preferred, delay_ms=5), since_ms * MS).count == count
+
+
+def test_without_a_delay_a_batch_may_be_larger_than_every_preferred_size() -> None:
+    assert decide(waiting(3, 4), rule(8, (2, 6)), 0).count == 2
 
 
 def test_a_model_without_batch_axis_runs_one_by_one() -> None:

@@ -267,7 +267,15 @@ def test_a_delayed_batch_is_completed_by_what_arrives_meanwhile() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.booleans()), min_size=1, max_size=40),
     st.integers(1, 3),
-    st.sampled_from(["", "max_queue_delay_microseconds: 300", "preserve_ordering: true"]),
+    st.sampled_from(
+        [
+            "",
+            "max_queue_delay_microseconds: 300",
+            "preserve_ordering: true",
+            "preferred_batch_size: [2, 4] max_queue_delay_microseconds: 300 "
+            "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 200 }",
+        ]
+    ),
 )
 def test_any_interleaving_answers_every_request_exactly_once_with_its_own(
     plan: list[tuple[int, bool, bool]], instances: int, text: str

@@ -7,7 +7,7 @@ is idle now.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.messages.request import InferRequest
@@ -21,6 +21,10 @@ class BatchRule:
     max_requests: int = 1
     preferred_rows: frozenset[int] = frozenset()
     max_delay_ns: int = 0
+    largest_preferred: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "largest_preferred", max(self.preferred_rows, default=self.max_rows))
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> BatchRule:
@@ -30,10 +34,6 @@ class BatchRule:
             return cls()
         preferred = frozenset(batching.preferred_batch_size) or frozenset((rows,))
         return cls(rows, rows, preferred, batching.max_queue_delay_microseconds * 1000)
-
-    @property
-    def largest_preferred(self) -> int:
-        return max(self.preferred_rows, default=self.max_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,29 @@ class Decision:
 
 def decide(waiting: Sequence[InferRequest], rule: BatchRule, now_ns: int) -> Decision:
     """What to do about ``waiting``: at least one request, in the order they would be served."""
-    rows = preferred = count = 0
+    rows = preferred = below = count = 0
     key, complete = waiting[0].batch_key, False
     for request in waiting:
-        if count and (rows + request.rows > rule.max_rows or request.batch_key != key):
-            complete = True
-            break
+        if count:
+            joined = rows + request.rows
+            if joined > rule.largest_preferred and not below:
+                below = count
+            if joined > rule.max_rows or request.batch_key != key:
+                complete = True
+                break
         rows += request.rows
         count += 1
         if rows in rule.preferred_rows:
             preferred = count
-    waited_ns = now_ns - min(request.queued_ns for request in waiting[:count]) if rule.max_delay_ns else 0
-    if preferred and (waited_ns < rule.max_delay_ns or not rule.max_delay_ns):
-        return Decision(preferred)
-    complete = complete or rows >= rule.largest_preferred or count >= rule.max_requests
-    if complete or waited_ns >= rule.max_delay_ns:
+    if not rule.max_delay_ns:
+        return Decision(preferred or count)
+    waited_ns = now_ns - min([request.queued_ns for request in waiting[:count]])
+    if waited_ns >= rule.max_delay_ns:
+        return Decision(count)
+    if preferred or below:
+        # What would lift the batch above the largest preferred size is left for the next one.
+        return Decision(preferred or below)
+    if complete or rows >= rule.largest_preferred or count >= rule.max_requests:
         return Decision(count)
     target = min(size for size in rule.preferred_rows | {rule.max_rows} if size > rows)
     return Decision(0, rule.max_delay_ns - waited_ns, target - rows)

@@ -20,6 +20,8 @@ from penstock.telemetry.statistics import Duration
 from penstock.workers.bell import Bell, LoopBell
 
 _STOPPING = "Server is stopping"
+#: What counts as so many rows arrived: news that every instance has to look at, however many it is missing.
+_NEWS = 1 << 32
 
 
 class DynamicScheduler(Scheduler):
@@ -36,6 +38,10 @@ class DynamicScheduler(Scheduler):
         self._flight = Flight(config.dynamic_batching.preserve_ordering, config.model_transaction_policy.decoupled)
         self._statistics = context.statistics
         self._idle: deque[Bell | LoopBell] = deque()
+        #: What joins the batch that is being formed arrives behind it, unless levels or postponed requests
+        #: give it another place.
+        self._joins_behind = len(self._priorities.policies) == 1 and not self._priorities.policies[0].postpones
+        self._forming_key: object = None
         self._arrived_rows = 0
         self._is_waking = False
         self._call_soon = context.loop.call_soon
@@ -108,7 +114,7 @@ class DynamicScheduler(Scheduler):
             self._give_up(request, error, self._statistics.rejected)
         elif self._queue.postpone(request, level):
             request.deadline_ns = 0
-            self._announce(request)
+            self._look_again()
 
     def _cancel(self, request: InferRequest) -> None:
         self._give_up(request, Cancelled(f"{request.log_id}request was cancelled"), self._statistics.cancelled)
@@ -120,6 +126,7 @@ class DynamicScheduler(Scheduler):
         reason.count += 1
         reason.ns += monotonic_ns() - request.arrival_ns
         self.deliver((request,), (error,))
+        self._look_again()
 
     def poll(self, bell: LoopBell) -> list[InferRequest] | None:
         if self._closed:
@@ -154,7 +161,17 @@ class DynamicScheduler(Scheduler):
         To wake it at once would cost a thread switch per request, and batches of one.
         """
         self._arrived_rows += request.rows or 1
-        if self._idle and not self._is_waking:
+        if self._idle:
+            if request.batch_key != self._forming_key or not self._joins_behind:
+                self._arrived_rows += _NEWS  # it may complete the batch that is being formed, by not joining it
+            if not self._is_waking:
+                self._is_waking = True
+                self._call_soon(self._wake)
+
+    def _look_again(self) -> None:
+        """A request has left its place in the queue: those that remain may be a batch."""
+        self._arrived_rows += _NEWS
+        if self._idle and not self._is_waking and len(self._queue):
             self._is_waking = True
             self._call_soon(self._wake)
 
@@ -181,10 +198,16 @@ class DynamicScheduler(Scheduler):
         """A batch, or why there is none: nothing waits (None), it is too early, or others were faster."""
         rule, queue, now_ns = self._rule, self._queue, monotonic_ns()
         # A request past its deadline is left to its timer, which is about to answer it.
-        waiting = [r for r in queue.head(rule.max_requests) if not 0 < r.deadline_ns <= now_ns]
+        head = queue.head(rule.max_requests)
+        waiting = [r for r in head if not 0 < r.deadline_ns <= now_ns]
+        if len(waiting) < len(head):  # their places are for those behind them
+            head = queue.head(len(queue))
+            waiting = [r for r in head if not 0 < r.deadline_ns <= now_ns][: rule.max_requests]
         if not waiting:
             return [], None
         decision = decide(waiting, rule, now_ns)
+        if not decision.count:
+            self._forming_key = waiting[0].batch_key
         batch = [request for request in waiting[: decision.count] if queue.remove(request)]
         if batch and self._idle and len(queue):
             self._wake_one()
@@ -197,7 +220,7 @@ class DynamicScheduler(Scheduler):
             self._idle.appendleft(bell)  # it is forming a batch: arrivals are its business first
         else:
             self._idle.append(bell)
-        missed = self._arrived_rows != arrived and self._arrived_rows >= wake_at
+        missed = self._arrived_rows != arrived
         if missed or self._closed or not bell.wait(timeout_ns):
             try:
                 self._idle.remove(bell)
