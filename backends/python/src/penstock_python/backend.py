@@ -70,7 +70,7 @@ class PythonBackend(Backend):
             raise LoadError(f"model '{model.name}' has {ENVIRONMENT}, which needs a process: isolation is 'thread'")
         description = description_of(model, self.options)
         decoupled = is_decoupled(json.loads(description.config))
-        runtime = Runtime(model.name, str(model.version), decoupled, model.services)
+        runtime = Runtime(model.name, str(model.version), decoupled, model.services, model_dir=str(model.path))
         modules = PrivateModules(description.file, runtime, description.folders)
         with runtime.entered():
             model_class = modules.load_class(model.version)

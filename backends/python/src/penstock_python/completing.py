@@ -38,8 +38,8 @@ def complete(*, paper: int) -> NoReturn:
     os._exit(0)  # whatever threads the model has started
 
 
-def _answer(name: str, version: int, file: str, folders: list[str], config: str) -> str:
-    runtime = Runtime(name, str(version), services=None, phase=Phase.COMPLETING)
+def _answer(name: str, version: int, path: str, file: str, folders: list[str], config: str) -> str:
+    runtime = Runtime(name, str(version), services=None, phase=Phase.COMPLETING, model_dir=path)
     runtimes.use(runtime)
     try:
         with runtime.entered():

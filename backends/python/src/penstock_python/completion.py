@@ -50,6 +50,7 @@ def complete(
     order = {
         "name": model.name,
         "version": model.version,
+        "path": str(model.path),
         "file": str(file),
         "folders": [str(folder) for folder in folders],
         "config": json.dumps(to_json(model.config)),

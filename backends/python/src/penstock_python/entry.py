@@ -36,7 +36,9 @@ def load(order: Order) -> PythonInstance:
 def alone(description: Description) -> PythonInstance:
     """The instance of the only model in this interpreter."""
     decoupled = is_decoupled(json.loads(description.config))
-    runtime = Runtime(description.name, str(description.version), decoupled, description.services)
+    runtime = Runtime(
+        description.name, str(description.version), decoupled, description.services, model_dir=str(description.path)
+    )
     runtimes.use(runtime)
     with runtime.entered():
         model_class = load_class(description.file, description.version, description.folders)

@@ -30,7 +30,8 @@ def open_model(
     services = OfflineServices(models or {})
     file, folder, version = _located(source)
     whole = _config(folder, source.__name__ if isinstance(source, type) else "", config or {}, parameters or {})
-    runtime = Runtime(whole["name"], str(version), False, services, Phase.COMPLETING)
+    path = file.parent if file is not None else Path(folder, "1")
+    runtime = Runtime(whole["name"], str(version), False, services, Phase.COMPLETING, str(path))
     modules = PrivateModules(file, runtime) if file is not None else None
     release = modules.close if modules is not None else _nothing
     with runtime.entered():
@@ -39,7 +40,6 @@ def open_model(
         if auto_complete and hasattr(model_class, "auto_complete_config"):
             whole = model_class.auto_complete_config(ModelConfig(json.dumps(whole))).as_dict()
     runtime.phase, runtime.decoupled = Phase.INITIALIZING, is_decoupled(whole)
-    path = file.parent if file is not None else Path(folder, "1")
     description = Description(
         whole["name"], version, path, file or path, json.dumps(whole), f"{whole['name']}_0_0", services=services
     )

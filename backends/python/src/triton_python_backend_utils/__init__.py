@@ -18,7 +18,7 @@ in memory, and what needs other models is refused.
 from __future__ import annotations
 
 from triton_python_backend_utils.config import ModelConfig
-from triton_python_backend_utils.control import is_model_ready, load_model, unload_model
+from triton_python_backend_utils.control import get_model_dir, is_model_ready, load_model, unload_model
 from triton_python_backend_utils.datatypes import (
     TRITON_STRING_TO_NUMPY,
     numpy_to_triton_type,
@@ -83,6 +83,7 @@ __all__ = [
     "deserialize_bytes_tensor",
     "get_input_config_by_name",
     "get_input_tensor_by_name",
+    "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
     "is_model_ready",

@@ -1,4 +1,4 @@
-"""Models that a model loads, unloads and asks for."""
+"""Models that a model loads, unloads and asks for, and where its own is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
 from triton_python_backend_utils import runtime as runtimes
+from triton_python_backend_utils.arguments import Text, text, truth
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.runtime import Phase
 
@@ -18,38 +19,65 @@ _UNLOAD = "Failed to unload model: "
 _READY = "Failed to check model readiness: "
 
 
-def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+def load_model(model_name: Text, config: Text = "", files: Mapping[Text, bytes] | None = None) -> None:
     """Load or reload ``model_name``, and return once it is ready.
 
     ``config`` is JSON that goes before the repository's; ``files`` maps ``file:<path>`` to contents,
-    which go before the repository's. Raises `TritonModelException`.
+    which go before the repository's. Raises `TritonModelException`, and TypeError for other arguments.
     """
+    name, json = text(model_name, "model_name"), text(config, "config")
+    given = _files(name, files)
     services = _services(_LOAD)
-    for path, contents in (files or {}).items():
-        if not isinstance(contents, bytes):
-            raise TypeError(f"file '{path}' of model '{model_name}' must be bytes, found '{type(contents).__name__}'")
     try:
-        services.load_model(model_name, config, files or {})
+        services.load_model(name, json, given)
     except PenstockError as error:
         raise TritonModelException(f"{_LOAD}{error}") from error
 
 
-def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
     """Unload ``model_name``: it takes no more requests once this returns. Raises `TritonModelException`."""
+    name, with_dependents = text(model_name, "model_name"), truth(unload_dependents, "unload_dependents")
     services = _services(_UNLOAD)
     try:
-        services.unload_model(model_name, unload_dependents)
+        services.unload_model(name, with_dependents)
     except PenstockError as error:
         raise TritonModelException(f"{_UNLOAD}{error}") from error
 
 
-def is_model_ready(model_name: str, model_version: str = "") -> bool:
+def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
     """Whether requests to ``model_name`` (in that version, or any) would be taken. Raises `TritonModelException`."""
+    name, version = text(model_name, "model_name"), text(model_version, "model_version")
     services = _services(_READY)
     try:
-        return services.is_model_ready(model_name, model_version)
+        return services.is_model_ready(name, version)
     except PenstockError as error:
         raise TritonModelException(f"{_READY}{error}") from error
+
+
+def get_model_dir() -> str:
+    """The directory of the calling model's version, absolute or as the repository was named.
+
+    Any time from when ``model.py`` is imported. Raises `TritonModelException` where no model calls.
+    """
+    runtime = runtimes.current()
+    if runtime is None:
+        raise TritonModelException("Failed to get model directory: no model of a server calls.")
+    return runtime.model_dir
+
+
+def _files(model_name: str, files: Mapping[Text, bytes] | None) -> dict[str, bytes]:
+    if files is None:
+        return {}
+    if not isinstance(files, Mapping):
+        raise TritonModelException(
+            f"failed to load model '{model_name}', files should be a dictionary of file paths and file contents"
+        )
+    for path, contents in files.items():
+        if not isinstance(contents, bytes):
+            raise TypeError(
+                f"file {path!r} of model '{model_name}' must be bytes, found type '{type(contents).__name__}'"
+            )
+    return {text(path, f"a file path of model '{model_name}'"): contents for path, contents in files.items()}
 
 
 def _services(failure: str) -> Services:

@@ -39,5 +39,8 @@ def triton_to_numpy_type(data_type: int) -> type[Any] | None:
 
 
 def numpy_to_triton_type(data_type: npt.DTypeLike) -> int | None:
-    """Triton's number for a type or a dtype of NumPy; None for one that Triton lacks."""
-    return _BY_NUMPY.get(np.dtype(data_type))
+    """Triton's number for a type or a dtype of NumPy; None for one that Triton lacks, and for anything else."""
+    try:
+        return None if data_type is None else _BY_NUMPY.get(np.dtype(data_type))
+    except TypeError:
+        return None

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 from penstock.errors import BackendError, Code, PenstockError
+from triton_python_backend_utils.arguments import Text, choice, lines
 
 
 class TritonModelException(Exception):
@@ -52,12 +53,10 @@ class TritonError:
     ALREADY_EXISTS: ClassVar[ErrorCode] = ErrorCode.ALREADY_EXISTS
     CANCELLED: ClassVar[ErrorCode] = ErrorCode.CANCELLED
 
-    def __init__(self, message: str, code: int = ErrorCode.INTERNAL) -> None:
-        """Raises TypeError for a message that is no text, ValueError for a code that is none of the eight."""
-        if not isinstance(message, str):
-            raise TypeError(f"the message of a TritonError must be a str, found type '{type(message).__name__}'")
-        self._message = message
-        self._code = ErrorCode(code)
+    def __init__(self, message: Text, code: int = ErrorCode.INTERNAL) -> None:
+        """Raises TypeError for a message that is no text, and for a code that is none of the eight."""
+        self._message = lines(message, "the message of a TritonError")
+        self._code = choice(code, ErrorCode, "the code of a TritonError")
 
     def code(self) -> ErrorCode:
         return self._code

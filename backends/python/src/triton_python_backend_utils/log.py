@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from penstock.backends.services import LogLevel
 from triton_python_backend_utils import runtime as runtimes
+from triton_python_backend_utils.arguments import Text, choice, lines
 
 
 class Logger:
@@ -29,24 +30,24 @@ class Logger:
     VERBOSE: ClassVar[LogLevel] = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str, level: int = INFO) -> None:
-        """Raises TypeError for a message that is no text, ValueError for an unknown level."""
+    def log(message: Text, level: int = INFO) -> None:
+        """Raises TypeError for a message that is no text, and for an unknown level."""
         _write(message, level, sys._getframe(1))
 
     @staticmethod
-    def log_info(message: str) -> None:
+    def log_info(message: Text) -> None:
         _write(message, Logger.INFO, sys._getframe(1))
 
     @staticmethod
-    def log_warn(message: str) -> None:
+    def log_warn(message: Text) -> None:
         _write(message, Logger.WARNING, sys._getframe(1))
 
     @staticmethod
-    def log_error(message: str) -> None:
+    def log_error(message: Text) -> None:
         _write(message, Logger.ERROR, sys._getframe(1))
 
     @staticmethod
-    def log_verbose(message: str) -> None:
+    def log_verbose(message: Text) -> None:
         _write(message, Logger.VERBOSE, sys._getframe(1))
 
 
@@ -58,10 +59,9 @@ _NAMES: dict[Logger.LogLevel, LogLevel] = {
 }
 
 
-def _write(message: str, level: int, caller: FrameType) -> None:
-    if not isinstance(message, str):
-        raise TypeError(f"a log message must be a str, found type '{type(message).__name__}'")
-    name = _NAMES[Logger.LogLevel(level)]
+def _write(message: Text, level: int, caller: FrameType) -> None:
+    message = lines(message, "a log message")
+    name = _NAMES[choice(level, Logger.LogLevel, "the level of a log message")]
     runtime = runtimes.current()
     if runtime is None or runtime.services is None:
         print(f"{name}: {message}")

@@ -6,76 +6,77 @@ Source: behaviours.md section 9.2.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
 
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
+from triton_python_backend_utils.arguments import INT64, UINT64, Text, items, text, texts, whole_number
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.parameters import Parameter, checked
 from triton_python_backend_utils.tensor import Tensor
 
 
+def made_inputs(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs; one that is None is left to `made_request`. Raises TypeError."""
+    found = list(items(inputs, "the inputs of an InferenceRequest"))
+    for tensor in found:
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(f"the inputs of an InferenceRequest must be Tensors, found type '{type(tensor).__name__}'")
+    return found
+
+
 def made_request(
-    request_id: str,
+    request_id: Text,
     correlation_id: int | str,
     inputs: Sequence[Tensor],
-    requested_output_names: Sequence[str],
-    model_name: str,
+    requested_output_names: Sequence[Text],
+    model_name: Text,
     model_version: int,
     timeout: int,
     parameters: Mapping[str, Parameter] | None,
 ) -> InferRequest:
-    """The request, without its inputs and flags. Raises `TritonModelException`, TypeError and ValueError."""
-    _check_texts(request_id, model_name)
-    _check_numbers(model_version, timeout)
-    _check_correlation_id(correlation_id)
-    _check_tensors(inputs, request_id, model_name)
-    if "" in requested_output_names:
-        raise TritonModelException(
-            f"Requested output name for request with id '{request_id}' and model name '{model_name}' "
-            "should not be empty."
-        )
+    """The request, without its inputs and flags. Raises `TritonModelException`, TypeError and UnicodeDecodeError."""
+    log_id, name = text(request_id, "request_id"), text(model_name, "model_name")
+    names = texts(requested_output_names, "requested_output_names")
+    version = whole_number(model_version, "model_version", INT64)
+    timeout_us = whole_number(timeout, "timeout", UINT64)
+    sequence = _correlation_id(correlation_id)
+    if None in inputs:
+        _refuse_empty("Input tensor", log_id, name)
+    if "" in names:
+        _refuse_empty("Requested output name", log_id, name)
     return InferRequest(
-        model_name,
+        name,
         {},
         _nobody,
-        tuple(requested_output_names),
-        request_id,
-        "" if model_version < 0 else str(model_version),
+        names,
+        log_id,
+        "" if version < 0 else str(version),
         checked(parameters),
-        timeout_us=timeout,
-        sequence_id=correlation_id,
+        timeout_us=timeout_us,
+        sequence_id=sequence,
     )
 
 
-def _check_texts(request_id: str, model_name: str) -> None:
-    for what, value in (("request_id", request_id), ("model_name", model_name)):
-        if not isinstance(value, str):
-            raise TypeError(f"{what} must be a str, found type '{type(value).__name__}'")
-
-
-def _check_numbers(model_version: int, timeout: int) -> None:
-    for what, value in (("model_version", model_version), ("timeout", timeout)):
-        if not isinstance(value, int):
-            raise TypeError(f"{what} must be an int, found type '{type(value).__name__}'")
-    if timeout < 0:
-        raise ValueError(f"timeout must not be negative, found {timeout} microseconds")
-
-
-def _check_correlation_id(correlation_id: int | str) -> None:
-    if not isinstance(correlation_id, (int, str)) or isinstance(correlation_id, bool):
+def _correlation_id(given: Any) -> int | str:
+    """NumPy's integers, too, which Triton refuses: they are what a model has of a correlation id it was sent."""
+    if given is None:
+        raise TypeError("correlation_id must be an int or a str, found None")
+    if isinstance(given, str):
+        return text(given, "correlation_id")
+    if not isinstance(given, (int, np.integer)):
         raise TritonModelException("Correlation ID must be integer or string")
-    if isinstance(correlation_id, int) and not 0 <= correlation_id < 1 << 64:
-        raise TritonModelException(f"Correlation ID must be an unsigned integer of 64 bits, found {correlation_id}")
+    if not 0 <= given < 1 << 64:
+        raise TritonModelException(f"Correlation ID must be an unsigned integer of 64 bits, found {given}")
+    return int(given)
 
 
-def _check_tensors(inputs: Sequence[Tensor], request_id: str, model_name: str) -> None:
-    for tensor in inputs:
-        if tensor is None:
-            raise TritonModelException(
-                f"Input tensor for request with id '{request_id}' and model name '{model_name}' should not be empty."
-            )
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"the inputs of an InferenceRequest must be Tensors, found type '{type(tensor).__name__}'")
+def _refuse_empty(what: str, request_id: str, model_name: str) -> NoReturn:
+    raise TritonModelException(
+        f"{what} for request with id '{request_id}' and model name '{model_name}' should not be empty."
+    )
 
 
 def _nobody(answer: Answer, final: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+from triton_python_backend_utils.arguments import INT64, choice, whole_number
+
 
 class MemoryType(IntEnum):
     """Triton's Python backend numbers them so, not as the server's own C API."""
@@ -23,8 +25,8 @@ class PreferredMemory:
     __slots__ = ("_device_id", "_type")
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
-        self._type = MemoryType(preferred_memory_type)
-        self._device_id = preferred_device_id
+        self._type = choice(preferred_memory_type, MemoryType, "preferred_memory_type")
+        self._device_id = whole_number(preferred_device_id, "preferred_device_id", INT64)
 
     def __repr__(self) -> str:
         return f"PreferredMemory({self._type.name}, {self._device_id})"

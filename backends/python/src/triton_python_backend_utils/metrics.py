@@ -9,16 +9,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from itertools import pairwise
+from math import inf, nan
 from typing import ClassVar
+from weakref import WeakSet
 
 from penstock.errors import PenstockError
 from penstock.telemetry.kinds import MetricKind as ServiceKind
 from penstock.telemetry.kinds import MetricOperation
 from triton_python_backend_utils import runtime as runtimes
+from triton_python_backend_utils.arguments import Text, choice, lines, real_number
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.keeping import KEPT, MetricStore
 
 _CREATE = "Failed to create metric. "
+_DELETED = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
+    "be deleted AFTER its corresponding 'Metric' objects have been deleted."
+)
 
 
 class MetricKind(IntEnum):
@@ -37,23 +44,29 @@ _NAMES: dict[MetricKind, ServiceKind] = {
 
 
 class MetricFamily:
-    """Metrics of one name and kind, told apart by labels. On the page until the last holder drops it."""
+    """Metrics of one name and kind, told apart by labels.
+
+    On the page until the last holder drops it. Whoever drops it gives up its metrics, too: keep it as long
+    as them.
+    """
 
     COUNTER: ClassVar[MetricKind] = MetricKind.COUNTER
     GAUGE: ClassVar[MetricKind] = MetricKind.GAUGE
     HISTOGRAM: ClassVar[MetricKind] = MetricKind.HISTOGRAM
 
-    __slots__ = ("__weakref__", "_handle", "_kind", "_store")
+    __slots__ = ("__weakref__", "_handle", "_kind", "_metrics", "_store")
 
-    def __init__(self, name: str, description: str, kind: int) -> None:
+    def __init__(self, name: Text, description: Text, kind: int) -> None:
         """Raises `TritonModelException` for a name that cannot be on the page, or is there as another kind."""
         self._handle: int | None = None
+        self._metrics: WeakSet[Metric] = WeakSet()
         runtime = runtimes.current()
         services = None if runtime is None else runtime.services
         self._store: MetricStore = KEPT if services is None else services
-        self._kind = MetricKind(kind)
+        self._kind = choice(kind, MetricKind, "the kind of a MetricFamily")
+        named, described = lines(name, "the name of a MetricFamily"), lines(description, "the description")
         try:
-            self._handle = self._store.metric_family(name, description, _NAMES[self._kind])
+            self._handle = self._store.metric_family(named, described, _NAMES[self._kind])
         except PenstockError as error:
             raise TritonModelException(f"Error when creating MetricFamily: {error}") from error
 
@@ -64,21 +77,25 @@ class MetricFamily:
 
         Raises `TritonModelException`.
         """
-        return Metric(self, _labels(labels), _buckets(self._kind, buckets))
+        metric = Metric(self, _labels(labels), _buckets(self._kind, buckets))
+        self._metrics.add(metric)
+        return metric
 
     def __del__(self) -> None:
+        with suppress(Exception):  # perhaps as the interpreter ends
+            for metric in self._metrics:
+                metric._give_up()
         if self._handle is not None:
             _release(self._store, self._handle)
 
 
 class Metric:
-    """One number of a family, or one distribution. Made by `MetricFamily.Metric`, which it keeps."""
+    """One number of a family, or one distribution. Made by `MetricFamily.Metric`, and of no use without it."""
 
-    __slots__ = ("__weakref__", "_family", "_handle", "_store")
+    __slots__ = ("__weakref__", "_handle", "_store")
 
     def __init__(self, family: MetricFamily, labels: Mapping[str, str], buckets: Sequence[float] | None) -> None:
         self._handle: int | None = None
-        self._family = family
         self._store = family._store
         assert family._handle is not None
         try:
@@ -100,24 +117,29 @@ class Metric:
 
     def value(self) -> float:
         """Of a counter or a gauge. Raises `TritonModelException` for a histogram."""
-        assert self._handle is not None
+        if self._handle is None:
+            raise TritonModelException(f"Failed to get metric value: {_DELETED}")
         try:
             return self._store.metric_value(self._handle)
         except PenstockError as error:
             raise TritonModelException(f"Failed to get metric value: {error}") from error
 
     def __del__(self) -> None:
-        if self._handle is not None:
-            _release(self._store, self._handle)
+        self._give_up()
 
     def _update(self, operation: MetricOperation, value: float) -> None:
-        if not isinstance(value, (int, float)):
-            raise TypeError(f"{operation}() takes a number, found type '{type(value).__name__}'")
-        assert self._handle is not None
+        amount = real_number(value, f"the value of {operation}()")
+        if self._handle is None:
+            raise TritonModelException(f"Failed to {operation} metric value: {_DELETED}")
         try:
-            self._store.update_metric(self._handle, operation, float(value))
+            self._store.update_metric(self._handle, operation, amount)
         except PenstockError as error:
             raise TritonModelException(f"Failed to {operation} metric value: {error}") from error
+
+    def _give_up(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _release(self._store, handle)
 
 
 def _labels(labels: object) -> dict[str, str]:
@@ -142,9 +164,13 @@ def _buckets(kind: MetricKind, buckets: object) -> list[float] | None:
         raise TritonModelException(f"{_CREATE}Buckets must be a list.")
     if kind is not MetricKind.HISTOGRAM:
         raise TritonModelException(f"{_CREATE}Unexpected buckets found.")
-    if not all(isinstance(bound, (int, float)) for bound in buckets) or any(a >= b for a, b in pairwise(buckets)):
+    try:
+        bounds = [real_number(bound, "a bucket") for bound in buckets]
+    except TypeError:
+        bounds = [nan]
+    if any(not a < b for a, b in pairwise((-inf, *bounds))):
         raise TritonModelException(f"{_CREATE}Buckets must be numbers in ascending order, found {buckets}.")
-    return [float(bound) for bound in buckets]
+    return bounds[:-1] if bounds and bounds[-1] == inf else bounds  # which every histogram has
 
 
 def _release(store: MetricStore, handle: int) -> None:

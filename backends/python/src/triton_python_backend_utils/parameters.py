@@ -12,7 +12,7 @@ Parameter: TypeAlias = "str | int | bool | float"
 
 def checked(parameters: Mapping[str, Parameter] | None) -> dict[str, Parameter]:
     """A copy of ``parameters``, empty for None. Raises `TritonModelException` for what cannot be sent."""
-    if not parameters:
+    if parameters is None:
         return {}
     if not isinstance(parameters, Mapping):
         raise TritonModelException(f"Expect parameters to have type dict, found type {type(parameters)}")

@@ -14,6 +14,7 @@ from penstock.backends.base import Call
 from penstock.messages.response import Answer
 from triton_python_backend_utils import bls
 from triton_python_backend_utils import runtime as runtimes
+from triton_python_backend_utils.arguments import UINT32, Text, instance, truth, whole_number
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.flags import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
@@ -22,7 +23,7 @@ from triton_python_backend_utils.flags import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
 )
 from triton_python_backend_utils.iterator import ResponseIterator
-from triton_python_backend_utils.making import made_request
+from triton_python_backend_utils.making import made_inputs, made_request
 from triton_python_backend_utils.memory import PreferredMemory
 from triton_python_backend_utils.parameters import Parameter
 from triton_python_backend_utils.response import InferenceResponse
@@ -43,8 +44,8 @@ class InferenceRequest:
 
     ``model_version`` -1 leaves the choice to the server, ``timeout`` is in microseconds, ``flags``
     add up TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END. ``preferred_memory`` is accepted, and
-    outputs arrive in memory of the host. Raises `TritonModelException`, TypeError and ValueError for
-    arguments that make no request.
+    outputs arrive in memory of the host. Raises `TritonModelException` and TypeError for arguments that
+    make no request, and UnicodeDecodeError for bytes that are no text.
     """
 
     __slots__ = (
@@ -64,11 +65,11 @@ class InferenceRequest:
 
     def __init__(
         self,
-        request_id: str = "",
+        request_id: Text = "",
         correlation_id: int | str = 0,
         inputs: Sequence[Tensor] | None = None,
-        requested_output_names: Sequence[str] | None = None,
-        model_name: str | None = None,
+        requested_output_names: Sequence[Text] | None = None,
+        model_name: Text | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -78,7 +79,7 @@ class InferenceRequest:
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("InferenceRequest() needs inputs, requested_output_names and model_name")
-        self._inputs: list[Tensor] | None = list(inputs)
+        self._inputs: list[Tensor] | None = made_inputs(inputs)
         self._source = made_request(
             request_id,
             correlation_id,
@@ -89,12 +90,16 @@ class InferenceRequest:
             timeout,
             parameters,
         )
-        self._flags: int | None = flags
+        self._flags: int | None = whole_number(flags, "flags", UINT32)
         self._call: Call | None = None
         self._sender: InferenceResponseSender | None = None
         self._ended = True
         self._runtime: Runtime | None = runtimes.current()
         self._callers, self._caller = runtimes.callers(), runtimes.caller()
+        if preferred_memory is not None:
+            instance(preferred_memory, PreferredMemory, "preferred_memory")
+        if trace is not None:
+            instance(trace, InferenceTrace, "trace")
         self._trace = trace
         self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
 
@@ -128,7 +133,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = flags
+        self._flags = whole_number(flags, "flags", UINT32)
 
     def timeout(self) -> int:
         """In microseconds; 0 for none."""
@@ -160,7 +165,7 @@ class InferenceRequest:
 
         An error comes back in the response. Raises `TritonModelException` outside ``execute``.
         """
-        return bls.stream(self) if decoupled else bls.execute(self)
+        return bls.stream(self) if truth(decoupled, "decoupled") else bls.execute(self)
 
     @overload
     def async_exec(self, decoupled: Literal[False] = False) -> asyncio.Future[InferenceResponse]: ...
@@ -175,7 +180,7 @@ class InferenceRequest:
         self, decoupled: bool = False
     ) -> asyncio.Future[InferenceResponse] | asyncio.Future[ResponseIterator]:
         """`exec` without blocking the running loop. Raises RuntimeError where no loop runs."""
-        return bls.stream_async(self) if decoupled else bls.execute_async(self)
+        return bls.stream_async(self) if truth(decoupled, "decoupled") else bls.execute_async(self)
 
     def get_response_sender(self) -> InferenceResponseSender:
         """The one sender of this request. Raises `TritonModelException` for a request that the model made."""
@@ -189,7 +194,7 @@ class InferenceRequest:
 
     def set_release_flags(self, flags: int) -> None:
         """TRITONSERVER_REQUEST_RELEASE_ALL, or _RESCHEDULE: execute this request again."""
-        self._release_flags = flags
+        self._release_flags = whole_number(flags, "flags", UINT32)
 
     @classmethod
     def _received(cls, call: Call, runtime: Runtime) -> InferenceRequest:

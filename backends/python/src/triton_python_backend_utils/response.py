@@ -15,7 +15,8 @@ from triton_python_backend_utils.tensor import Tensor, read_only
 class InferenceResponse:
     """``output_tensors``, or ``error``, which goes before them. ``parameters`` go to the caller.
 
-    Raises `TritonModelException` for an output that is None, and for a parameter that is no bool, int or str.
+    Raises `TritonModelException` for an output that is None, and for a parameter that is no bool, int or str;
+    TypeError for what is no tensor and no error.
     """
 
     __slots__ = ("__weakref__", "_error", "_outputs", "_parameters")
@@ -26,10 +27,10 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
-        self._outputs = list(output_tensors)
+        self._outputs = outputs = list(output_tensors)
         self._error = error
-        self._parameters = checked(parameters) if parameters else {}
-        for tensor in self._outputs:
+        self._parameters = {} if parameters is None else checked(parameters)
+        for tensor in outputs:
             if not isinstance(tensor, Tensor):
                 raise _no_tensor(tensor)
         if error is not None and not isinstance(error, TritonError):

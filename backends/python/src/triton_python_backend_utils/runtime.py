@@ -39,13 +39,17 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Runtime:
-    """One instance of a Python model, as pb_utils sees it. ``phase`` moves on, the rest is fixed."""
+    """One instance of a Python model, as pb_utils sees it. ``phase`` moves on, the rest is fixed.
+
+    ``model_dir`` is the directory of its version.
+    """
 
     model_name: str
     model_version: str = "1"
     decoupled: bool = False
     services: Services | None = None
     phase: Phase = Phase.INITIALIZING
+    model_dir: str = ""
 
     def entered(self, callers: tuple[str, ...] = (), caller: InferRequest | None = None) -> Entered:
         """A context manager around every call into the model's code, on the thread that makes it.

@@ -10,6 +10,7 @@ from threading import Lock
 from penstock.backends.base import Call
 from penstock.errors import BackendError, PenstockError
 from penstock.messages.response import Answer
+from triton_python_backend_utils.arguments import UINT32, whole_number
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.flags import TRITONSERVER_RESPONSE_COMPLETE_FINAL
 from triton_python_backend_utils.response import InferenceResponse
@@ -42,6 +43,7 @@ class InferenceResponseSender:
         Blocks while the caller is too far behind; drops what comes after the caller has gone.
         Raises `TritonModelException`, and then nothing was sent.
         """
+        flags = whole_number(flags, "flags", UINT32)
         _check(response, flags)
         answer = None if response is None else response._message()
         final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL

@@ -14,27 +14,31 @@ from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
 from penstock.messages.tensor import BytesTensor
 from triton_python_backend_utils import dlpack, recall
+from triton_python_backend_utils.arguments import Text, text
 from triton_python_backend_utils.dlpack import DeviceMemory
 from triton_python_backend_utils.error import TritonModelException
 
 Array: TypeAlias = npt.NDArray[Any]
+
+#: As globals, for the sake of every tensor that a model makes.
+_NDARRAY, _BY_NUMPY = np.ndarray, dtypes.BY_NUMPY.get
 
 
 class Tensor:
     """``name`` and the elements of ``array``, which is not copied if it is C-contiguous.
 
     Arrays of objects, bytes and text become BYTES. Raises `TritonModelException` for an empty name
-    and for a dtype that Triton lacks, TypeError for what is no array.
+    and for a dtype that Triton lacks, TypeError for what is no name or no array.
     """
 
     __slots__ = ("__weakref__", "_datatype", "_name", "_value")
 
-    def __init__(self, name: str, array: Array) -> None:
-        if not name:
-            raise TritonModelException("Tensor name cannot be an empty string.")
-        if not isinstance(array, np.ndarray):
+    def __init__(self, name: Text, array: Array) -> None:
+        if type(name) is not str or not name:
+            name = _named(name)
+        if not isinstance(array, _NDARRAY):
             raise TypeError(f"Tensor takes a NumPy array, found type '{type(array).__name__}'")
-        datatype = dtypes.BY_NUMPY.get(array.dtype)
+        datatype = _BY_NUMPY(array.dtype)
         if datatype is None:
             array, datatype = _accepted(array)
         self._name = name
@@ -44,15 +48,14 @@ class Tensor:
         )
 
     @classmethod
-    def from_dlpack(cls, name: str, tensor: Any) -> Tensor:
+    def from_dlpack(cls, name: Text, tensor: Any) -> Tensor:
         """The elements of a DLPack capsule, or of an object with ``__dlpack__``; shared, not copied.
 
         Raises `TritonModelException` for strides, and for a type or a device that Triton lacks.
         """
-        if not name:
-            raise TritonModelException("Tensor name cannot be an empty string.")
+        named = _named(name)
         value, datatype = dlpack.adopt(tensor)
-        return cls._of(name, value, datatype)
+        return cls._of(named, value, datatype)
 
     def name(self) -> str:
         return self._name
@@ -132,6 +135,13 @@ class Tensor:
         tensor._value = value
         tensor._datatype = datatype
         return tensor
+
+
+def _named(given: Text) -> str:
+    name = text(given, "the name of a Tensor")
+    if not name:
+        raise TritonModelException("Tensor name cannot be an empty string.")
+    return name
 
 
 def _accepted(array: Array) -> tuple[Array, DataType]:

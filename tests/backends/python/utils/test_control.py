@@ -46,7 +46,7 @@ def test_refusal_says_what_failed() -> None:
 
 @pytest.mark.usefixtures("runtime")
 def test_file_that_is_no_bytes_is_refused(services: FunctionServices) -> None:
-    with pytest.raises(TypeError, match="file 'file:a' of model 'm' must be bytes, found 'str'"):
+    with pytest.raises(TypeError, match="file 'file:a' of model 'm' must be bytes, found type 'str'"):
         pb_utils.load_model("m", files={"file:a": "text"})  # type: ignore[dict-item]
     assert services.loaded == {}
 

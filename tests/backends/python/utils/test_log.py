@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import triton_python_backend_utils as pb_utils
@@ -40,7 +41,28 @@ def test_levels_have_tritons_numbers() -> None:
     assert [Logger.INFO, Logger.WARNING, Logger.ERROR, Logger.VERBOSE] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("message", "level", "kind"), [(3, 0, TypeError), (None, 0, TypeError), ("m", 7, ValueError)])
+@pytest.mark.parametrize(
+    ("message", "level", "kind"),
+    [
+        (3, 0, TypeError),
+        (None, 0, TypeError),
+        (["m"], 0, TypeError),
+        ("m", 7, TypeError),
+        ("m", None, TypeError),
+        ("m", "INFO", TypeError),
+    ],
+)
 def test_what_is_no_line_is_refused(message: Any, level: int, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         Logger.log(message, level)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_bytes_are_a_line_whatever_they_say(services: FunctionServices) -> None:
+    Logger.log(b"m")
+    Logger.log_info(bytearray(b"i"))
+    Logger.log_warn(np.str_("w"))
+    Logger.log_error(np.bytes_(b"e"))
+    Logger.log_verbose(b"\xffv")
+    assert [line[1] for line in services.lines] == ["m", "i", "w", "e", "\\xffv"]
+    assert {type(line[1]) for line in services.lines} == {str}

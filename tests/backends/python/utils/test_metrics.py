@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import triton_python_backend_utils as pb_utils
 from triton_python_backend_utils.keeping import KeptMetrics
 
 if TYPE_CHECKING:
+    from tests.backends.python.utils.conftest import FunctionServices
     from triton_python_backend_utils.runtime import Runtime
 
 COUNTER, GAUGE, HISTOGRAM = pb_utils.MetricFamily.COUNTER, pb_utils.MetricFamily.GAUGE, pb_utils.MetricFamily.HISTOGRAM
@@ -27,19 +31,21 @@ def family(request: pytest.FixtureRequest) -> Callable[[int], pb_utils.MetricFam
 
 
 def test_counter_and_gauge_keep_their_values(family: Callable[[int], pb_utils.MetricFamily]) -> None:
-    counter = family(COUNTER).Metric({"model": "a"})
+    counters, gauges = family(COUNTER), family(GAUGE)
+    counter = counters.Metric({"model": "a"})
     counter.increment(2)
     counter.increment(0.5)
     assert counter.value() == 2.5
 
-    gauge = family(GAUGE).Metric()
+    gauge = gauges.Metric()
     gauge.set(3)
     gauge.increment(-1)
     assert gauge.value() == 2.0
 
 
 def test_histogram_takes_observations(family: Callable[[int], pb_utils.MetricFamily]) -> None:
-    histogram = family(HISTOGRAM).Metric({"a": "b"}, [1, 2.5])
+    histograms = family(HISTOGRAM)
+    histogram = histograms.Metric({"a": "b"}, [1, 2.5])
     histogram.observe(1.5)
     with pytest.raises(pb_utils.TritonModelException, match=r"^Failed to get metric value: "):
         histogram.value()
@@ -105,16 +111,47 @@ def test_what_makes_no_metric_is_refused(
 def test_operation_that_does_not_fit_the_kind_is_refused(
     family: Callable[[int], pb_utils.MetricFamily], kind: int, operation: str, value: float, text: str
 ) -> None:
-    metric = family(kind).Metric({})
+    of_kind = family(kind)
+    metric = of_kind.Metric({})
     with pytest.raises(pb_utils.TritonModelException) as refusal:
         getattr(metric, operation)(value)
     assert str(refusal.value).startswith(text)
     assert metric.value() == 0
 
 
-def test_text_is_no_value(family: Callable[[int], pb_utils.MetricFamily]) -> None:
-    with pytest.raises(TypeError, match=r"increment\(\) takes a number, found type 'str'"):
-        family(COUNTER).Metric().increment("a")  # type: ignore[arg-type]
+@pytest.mark.parametrize("value", ["1", b"1", None, [1], 1j])
+def test_what_is_no_number_is_no_value(family: Callable[[int], pb_utils.MetricFamily], value: Any) -> None:
+    counted = family(COUNTER)
+    counter = counted.Metric()
+    with pytest.raises(TypeError, match=r"the value of increment\(\) must be a number, found type"):
+        counter.increment(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float32(1.5),
+        np.float64(1.5),
+        np.float16(1.5),
+        np.longdouble(1.5),
+        np.array(1.5),
+        Decimal("1.5"),
+        Fraction(3, 2),
+    ],
+)
+def test_a_number_of_any_make_is_a_value(family: Callable[[int], pb_utils.MetricFamily], value: Any) -> None:
+    gauges, histograms = family(GAUGE), family(HISTOGRAM)
+    gauge = gauges.Metric()
+    gauge.set(value)
+    gauge.increment(value)
+    assert gauge.value() == 3.0
+    assert type(gauge.value()) is float
+    histograms.Metric(buckets=[value, np.int64(2), float("inf")]).observe(value)
+
+
+def test_names_and_descriptions_may_be_bytes(runtime: Runtime, services: FunctionServices) -> None:
+    pb_utils.MetricFamily(b"in_bytes", b"what it counts", COUNTER).Metric({"a": "b"})  # type: ignore[arg-type]
+    assert ("in_bytes", (("a", "b"),)) in services.metrics
 
 
 def test_family_is_one_kind_only(family: Callable[[int], pb_utils.MetricFamily]) -> None:
@@ -125,19 +162,38 @@ def test_family_is_one_kind_only(family: Callable[[int], pb_utils.MetricFamily])
         pb_utils.MetricFamily(name, "as another", GAUGE)
 
 
-def test_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="9"):
-        pb_utils.MetricFamily("f", "d", 9)
+@pytest.mark.parametrize("kind", [9, None, "COUNTER", 1.0])
+def test_unknown_kind_is_refused(kind: Any) -> None:
+    with pytest.raises(TypeError, match="the kind of a MetricFamily must be"):
+        pb_utils.MetricFamily("f", "d", kind)
 
 
-def test_metric_outlives_its_family_and_both_are_released(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "operation", "arguments"),
+    [(COUNTER, "increment", (1,)), (GAUGE, "set", (1,)), (HISTOGRAM, "observe", (1,)), (COUNTER, "value", ())],
+)
+def test_a_metric_whose_family_was_deleted_says_so(
+    family: Callable[[int], pb_utils.MetricFamily], kind: int, operation: str, arguments: tuple[int, ...]
+) -> None:
+    metric = family(kind).Metric({"a": "b"}, [1.0] if kind == HISTOGRAM else None)
+    with pytest.raises(pb_utils.TritonModelException) as refusal:
+        getattr(metric, operation)(*arguments)
+    doing = "get" if operation == "value" else operation
+    assert str(refusal.value) == (
+        f"Failed to {doing} metric value: Invalid metric operation as the corresponding 'MetricFamily' has been "
+        "deleted. The 'MetricFamily' object should be deleted AFTER its corresponding 'Metric' objects have been "
+        "deleted."
+    )
+
+
+def test_a_family_that_is_dropped_gives_up_its_metrics_once(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     released: list[int] = []
     monkeypatch.setattr(KeptMetrics, "release", lambda self, handle: released.append(handle))
-    family = pb_utils.MetricFamily("outlived", "d", GAUGE)
-    metric = family.Metric({"a": "b"})
+    family = pb_utils.MetricFamily("dropped", "d", GAUGE)
+    metric, gone = family.Metric({"a": "b"}), family.Metric({"a": "c"})
+    del gone
+    assert len(released) == 1
     del family
-    metric.set(3)
-    assert (metric.value(), released) == (3, [])
-
+    assert len(released) == 3
     del metric
-    assert len(released) == 2
+    assert len(released) == 3

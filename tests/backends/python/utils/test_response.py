@@ -88,7 +88,7 @@ def test_argument_that_makes_no_response_is_refused(
         pb_utils.InferenceResponse(**arguments)
 
 
-@pytest.mark.parametrize(("message", "code", "kind"), [(None, 1, TypeError), ("m", 9, ValueError)])
+@pytest.mark.parametrize(("message", "code", "kind"), [(None, 1, TypeError), ("m", 9, TypeError)])
 def test_argument_that_makes_no_error_is_refused(message: Any, code: int, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         pb_utils.TritonError(message, code)

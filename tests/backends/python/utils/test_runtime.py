@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import triton_python_backend_utils as pb_utils
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.runtime import MODULE_KEY, Runtime
 
@@ -93,3 +94,10 @@ def test_entered_goes_before_the_module() -> None:
             return other._ask()
 
     assert contextvars.Context().run(ask) is ONE
+
+
+def test_the_directory_of_a_model_is_that_of_its_version() -> None:
+    with Runtime("m", model_dir="/models/m/1").entered():
+        assert pb_utils.get_model_dir() == "/models/m/1"
+    with pytest.raises(pb_utils.TritonModelException, match="no model"):
+        pb_utils.get_model_dir()

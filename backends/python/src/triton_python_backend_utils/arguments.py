@@ -1,0 +1,107 @@
+"""What an argument may be: the conversions that Triton's pb_utils makes without being asked.
+
+That one is C++ under pybind11, so a model may pass bytes where text is meant and NumPy's scalars where
+a number is, and models do. What pybind11 refuses raises TypeError here, too. Each function returns
+what the server understands: a plain str, int or float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+Choice = TypeVar("Choice", bound=IntEnum)
+
+UINT32, UINT64, INT64 = range(1 << 32), range(1 << 64), range(-1 << 63, 1 << 63)
+
+#: What `text` takes; bytes are UTF-8.
+Text: TypeAlias = "str | bytes | bytearray"
+
+
+def text(value: Any, what: str) -> str:
+    """Raises TypeError, naming ``what``, and UnicodeDecodeError for bytes that are no UTF-8."""
+    if type(value) is str:
+        return value
+    if isinstance(value, str):  # of NumPy, say
+        return str(value)
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode()
+    raise _wrong(what, "a str", value)
+
+
+def lines(value: Any, what: str) -> str:
+    """`text` for people: bytes that are no UTF-8 are shown as escapes."""
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode(errors="backslashreplace")
+    return text(value, what)
+
+
+def texts(values: Any, what: str) -> tuple[str, ...]:
+    """`text` of each."""
+    return tuple([value if type(value) is str else text(value, what) for value in items(values, what)])
+
+
+def items(values: Any, what: str) -> Sequence[Any]:
+    """``values`` if they are a sequence: no text, no set, nothing that can be read once only."""
+    if type(values) is list:
+        return values
+    if isinstance(values, (tuple, np.ndarray)):
+        return values  # type: ignore[return-value]  # an array has all that is asked of it
+    if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray)):
+        return values
+    raise _wrong(what, "a list", values)
+
+
+def whole_number(value: Any, what: str, among: range) -> int:
+    """Whatever has an integer value, but a float; raises TypeError for one that is not ``among`` those allowed."""
+    number = value if type(value) is int else _converted(value, int, what, "an int")
+    if number not in among:
+        raise TypeError(f"{what} must be from {among.start} to {among.stop - 1}, found {number}")
+    return number
+
+
+def real_number(value: Any, what: str) -> float:
+    """Whatever has a value as a float."""
+    return value if type(value) is float else _converted(value, float, what, "a number")
+
+
+def truth(value: Any, what: str) -> bool:
+    """True, False, or another number."""
+    if isinstance(value, (int, float, np.bool_, np.number)):
+        return bool(value)
+    raise _wrong(what, "a bool", value)
+
+
+def choice(value: Any, kind: type[Choice], what: str) -> Choice:
+    """The member of ``kind`` that is, or has, ``value``."""
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind(whole_number(value, what, UINT32))
+    except ValueError:
+        expected = ", ".join(member.name for member in kind)
+        raise TypeError(f"{what} must be one of {expected}, found {value}") from None
+
+
+def instance(value: Any, kind: type[Any], what: str) -> None:
+    """Raises TypeError for what is no ``kind``."""
+    if not isinstance(value, kind):
+        raise _wrong(what, f"of type {kind.__name__}", value)
+
+
+def _converted(value: Any, kind: type[Any], what: str, expected: str) -> Any:
+    """``value`` as ``kind``. A float is no integer, and text is no number, whatever it says."""
+    is_text = isinstance(value, (str, bytes, bytearray))
+    if is_text or (kind is int and isinstance(value, float)):
+        raise _wrong(what, expected, value)
+    try:
+        return kind(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _wrong(what, expected, value) from None
+
+
+def _wrong(what: str, expected: str, value: Any) -> TypeError:
+    return TypeError(f"{what} must be {expected}, found type '{type(value).__name__}'")
