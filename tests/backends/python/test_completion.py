@@ -111,10 +111,10 @@ def test_a_failure_is_told_in_words_and_the_config_stays(completes: Completes, b
     assert error in raised.value.message
 
 
-def test_an_exception_shows_where_it_was_raised(completes: Completes, tmp_path: Path) -> None:
+def test_an_exception_shows_where_it_was_raised(completes: Completes) -> None:
     with pytest.raises(LoadError) as raised:
         completes("raise KeyError('lost')")
-    assert f"At:\n  {tmp_path}/m/1/model.py(" in raised.value.message
+    assert "At:\n  1/model.py(" in raised.value.message
     assert "): auto_complete_config\n" in raised.value.message
 
 

@@ -191,7 +191,7 @@ def test_each_request_gets_the_response_at_its_place(zoo: PythonModel) -> None:
 
 
 def test_a_raise_fails_the_batch_with_type_message_and_frames_innermost_first(zoo: PythonModel) -> None:
-    path, execute = file(zoo), line(zoo, "return getattr(self, what)")
+    path, execute = f"1/{Path(file(zoo)).name}", line(zoo, "return getattr(self, what)")
     for answer in ask(zoo, "deep"):
         assert answer.error
         assert answer.error.code() == 1

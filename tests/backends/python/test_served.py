@@ -170,6 +170,25 @@ class TritonPythonModel:
                 responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("END", np.ones(1, np.int32))]))
         return responses
 """
+#: Its output is not of the config's type, nor of its dims; who asks it by BLS passes on what it got.
+LOOSE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.arange(3, dtype=np.float64) / 2)]) for _ in requests
+        ]
+"""
+PASSES_ON = """
+class TritonPythonModel:
+    def execute(self, requests):
+        asked = pb_utils.InferenceRequest(
+            model_name=b"loose", requested_output_names=[b"OUT"], inputs=requests[0].inputs(), request_id=b"1"
+        )
+        answer = asked.exec()
+        if answer.has_error():
+            raise pb_utils.TritonModelException(answer.error().message())
+        return [pb_utils.InferenceResponse(answer.output_tensors()) for _ in requests]
+"""
 #: Always gives the same array.
 CONSTANT = """
 ALWAYS = np.arange(3, dtype=np.int32)
@@ -210,9 +229,15 @@ import threading
 class TritonPythonModel:
     def initialize(self, args):
         make = pb_utils.MetricFamily
-        self.counter = make("updates", "Updates", make.COUNTER).Metric({"model": "updates"})
-        self.gauge = make("level", "Level", make.GAUGE).Metric({"model": "updates"})
-        self.histogram = make("lengths", "Lengths", make.HISTOGRAM).Metric({"model": "updates"}, [1.0, 2.0])
+        self.families = [
+            make("updates", "Updates", make.COUNTER),
+            make("level", "Level", make.GAUGE),
+            make("lengths", "Lengths", make.HISTOGRAM),
+        ]
+        counters, gauges, histograms = self.families
+        self.counter = counters.Metric({"model": "updates"})
+        self.gauge = gauges.Metric({"model": "updates"})
+        self.histogram = histograms.Metric({"model": "updates"}, [1.0, 2.0])
     def count(self):
         for n in range(1000):
             self.counter.increment(1)
@@ -307,6 +332,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_python: Callable[
                 code = code.replace(key, value)
             write(name + suffix, code, config)
     write("constant", CONSTANT, INT_CONFIG)
+    write("loose", LOOSE, INT_CONFIG)
+    write("passes_on", PASSES_ON, INT_CONFIG)
     write("scribbles", SCRIBBLES, INT_CONFIG)
     write("metrics", METRICS, INT_CONFIG)
     write("updates", UPDATES, INT_CONFIG)
@@ -514,8 +541,9 @@ def test_a_model_is_initialized_and_finalized_once_and_an_error_of_finalize_is_l
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-def test_what_a_model_raises_reaches_the_client_with_its_frames(
-    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_what_a_model_raises_reaches_the_client_with_its_frames_and_the_log_with_whole_paths(
+    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str, verbose: int
 ) -> None:
     code = """
     class TritonPythonModel:
@@ -524,6 +552,7 @@ def test_what_a_model_raises_reaches_the_client_with_its_frames(
     """
     path = write_python(tmp_path, "raises", code, INT_CONFIG) / "1" / "model.py"
     words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
+    words.append(f"--log-verbose={verbose}")
     server = run_penstock(*words).wait_until_ready()
     with (
         http.InferenceServerClient(f"127.0.0.1:{server.http}") as client,
@@ -532,8 +561,9 @@ def test_what_a_model_raises_reaches_the_client_with_its_frames(
         client.infer("raises", given(http, IN=np.zeros(1, np.int32)))
     assert caught.value.message() == (
         "Failed to process the request(s) for model 'raises_0_0', message: ValueError: bad value\n\n"
-        f"At:\n  {path}(7): execute\n"
+        f"At:\n  {path if verbose else '1/model.py'}(7): execute\n"
     )
+    assert f"{path}(7): execute" in server.log
     server.stop()
 
 
@@ -605,3 +635,17 @@ def test_each_instance_is_told_its_own_name_and_kind(
     run_penstock(*words).wait_until_ready().stop()
     told = {name: (path / name).read_text() for name in ("m_0_0", "m_1_0", "m_1_1")}
     assert told == {"m_0_0": "CPU 0", "m_1_0": "MODEL 0", "m_1_1": "MODEL 0"}
+
+
+@pytest.mark.parametrize("model", ["loose", "passes_on"])
+def test_an_output_of_another_type_and_other_dims_is_passed_on_as_it_is(
+    server: Any, client: http.InferenceServerClient, model: str
+) -> None:
+    sent = given(http, IN=np.zeros(1, np.int32))
+    for _ in range(2):
+        answer = client.infer(model, sent)
+        assert answer.get_output("OUT")["datatype"] == "FP64"
+        np.testing.assert_array_equal(answer.as_numpy("OUT"), [0, 0.5, 1])
+    said = f"model '{model}': output 'OUT' is FP64, but the config says INT32; it is passed on as it is"
+    wait_for = [line for line in server.log.splitlines() if said in line]
+    assert len(wait_for) == 1

@@ -30,6 +30,7 @@ class PythonBackend(Backend):
     name = "python"
     Parameters = Parameters
     devices = ("gpu", "cpu")
+    outputs_as_given = True
     #: In the server's process a ``breakpoint()`` finds the terminal.
     dev_options: ClassVar[Mapping[str, str]] = {"isolation": "thread"}
 

@@ -48,7 +48,7 @@ def _answer(name: str, version: int, path: str, file: str, folders: list[str], c
     except LoadError as error:
         return json.dumps({"error": error.message})
     except BaseException as error:  # the model's: SystemExit is its error, too
-        return json.dumps({"error": describe(error)})
+        return json.dumps({"error": describe(error, str(Path(file).parent.parent))})
 
 
 def _completed(name: str, model_class: type[Any], config: str) -> dict[str, Any] | None:

@@ -37,12 +37,13 @@ class PythonInstance(DeferredInstance):
         self.runtime = runtime
         self.coroutines = Coroutines(self.name)
         self._release = release
+        self._home = str(description.file.parent.parent)
         self._outputs = tuple(output["name"] for output in json.loads(description.config).get("output", ()))
         try:
             self.model = self._initialized(model_class, description.args())
         except BaseException as error:  # the model's: SystemExit is its error, too
             release()
-            raise LoadError(describe(error)) from error
+            raise LoadError(describe(error, self._home)) from error
         self._execute: Callable[[list[InferenceRequest]], object] = getattr(self.model, "execute", self._no_execute)
         runtime.phase = Phase.SERVING
 
@@ -130,8 +131,10 @@ class PythonInstance(DeferredInstance):
             request._finish(failure)
 
     def _failure(self, error: BaseException) -> BackendError:
-        text = str(error) if isinstance(error, Refused) else describe(error)
-        log.error("'%s' failed: %s", self.name, text)
+        text = whole = str(error)
+        if not isinstance(error, Refused):
+            text, whole = describe(error, self._home), describe(error)
+        log.error("'%s' failed: %s", self.name, whole)
         return BackendError(f"Failed to process the request(s) for model '{self.name}', message: {text}")
 
 
@@ -146,7 +149,7 @@ class CheckedInstance(PythonInstance):
                 if isinstance(said, Coroutine):
                     said = self.coroutines.run(said)
         except BaseException as error:  # the model's
-            raise BackendError(describe(error)) from error
+            raise BackendError(describe(error, self._home)) from error
         if not isinstance(said, bool):
             raise BackendError("is_ready() must return a boolean value")
         return said

@@ -41,7 +41,7 @@ def import_file(package: str, path: Sequence[Path], file: Path) -> ModuleType:
     try:
         return import_module(f"{package}.{file.stem}")
     except BaseException as error:  # the model's code has run: SystemExit is its error, too
-        text = describe(error)
+        text = describe(error, str(file.parent.parent))
         raise LoadError(text if file.name in text else f"{text} ({file.name})") from error
 
 

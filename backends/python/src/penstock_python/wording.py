@@ -6,15 +6,21 @@ Triton's Python backend is built on pybind11, so the form is that of pybind11's
     ValueError: bad value
 
     At:
-      /models/a/1/model.py(12): helper
-      /models/a/1/model.py(30): execute
+      1/model.py(12): helper
+      1/model.py(30): execute
+
+Triton gives whole paths. Here callers are told files from the model's directory on, and `penstock.frontends.disclosure`
+sees to the rest; the log, and the callers of a verbose server, get whole paths.
 """
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Iterator
 from types import CodeType
+
+_LOG = logging.getLogger("penstock")
 
 #: Frames of a message; a recursion without end has a thousand.
 MAX_FRAMES = 24
@@ -25,10 +31,15 @@ MAX_MESSAGE = 2048
 _OURS = frozenset(("importlib", "penstock", "penstock_python", "triton_python_backend_utils"))
 
 
-def describe(error: BaseException) -> str:
-    """``error`` with its frames in the model's code, in the form above."""
+def describe(error: BaseException, model: str = "") -> str:
+    """``error`` with its frames in the model's code, in the form above.
+
+    Files below the directory ``model`` are named from there, unless the log is verbose.
+    """
     text = f"{type(error).__name__}: {_message(error)}"
-    frames = [f"  {code.co_filename}({line}): {code.co_name}\n" for code, line in _frames(error)][::-1]
+    home = "" if not model or _LOG.isEnabledFor(logging.DEBUG) else f"{model.rstrip('/')}/"
+    frames = [f"  {code.co_filename.removeprefix(home)}({line}): {code.co_name}\n" for code, line in _frames(error)]
+    frames.reverse()
     if len(frames) > MAX_FRAMES:
         frames[MAX_FRAMES:] = [f"  ... {len(frames) - MAX_FRAMES} more\n"]
     return f"{text}\n\nAt:\n{''.join(frames)}" if frames else text

@@ -48,7 +48,7 @@ def _configured(model_config: Mapping[str, Any], kind: str, name: str) -> dict[s
     return next((entry for entry in entries if entry["name"] == name), None)
 
 
-def _part(model_config: Mapping[str, Any], name: str) -> Any:
+def _part(model_config: Any, name: str) -> Any:
     if isinstance(model_config, (str, bytes)):  # ``args["model_config"]`` as it is
         raise TypeError("the config of a model must be a dict, found its text: json.loads makes one of it")
     return model_config.get(name)

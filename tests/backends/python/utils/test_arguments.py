@@ -81,7 +81,7 @@ def test_whole_numbers_of_any_make_are_numbers(read: Callable[[Any], int], small
 
 def test_set_flags_takes_the_same() -> None:
     request = made()
-    request.set_flags(np.int64(2))  # type: ignore[arg-type]
+    request.set_flags(np.int64(2))
     assert (request.flags(), type(request.flags())) == (2, int)
     for method in (request.set_flags, request.set_release_flags):
         with pytest.raises(TypeError):
@@ -148,7 +148,7 @@ def test_a_code_is_one_of_the_eight(code: Any) -> None:
 
 
 def test_preferred_memory_is_a_kind_and_a_device() -> None:
-    pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, np.int64(0))  # type: ignore[arg-type]
+    pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, np.int64(0))
     for arguments in ((None,), ("GPU",), (pb_utils.TRITONSERVER_MEMORY_CPU, "0")):
         with pytest.raises(TypeError):
             pb_utils.PreferredMemory(*arguments)

@@ -150,7 +150,7 @@ def test_a_number_of_any_make_is_a_value(family: Callable[[int], pb_utils.Metric
 
 
 def test_names_and_descriptions_may_be_bytes(runtime: Runtime, services: FunctionServices) -> None:
-    pb_utils.MetricFamily(b"in_bytes", b"what it counts", COUNTER).Metric({"a": "b"})  # type: ignore[arg-type]
+    pb_utils.MetricFamily(b"in_bytes", b"what it counts", COUNTER).Metric({"a": "b"})
     assert ("in_bytes", (("a", "b"),)) in services.metrics
 
 
