@@ -37,7 +37,18 @@ MAY_IMPORT = {
     "frontends": LEAVES | {"models"},
 }
 #: Modules that put the parts together, and the kit for authors. They may import anything.
-COMPOSITION = {"__init__", "__main__", "builtins", "cli", "hookspecs", "plugins", "registry", "server", "testing"}
+COMPOSITION = {
+    "__init__",
+    "__main__",
+    "builtins",
+    "cli",
+    "distributions",
+    "hookspecs",
+    "plugins",
+    "registry",
+    "server",
+    "testing",
+}
 #: What may be named under TYPE_CHECKING although it stands above.
 HANDED_IN = {("frontends", "server")}
 ENGINES = {"onnx", "onnxruntime", "openvino", "sklearn", "tensorflow", "tensorrt", "torch"}

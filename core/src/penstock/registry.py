@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Generic, TypeVar
 
+from penstock.distributions import backend_missing, is_known
 from penstock.errors import LoadError
 
 P = TypeVar("P", bound=type)
@@ -104,9 +105,11 @@ class Registry(Generic[P]):
         guilty = [info for info in self._broken if info.may_have_had(f"{self.kind} {name}", name)]
         if guilty:
             return "; ".join(f"plugin {info} is broken: {info.error}" for info in guilty)
-        nearest = get_close_matches(name, self._claims, 1)
+        nearest = [] if is_known(self.kind, name) else get_close_matches(name, self._claims, 1)
         hint = f"did you mean '{nearest[0]}'? " if nearest else ""
         text = f"no plugin provides {self.kind} '{name}'; {hint}installed: {', '.join(self.names())}"
+        if self.kind == "backend":
+            text = f"{backend_missing(name)} {text}"
         suspects = ", ".join(f"{info} ({info.error})" for info in self._broken)
         return f"{text}; broken: {suspects}" if suspects else text
 

@@ -17,7 +17,7 @@ from penstock_python.parameters import Parameters
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("shm-default-byte-size", "4194303", "shm-default-byte-size can't be smaller than 4 MiBs"),
+        ("shm-default-byte-size", "1048575", "shm-default-byte-size can't be smaller than 1 MiB"),
         ("shm-growth-byte-size", "0", "shm-growth-byte-size can't be smaller than or equal to zero."),
         ("stub-timeout-seconds", "0", "stub-timeout-seconds can't be smaller than or equal to zero."),
         ("load-timeout-seconds", "0", "load-timeout-seconds can't be smaller than or equal to zero."),
@@ -45,7 +45,7 @@ def test_how_long_to_stay_awake_has_a_bound(value: str) -> None:
 
 def test_settings_that_triton_takes_are_taken() -> None:
     options = {
-        "shm-default-byte-size": "4194304",
+        "shm-default-byte-size": "1048576",
         "shm-growth-byte-size": "1",
         "stub-timeout-seconds": "7",
         "thread-pool-size": "1",

@@ -196,7 +196,24 @@ def test_a_deprecated_flag_gives_way_and_is_remarked_upon() -> None:
     words = [REPOSITORY, "--disable-auto-complete-config", "--strict-model-config=false"]
     options, warnings = read_options(words, {})
     assert options.disable_auto_complete_config
-    assert warnings == ["--strict-model-config is deprecated; use --disable-auto-complete-config"]
+    assert warnings == [
+        "'--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' instead.",
+        "Overriding deprecated '--strict-model-config' from False to True in favor of "
+        "'--disable-auto-complete-config'!",
+    ]
+
+
+def test_old_flags_of_tracing_are_remarked_upon_as_triton_does() -> None:
+    """Texts of Triton 2.51."""
+    words = [REPOSITORY, "--trace-rate=10", "--trace-file=/tmp/x", "--trace-config=rate=7", "--trace-level=OFF"]
+    warnings = read_options(words, {})[1]
+    old = "has been deprecated and will be removed in future releases. Please use '--trace-config"
+    assert warnings[:4] == [
+        f"'--trace-rate' {old} rate=<rate value> instead.",
+        "Overriding deprecated '--trace-rate' in favor of provided rate value in --trace-config!",
+        f"'--trace-file' {old} triton,file=<filepath> instead.",
+        f"'--trace-level' {old} level=<OFF|TIMESTAMPS|TENSORS> instead.",
+    ]
 
 
 def test_ports_may_be_equal_on_other_addresses_or_when_one_is_off_or_free_to_choose() -> None:

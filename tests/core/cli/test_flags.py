@@ -37,7 +37,15 @@ rate-limit-resource pinned-memory-pool-byte-size cuda-memory-pool-byte-size cuda
 min-supported-compute-capability buffer-manager-thread-count host-policy model-load-gpu-limit allow-client-shm
 strict-model-config
 """
-OURS = {"plugins", "http-server", "grpc-server", "dev", "allow-external-links", "model-files-from"}
+OURS = {
+    "allow-external-links",
+    "dev",
+    "grpc-server",
+    "http-server",
+    "model-files-from",
+    "plugins",
+    "strict-parameters",
+}
 
 
 def documented() -> dict[str, tuple[str, str]]:

@@ -30,7 +30,6 @@ FIELDS = {
         "model_operations.op_library_filename[0]",
         "the model directory",
     ),
-    "runtime": ("runtime: %s", "runtime", "the backend directory"),
     "warmup": (
         'model_warmup { batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: 1 input_data_file: %s } } }',
         "model_warmup[0].inputs['x'].input_data_file",
@@ -93,7 +92,6 @@ def test_a_name_that_stays_is_taken(field: str, name: str, tmp_path: Path) -> No
         ("default_model_filename", True),
         ("cc_model_filenames", True),
         ("op_library_filename", True),
-        ("runtime", False),
         ("warmup", False),
         ("initial_state", False),
     ],
@@ -140,3 +138,19 @@ def test_a_batching_library_must_exist_and_may_be_absolute(tmp_path: Path) -> No
     ]
     library.touch()
     assert problems(strategy(str(library)), files=tmp_path) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_runtime_that_leaves_the_backend_s_directory_is_refused(name: str) -> None:
+    literal, printed, _ = NAMES[name]
+    message = (
+        f"backend library name '{printed}' escapes backend directory, for model 'm', check model config runtime field"
+    )
+    assert problems(config(f"runtime: {literal}")) == [Problem("runtime", message)]
+
+
+def test_a_runtime_is_a_python_file_or_the_name_that_old_configs_have() -> None:
+    for name in ("", "model.py", "other.py", "libtriton_identity.so"):
+        assert problems(config(f'runtime: "{name}"')) == []
+    (problem,) = problems(config('runtime: "libnothere.so"'))
+    assert problem.message.startswith("unable to find backend library 'libnothere.so' for model 'm'")  # as Triton

@@ -430,11 +430,6 @@ BATCHING = [
         "9223372036854775 (292 years) for m",
     ),
     (
-        "levels",
-        f"{BASE} dynamic_batching {{ priority_levels: {2**63} default_priority_level: 1 }}",
-        "dynamic batching has 9223372036854775808 priority levels, the limit is 1024 for m",
-    ),
-    (
         "no_default_level",
         f"{BASE} dynamic_batching {{ priority_levels: 3 }}",
         "default priority level must be in range [1, 3] for m",

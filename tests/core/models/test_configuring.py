@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli import main
 from penstock.config.options import ServerOptions
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.models.configuring import read
+from penstock.server import Server
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,145 @@ def test_a_config_that_names_no_backend_is_refused_before_one_is_looked_for(
     with pytest.raises(ConfigError) as caught:
         read(tmp_path / "m", ServerOptions())
     assert caught.value.message == message
+
+
+ENSEMBLE = 'platform: "ensemble" max_batch_size: 1 '
+INPUTS = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+IDENTITY = f'backend: "identity" max_batch_size: 8 {INPUTS} '
+
+
+#: Mistakes, and Triton 2.51's words for them; it needs no version of the model to find most.
+MISTAKES = {
+    "platform": ('platform: "nonsense"', "unexpected platform type 'nonsense' for m"),
+    "pair": (
+        'platform: "nonsense" backend: "onnxruntime"',
+        "unexpected 'platform' and 'backend' pair, got:nonsense, onnxruntime",
+    ),
+    "negative batch": ('backend: "identity" max_batch_size: -1', "'max_batch_size' must be non-negative value for m"),
+    "preferred": (
+        'backend: "identity" max_batch_size: 2 dynamic_batching { preferred_batch_size: 4 }',
+        "dynamic batching preferred size must be <= max batch size for m",
+    ),
+    "preferred of no batch": (
+        'backend: "identity" dynamic_batching { preferred_batch_size: 4 }',
+        "dynamic batching preferred size must be <= max batch size for m",
+    ),
+    "two mistakes": (
+        'name: "other" backend: "identity" max_batch_size: -1',
+        "'max_batch_size' must be non-negative value for other",
+    ),
+    "ensemble with a backend": (
+        'platform: "ensemble" backend: "python"',
+        "Ensemble model 'm' must have platform type 'ensemble' and empty backend type",
+    ),
+    "step": (
+        ENSEMBLE + 'ensemble_scheduling { step { model_name: "n" model_version: -1 } }',
+        "must specify 'input_map' in step 0 of ensemble 'm'",
+    ),
+    "no ensemble": (
+        'backend: "identity" ensemble_scheduling { step { model_name: "n" } }',
+        "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
+    ),
+    "control": (
+        'backend: "identity" sequence_batching { control_input { name: "S" '
+        "control { kind: CONTROL_SEQUENCE_START } } }",
+        "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+        "CONTROL_SEQUENCE_START for m",
+    ),
+    "utilization": (
+        'backend: "identity" sequence_batching { direct { minimum_slot_utilization: 2 } }',
+        "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m",
+    ),
+    "batch input of two": (
+        IDENTITY + 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: ["x", "z"] }',
+        "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 2 for m",
+    ),
+    "batch input of a type": (
+        IDENTITY + 'batch_input { target_name: "n" data_type: TYPE_INT8 source_input: "x" }',
+        "batch input data type must be TYPE_INT32 or TYPE_FP32 for m",
+    ),
+    "batch input of nothing": (
+        IDENTITY + 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "nope" }',
+        "unknown source input name 'nope' for m",
+    ),
+    "state": (
+        'backend: "identity" sequence_batching { state { input_name: "a" output_name: "b" data_type: TYPE_FP32 dims: 1 '
+        'initial_state { name: "i" data_type: TYPE_INT8 dims: 1 zero_data: true } } }',
+        "The data type used for 'initial_state' field of state 'a' does not match the state data type.",
+    ),
+    "dims": (
+        'backend: "identity" input { name: "x" data_type: TYPE_FP32 dims: 0 }',
+        "model input 'x' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+    ),
+    "gpus of a cpu": (
+        'backend: "identity" instance_group { kind: KIND_CPU gpus: 0 }',
+        "instance group m_0 of model m has kind KIND_CPU but specifies one or more GPUs",
+    ),
+}
+
+
+def reasons(repository: Path, caplog: pytest.LogCaptureFixture, **options: object) -> str:
+    """Why the model ``m`` is not served."""
+    with pytest.raises(PenstockError, match="failed to load all models"), Server(repository, **options):
+        pass
+    return caplog.text
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("versions", [(), (1,)])
+def test_a_mistake_in_a_config_is_told_before_anything_else_is_missing(
+    mistake: str, versions: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text, message = MISTAKES[mistake]
+    for version in versions:
+        (tmp_path / "m" / str(version)).mkdir(parents=True)
+    (tmp_path / "m").mkdir(exist_ok=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(text)
+    found = reasons(tmp_path, caplog)
+    assert message in found
+    assert "at least one version" not in found
+    assert "which this version does not have" not in found
+
+
+@pytest.mark.parametrize(
+    ("text", "feature"),
+    [
+        (IDENTITY + 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "x" }', "batch inputs"),
+        (IDENTITY + "sequence_batching { }", "the sequence batcher"),
+        (
+            f'{ENSEMBLE}{INPUTS} ensemble_scheduling {{ step {{ model_name: "n" model_version: -1 '
+            'input_map { key: "a" value: "x" } output_map { key: "b" value: "y" } } }',
+            "ensembles",
+        ),
+        ('backend: "identity" batch_input { source_input: "completed" data_type: TYPE_FP32 }', "batch inputs"),
+    ],
+)
+def test_a_config_without_a_mistake_is_told_what_is_not_built(
+    text: str, feature: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(text)
+    assert f"needs {feature}" in reasons(tmp_path, caplog)
+
+
+def test_no_version_is_told_of_a_config_without_a_mistake(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.pbtxt").write_text(IDENTITY)
+    assert "at least one version must be available under the version policy of model 'm'" in reasons(tmp_path, caplog)
+
+
+def test_an_unknown_parameter_is_ignored_with_a_warning_unless_the_server_is_strict(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    wrong = 'parameters { key: "execute_delay" value { string_value: "5" } }'
+    (tmp_path / "m" / "config.pbtxt").write_text(IDENTITY + wrong)
+    message = "unknown parameter 'execute_delay'; did you mean 'execute_delay_ms'? "
+    with Server(tmp_path) as server:
+        assert [entry.state for entry in server.index()] == ["READY"]
+    (warning,) = [record for record in caplog.records if "execute_delay" in record.message]
+    assert warning.levelname == "WARNING"
+    assert warning.message.startswith(f"model 'm': {message}")
+    assert f"failed to load 'm' version 1: {message}" in reasons(tmp_path, caplog, strict_parameters=True)
+    assert main(["check", str(tmp_path)]) == 1
+    assert message in capsys.readouterr().out

@@ -29,14 +29,14 @@ def test_a_request_can_be_removed_only_once() -> None:
 
 
 def test_lower_levels_go_first_and_each_level_in_order_of_arrival() -> None:
-    queue = RequestQueue(2)
+    queue = RequestQueue()
     for name, level in (("a", 2), ("b", 1), ("c", 2), ("d", 1)):
         queue.add(request(name), level)
     assert names(queue) == ["b", "d", "a", "c"]
 
 
 def test_a_postponed_request_goes_after_the_others_of_its_level_but_before_the_next_level() -> None:
-    queue = RequestQueue(2)
+    queue = RequestQueue()
     late = request("late")
     queue.add(late, 1)
     queue.add(request("b"), 1)
@@ -53,9 +53,23 @@ def test_a_request_that_has_left_cannot_be_postponed() -> None:
     assert len(queue) == 0
 
 
+def test_levels_that_nobody_waits_at_cost_nothing() -> None:
+    """Callers choose among 2^64 - 1 levels."""
+    queue = RequestQueue()
+    waiting = request("waiting")
+    queue.add(waiting, 2**64 - 1)
+    for level in range(1, 10_000):
+        passing = request()
+        queue.add(passing, level)
+        assert queue.remove(passing)
+    assert len(queue._lanes) <= 4
+    assert queue.postpone(waiting, 2**64 - 1)
+    assert (names(queue), queue.size(2**64 - 1), queue.size(5)) == (["waiting"], 1, 0)
+
+
 @given(st.lists(st.tuples(st.integers(1, 3), st.booleans()), max_size=30), st.integers(1, 10))
 def test_the_head_is_a_prefix_of_the_levels_in_order(arrivals: list[tuple[int, bool]], count: int) -> None:
-    queue = RequestQueue(3)
+    queue = RequestQueue()
     lanes: dict[tuple[int, bool], list[str]] = {(level, late): [] for level in (1, 2, 3) for late in (False, True)}
     for index, (level, late) in enumerate(arrivals):
         one = request(str(index))

@@ -16,7 +16,7 @@ from penstock.config.parameters import BUSY_POLL_EXPECTED, BUSY_POLL_US, HostKin
 from penstock.config.wording import clip
 from penstock.errors import ConfigError
 
-_MIN_REGION_BYTES = 4 << 20
+_MIN_REGION_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _positive(value: int) -> bool:
 
 
 _CHECKED: Mapping[str, tuple[Callable[[int], bool], str]] = {
-    "shm-default-byte-size": (lambda value: value >= _MIN_REGION_BYTES, "can't be smaller than 4 MiBs"),
+    "shm-default-byte-size": (lambda value: value >= _MIN_REGION_BYTES, "can't be smaller than 1 MiB"),
     "shm-growth-byte-size": (_positive, "can't be smaller than or equal to zero."),
     "stub-timeout-seconds": (_positive, "can't be smaller than or equal to zero."),
     "load-timeout-seconds": (_positive, "can't be smaller than or equal to zero."),

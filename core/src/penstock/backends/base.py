@@ -130,7 +130,8 @@ class Backend(ABC):
 
     ``name`` is what ``backend:`` says in a config. ``Parameters`` is a frozen dataclass with
     defaults; core fills it from the config's ``parameters`` (str, int, float and bool fields) and
-    an unknown key is a `ConfigError` that lists the known ones. Import the engine inside ``load``.
+    warns of an unknown key, with the known ones; ``--strict-parameters`` makes it a `ConfigError`.
+    Import the engine inside ``load``.
     """
 
     name: ClassVar[str]

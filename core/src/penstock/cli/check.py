@@ -30,6 +30,7 @@ def run(words: Sequence[str]) -> int:
         model_config_name=arguments.model_config_name,
         backend_directory=arguments.backend_directory,
         allow_external_links=arguments.allow_external_links,
+        strict_parameters=True,
     )
     try:
         entries = Repository(options.model_repository).scan()

@@ -7,7 +7,7 @@ only that flag has. What is left over belongs to the options of plugins.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import combinations
@@ -180,9 +180,33 @@ def _check_ports(options: ServerOptions) -> None:
             )
 
 
+def _deprecation(old: Given, given: Sequence[Given]) -> Iterator[str]:
+    """What Triton says about a flag that gave way to another, and about one that the other overrides."""
+    flag = old.flag
+    if flag.setting:
+        yield (
+            f"'--{flag.name}' has been deprecated and will be removed in future releases. "
+            f"Please use '--{flag.deprecated} {flag.setting} instead."
+        )
+        key = flag.setting.partition("=")[0].rpartition(",")[2]
+        if any(one.flag.name == flag.deprecated and f"{key}=" in one.text for one in given):
+            yield f"Overriding deprecated '--{flag.name}' in favor of provided {key} value in --{flag.deprecated}!"
+    elif flag.name == "response-cache-byte-size":
+        equivalent = f"--cache-config=local,size={old.text}"
+        yield (
+            f"'--{flag.name}' has been deprecated! This will default to the 'local' cache implementation with the "
+            f"provided byte size for its config. Please use '--{flag.deprecated}' instead. The equivalent "
+            f"--{flag.deprecated} CLI args would be: '{equivalent}'"
+        )
+    else:
+        yield f"'--{flag.name}' has been deprecated! Please use '--{flag.deprecated}' instead."
+        if not _read(old) and any(one.flag.name == flag.deprecated for one in given):
+            yield f"Overriding deprecated '--{flag.name}' from False to True in favor of '--{flag.deprecated}'!"
+
+
 def _warnings(given: Sequence[Given], options: ServerOptions) -> list[str]:
-    old = {one.flag.name: one.flag.deprecated for one in given if one.flag.deprecated}
-    warnings = [f"--{name} is deprecated; use --{new}" for name, new in old.items()]
+    old = {one.flag.name: one for one in given if one.flag.deprecated}
+    warnings = [line for one in old.values() for line in _deprecation(one, given)]
     if not options.trace_config and any(one.flag.option == "trace_config" for one in given):
         warnings.append("--trace-config has no effect: no level turns tracing on")
     return warnings

@@ -21,7 +21,8 @@ class Flag:
 
     ``gather`` makes one value of all that were given, and says that the flag may be repeated;
     without it the last one counts. ``field`` is the field of `ServerOptions` that the flag sets,
-    where the name differs. A flag with ``deprecated`` gives way to the one named there.
+    where the name differs. A flag with ``deprecated`` gives way to the one named there, of which it
+    is one ``setting``, as Triton writes it, where that has many.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Flag:
     gather: Callable[[Sequence[Any]], Any] | None = None
     field: str = ""
     deprecated: str = ""
+    setting: str = ""
 
     @property
     def option(self) -> str:
@@ -47,10 +49,10 @@ def _local_cache(value: str) -> tuple[str, str, str]:
     return "local", "size", str(size(value))
 
 
-def _old_trace(name: str, mode: str, key: str, example: str) -> Flag:
+def _old_trace(name: str, mode: str, key: str, example: str, value: str) -> Flag:
     instead = f"--trace-config={mode + ',' if mode else ''}{key}="
     return Flag(name, "<value>", f"Same as {instead}<value>.", example, _trace(mode, key), values.traces,
-                "trace_config", "trace-config")  # fmt: skip
+                "trace_config", "trace-config", f"{mode + ',' if mode else ''}{key}=<{value}>")  # fmt: skip
 
 
 _FORWARD = "Request headers whose name this regular expression finds become request parameters; case does not count."
@@ -98,6 +100,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("model-files-from", "<whom>", "Whose loads may bring files along, which are code: loopback (callers on "
              "this machine, or with the key of a restricted model-repository), any or none.", "any",
              choice("model-files-from", "loopback", "any", "none")),
+        Flag("strict-parameters", "<bool>", "Refuse models that have parameters which their backend does not know.",
+             "true", boolean),
         Flag("model-load-thread-count", "<n>", "Models that load at the same time.", "8", int32),
         Flag("model-load-retry-count", "<n>", "Further attempts at loading a version that failed.", "2", int32),
         Flag("model-namespacing", "<bool>", "Models of one name may stand in several repositories.", "true", boolean),
@@ -182,11 +186,11 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "Tracing": (
         Flag("trace-config", "[<mode>,]<key>=<value>", "level, rate, count or mode for all; file for triton; url for "
              "opentelemetry.", "level=TIMESTAMPS", values.trace, values.traces),
-        _old_trace("trace-file", "triton", "file", "trace.json"),
-        _old_trace("trace-level", "", "level", "TIMESTAMPS"),
-        _old_trace("trace-rate", "", "rate", "1000"),
-        _old_trace("trace-count", "", "count", "100"),
-        _old_trace("trace-log-frequency", "triton", "log-frequency", "10"),
+        _old_trace("trace-file", "triton", "file", "trace.json", "filepath"),
+        _old_trace("trace-level", "", "level", "TIMESTAMPS", "OFF|TIMESTAMPS|TENSORS"),
+        _old_trace("trace-rate", "", "rate", "1000", "rate value"),
+        _old_trace("trace-count", "", "count", "100", "count value"),
+        _old_trace("trace-log-frequency", "triton", "log-frequency", "10", "log frequency value"),
     ),
     "Backends, caches, agents and memory": (
         Flag("backend-config", "[<backend>,]<key>=<value>", "A setting of one backend, or of all.",

@@ -15,7 +15,7 @@ from penstock.config.parse import find_config
 from penstock.config.provenance import completions
 from penstock.errors import Code, ConfigError, PenstockError
 from penstock.models import boundary, labels
-from penstock.models.configuring import examine, fill, judge, parse
+from penstock.models.configuring import examine, fill, judge, parse, written
 from penstock.models.parts import make_backend
 from penstock.models.repository import Entry, available_versions, select_versions
 from penstock.plugins import Plugins
@@ -68,21 +68,21 @@ class _Inspection:
         self._found = found
         self._outline = outline
 
-    def run(self, written: ModelConfig) -> None:
-        config, path = _copy(written), self._entry.path
+    def run(self, given: ModelConfig) -> None:
+        config, path = _copy(given), self._entry.path
         try:
             derive(config, path)
-            self._found.completed += completions(written, config, "Penstock")
-            self._add(examine(config, path))
+            self._found.completed += completions(given, config, "Penstock")
+            self._add(examine(config, path, self._options))
             versions = select_versions(self._entry.name, config.version_policy, available_versions(path))
             if config.backend:
                 self._run_versions(versions, config)
             elif config.platform == "ensemble":
                 self._add(self._problems(config))
             else:
-                self._add(self._written_problems(config))
+                self._add(written(config, path))
         except PenstockError as error:
-            self._add([_reason(error), *self._written_problems(config)])
+            self._add([_reason(error), *written(config, path)])
 
     def _run_versions(self, versions: Iterable[int], config: ModelConfig) -> None:
         name, path, backend = self._entry.name, self._entry.path, self._backend(config)
@@ -105,16 +105,12 @@ class _Inspection:
     def _judge(self, model: Model, backend: Backend) -> list[validation.Problem]:
         try:
             fill(model, backend, self._options)
-            wrong = [*judge(model, backend), *labels.check(model.config, self._entry.path)]
+            wrong = [*judge(model, backend, self._options), *labels.check(model.config, self._entry.path)]
             if not wrong:
                 fill_groups(model.config, backend, available_gpus())
         except PenstockError as error:
-            return [_reason(error), *self._written_problems(model.config)]
+            return [_reason(error), *written(model.config, self._entry.path)]
         return wrong
-
-    def _written_problems(self, config: ModelConfig) -> list[validation.Problem]:
-        """Those of an incomplete ``config`` that completing it would not cure: they lie in what is written."""
-        return [problem for problem in self._problems(config) if self._outline.holds(problem.field)]
 
     def _problems(self, config: ModelConfig) -> list[validation.Problem]:
         return validation.problems(config, gpus=available_gpus(), files=self._entry.path)

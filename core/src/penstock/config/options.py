@@ -93,6 +93,8 @@ class ServerOptions:
     model_control_mode: ControlMode = "none"
     repository_poll_secs: int = 15
     load_model: tuple[str, ...] = ()
+    #: Refuse a parameter of a model that its backend does not know.
+    strict_parameters: bool = False
     model_config_name: str = ""
     model_files_from: ModelFilesFrom = "loopback"
     model_load_thread_count: int = 4

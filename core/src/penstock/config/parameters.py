@@ -38,11 +38,11 @@ BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {BUSY_POLL_US[-1]}"
 def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
     """An instance of the dataclass ``cls``; its fields may be str, int, float, bool, or X | None.
 
-    A class without fields takes any key and reads none. Raises `ConfigError` for an unknown key,
-    listing the known ones, for a value that is not of its field's type, and for a `ValueError` of
-    the class itself; `PluginError` for a field of any other type.
+    A key without a field is passed over (`unknown` tells). Raises `ConfigError` for a value that is
+    not of its field's type, and for a `ValueError` of the class itself; `PluginError` for a field of
+    any other type.
     """
-    values, wrong = _read(cls, given)
+    values, wrong, _ = _read(cls, given)
     for problem in wrong:
         raise ConfigError(problem.message, field=problem.field)
     try:
@@ -109,16 +109,23 @@ def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
     return wrong
 
 
-def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any], list[Problem]]:
-    """The values of the fields of ``cls``, and what is wrong with the rest, in order of the keys."""
+def unknown(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
+    """The keys that neither core nor ``cls`` reads, with the nearest and all that it does; none for a class
+    without fields, whose backend reads the config itself."""
+    return _read(cls, given)[2]
+
+
+def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any], list[Problem], list[Problem]]:
+    """The values of the fields of ``cls``, the values that are wrong, and the unknown keys, in order of the keys."""
     declared = fields(cls)
     if not declared:
-        return {}, []
+        return {}, [], []
     keys = {field.metadata.get("key", field.name): field for field in declared if "prefix" not in field.metadata}
     families = {field.metadata["prefix"]: field for field in declared if "prefix" in field.metadata}
     convert = {key: _converter(cls, field.name) for key, field in keys.items()}
     values: dict[str, Any] = {}
     wrong: list[Problem] = []
+    unread: list[Problem] = []
     for key in sorted(given):
         text = given[key].string_value
         prefix = next((prefix for prefix in families if key.startswith(prefix)), None)
@@ -130,8 +137,8 @@ def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any
         elif prefix is not None:
             values.setdefault(families[prefix].name, {})[key] = text
         elif key not in CORE_KEYS:
-            wrong.append(Problem(_path(key), _unknown(key, [*keys, *(f"{prefix}*" for prefix in families)])))
-    return values, wrong
+            unread.append(Problem(_path(key), _unknown(key, [*keys, *(f"{prefix}*" for prefix in families)])))
+    return values, wrong, unread
 
 
 def _path(key: str) -> str:

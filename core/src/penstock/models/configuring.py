@@ -8,19 +8,22 @@ sections 4.3, 4.4). `read` and `complete` take these steps for a load and raise 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.backends.base import Backend, Model
 from penstock.config import parameters, validation
 from penstock.config.derive import derive, fill_batching
+from penstock.config.fields import is_set
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.options import ServerOptions
 from penstock.config.parse import find_config, read_config
-from penstock.config.validation import Problem, ensembles
-from penstock.config.validation import model as whole_model
+from penstock.config.validation import Problem
 from penstock.errors import Code, ConfigError, PenstockError, PluginError, summary
 from penstock.workers.devices import available_gpus, fill_groups
+
+log = logging.getLogger(__name__)
 
 #: What a config may ask for that is not built yet; to ignore it would give wrong answers.
 _NOT_BUILT = {
@@ -39,14 +42,16 @@ def read(model_path: Path, options: ServerOptions, given: ModelConfig | None = N
     """
     config = parse(model_path, options) if given is None else ModelConfig.FromString(given.SerializeToString())
     derive(config, model_path)
-    _raise_first(examine(config, model_path))
+    raise_first(examine(config, model_path, options))
     return config
 
 
 def complete(model: Model, backend: Backend, options: ServerOptions) -> None:
     """Complete ``model.config`` in place and validate it. Raises `ConfigError`, `LoadError` or `PluginError`."""
     fill(model, backend, options)
-    _raise_first(judge(model, backend))
+    raise_first(judge(model, backend, options))
+    for problem in parameters.unknown(backend.Parameters, model.config.parameters):
+        log.warning("model '%s': %s; it is ignored", model.name, problem.message)
     fill_groups(model.config, backend, available_gpus())
 
 
@@ -61,8 +66,12 @@ def parse(model_path: Path, options: ServerOptions) -> ModelConfig:
     return read_config(path) if path is not None else ModelConfig()
 
 
-def examine(config: ModelConfig, model_path: Path) -> Iterator[Problem]:
-    """What is wrong with a derived config before its backend is looked for, which these fields choose."""
+def examine(config: ModelConfig, model_path: Path, options: ServerOptions) -> Iterator[Problem]:
+    """What is wrong with a derived config before its versions and its backend are looked for.
+
+    What asks for something that is not built is not completed, and so is judged here to the end.
+    """
+    yield from validation.early(config, complete=options.disable_auto_complete_config)
     if config.name != model_path.name:
         yield Problem(
             "name",
@@ -70,12 +79,24 @@ def examine(config: ModelConfig, model_path: Path) -> Iterator[Problem]:
             "model name",
         )
     given = {field.name for field, _ in config.ListFields()}
-    for field, feature in _NOT_BUILT.items():
-        if field in given:
-            message = f"model '{config.name}' needs {feature} ('{field}'), which this version does not have"
-            yield Problem(field, message, Code.UNSUPPORTED)
-    yield from whole_model.check(config)
-    yield from ensembles.check(config)
+    missing = {field: feature for field, feature in _NOT_BUILT.items() if field in given}
+    if missing:
+        yield from written(config, model_path)
+    for field, feature in missing.items():
+        message = f"model '{config.name}' needs {feature} ('{field}'), which this version does not have"
+        yield Problem(field, message, Code.UNSUPPORTED)
+
+
+def written(config: ModelConfig, model_path: Path) -> list[Problem]:
+    """Those problems of an incomplete ``config`` that completing it would not cure: they lie in what is written."""
+    found = validation.problems(config, gpus=available_gpus(), files=model_path)
+    return [problem for problem in found if is_set(config, problem.field)]
+
+
+def raise_first(problems: Iterable[Problem]) -> None:
+    """Raise `ConfigError` for the first of ``problems``, if there is any."""
+    for problem in problems:
+        raise ConfigError(problem.message, problem.code, field=problem.field)
 
 
 def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
@@ -102,12 +123,9 @@ def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
     fill_batching(config)
 
 
-def judge(model: Model, backend: Backend) -> list[Problem]:
+def judge(model: Model, backend: Backend, options: ServerOptions) -> list[Problem]:
     """Every problem of the completed ``model.config``, in Triton's order, then those of its parameters."""
+    kind, given = backend.Parameters, model.config.parameters
     wrong = validation.problems(model.config, gpus=available_gpus(), files=model.path.parent)
-    return wrong + parameters.check(backend.Parameters, model.config.parameters)
-
-
-def _raise_first(problems: Iterable[Problem]) -> None:
-    for problem in problems:
-        raise ConfigError(problem.message, problem.code, field=problem.field)
+    wrong += parameters.check(kind, given)
+    return wrong + (parameters.unknown(kind, given) if options.strict_parameters else [])

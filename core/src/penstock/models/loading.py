@@ -18,12 +18,12 @@ from penstock.config.options import ServerOptions
 from penstock.config.parameters import parse_parameters
 from penstock.errors import LoadError
 from penstock.models import boundary
-from penstock.models.configuring import complete, read
+from penstock.models.configuring import complete, raise_first, read, written
 from penstock.models.grace import Grace
 from penstock.models.hosting import Hosting, isolation_of
 from penstock.models.labels import read_labels
 from penstock.models.parts import PluginRegistries, make_backend
-from penstock.models.repository import Entry, available_versions, select_versions
+from penstock.models.repository import Entry, NoVersion, available_versions, select_versions
 from penstock.models.served import ServedModel
 from penstock.models.services import CrewServices
 from penstock.models.signature import Signature
@@ -78,7 +78,11 @@ class Loader:
             boundary.check(entry.path, self._options.model_repository)
         snapshot = take(entry.path)  # first, so that what changes from here on counts as a change
         config = read(entry.path, self._options, entry.config)
-        versions = select_versions(entry.name, config.version_policy, available_versions(entry.path))
+        try:
+            versions = select_versions(entry.name, config.version_policy, available_versions(entry.path))
+        except NoVersion:  # a mistake in the config is the better thing to say
+            raise_first(written(config, entry.path))
+            raise
         return Plan(entry.name, entry.path, config, tuple(versions), snapshot)
 
     def load(self, plan: Plan, version: int) -> ServedModel:

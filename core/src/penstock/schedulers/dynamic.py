@@ -33,14 +33,14 @@ class DynamicScheduler(Scheduler):
         super().__init__(context)
         self._rule = self.rule(context)
         self._priorities = Priorities.from_config(context.config)
-        self._queue = RequestQueue(len(self._priorities.policies))
+        self._queue = RequestQueue()
         config = context.config
         self._flight = Flight(config.dynamic_batching.preserve_ordering, config.model_transaction_policy.decoupled)
         self._statistics = context.statistics
         self._idle: deque[Bell | LoopBell] = deque()
         #: What joins the batch that is being formed arrives behind it, unless levels or postponed requests
         #: give it another place.
-        self._joins_behind = len(self._priorities.policies) == 1 and not self._priorities.policies[0].postpones
+        self._joins_behind = self._priorities.levels == 1 and not self._priorities.policy(1).postpones
         self._forming_key: object = None
         self._arrived_rows = 0
         self._is_waking = False
@@ -59,7 +59,7 @@ class DynamicScheduler(Scheduler):
                 f"{request.log_id}Server is stopping, scheduler for model has stopped accepting new inference requests"
             )
         level = self._priorities.level(request.priority)
-        policy = self._priorities.policies[level - 1]
+        policy = self._priorities.policy(level)
         if policy.max_size and self._queue.size(level) >= policy.max_size:
             self._statistics.rejected.count += 1
             raise Unavailable(f"{request.log_id}Exceeds maximum queue size")
@@ -109,7 +109,7 @@ class DynamicScheduler(Scheduler):
 
     def _expire(self, request: InferRequest, level: int) -> None:
         """The request's time in the queue is over, whether or not an instance is free."""
-        if not self._priorities.policies[level - 1].postpones:
+        if not self._priorities.policy(level).postpones:
             error = Unavailable("Request timeout expired")
             self._give_up(request, error, self._statistics.rejected)
         elif self._queue.postpone(request, level):

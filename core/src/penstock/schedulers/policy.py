@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from penstock.config.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
@@ -36,10 +37,12 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Priorities:
-    """The levels of a model's queue, 1 first, and the policy of each."""
+    """The levels of a model's queue, 1 first, up to 2^64 - 1 of them; ``own`` are the policies beside the default."""
 
+    levels: int = 1
     default_level: int = 1
-    policies: tuple[QueuePolicy, ...] = (QueuePolicy(),)
+    default: QueuePolicy = QueuePolicy()
+    own: Mapping[int, QueuePolicy] = field(default_factory=dict)
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> Priorities:
@@ -47,11 +50,13 @@ class Priorities:
         default = QueuePolicy.from_config(batching.default_queue_policy)
         levels = batching.priority_levels
         if not levels:
-            return cls(1, (default,))
-        own = batching.priority_queue_policy
-        policies = tuple(QueuePolicy.from_config(own[n]) if n in own else default for n in range(1, levels + 1))
-        return cls(batching.default_priority_level, policies)
+            return cls(default=default)
+        own = {level: QueuePolicy.from_config(policy) for level, policy in batching.priority_queue_policy.items()}
+        return cls(levels, batching.default_priority_level, default, own)
 
     def level(self, requested: int) -> int:
         """The level of a request; 0 and levels that do not exist mean the default."""
-        return requested if 1 <= requested <= len(self.policies) else self.default_level
+        return requested if 1 <= requested <= self.levels else self.default_level
+
+    def policy(self, level: int) -> QueuePolicy:
+        return self.own.get(level, self.default)

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import chain, islice
+from typing import TypeAlias
 
 from penstock.messages.request import InferRequest
+
+Lane: TypeAlias = "OrderedDict[InferRequest, None]"
 
 
 class RequestQueue:
     """First in, first out within a level; lower levels first; postponed requests after the others
     of their level. `add`, `postpone` on the event loop; everything else on any thread."""
 
-    def __init__(self, levels: int = 1) -> None:
-        self._lanes: tuple[OrderedDict[InferRequest, None], ...] = tuple(OrderedDict() for _ in range(2 * levels))
+    def __init__(self) -> None:
+        #: Of each level that was asked for: those that wait, and those that were postponed. A model may have 2^64 - 1.
+        self._levels: dict[int, tuple[Lane, Lane]] = {}
+        #: All of them, in the order in which they are served. Replaced, never changed.
+        self._lanes: tuple[Lane, ...] = ()
 
     def __len__(self) -> int:
         return sum(map(len, self._lanes))
@@ -28,16 +34,18 @@ class RequestQueue:
 
     def size(self, level: int) -> int:
         """Requests waiting at ``level``, counted from 1."""
-        return len(self._lanes[2 * level - 2]) + len(self._lanes[2 * level - 1])
+        return sum(map(len, self._levels.get(level, ())))
 
     def add(self, request: InferRequest, level: int = 1) -> None:
-        self._lanes[2 * level - 2][request] = None
+        lanes = self._levels.get(level) or self._open(level)
+        lanes[0][request] = None
 
     def postpone(self, request: InferRequest, level: int) -> bool:
         """Move behind the unexpired requests of ``level``; False if it is no longer waiting."""
         if not self.remove(request):
             return False
-        self._lanes[2 * level - 1][request] = None
+        lanes = self._levels.get(level) or self._open(level)  # none, if the level was forgotten
+        lanes[1][request] = None
         return True
 
     def remove(self, request: InferRequest) -> bool:
@@ -46,6 +54,17 @@ class RequestQueue:
             if lane.pop(request, self) is None:
                 return True
         return False
+
+    def _open(self, level: int) -> tuple[Lane, Lane]:
+        """Make the lanes of ``level``, and forget the levels where nothing waits: callers choose levels.
+
+        Only `add` and `postpone`, on the same thread, put anything into a lane, so that an empty one stays so.
+        """
+        kept = {known: lanes for known, lanes in self._levels.items() if lanes[0] or lanes[1]}
+        kept[level] = (OrderedDict(), OrderedDict())
+        self._levels = dict(sorted(kept.items()))
+        self._lanes = tuple(chain.from_iterable(self._levels.values()))
+        return kept[level]
 
     def head(self, count: int) -> tuple[InferRequest, ...]:
         """The next ``count`` requests, still waiting and still nobody's."""

@@ -30,6 +30,29 @@ from penstock.config.validation.problem import Problem
 __all__ = ["Problem", "problems"]
 
 
+def early(config: ModelConfig, *, complete: bool) -> list[Problem]:
+    """The problems that Triton finds before it looks at versions and asks the backend, in its order.
+
+    A config that is ``complete``, because nobody will complete it, must have its inputs and outputs in order, too.
+    """
+    unknown = list(enums.check(config))
+    if unknown:
+        return unknown
+    found = [
+        *model.check(config),
+        *batching.check(config),
+        *sequences.check(config),
+        *ensembles.check(config),
+        *model.check_caching(config),
+        *metrics.check(config),
+    ]
+    if complete:
+        return [*found, *io.check(config), *ragged.check(config)]
+    if config.max_batch_size == 0:  # the backend may yet say how large batches are
+        return [problem for problem in found if "preferred_batch_size" not in problem.field]
+    return found
+
+
 def problems(config: ModelConfig, *, gpus: Sequence[int] = (), files: Path | None = None) -> list[Problem]:
     """Every problem of ``config``, in Triton's order of checking.
 

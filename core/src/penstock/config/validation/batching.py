@@ -8,9 +8,6 @@ from penstock.config.model_config_pb2 import ModelConfig, ModelDynamicBatching, 
 from penstock.config.validation.numbers import check_duration
 from penstock.config.validation.problem import Problem
 
-#: Every level has a queue of its own, which every batch looks at.
-MAX_PRIORITY_LEVELS = 1024
-
 
 def check(config: ModelConfig) -> Iterator[Problem]:
     """Preferred sizes, delay, priorities and queue policies."""
@@ -45,11 +42,6 @@ def _check_priorities(batching: ModelDynamicBatching, model: str) -> Iterator[Pr
     levels = batching.priority_levels
     if levels == 0:
         return
-    if levels > MAX_PRIORITY_LEVELS:
-        yield Problem(
-            "dynamic_batching.priority_levels",
-            f"dynamic batching has {levels} priority levels, the limit is {MAX_PRIORITY_LEVELS} for {model}",
-        )
     if not 1 <= batching.default_priority_level <= levels:
         yield Problem(
             "dynamic_batching.default_priority_level",

@@ -29,7 +29,6 @@ _MODEL = _Room("the model directory")
 _VERSION = _Room("the model directory", levels=1)
 _WARMUP = _Room("the model's 'warmup' directory")
 _STATE = _Room("the model's 'initial_state' directory")
-_BACKEND = _Room("the backend directory")
 
 
 def check(config: ModelConfig, files: Path | None) -> Iterator[Problem]:
@@ -48,12 +47,12 @@ def check(config: ModelConfig, files: Path | None) -> Iterator[Problem]:
             yield Problem(
                 field, f"{field} '{printed(name)}' of model '{config.name}' must stay in {room.title}: {reason}"
             )
+    yield from _check_runtime(config)
     yield from _check_strategy(config, files)
 
 
 def _named(config: ModelConfig) -> Iterator[tuple[str, str, _Room]]:
     yield "default_model_filename", config.default_model_filename, _VERSION
-    yield "runtime", config.runtime, _BACKEND
     for key in sorted(config.cc_model_filenames):
         yield f"cc_model_filenames[{key!r}]", config.cc_model_filenames[key], _VERSION
     for index, library in enumerate(config.model_operations.op_library_filename):
@@ -74,6 +73,23 @@ def _is_inside(folder: Path, name: str) -> bool:
         return (folder / name).resolve().is_relative_to(folder.resolve())
     except (OSError, RuntimeError):  # a loop of links
         return False
+
+
+def _check_runtime(config: ModelConfig) -> Iterator[Problem]:
+    """Backends are no libraries here: their own, which old configs name, and the Python file of one are taken."""
+    name = config.runtime
+    if why_outside(name):
+        yield Problem(
+            "runtime",
+            f"backend library name '{printed(name)}' escapes backend directory, for model '{config.name}', check model "
+            "config runtime field",
+        )
+    elif name and not name.endswith(".py") and name != f"libtriton_{config.backend}.so":
+        yield Problem(
+            "runtime",
+            f"unable to find backend library '{printed(name)}' for model '{config.name}': a runtime is a Python file "
+            "of the backend's directory here, or empty",
+        )
 
 
 def _check_strategy(config: ModelConfig, files: Path | None) -> Iterator[Problem]:

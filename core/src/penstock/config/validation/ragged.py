@@ -9,7 +9,7 @@ from penstock.config.validation.problem import Problem
 
 
 def check(config: ModelConfig) -> Iterator[Problem]:
-    """Every batch input, then every batch output."""
+    """Every batch input, then every batch output. Names count once there are inputs, or outputs, to name."""
     inputs = {tensor.name for tensor in config.input}
     outputs = {tensor.name for tensor in config.output}
     suffix = f" for {config.name}"
@@ -31,14 +31,14 @@ def _check_source(sources: Sequence[str], inputs: set[str], field: str, title: s
     if len(sources) != 1:
         yield Problem(field, f"{title} expects 1 source input, got {len(sources)}{suffix}")
         return
-    if sources[0] not in inputs:
+    if inputs and sources[0] not in inputs:
         yield Problem(field, f"unknown source input name '{sources[0]}'{suffix}")
 
 
 def _check_targets(targets: Sequence[str], outputs: set[str], field: str, suffix: str) -> Iterator[Problem]:
     seen: set[str] = set()
     for index, target in enumerate(targets):
-        if target not in outputs:
+        if outputs and target not in outputs:
             yield Problem(f"{field}[{index}]", f"unknown target output name '{target}'{suffix}")
         elif target in seen:
             yield Problem(f"{field}[{index}]", f"target output name '{target}' can only be specified once{suffix}")
