@@ -368,6 +368,11 @@ INSTANCES = [
         "the instance groups of model m have 1025 instances in all, the limit is 1024",
     ),
     (
+        "all_passive",
+        f"{BASE} instance_group {{ passive: true }} instance_group {{ passive: true count: 2 }}",
+        "all instance groups of model m are passive: at least one must execute requests",
+    ),
+    (
         "no_gpus",
         f"{BASE} instance_group {{ kind: KIND_GPU }}",
         "instance group m_0 of model m has kind KIND_GPU but no GPUs are available",

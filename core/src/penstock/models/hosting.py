@@ -27,7 +27,7 @@ from penstock.workers.process.desk import LoopServices
 from penstock.workers.process.host import ProcessHost
 from penstock.workers.process.order import Order
 from penstock.workers.runner import Runner
-from penstock.workers.warmup import Sample, read_samples
+from penstock.workers.warmup import Sample, prepare, read_samples
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ class Hosting:
             model.name, str(model.version), signature.outputs, signature.batched, backend.outputs_as_given
         )
         self._samples: list[Sample] = read_samples(model.config, model.path.parent)
+        prepare(self._samples, signature.inputs, signature.check)
 
     def load(self, isolation: Isolation | None, roster: WeakSet[ProcessHost]) -> list[Host]:
         """The hosts, which load side by side; those of processes are entered in ``roster`` first. If

@@ -97,6 +97,7 @@ class ExecutionStatistics:
     last_inference_ms: int = 0
     success: Duration = field(default_factory=Duration)
     fail: Duration = field(default_factory=Duration)
+    cancelled: Duration = field(default_factory=Duration)
     queue: Duration = field(default_factory=Duration)
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
@@ -144,6 +145,12 @@ class ExecutionStatistics:
             duration.count += number
             duration.ns += took * number
 
+    def record_cancelled(self, cancelled: Sequence[InferRequest], times: BatchTimes) -> None:
+        """Add requests whose callers had gone before they were answered."""
+        for request in cancelled:
+            self.cancelled.count += 1
+            self.cancelled.ns += times.end_ns - request.arrival_ns
+
     def record_execution(self, batch: Sequence[InferRequest], times: BatchTimes) -> None:
         """Add one execution of ``batch``."""
         rows = sum([request.rows or 1 for request in batch])
@@ -165,7 +172,7 @@ class ExecutionStatistics:
         self.inference_count += other.inference_count
         self.execution_count += other.execution_count
         self.last_inference_ms = max(self.last_inference_ms, other.last_inference_ms)
-        for name in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
+        for name in ("success", "fail", "cancelled", "queue", "compute_input", "compute_infer", "compute_output"):
             getattr(self, name).add(getattr(other, name))
         for name in ("request_us", "queue_us", "compute_infer_us", "batch_size"):
             getattr(self, name).add(getattr(other, name))
@@ -227,10 +234,12 @@ class ModelStatistics:
         total = ExecutionStatistics()
         for instance in tuple(self.instances):
             total.add(instance)
+        cancelled = Duration(self.cancelled.count, self.cancelled.ns)
+        cancelled.add(total.cancelled)
         return Snapshot(
             executions=total,
             rejected=self.rejected,
-            cancelled=self.cancelled,
+            cancelled=cancelled,
             backend_failures=total.fail,
             other_failures=self.other_failures,
             cache_hit=self.cache_hit,

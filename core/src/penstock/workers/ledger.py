@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
-from penstock.errors import PenstockError
+from penstock.errors import Code, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.telemetry.observer import Observer
@@ -32,23 +32,34 @@ class Ledger:
         times: BatchTimes,
     ) -> None:
         """``batch`` has run; ``finished`` are those of it that have their last answer."""
-        succeeded, failed = _outcome(finished, answers)
+        succeeded, failed, cancelled = _outcome(finished, answers)
         if len(finished) == len(batch):
             self._batches.record(succeeded, failed, times)
         else:
             self._batches.record_requests(succeeded, failed, times)
             self._batches.record_execution(batch, times)
-        self._observe(succeeded, failed, times)
+        self._conclude(self._batches, succeeded, failed, cancelled, times)
 
     def late(self, request: InferRequest, answer: Answer) -> None:
         """A last answer has come after its execution."""
         start, now = request.started_ns, monotonic_ns()
         times = BatchTimes(start, start, now, now)
-        succeeded, failed = _outcome([request], [answer])
+        succeeded, failed, cancelled = _outcome([request], [answer])
         self._late.record_requests(succeeded, failed, times)
-        self._observe(succeeded, failed, times)
+        self._conclude(self._late, succeeded, failed, cancelled, times)
 
-    def _observe(self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes) -> None:
+    def _conclude(
+        self,
+        statistics: ExecutionStatistics,
+        succeeded: Sequence[InferRequest],
+        failed: Sequence[InferRequest],
+        cancelled: Sequence[InferRequest],
+        times: BatchTimes,
+    ) -> None:
+        """Count those who left, and tell the observers, to whom they have failed."""
+        if cancelled:
+            statistics.record_cancelled(cancelled, times)
+            failed = [*failed, *cancelled]
         for observer in self.observers:
             try:
                 observer.batch_finished(succeeded, failed, times)
@@ -58,10 +69,18 @@ class Ledger:
 
 def _outcome(
     requests: Sequence[InferRequest], answers: Sequence[Answer]
-) -> tuple[Sequence[InferRequest], Sequence[InferRequest]]:
-    """Those that succeeded, and those that failed."""
+) -> tuple[Sequence[InferRequest], Sequence[InferRequest], Sequence[InferRequest]]:
+    """Those that succeeded, those that failed, and those whose caller had gone."""
     if not any(isinstance(answer, PenstockError) for answer in answers):
-        return requests, []
-    pairs = list(zip(requests, answers, strict=True))
-    failed = [request for request, answer in pairs if isinstance(answer, PenstockError)]
-    return [request for request, answer in pairs if not isinstance(answer, PenstockError)], failed
+        return requests, (), ()
+    succeeded: list[InferRequest] = []
+    failed: list[InferRequest] = []
+    cancelled: list[InferRequest] = []
+    for request, answer in zip(requests, answers, strict=True):
+        if not isinstance(answer, PenstockError):
+            succeeded.append(request)
+        elif request.cancelled and answer.code is Code.CANCELLED:
+            cancelled.append(request)
+        else:
+            failed.append(request)
+    return succeeded, failed, cancelled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -44,6 +45,19 @@ def read_samples(config: ModelConfig, model_path: Path) -> list[Sample]:
     Raises `LoadError` for a data file that cannot be read or is too short.
     """
     return [_sample(config, setting, model_path) for setting in config.model_warmup if setting.batch_size]
+
+
+def prepare(samples: Iterable[Sample], inputs: Collection[str], check: Callable[[InferRequest], None]) -> None:
+    """Have ``check`` look at each request as at a client's, and reshape its ``inputs`` as a client's are.
+
+    Tensors that are no inputs of the config join afterwards, as they do in Triton: they stand for
+    what a scheduler adds. Raises what ``check`` raises.
+    """
+    for sample in samples:
+        for request in sample.requests:
+            others = {name: request.inputs.pop(name) for name in tuple(request.inputs) if name not in inputs}
+            check(request)
+            request.inputs.update(others)
 
 
 def _sample(config: ModelConfig, setting: ModelWarmup, model_path: Path) -> Sample:

@@ -112,10 +112,11 @@ def test_what_waits_together_is_one_batch_in_the_child(run_trial: Run) -> None:
     assert model.server.served("m")[0].snapshot().executions.execution_count == 1
 
 
+@pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_a_cancelled_request_tells_its_execution_and_leaves_the_batch_whole(
-    run_trial: Run, wait_until: WaitUntil
+    run_trial: Run, wait_until: WaitUntil, isolation: str
 ) -> None:
-    model = run_trial(rung="deferred", config=BATCHING.replace("size: 8", "size: 2"))
+    model = run_trial(rung="deferred", isolation=isolation, config=BATCHING.replace("size: 8", "size: 2"))
     answers: SimpleQueue[tuple[str, Answer]] = SimpleQueue()
     gone = model.submit(lambda answer, final: answers.put(("gone", answer)), do="until cancelled")
     model.submit(lambda answer, final: answers.put(("other", answer)))
@@ -128,6 +129,21 @@ def test_a_cancelled_request_tells_its_execution_and_leaves_the_batch_whole(
     assert isinstance(answer, PenstockError)
     assert answer.code is Code.CANCELLED
     wait_until((model.folder / "cancelled").exists, "the execution has heard of it")
+    counted = model.server.served("m")[0].snapshot()
+    assert (counted.success.count, counted.cancelled.count, counted.backend_failures.count) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_stream_whose_caller_leaves_is_counted_as_cancelled(run_trial: Run, isolation: str) -> None:
+    model = run_trial(rung="stream", isolation=isolation, config="model_transaction_policy { decoupled: true }")
+    answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
+    gone = model.submit(lambda answer, final: answers.put((answer, final)), count=1_000_000)
+    assert not answers.get(timeout=10)[1]
+    model.on_loop(gone.cancel)
+    while not answers.get(timeout=10)[1]:
+        continue
+    counted = model.server.served("m")[0].snapshot()
+    assert (counted.success.count, counted.cancelled.count, counted.backend_failures.count) == (0, 1, 0)
 
 
 def test_a_cancelled_request_does_not_reach_the_child(run_trial: Run, wait_until: WaitUntil) -> None:

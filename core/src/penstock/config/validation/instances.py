@@ -29,6 +29,11 @@ def check(config: ModelConfig, gpus: Sequence[int]) -> Iterator[Problem]:
             "instance_group",
             f"the instance groups of model {config.name} have {total} instances in all, the limit is {MAX_INSTANCES}",
         )
+    if config.instance_group and all(group.passive for group in config.instance_group):
+        yield Problem(
+            "instance_group",
+            f"all instance groups of model {config.name} are passive: at least one must execute requests",
+        )
 
 
 def _check_count(group: ModelInstanceGroup, field: str, title: str) -> Iterator[Problem]:

@@ -170,7 +170,9 @@ class ProcessHost:
         if any(request.cancelled for request in batch):
             gone = [request for request in batch if request.cancelled]
             batch = [request for request in batch if not request.cancelled]
-            source.deliver(gone, [Cancelled(f"{request.log_id}request was cancelled") for request in gone])
+            errors = [Cancelled(f"{request.log_id}request was cancelled") for request in gone]
+            self._ledger.batch(gone, gone, errors, BatchTimes(*[monotonic_ns()] * 4))
+            source.deliver(gone, errors)
         try:
             if batch:
                 child.traffic.run(batch)

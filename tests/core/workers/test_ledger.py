@@ -1,0 +1,45 @@
+"""What a batch counts as."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.backends.base import Instance, Tensors
+from penstock.messages import dtypes
+from penstock.messages.request import InferRequest
+from penstock.messages.spec import Spec
+from penstock.telemetry.statistics import ModelStatistics
+from penstock.workers.batch import run_batch, runner_for
+from penstock.workers.contract import Contract
+from penstock.workers.ledger import Ledger
+from penstock.workers.runner import LATER
+
+
+class Picky(Instance):
+    """Refuses negative rows."""
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        if (np.asarray(inputs["x"]) < 0).any():
+            raise ValueError("negative")
+        return {"y": inputs["x"]}
+
+
+def test_a_request_whose_caller_has_gone_is_cancelled_and_no_failure_of_the_backend() -> None:
+    runner = runner_for(Picky(), Contract("m", "1", {"y": Spec("y", dtypes.FP32, (1,))}, True))
+    statistics = ModelStatistics()
+    ledger = Ledger("m_0", statistics.for_instance)
+    batch = [InferRequest("m", {"x": np.full((1, 1), x, np.float32)}, _unheard) for x in (1, 2, -1, -1)]
+    batch[1].cancel()
+    batch[3].cancel()
+    given, times = run_batch(runner, batch)
+    answers = [answer for answer in given if answer is not LATER]
+    ledger.batch(batch, batch, answers, times)
+    counted = statistics.snapshot()
+    assert (counted.success.count, counted.cancelled.count, counted.backend_failures.count) == (1, 2, 1)
+    assert counted.cancelled.ns > 0
+    assert counted.fail.count == 3
+    assert statistics.cancelled.count == 0  # those that never left the queue
+
+
+def _unheard(answer: object, final: bool) -> None:
+    """Nobody listens."""
