@@ -120,6 +120,14 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("http-thread-count", "<n>", "Threads that handle HTTP.", "8", int32),
         Flag("http-max-input-size", "<bytes>", "Largest request body or JSON part.", "134217728",
              values.positive("http-max-input-size", values.INT64)),
+        Flag("http-max-connections", "<n>", "Open connections of the HTTP port, and of the metrics port; those that "
+             "have been idle for longest give way to new ones. 0 is unlimited.", "10000", values.count),
+        Flag("http-header-timeout-secs", "<n>", "Time that the head of a request may take to arrive; 0 is unlimited.",
+             "20", values.count),
+        Flag("http-keepalive-timeout-secs", "<n>", "Time that a connection may wait for its next request; 0 is "
+             "unlimited.", "75", values.count),
+        Flag("http-min-data-rate", "<bytes/s>", "Rate at which the body of a request must arrive, and an answer must "
+             "be read; below it for half a minute, the connection ends. 0 is unlimited.", "240", values.count),
         Flag("http-restricted-api", "<api>,...:<key>=<value>", _HTTP_RESTRICTED, "model-repository:admin=letmein",
              values.restriction("http-restricted-api", "api"), values.restrictions("api")),
         Flag("http-server", "<server>", "What runs the HTTP endpoint: auto, hypercorn or native.", "hypercorn",

@@ -106,7 +106,7 @@ class ServerOptions:
     dev: bool = False
     enable_peer_access: bool = True
 
-    # HTTP
+    # HTTP, and the limits of the metrics port, too; 0 is no limit
     allow_http: bool = True
     http_address: str = "0.0.0.0"
     http_port: int = 8000
@@ -114,6 +114,10 @@ class ServerOptions:
     http_header_forward_pattern: str = ""
     http_thread_count: int = 8
     http_max_input_size: int = 64 * 1024 * 1024
+    http_max_connections: int = 4096
+    http_header_timeout_secs: int = 60
+    http_keepalive_timeout_secs: int = 620
+    http_min_data_rate: int = 1024
     #: Category to the header that unlocks it.
     http_restricted_api: Mapping[str, Restriction] = field(default_factory=dict)
     http_server: HttpServer = "auto"

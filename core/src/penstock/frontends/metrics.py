@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from penstock.config.options import ServerOptions
 from penstock.frontends.base import Frontend
 from penstock.frontends.http.connections import Connections
-from penstock.frontends.http.limits import Limits
+from penstock.frontends.http.limits import Limits, flagged
 from penstock.frontends.http.listening import listen
 from penstock.frontends.http.message import HttpReply, HttpRequest, Reply, text_error
 from penstock.frontends.http.protocol import HttpProtocol
@@ -68,7 +68,7 @@ class MetricsFrontend(Frontend):
         self._devices = await asyncio.to_thread(_devices, options)
         listener = listen(options.metrics_address, options.metrics_port, is_shared=False)
         self.port = listener.getsockname()[1]
-        self._connections = connections = Connections(self._answer, _Limits())
+        self._connections = connections = Connections(self._answer, _Limits(**flagged(options)))
         loop = asyncio.get_running_loop()
         self._acceptor = await loop.create_server(lambda: HttpProtocol(connections), sock=listener)
         connections.watch()

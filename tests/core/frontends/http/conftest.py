@@ -141,6 +141,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written: list[bytes | memoryview] = []
         self.reads = True
+        self.unsent = 0
         self.is_closed = self.has_eof = False
 
     def write(self, data: Any) -> None:
@@ -149,6 +150,12 @@ class Wire(asyncio.Transport):
 
     def writelines(self, list_of_data: Any) -> None:
         self.written += list_of_data
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
 
     def can_write_eof(self) -> bool:
         return True
@@ -182,6 +189,7 @@ class Peer:
         self.replies: list[Reply] = []
         self.cancelled: list[int] = []
         self.holds = False
+        self.unread = b""
         self.connections = Connections(self.dispatch, limits)
         if beside is not None:
             shared = beside.connections
@@ -200,15 +208,19 @@ class Peer:
         return lambda: self.cancelled.append(number)
 
     def send(self, data: bytes, step: int = 1 << 30) -> None:
-        """Deliver ``data`` as a socket does: into the buffer the protocol gives, ``step`` bytes at most."""
-        view = memoryview(data)
-        while view and not self.wire.is_closed:
+        """Deliver ``data`` as a socket does: into the buffer the protocol gives, ``step`` bytes at most.
+
+        What the protocol does not read is delivered with what is sent next.
+        """
+        view = memoryview(self.unread + data)
+        while view and self.wire.reads and not self.wire.is_closed:
             buffer = self.protocol.get_buffer(-1)
             size = min(step, len(buffer), len(view))
             assert size > 0
             buffer[:size] = view[:size]
             view = view[size:]
             self.protocol.buffer_updated(size)
+        self.unread = bytes(view)
 
     @property
     def answer(self) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from collections.abc import Callable
@@ -22,6 +23,10 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode() + body
 
 
+CHUNKS = b"POST /slow HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + b"3e8\r\n%s\r\n" % bytes(1000) * 200
+CHUNKS += b"0\r\n\r\n"
+
+
 def test_small_reply_is_one_write(connect: Connect) -> None:
     peer = connect()
     peer.send(post("/a?q=1", b"hello", "X-Y: z"))
@@ -35,7 +40,7 @@ def test_small_reply_is_one_write(connect: Connect) -> None:
 @pytest.mark.parametrize("step", [1, 2, 7, 64])
 def test_requests_may_arrive_in_pieces(connect: Connect, step: int) -> None:
     peer = connect()
-    peer.send(post("/one", b"12345") + b"GET /two HTTP/1.1\r\n\r\n" + post("/three", b"x"), step)
+    peer.send(post("/one", b"12345") + b"GET /two HTTP/1.1\r\nHost: h\r\n\r\n" + post("/three", b"x"), step)
     assert [(r.method, r.path, bytes(r.body)) for r in peer.requests] == [
         ("POST", "/one", b"12345"),
         ("GET", "/two", b""),
@@ -47,7 +52,7 @@ def test_requests_may_arrive_in_pieces(connect: Connect, step: int) -> None:
 def test_pipelined_answers_keep_the_order_of_the_requests(connect: Connect) -> None:
     peer = connect()
     peer.holds = True
-    peer.send(b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(4)))
+    peer.send(b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in range(4)))
     for number in (2, 3, 1):
         peer.replies[number](HttpReply(200, (), (b"<%d>" % number,)))
         assert not peer.answer
@@ -58,7 +63,7 @@ def test_pipelined_answers_keep_the_order_of_the_requests(connect: Connect) -> N
 
 def test_second_reply_is_ignored(connect: Connect) -> None:
     peer = connect()
-    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
     peer.replies[0](HttpReply(500))
     assert peer.statuses == [200]
 
@@ -94,7 +99,7 @@ def test_large_body_is_received_without_a_copy(connect: Connect) -> None:
 def test_large_parts_are_written_uncopied(connect: Connect) -> None:
     peer = connect()
     peer.holds = True
-    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
     part = memoryview(bytes(MIB))
     peer.replies[0](HttpReply(200, (), (b"{}", part)))
     assert any(written is part for written in peer.wire.written)
@@ -103,7 +108,11 @@ def test_large_parts_are_written_uncopied(connect: Connect) -> None:
 
 def test_chunked_body_is_put_together_and_its_trailers_ignored(connect: Connect) -> None:
     peer = connect()
-    peer.send(b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;e=1\r\nde\r\n0\r\nA: b\r\n\r\n", 1)
+    peer.send(
+        b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"3\r\nabc\r\n2;e=1\r\nde\r\n0\r\nA: b\r\n\r\n",
+        1,
+    )
     (request,) = peer.requests
     assert bytes(request.body) == b"abcde"
     assert b"a" not in request.headers
@@ -111,7 +120,7 @@ def test_chunked_body_is_put_together_and_its_trailers_ignored(connect: Connect)
 
 def test_flood_of_tiny_chunks_is_refused(connect: Connect) -> None:
     peer = connect()
-    peer.send(b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 65536)
+    peer.send(b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 65536)
     assert not peer.answer
     peer.send(b"1\r\nx\r\n")
     assert peer.statuses == [400]
@@ -124,7 +133,9 @@ def test_flood_of_tiny_chunks_is_refused(connect: Connect) -> None:
 
 def test_one_chunk_in_many_reads_is_one_chunk(connect: Connect) -> None:
     peer = connect(chunks=1)
-    peer.send(b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n" + b"x" * 100 + b"\r\n0\r\n\r\n", 1)
+    peer.send(
+        b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n64\r\n" + b"x" * 100 + b"\r\n0\r\n\r\n", 1
+    )
     assert peer.statuses == [200]
 
 
@@ -157,7 +168,7 @@ def test_only_binary_tensors_may_exceed_the_input_size(
 
 def test_chunked_body_beyond_the_limit_is_refused_when_it_gets_there(connect: Connect) -> None:
     peer = connect(input_bytes=100_000)
-    peer.send(b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    peer.send(b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
     for _ in range(4):
         peer.send(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
     assert peer.statuses == [400]
@@ -168,8 +179,8 @@ def test_refused_caller_may_go_on_sending_and_reads_the_refusal(connect: Connect
     peer.send(post("/c", b"x" * 500_000))
     assert peer.statuses == [400]
     assert peer.wire.has_eof
-    assert not peer.wire.is_closed
-    for _ in range(5):
+    for _ in range(31):
+        assert not peer.wire.is_closed
         peer.protocol.sweep()
     assert peer.wire.is_closed
 
@@ -177,24 +188,24 @@ def test_refused_caller_may_go_on_sending_and_reads_the_refusal(connect: Connect
 @pytest.mark.parametrize(
     "data",
     [
-        b"POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
-        b"POST / HTTP/1.1\r\nContent-Length: -3\r\n\r\n",
-        b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked, gzip\r\n\r\n",
-        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"GET / HTTP/1.1\r\nA: b\r\n folded\r\n\r\n",
-        b"GET / HTTP/1.1\r\nA : b\r\n\r\n",
-        b"GET / HTTP/1.1\r\nA: b\nB: c\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: -3\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip, chunked, gzip\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nHost: h\r\nA: b\r\n folded\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: h\r\nA : b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: h\r\nA: b\nB: c\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS hello",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
 def test_ambiguous_or_malformed_request_is_refused_and_the_connection_closed(connect: Connect, data: bytes) -> None:
     peer = connect()
-    peer.send(data + b"GET /smuggled HTTP/1.1\r\n\r\n")
-    assert peer.statuses[0] in (400, 405)
+    peer.send(data + b"GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert peer.statuses[0] in (400, 505)
     assert len(peer.statuses) == 1
     assert not peer.requests
     assert peer.wire.has_eof or peer.wire.is_closed
@@ -202,31 +213,33 @@ def test_ambiguous_or_malformed_request_is_refused_and_the_connection_closed(con
 
 def test_head_beyond_its_size_is_refused(connect: Connect) -> None:
     peer = connect()
-    peer.send(b"GET / HTTP/1.1\r\nA: " + b"x" * 70_000, 1000)
+    peer.send(b"GET / HTTP/1.1\r\nHost: h\r\nA: " + b"x" * 70_000, 1000)
     assert peer.statuses == [431]
 
 
 def test_too_many_headers_are_refused(connect: Connect) -> None:
     peer = connect()
-    peer.send(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 129 + b"\r\n")
+    peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n" + b"A: b\r\n" * 129 + b"\r\n")
     assert peer.statuses == [431]
 
 
 def test_endless_trailer_is_refused(connect: Connect) -> None:
     peer = connect()
-    peer.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nA: " + b"x" * 70_000, 1000)
+    peer.send(
+        b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nA: " + b"x" * 70_000, 1000
+    )
     assert peer.statuses == [431]
 
 
-def test_unknown_method_is_not_allowed(connect: Connect) -> None:
+def test_unknown_method_is_the_routes_to_refuse(connect: Connect) -> None:
     peer = connect()
-    peer.send(b"FROB /v2 HTTP/1.1\r\n\r\n")
-    assert peer.statuses == [405]
+    peer.send(b"FROB /v2 HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert peer.requests[0].method == "FROB"
 
 
 def test_head_request_is_answered_without_a_body(connect: Connect) -> None:
     peer = connect()
-    peer.send(b"HEAD /v2 HTTP/1.1\r\n\r\n")
+    peer.send(b"HEAD /v2 HTTP/1.1\r\nHost: h\r\n\r\n")
     assert peer.answer == b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n"
 
 
@@ -247,36 +260,39 @@ def test_refused_body_is_not_asked_for(connect: Connect) -> None:
 
 def test_upgrade_is_ignored(connect: Connect) -> None:
     peer = connect()
-    peer.send(b"GET /a HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nGET /b HTTP/1.1\r\n\r\n")
+    peer.send(
+        b"GET /a HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n"
+    )
     assert [request.path for request in peer.requests] == ["/a", "/b"]
 
 
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
         b"GET / HTTP/1.0\r\n\r\n",
         b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
     ],
 )
 def test_connection_is_closed_behind_the_last_answer(connect: Connect, head: bytes) -> None:
     peer = connect()
-    peer.send(head + b"GET /more HTTP/1.1\r\n\r\n")
+    peer.send(head + b"GET /more HTTP/1.1\r\nHost: h\r\n\r\n")
     assert peer.statuses == [200]
     assert b"Connection: close\r\n" in peer.answer
-    assert peer.wire.is_closed
+    assert peer.wire.has_eof
+    assert not peer.protocol.eof_received()
 
 
 def test_path_of_an_absolute_target(connect: Connect) -> None:
     peer = connect()
-    peer.send(b"GET http://host/v2?x HTTP/1.1\r\n\r\n")
+    peer.send(b"GET http://host/v2?x HTTP/1.1\r\nHost: h\r\n\r\n")
     assert peer.requests[0].path == "/v2"
 
 
 def test_lost_connection_cancels_what_is_unanswered(connect: Connect) -> None:
     peer = connect()
     peer.holds = True
-    peer.send(b"GET /0 HTTP/1.1\r\n\r\nGET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n")
+    peer.send(b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\nGET /1 HTTP/1.1\r\nHost: h\r\n\r\nGET /2 HTTP/1.1\r\nHost: h\r\n\r\n")
     peer.replies[1](HttpReply(200))
     peer.protocol.connection_lost(None)
     assert peer.cancelled == [0, 2]
@@ -287,7 +303,7 @@ def test_lost_connection_cancels_what_is_unanswered(connect: Connect) -> None:
 def test_reading_pauses_while_too_much_is_unanswered(connect: Connect) -> None:
     peer = connect(in_flight=2)
     peer.holds = True
-    peer.send(b"GET /0 HTTP/1.1\r\n\r\nGET /1 HTTP/1.1\r\n\r\n")
+    peer.send(b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\nGET /1 HTTP/1.1\r\nHost: h\r\n\r\n")
     assert not peer.wire.reads
     peer.replies[0](HttpReply(200))
     assert peer.wire.reads
@@ -307,7 +323,8 @@ def test_reading_pauses_while_the_caller_does_not_read(connect: Connect) -> None
 def test_request_that_stops_arriving_is_given_up(connect: Connect, data: bytes) -> None:
     peer = connect()
     peer.send(data)
-    for _ in range(3):
+    limit = 60 if data.startswith(b"GET") else 31
+    for _ in range(limit):
         peer.protocol.sweep()
         assert not peer.answer
     peer.protocol.sweep()
@@ -317,40 +334,158 @@ def test_request_that_stops_arriving_is_given_up(connect: Connect, data: bytes) 
 def test_head_that_drips_is_given_up(connect: Connect) -> None:
     peer = connect()
     peer.send(b"GET /slow")
-    for _ in range(7):
+    for _ in range(61):
+        assert not peer.answer
         peer.send(b"w")
         peer.protocol.sweep()
     assert peer.statuses == [408]
 
 
-def test_silent_connection_is_closed_and_an_idle_one_kept(connect: Connect) -> None:
+def test_body_that_drips_is_given_up(connect: Connect) -> None:
+    peer = connect()
+    peer.send(post("/slow", b"x" * 1000)[:-1000])
+    for _ in range(32):
+        assert not peer.answer
+        peer.send(b"x")
+        peer.protocol.sweep()
+    assert peer.statuses == [408]
+
+
+@pytest.mark.parametrize("body", [post("/slow", b"x" * 200_000), CHUNKS], ids=["known length", "chunks"])
+def test_slow_body_is_received_for_as_long_as_it_keeps_to_the_rate(connect: Connect, body: bytes) -> None:
+    """Thrice the time that a body may stand still: in bursts, and with pauses that the bursts have paid for."""
+    peer = connect(min_data_rate=1000)
+    for begin in range(0, len(body), 20_000):
+        peer.send(body[begin : begin + 20_000])
+        for _ in range(20):
+            assert not peer.answer or begin + 20_000 >= len(body)
+            peer.protocol.sweep()
+    assert peer.statuses == [200]
+
+
+def test_silent_connection_is_closed_soon_and_an_idle_one_later(connect: Connect) -> None:
     silent, idle = connect(), connect()
-    idle.send(b"GET / HTTP/1.1\r\n\r\n")
-    for _ in range(100):
+    idle.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+    for second in range(622):
+        assert silent.wire.is_closed == (second > 60)
+        assert idle.wire.is_closed == (second > 620)
         silent.protocol.sweep()
         idle.protocol.sweep()
-    assert silent.wire.is_closed
-    assert not idle.wire.is_closed
+    assert idle.wire.is_closed
+
+
+def test_zero_is_for_ever(connect: Connect) -> None:
+    limits = {"header_timeout_s": 0, "keepalive_timeout_s": 0, "min_data_rate": 0}
+    peers = [connect(**limits) for _ in range(3)]
+    peers[1].send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+    peers[2].send(post("/slow", b"x" * 1000)[:-1])
+    for _ in range(10_000):
+        for peer in peers:
+            peer.protocol.sweep()
+    assert not any(peer.wire.is_closed or peer.wire.has_eof for peer in peers)
+
+
+def test_answer_that_is_not_read_ends_the_connection(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+    peer.wire.unsent = 1 << 26
+    peer.protocol.pause_writing()
+    for second in range(32):
+        assert not peer.wire.is_closed
+        peer.wire.unsent -= second  # bytes, and not kilobytes
+        peer.protocol.sweep()
+    assert peer.wire.is_closed
+
+
+def test_answer_that_is_read_slowly_is_waited_for(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+    peer.wire.unsent = 1 << 20
+    peer.protocol.pause_writing()
+    while peer.wire.unsent:
+        peer.wire.unsent -= 2048
+        peer.protocol.sweep()
+    assert not peer.wire.is_closed
+
+
+def test_answers_wait_while_the_caller_does_not_read(connect: Connect) -> None:
+    peer = connect()
+    peer.holds = True
+    peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n" * 2)
+    peer.protocol.pause_writing()
+    peer.replies[0](HttpReply(200))
+    peer.replies[1](HttpReply(200))
+    assert not peer.answer
+    peer.protocol.resume_writing()
+    assert peer.statuses == [200, 200]
+
+
+def test_caller_who_closes_its_side_is_answered_and_the_connection_closed(connect: Connect) -> None:
+    peer = connect()
+    peer.holds = True
+    peer.send(b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\nGET /1 HTTP/1.1\r\nHost: h\r\n\r\nGET /half")
+    assert peer.protocol.eof_received()
+    for reply in peer.replies:
+        reply(HttpReply(200, (), (b"whole",)))
+    first, second = peer.answer.split(b"whole")[:2]
+    assert first == b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+    assert second == b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\n"
+    assert peer.wire.is_closed
+
+
+def test_idle_caller_who_closes_its_side_has_gone(connect: Connect) -> None:
+    peer = connect()
+    peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\nGET /half")
+    assert not peer.protocol.eof_received()
+
+
+def test_no_more_than_may_be_in_flight_are_taken_out_of_one_read(connect: Connect) -> None:
+    peer = connect(in_flight=2)
+    peer.holds = True
+    peer.send(b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in range(9)))
+    for number in range(9):
+        assert len(peer.requests) == min(9, number + 2)
+        peer.replies[number](HttpReply(200))
+    assert peer.statuses == [200] * 9
+    assert peer.wire.reads
+
+
+@pytest.mark.parametrize("rest", [b"", b"Connection: upgrade\r\nUpgrade: h2c\r\n", b"Expect: 100-continue\r\n"])
+def test_a_thousand_requests_in_one_read_are_answered_in_turns(connect: Connect, rest: bytes) -> None:
+    request, peer = b"GET / HTTP/1.1\r\nHost: h\r\n" + rest + b"\r\n", connect()
+
+    async def send() -> None:
+        turns = []
+        peer.send(request * (65536 // len(request)))
+        while peer.protocol._has_more:
+            turns.append(len(peer.requests))
+            assert not peer.wire.reads
+            await asyncio.sleep(0)
+        assert turns[:3] == [64, 128, 192]
+
+    asyncio.run(send())
+    assert peer.statuses == [200] * (65536 // len(request))
+    assert peer.wire.reads
 
 
 def test_slow_model_is_not_a_slow_caller(connect: Connect) -> None:
     peer = connect()
     peer.holds = True
-    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    peer.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
     for _ in range(100):
         peer.protocol.sweep()
     assert not peer.wire.is_closed
 
 
-def test_stopping_closes_idle_connections_and_answers_the_others(connect: Connect) -> None:
+def test_stopping_answers_what_is_in_flight(connect: Connect) -> None:
     idle, busy = connect(), connect()
-    idle.send(b"GET / HTTP/1.1\r\n\r\n")
+    idle.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
     busy.holds = True
-    busy.send(b"GET / HTTP/1.1\r\n\r\n")
+    busy.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
     idle.protocol.stop()
     busy.protocol.stop()
-    assert idle.wire.is_closed
-    assert not busy.wire.is_closed
+    assert idle.protocol.is_idle
+    assert not busy.protocol.is_idle
     busy.replies[0](HttpReply(200))
     assert b"Connection: close" in busy.answer
     assert busy.wire.is_closed

@@ -1,6 +1,6 @@
 """The HTTP frontend: the KServe v2 protocol with Triton's extensions (behaviours.md section 1).
 
-Two hosts stand above one transport-neutral core. `protocol` speaks HTTP/1.1 over llhttp and is the
+Two hosts stand above one transport-neutral core. `protocol` speaks HTTP/1.1 and is the
 default; `asgi` is an ASGI app, run by hypercorn where HTTP/2 is wanted. ``--http-server`` chooses.
 Both turn bytes into an `HttpRequest`, hand it to `Routes.dispatch`, and write the `HttpReply`
 that comes back::

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.errors import InvalidArgument
 from penstock.frontends.http.body import aligned
-from penstock.frontends.http.limits import Limits, too_many_chunks
+from penstock.frontends.http.limits import Limits, flagged, too_many_chunks
 from penstock.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply
 from penstock.frontends.http.routes import Routes
 from penstock.frontends.uploads import host_of
@@ -51,7 +51,7 @@ class _Reply:
 
 def create_app(server: Server) -> App:
     """An ASGI application in front of ``server``, which must have been started on the same loop."""
-    routes, limits = Routes(server), Limits(input_bytes=server.options.http_max_input_size)
+    routes, limits = Routes(server), Limits(input_bytes=server.options.http_max_input_size, **flagged(server.options))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

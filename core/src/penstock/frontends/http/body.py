@@ -23,23 +23,23 @@ def aligned(size_bytes: int, json_bytes: int) -> memoryview:
 class DirectBody:
     """A body of known length in one piece of memory, which the socket fills."""
 
-    __slots__ = ("_received", "memory")
+    __slots__ = ("memory", "received_bytes")
 
     def __init__(self, size_bytes: int, json_bytes: int) -> None:
         self.memory = aligned(size_bytes, json_bytes)
-        self._received = 0
+        self.received_bytes = 0
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | bytearray) -> None:
         """Copy what came together with the head."""
-        end = self._received + len(data)
-        self.memory[self._received : end] = data
-        self._received = end
+        end = self.received_bytes + len(data)
+        self.memory[self.received_bytes : end] = data
+        self.received_bytes = end
 
     def tail(self) -> memoryview:
         """Where the next bytes belong."""
-        return self.memory[self._received :]
+        return self.memory[self.received_bytes :]
 
     def advance(self, size_bytes: int) -> bool:
         """Note that ``size_bytes`` were written to `tail`; true once the body is complete."""
-        self._received += size_bytes
-        return self._received == self.memory.nbytes
+        self.received_bytes += size_bytes
+        return self.received_bytes == self.memory.nbytes

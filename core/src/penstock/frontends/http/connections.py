@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from penstock.frontends.http.protocol import HttpProtocol
 
 _SCRATCH_BYTES = 64 * 1024
+#: This part of all connections makes room when there are too many.
+_ROOM = 16
 
 
 class Connections:
@@ -33,15 +35,37 @@ class Connections:
         self._empty = asyncio.Event()
         self._empty.set()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_draining = False
 
-    def add(self, protocol: HttpProtocol) -> None:
+    def add(self, protocol: HttpProtocol) -> bool:
+        """Whether there is room for ``protocol``; those that have been idle for longest give way."""
         self._open.add(protocol)
         self._empty.clear()
+        return not 0 < self.limits.connections < len(self._open) or self._make_room()
 
     def remove(self, protocol: HttpProtocol) -> None:
         self._open.discard(protocol)
         if not self._open:
             self._empty.set()
+        elif self._is_draining:
+            self._end_idle()
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
+    def _make_room(self) -> bool:
+        """Many at once, so that a flood of connections does not have them sorted for each."""
+        idle = [protocol for protocol in self._open if protocol.is_idle and protocol.idle_seconds]
+        idle.sort(key=lambda protocol: protocol.idle_seconds, reverse=True)
+        for protocol in idle[: 1 + self.limits.connections // _ROOM]:
+            protocol.close()
+        return bool(idle)
+
+    def _end_idle(self) -> None:
+        """While any request is answered, others may still arrive on connections that were kept alive."""
+        if all(protocol.is_idle for protocol in self._open):
+            for protocol in tuple(self._open):
+                protocol.close()
 
     def watch(self) -> None:
         """Sweep now and every `SWEEP_SECONDS`, until stopped."""
@@ -51,8 +75,10 @@ class Connections:
 
     async def drain(self) -> None:
         """Wait until each connection has had its answers and is closed; cancelled, close them all."""
+        self._is_draining = True
         for protocol in tuple(self._open):
             protocol.stop()
+        self._end_idle()
         try:
             await self._empty.wait()
         finally:

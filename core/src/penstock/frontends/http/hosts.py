@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
-import sys
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -29,12 +27,11 @@ class Host(ABC):
 
 
 def choose_host(wanted: str) -> type[Host]:
-    """The host for ``--http-server``; ``auto`` takes the native one wherever it can run.
+    """The host for ``--http-server``; ``auto`` takes the native one.
 
     Imports what the host is made of, so call it on a thread.
     """
-    can_run = sys.platform != "win32" and importlib.util.find_spec("httptools") is not None
-    if wanted == "hypercorn" or (wanted == "auto" and not can_run):
+    if wanted == "hypercorn":
         from penstock.frontends.http.hypercorn_host import HypercornHost
 
         return HypercornHost

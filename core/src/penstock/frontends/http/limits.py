@@ -1,7 +1,7 @@
-"""How much a caller may send before the server says no.
+"""How much a caller may send, and how long it may take, before the server says no.
 
-Only ``input_bytes`` is an option (``--http-max-input-size``); the rest are far from anything a
-client of Triton sends. Sources: behaviours.md sections 1.1, 1.3 and 14; security.md C11, C15.
+Flags set ``input_bytes`` (``--http-max-input-size``), ``connections`` and what is said in seconds; the rest are far
+from anything a client of Triton sends. Sources: behaviours.md sections 1.1, 1.3 and 14; security.md C11, C15.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock.config.options import ServerOptions
 from penstock.errors import InvalidArgument
 from penstock.frontends.http.compression import too_large
 from penstock.frontends.http.decode import json_too_large, raw_too_large
@@ -20,20 +21,25 @@ MAX_BODY_BYTES = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one connection; the seconds are checked every `SWEEP_SECONDS`."""
+    """Bounds on one connection; what is said in seconds is looked at every `SWEEP_SECONDS`, and 0 is for ever."""
 
     input_bytes: int = 64 * 1024 * 1024
+    #: Of a head, and of the trailers or of the chunk extensions of a body.
     head_bytes: int = 64 * 1024
     headers: int = 128
     chunks: int = 65536
     #: Requests of one connection that may be unanswered before it is no longer read.
     in_flight: int = 64
-    #: Without a byte for so long, an unfinished request is given up.
-    quiet_sweeps: int = 3
-    #: Sweeps that a head may take altogether, drip by drip.
-    head_sweeps: int = 6
-    #: Sweeps that a refused caller is still listened to, so that it reads the refusal.
-    linger_sweeps: int = 3
+    #: Connections of one port.
+    connections: int = 4096
+    #: From its first byte, or from the beginning of the connection, to the end of a head.
+    header_timeout_s: int = 60
+    #: Between two requests.
+    keepalive_timeout_s: int = 620
+    #: What a body must arrive with, and an answer be taken with, in bytes a second (`Pace`).
+    min_data_rate: int = 1024
+    #: How long a refused caller is still listened to, so that it reads the refusal.
+    linger_s: int = 30
 
     def body_limit(self, path: str, headers: Mapping[bytes, bytes]) -> int:
         """The most body bytes that this request may have.
@@ -56,8 +62,18 @@ class Limits:
         return json_too_large(size_bytes, self.input_bytes)
 
 
-#: How often the host looks for connections that have gone quiet.
-SWEEP_SECONDS = 10.0
+def flagged(options: ServerOptions) -> dict[str, int]:
+    """The fields of `Limits` that flags set for every port."""
+    return {
+        "connections": options.http_max_connections,
+        "header_timeout_s": options.http_header_timeout_secs,
+        "keepalive_timeout_s": options.http_keepalive_timeout_secs,
+        "min_data_rate": options.http_min_data_rate,
+    }
+
+
+#: How often the host looks for connections whose time is over.
+SWEEP_SECONDS = 1.0
 
 
 def is_compressed(headers: Mapping[bytes, bytes]) -> bool:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 over llhttp: the fast host, and the default."""
+"""HTTP/1.1 of our own: the fast host, and the default."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 from penstock.frontends.http.connections import Connections
 from penstock.frontends.http.hosts import Host
-from penstock.frontends.http.limits import Limits
+from penstock.frontends.http.limits import Limits, flagged
 from penstock.frontends.http.protocol import HttpProtocol
 from penstock.frontends.http.routes import Routes
 from penstock.frontends.listening import BACKLOG
@@ -16,7 +16,7 @@ class NativeHost(Host):
     """One `HttpProtocol` per connection, on the server's own event loop."""
 
     async def start(self) -> None:
-        limits = Limits(input_bytes=self.server.options.http_max_input_size)
+        limits = Limits(input_bytes=self.server.options.http_max_input_size, **flagged(self.server.options))
         self._connections = connections = Connections(Routes(self.server).dispatch, limits)
         self._acceptor = await asyncio.get_running_loop().create_server(
             lambda: HttpProtocol(connections), sock=self.listener, backlog=BACKLOG

@@ -1,45 +1,53 @@
-"""HTTP/1.1 on a socket: llhttp reads, `Routes` answers, this class keeps the two in step.
+"""HTTP/1.1 on a socket: `parse_head` reads, `Routes` answers, this class keeps the two in step.
 
 ::
 
-    HEAD --headers complete--> BODY --message complete--> HEAD ...      (the parser's states)
-    HEAD | BODY --too much, or malformed--> LINGER: answered, nothing is read any more but thrown away
+    HEAD --its empty line--> BODY --its last byte--> HEAD ...
+    HEAD | BODY --too much, too slow, or malformed--> LINGER: answered, nothing is read any more but thrown away
 
-Bodies of known length beyond `DIRECT_BYTES` bypass the parser: the socket writes them to where the
-tensors will be read, and the parser is replaced by a new one afterwards. So does a request whose
-head is known to the last byte and whose body comes in one piece: most requests are such. Everything
-runs on the event loop, without a task, a future, a lock or a log line per request.
+A request whose head came before and whose body comes in one piece is taken as it is received: most requests are
+such. What is more, or less, is gathered in ``_rest`` and taken from there, one request after the other. Bodies of
+known length are received where their tensors will be read. Everything runs on the event loop, without a task, a
+future, a lock or a log line per request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import enum
 from collections import deque
-from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
-import httptools
-
-from penstock.errors import InternalError, Unavailable
+from penstock.errors import Unavailable
 from penstock.frontends.http.body import DIRECT_BYTES, DirectBody
+from penstock.frontends.http.chunked import ChunkedBody
 from penstock.frontends.http.exchange import Exchange
-from penstock.frontends.http.heads import END, Head
+from penstock.frontends.http.fields import Malformed
+from penstock.frontends.http.heads import CHUNKED, END, Head, Refused, parse_head, parse_request_line
 from penstock.frontends.http.limits import Limits, too_many_chunks
-from penstock.frontends.http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest, error_reply, text_error
-from penstock.frontends.http.writing import CONTINUE, serialise
+from penstock.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply, text_error
+from penstock.frontends.http.pace import Pace, has_left, unsent_bytes
+from penstock.frontends.http.writing import BEGINNING, CONTINUE, serialise
 from penstock.frontends.uploads import host_of
 
 if TYPE_CHECKING:
     from penstock.frontends.http.connections import Connections
 
-log = logging.getLogger(__name__)
+_EMPTY_LINE = b"\r\n"
+_NO_BODY = memoryview(b"")
+#: Requests of one connection that are taken in one turn of the event loop.
+_PER_TURN = 64
 
-_NO_HEAD = Head("", "", {}, ())
 
+class Phase(enum.Enum):
+    """What a connection is waiting for."""
 
-class _Refused(Exception):
-    """Ends the parser; the reply is in ``_refusal``."""
+    IDLE = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    ANSWER = enum.auto()
+    TAKING = enum.auto()  # of what was answered, by the caller
+    LINGER = enum.auto()
 
 
 class HttpProtocol(asyncio.BufferedProtocol):
@@ -50,48 +58,45 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._dispatch = connections.dispatch
         self._limits: Limits = connections.limits
         self._scratch, self._received = connections.scratch, connections.received
-        self._find_head, self._keep_head = connections.known_heads.find, connections.known_heads.keep
+        self._find_head = connections.known_heads.find
         self._exchanges: deque[Exchange] = deque()
         self._transport: asyncio.Transport
-        self._parser = httptools.HttpRequestParser(self)
-        # What the parser has seen: nothing of a request whose end it has not seen, and how many begin in this read
-        self._is_between = True
-        self._begun = 0
         # The request that is arriving
-        self._awaiting: tuple[bytes, Head] | None = None  # a known head, which the parser has not seen
-        self._head = _NO_HEAD
-        self._url = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._raw_headers: list[tuple[bytes, bytes]] = []
-        self._body: Buffer = b""
+        self._rest = bytearray()  # received, and not taken yet
+        self._searched = 0  # so much of it has no end of a head
+        self._head: Head | None = None  # whose body is arriving
         self._direct: DirectBody | None = None
-        self._body_limit = 0
-        self._chunks = 0
-        self._chunk_is_empty = True
+        self._chunked: ChunkedBody | None = None
+        self._chunked_bytes = 0  # that have arrived in chunks
+        self._empty_lines = 0
         # The connection
-        self._refusal: HttpReply | None = None
-        self._in_head = True
-        self._is_receiving = True
+        self._is_taking = False
+        self._has_more = False  # than one turn of the loop may take
         self._is_deaf = False  # no further request is read
-        self._is_refused = False
+        self._has_eof = False
         self._is_lingering = False
         self._is_reading = True
         self._is_writable = True
         self._is_stopping = False
-        self._loose_bytes = 0
-        self._quiet_sweeps = 0
-        self._head_sweeps = 0
+        self._has_begun = False  # the answer that is next has been begun
+        # Time
+        self._has_spoken = False
+        self._phase = Phase.HEAD
+        self._seconds = 0  # of this phase; 0 begins it anew
+        self._pace = Pace(connections.limits.min_data_rate)
 
     # ------------------------------------------------------------------ the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._connections.add(self)
+        if not self._connections.add(self):
+            self._is_stopping = True  # so nobody waits until the caller has closed its side
+            self._refuse(error_reply(Unavailable("the server has as many connections as it may have")))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
         self._is_deaf = True
-        del self._parser  # which refers to this object
+        self._forget()
         exchanges, self._exchanges = self._exchanges, deque()
         for exchange in exchanges:
             if exchange.cancel is not None and exchange.reply is None:
@@ -101,17 +106,43 @@ class HttpProtocol(asyncio.BufferedProtocol):
         return self._scratch if self._direct is None else self._direct.tail()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._quiet_sweeps = 0
-        if self._direct is None:
-            if self._is_deaf or not self._is_between or not self._recognise(nbytes):
-                self._feed(self._scratch[:nbytes])
-        elif self._direct.advance(nbytes):
-            self._parser = httptools.HttpRequestParser(self)
-            self.on_message_complete()
+        direct, head = self._direct, self._head
+        if direct is not None:
+            if direct.advance(nbytes):
+                self._forget()
+                self._take(cast("Head", head), direct.memory)
+            return
+        if self._is_deaf:
+            return  # thrown away
+        if not self._rest:
+            if head is None:
+                begin = self._received.find(END, 0, nbytes) + len(END)
+                head = self._find_head(self._scratch[:begin].tobytes())
+                if head is not None:
+                    if nbytes == begin + head.body_bytes:
+                        self._take(head, memoryview(self._scratch[begin:nbytes].tobytes()))
+                        return
+                    if nbytes == begin and 0 < head.body_bytes <= DIRECT_BYTES and not head.waits:
+                        self._head, self._seconds = head, 0
+                        return
+            elif nbytes == head.body_bytes:
+                self._head = None
+                self._take(head, memoryview(self._scratch[:nbytes].tobytes()))
+                return
+        self._rest += self._scratch[:nbytes]
+        self._take_all()
 
     def eof_received(self) -> bool:
-        """A caller that closes its side has gone: let the transport close, which cancels."""
-        return False
+        """A caller who will say no more is answered; one who has gone altogether is noticed by `sweep`."""
+        self._is_deaf = self._has_eof = True
+        self._forget()
+        if not self._exchanges:
+            return False
+        self._exchanges[-1].closes = True
+        if self._is_writable and not self._has_begun:
+            self._has_begun = True
+            self._transport.write(BEGINNING)  # whoever has gone answers this with a reset
+        return True
 
     def pause_writing(self) -> None:
         self._is_writable = False
@@ -119,72 +150,19 @@ class HttpProtocol(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_writable = True
-        self._balance()
-
-    # ------------------------------------------------------------------ the parser calls
-
-    def on_message_begin(self) -> None:
-        self._is_between = False
-        self._begun += 1
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-        self._is_receiving = True
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:
-            return  # a trailer, which must not change what the head has said
-        raw = self._raw_headers
-        raw.append((name, value))
-        if len(raw) > self._limits.headers:
-            self._stop_parsing(text_error(431, f"request has more than {self._limits.headers} headers"))
-        name = name.lower()
-        headers = self._headers
-        headers[name] = value if name not in headers else headers[name] + b", " + value
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._loose_bytes = self._head_sweeps = 0
-        headers, parser = self._headers, self._parser
-        # HTTP/1.0 would need a header to be kept alive; its callers can do without.
-        closes = not parser.should_keep_alive() or (b"connection" in headers and parser.get_http_version() == "1.0")
-        announced = headers.get(b"content-length")
-        size = int(announced) if announced else 0
-        path = _path(self._url)
-        self._head = Head(parser.get_method().decode(), path, headers, self._raw_headers, size, closes)
-        if size > DIRECT_BYTES or b"transfer-encoding" in headers:
-            self._body_limit = self._limits.body_limit(path, headers)
-            self._expect_body(size)
-        if b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and not self._exchanges:
-            self._transport.write(CONTINUE)
-
-    def on_chunk_header(self) -> None:
-        self._chunk_is_empty = True
-
-    def on_body(self, data: bytes) -> None:
-        self._loose_bytes = 0
-        if self._direct is not None:
-            self._direct.append(data)
-        else:
-            self._extend_body(data)
-
-    def on_message_complete(self) -> None:
-        self._is_between = True
-        if self._is_deaf:
-            return
-        head = self._head
-        body = memoryview(self._body) if self._direct is None else self._direct.memory
-        self._begin()
-        self._take(head, body)
+        self.answered()
 
     # ------------------------------------------------------------------ the host calls
 
     def answered(self) -> None:
-        """An exchange has its reply: write what is in turn."""
+        """An exchange has its reply: write what is in turn, for as long as the caller takes it."""
         exchanges = self._exchanges
-        while exchanges and exchanges[0].reply is not None:
+        while exchanges and exchanges[0].reply is not None and self._is_writable:
             exchange = exchanges.popleft()
             buffers = serialise(cast("HttpReply", exchange.reply), exchange.closes, exchange.is_head)
+            if self._has_begun:
+                self._has_begun = False
+                buffers[0] = buffers[0][len(BEGINNING) :]
             if len(buffers) == 1:
                 self._transport.write(buffers[0])
             else:
@@ -193,7 +171,17 @@ class HttpProtocol(asyncio.BufferedProtocol):
                 self._end()
                 return
         if not self._is_reading:
-            self._balance()
+            self._go_on()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight and nothing is arriving."""
+        return not self._exchanges and not self._rest and self._head is None
+
+    @property
+    def idle_seconds(self) -> int:
+        """For how long it `is_idle`, about."""
+        return self._seconds
 
     @property
     def peer(self) -> str:
@@ -201,85 +189,193 @@ class HttpProtocol(asyncio.BufferedProtocol):
         return host_of(self._transport.get_extra_info("peername"))
 
     def stop(self) -> None:
-        """Answer what has arrived or is arriving, then close."""
+        """Answer what has arrived, is arriving, or still arrives while others are answered, and close behind it."""
         self._is_stopping = True
-        if self._is_busy_receiving():
-            return  # it will be the last
-        if self._exchanges:
+        if self._exchanges and not self._rest and self._head is None:
             self._exchanges[-1].closes = self._is_deaf = True
-        else:
-            self._transport.close()
+
+    def close(self) -> None:
+        self._transport.close()
 
     def abort(self) -> None:
         self._transport.abort()
 
     def sweep(self) -> None:
-        """Called every `SWEEP_SECONDS`: give up a request that has stopped arriving."""
-        self._quiet_sweeps += 1
-        limits = self._limits
-        if self._is_lingering:
-            if self._quiet_sweeps > 1 or self._head_sweeps > limits.linger_sweeps:
-                self._transport.abort()
-            self._head_sweeps += 1
-        elif self._is_receiving and self._is_reading:
-            self._head_sweeps += self._in_head
-            if self._quiet_sweeps > limits.quiet_sweeps or self._head_sweeps > limits.head_sweeps:
+        """Called every `SWEEP_SECONDS`: give up a caller whose time is over."""
+        phase, moved = self._observe()
+        if phase is not self._phase or not self._seconds:
+            self._phase, self._seconds = phase, 1
+            self._pace.begin(moved)
+            return
+        self._seconds += 1
+        limits, is_too_slow = self._limits, self._pace.is_too_slow(moved)
+        # Whoever stops the server does not wait for a caller who does nothing.
+        is_over = self._is_stopping and not self._pace.moved_bytes
+        if phase is Phase.IDLE:
+            if 0 < limits.keepalive_timeout_s < self._seconds:
+                self._transport.close()
+        elif phase is Phase.HEAD:
+            if 0 < limits.header_timeout_s < self._seconds or is_over:
                 self._give_up()
+        elif phase is Phase.BODY:
+            if is_too_slow or is_over:
+                self._give_up()
+        elif phase is Phase.TAKING:
+            if is_too_slow:
+                self._transport.abort()
+        elif phase is Phase.LINGER:
+            if self._seconds > limits.linger_s:
+                self._transport.abort()
+        elif self._has_begun and has_left(self._transport.get_extra_info("socket")):
+            self._transport.abort()
 
-    # ------------------------------------------------------------------ receiving
+    def _observe(self) -> tuple[Phase, int]:
+        """What is waited for, and how many bytes of it have been moved, counted from anywhere."""
+        unsent = self._transport.get_write_buffer_size()
+        if unsent or self._is_lingering:
+            unsent += unsent_bytes(self._transport.get_extra_info("socket"))
+            if unsent:
+                return Phase.TAKING, -unsent
+        if self._is_lingering:
+            return Phase.LINGER, 0
+        if self._exchanges:
+            return Phase.ANSWER, 0
+        if self._head is not None:
+            return Phase.BODY, self._chunked_bytes if self._direct is None else self._direct.received_bytes
+        if self._rest or not self._has_spoken:
+            return Phase.HEAD, len(self._rest)
+        return Phase.IDLE, 0
 
-    def _recognise(self, nbytes: int) -> bool:
-        """Take what was received if it is a request with a known head, and nothing else."""
-        if self._awaiting is not None:
-            return self._recognise_body(nbytes)
-        begin = self._received.find(END, 0, nbytes) + len(END)
-        raw = self._scratch[:begin].tobytes()
+    def _give_up(self) -> None:
+        if self._rest or self._head is not None:
+            self._refuse(text_error(408, "the request did not arrive in time"))
+        else:
+            self._transport.close()  # connected, and never said a word
+
+    # ------------------------------------------------------------------ taking what is received
+
+    def _take_all(self) -> None:
+        """Take the requests in ``_rest``, as many as may be in flight and as one turn of the loop allows."""
+        if self._is_taking:
+            return
+        self._is_taking, taken = True, 0
+        try:
+            while self._rest and self._direct is None and not self._is_full():
+                if self._is_deaf:
+                    self._rest.clear()
+                elif taken == _PER_TURN:
+                    self._has_more = True
+                    self._connections.call_soon(self._go_on)
+                    break
+                elif not (self._take_head() if self._head is None else self._take_body(self._head)):
+                    break
+                taken += self._head is None
+        except Refused as refused:
+            self._refuse(refused.reply)
+        except Malformed as error:
+            self._refuse(text_error(error.status, f"malformed HTTP request: {error}"))
+        finally:
+            self._is_taking = False
+        self._balance()
+
+    def _take_head(self) -> bool:
+        """Whether there was a whole head, behind empty lines or not."""
+        rest = self._rest
+        while rest.startswith(_EMPTY_LINE):
+            del rest[: len(_EMPTY_LINE)]
+            self._empty_lines += 1
+        if self._empty_lines > self._limits.head_bytes:
+            raise Malformed("there are too many empty lines")
+        end = rest.find(END, max(0, self._searched - len(END))) + len(END)
+        if (end if end >= len(END) else len(rest)) > self._limits.head_bytes:
+            raise Malformed(f"the head exceeds {self._limits.head_bytes} bytes", 431)
+        if end < len(END):
+            self._judge_piece()
+            return False
+        with memoryview(rest) as view:
+            raw = view[:end].tobytes()
+        del rest[:end]
+        self._searched = self._empty_lines = 0
         head = self._find_head(raw)
         if head is None:
+            head = parse_head(raw, self._limits.headers)
+            self._connections.known_heads.keep(raw, head)
+        if head.body_bytes:
+            self._expect_body(head)
+        else:
+            self._take(head, _NO_BODY)
+        return True
+
+    def _judge_piece(self) -> None:
+        """Refuse at once what will never be a head, though its end has not been seen."""
+        rest, searched = self._rest, self._searched
+        self._searched = len(rest)
+        if rest.count(b"\n", searched) != rest.count(b"\r\n", max(0, searched - 1)):
+            raise Malformed("a line does not end in CRLF")
+        line_end = rest.find(b"\r\n")
+        if line_end >= max(0, searched - 1):
+            parse_request_line(bytes(rest[:line_end]))
+
+    def _expect_body(self, head: Head) -> None:
+        """Make room for a body, or refuse it."""
+        size = head.body_bytes
+        if size > DIRECT_BYTES or size == CHUNKED:
+            limit = self._limits.body_limit(head.path, head.headers)
+            if size > limit:
+                raise Refused(error_reply(self._limits.body_refusal(size, head.headers)))
+        self._head, self._seconds = head, 0
+        if head.waits and not self._rest and not self._exchanges:
+            self._transport.write(CONTINUE)
+        if size == CHUNKED:
+            self._chunked = ChunkedBody(
+                self._limits, lambda size, chunks: self._judge_chunks(size, chunks, limit, head)
+            )
+        elif size > DIRECT_BYTES and size > len(self._rest):
+            self._receive_directly(head)
+
+    def _judge_chunks(self, size: int, chunks: int, limit: int, head: Head) -> None:
+        if chunks > self._limits.chunks:
+            raise Refused(error_reply(too_many_chunks(self._limits.chunks)))
+        if size > limit:
+            raise Refused(error_reply(self._limits.body_refusal(size, head.headers)))
+
+    def _take_body(self, head: Head) -> bool:
+        """Whether there was a whole body."""
+        rest = self._rest
+        if self._chunked is not None:
+            before = len(rest)
+            is_whole = self._chunked.feed(rest)
+            self._chunked_bytes += before - len(rest)
+            if is_whole:
+                body, self._head, self._chunked = self._chunked.body, None, None
+                self._take(head, memoryview(body))
+            return is_whole
+        if len(rest) < head.body_bytes:
+            self._receive_directly(head)
             return False
-        if nbytes == begin + head.body_bytes:
-            self._take(head, memoryview(self._scratch[begin:nbytes].tobytes()))
-            return True
-        if nbytes == begin:
-            self._awaiting = raw, head
-            self._is_receiving, self._head_sweeps = True, 0
-        return nbytes == begin
+        whole = bytes(rest[: head.body_bytes])
+        del rest[: head.body_bytes]
+        self._head = None
+        self._take(head, memoryview(whole))
+        return True
 
-    def _recognise_body(self, nbytes: int) -> bool:
-        assert self._awaiting is not None
-        (raw, head), self._awaiting = self._awaiting, None
-        if nbytes == head.body_bytes:
-            self._take(head, memoryview(self._scratch[:nbytes].tobytes()))
-            return True
-        self._feed(memoryview(raw))  # the body comes in pieces, which the parser puts together
-        return False
-
-    def _feed(self, data: memoryview) -> None:
-        if self._is_deaf:
-            return  # thrown away
-        self._loose_bytes += len(data)
-        is_whole, self._begun, known = self._is_between, 0, self._head
+    def _receive_directly(self, head: Head) -> None:
+        """Have the socket write the rest of the body to where it will be read."""
+        text = head.headers.get(HEADER_LENGTH, b"0")
+        json_bytes = int(text) if text.isdigit() and len(text) < 12 else 0
         try:
-            self._parser.feed_data(data)
-            if is_whole and self._begun == 1 and self._head is not known:
-                self._keep_head(data, self._head)
-        except httptools.HttpParserUpgrade as upgrade:
-            # Nothing is upgraded to: go on in HTTP/1.1 behind the request that asked.
-            self._parser = httptools.HttpRequestParser(self)
-            self._feed(data[upgrade.args[0] :])
-        except httptools.HttpParserInvalidMethodError:
-            self._refuse(text_error(405, "Method Not Allowed"))
-        except httptools.HttpParserCallbackError as error:
-            self._refuse(self._refusal or _failed(error))
-        except httptools.HttpParserError as error:
-            self._refuse(text_error(400, f"malformed HTTP request: {error}"))
-        if self._loose_bytes > self._limits.head_bytes:
-            self._refuse(text_error(431, f"request headers or trailers exceed {self._limits.head_bytes} bytes"))
+            direct = DirectBody(head.body_bytes, json_bytes)
+        except MemoryError:
+            raise Refused(
+                error_reply(Unavailable(f"no memory for a request body of {head.body_bytes} bytes"))
+            ) from None
+        direct.append(self._rest)
+        self._rest.clear()
+        self._direct = direct
 
     def _take(self, head: Head, body: memoryview) -> None:
         """Have a request answered that has arrived."""
-        self._is_receiving = False
-        self._loose_bytes = self._head_sweeps = 0
+        self._seconds, self._has_spoken = 0, True
         self._is_deaf = head.closes or self._is_stopping
         exchange = Exchange(self, self._is_deaf, head.method == "HEAD")
         self._exchanges.append(exchange)
@@ -290,79 +386,41 @@ class HttpProtocol(asyncio.BufferedProtocol):
         if len(self._exchanges) >= self._limits.in_flight:
             self._balance()
 
-    def _expect_body(self, size: int) -> None:
-        """Make room for a body that is large or of unknown length, or refuse it."""
-        if size > self._body_limit:
-            self._stop_parsing(error_reply(self._limits.body_refusal(size, self._headers)))
-        if size > DIRECT_BYTES:
-            text = self._headers.get(HEADER_LENGTH, b"0")
-            json_bytes = int(text) if text.isdigit() and len(text) < 12 else 0
-            try:
-                self._direct = DirectBody(size, json_bytes)
-            except MemoryError:
-                self._stop_parsing(error_reply(Unavailable(f"no memory for a request body of {size} bytes")))
+    def _forget(self) -> None:
+        """Throw away what has arrived of a request."""
+        self._rest.clear()
+        self._head = self._direct = self._chunked = None
+        self._searched = 0
 
-    def _extend_body(self, data: bytes) -> None:
-        if not self._body:
-            self._body = data
+    # ------------------------------------------------------------------ in step
+
+    def _is_full(self) -> bool:
+        return not self._is_writable or len(self._exchanges) >= self._limits.in_flight
+
+    def _go_on(self) -> None:
+        """Take what could not be taken before."""
+        self._has_more = False
+        if self._rest:
+            self._take_all()
         else:
-            if type(self._body) is not bytearray:
-                self._body = bytearray(self._body)
-            self._body += data
-        if self._body_limit:
-            self._check_chunk()
-
-    def _check_chunk(self) -> None:
-        """Bound what a chunked body may add up to, in chunks and in bytes."""
-        if self._chunk_is_empty:
-            self._chunk_is_empty = False
-            self._chunks += 1
-            if self._chunks > self._limits.chunks:
-                self._stop_parsing(error_reply(too_many_chunks(self._limits.chunks)))
-        if len(self._body) > self._body_limit:
-            self._stop_parsing(error_reply(self._limits.body_refusal(len(self._body), self._headers)))
-
-    def _begin(self) -> None:
-        """Forget the request that has arrived."""
-        self._url = b""
-        self._headers, self._raw_headers = {}, []
-        self._body, self._direct = b"", None
-        self._body_limit = self._chunks = 0
-        self._in_head = True
-        self._is_receiving = False
-
-    def _is_busy_receiving(self) -> bool:
-        return self._awaiting is not None or (self._is_receiving and bool(self._url))
+            self._balance()
 
     def _balance(self) -> None:
         """Read on only while answers go out as fast as requests come in."""
-        wanted = self._is_writable and len(self._exchanges) < self._limits.in_flight
+        wanted = not self._has_more and not self._is_full()
         if wanted != self._is_reading and not self._transport.is_closing():
             self._is_reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
-    # ------------------------------------------------------------------ refusing and answering
-
-    def _stop_parsing(self, reply: HttpReply) -> None:
-        self._refusal = reply
-        raise _Refused
+    # ------------------------------------------------------------------ the end
 
     def _refuse(self, reply: HttpReply) -> None:
         """Answer after those in turn and read no further request on this connection."""
-        if self._is_deaf:
-            return
-        self._is_deaf = self._is_refused = True
-        self._awaiting = None
-        self._begin()
+        self._is_deaf = True
+        self._forget()
         exchange = Exchange(self, True, False)
         self._exchanges.append(exchange)
         exchange(reply)
-
-    def _give_up(self) -> None:
-        if self._is_busy_receiving():
-            self._refuse(text_error(408, "the request did not arrive in time"))
-        else:
-            self._transport.close()  # connected, and never said a word
 
     def _end(self) -> None:
         """Close behind the last answer, once the caller has had a chance to read it.
@@ -370,32 +428,10 @@ class HttpProtocol(asyncio.BufferedProtocol):
         Closing with unread bytes in the socket would reset the connection and lose the answer.
         """
         self._exchanges.clear()
-        if not self._is_refused or self._is_stopping:
+        self._forget()
+        if self._has_eof or self._is_stopping:
             self._transport.close()
             return
-        self._is_lingering = True
-        self._quiet_sweeps = self._head_sweeps = 0
+        self._is_lingering, self._seconds = True, 0
         self._transport.write_eof()
         self._balance()
-
-
-def _failed(error: BaseException) -> HttpReply:
-    """For a fault of our own inside the parser's callbacks."""
-    log.error("a connection failed", exc_info=error)
-    return error_reply(InternalError("the connection failed inside the server; its log has the reason"))
-
-
-def _path(url: bytes) -> str:
-    """The path of a request target: without query, and without scheme and host if it has them."""
-    return _short_path(url) if len(url) < 256 else _split_path(url)
-
-
-def _split_path(url: bytes) -> str:
-    path = url.partition(b"?")[0].decode("latin-1")
-    if path[:1] != "/" and "://" in path:
-        return "/" + path.split("://", 1)[1].partition("/")[2]
-    return path
-
-
-#: Callers ask for the same few paths again and again; what is long is not worth keeping.
-_short_path = lru_cache(1024)(_split_path)

@@ -8,7 +8,9 @@ from penstock.frontends.http.message import Buffer, HttpReply
 
 #: Replies up to this size are joined into one buffer; larger parts stay as they are.
 _JOIN_BYTES = 32 * 1024
-_STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+#: What every answer begins with.
+BEGINNING = b"HTTP/1.1 "
+_STATUS_LINES = {status.value: BEGINNING + b"%d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
