@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.backends.base import Backend, Instance, Model, Tensors
+from penstock.config.options import ServerOptions
 from penstock.errors import NotFound, OperatorError, PenstockError, Unavailable
 from penstock.models.repository import Entry, Repository
 from penstock.registry import PluginInfo
@@ -33,11 +33,11 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def reload(server: Server, repository: Path, name: str) -> None:
-    """Load ``name`` again, from a file that changed in its time stamp only."""
+    """Load ``name`` again, after a file that all its versions share has changed."""
 
     def touch() -> Entry:
-        config = repository / name / "config.pbtxt"
-        os.utime(config, ns=(0, config.stat().st_mtime_ns + 1))
+        with (repository / name / "shared").open("a") as shared:
+            shared.write("x")
         return Repository([repository]).scan()[name]
 
     await server._lifecycle.load(await asyncio.to_thread(touch))
@@ -334,7 +334,6 @@ def test_readiness_follows_the_instances_and_can_be_relaxed(
 def test_a_duplicate_model_is_not_loaded_and_says_why(write_model: Any, repository: Path, tmp_path: Path) -> None:
     write_model("m")
     (tmp_path / "other" / "m" / "1").mkdir(parents=True)
-    from penstock.config.options import ServerOptions
 
     async def scenario() -> None:
         options = ServerOptions(model_repository=(str(repository), str(tmp_path / "other")), exit_on_error=False)
@@ -342,5 +341,46 @@ def test_a_duplicate_model_is_not_loaded_and_says_why(write_model: Any, reposito
             (entry,) = server.index()
             assert (entry.version, entry.state) == ("", "UNAVAILABLE")
             assert entry.reason == "model appears in two or more repositories"
+
+    run(scenario())
+
+
+BROKEN_CONFIGS = {
+    "it does not parse": (GATED + "max_batch_sise: 3", True),
+    "a type that there is not": (GATED.replace("TYPE_FP32", "TYPE_FP99"), True),
+    "no version is there": (GATED.replace("all { }", "specific { versions: [7] }"), False),
+    "no such backend": (GATED.replace("gated", "nobody"), False),
+}
+
+
+@pytest.mark.parametrize("why", BROKEN_CONFIGS)
+def test_strict_readiness_does_not_count_a_model_whose_config_could_not_be_read(
+    write_model: Any, make_server: MakeServer, why: str
+) -> None:
+    """As Triton's, asked the same."""
+    config, is_ready = BROKEN_CONFIGS[why]
+    write_model("good", GATED)
+    write_model("bad", config)
+
+    async def scenario() -> None:
+        async with make_server(exit_on_error=False) as server:
+            assert server.ready is is_ready
+            entries = {entry.name: entry for entry in server.index()}
+            assert entries["bad"].state == "UNAVAILABLE"
+            assert entries["bad"].reason
+
+    run(scenario())
+
+
+def test_strict_readiness_does_not_count_a_model_of_two_repositories(
+    write_model: Any, make_server: MakeServer, repository: Path, tmp_path: Path
+) -> None:
+    write_model("m")
+    (tmp_path / "other" / "m" / "1").mkdir(parents=True)
+    options = ServerOptions(model_repository=(str(repository), str(tmp_path / "other")), exit_on_error=False)
+
+    async def scenario() -> None:
+        async with Server(options) as server:
+            assert server.ready
 
     run(scenario())

@@ -60,14 +60,16 @@ class Control:
     async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
         """Load or reload; returns when the model serves. Raises `PenstockError`, and the old versions stay."""
         self._require_explicit()
-        check_name(name)
+        name = judged_name(name)
         entry = await asyncio.to_thread(self._find, name, parameters)
         await self._lifecycle.load(entry)
 
     async def unload(self, name: str) -> None:
-        """Take ``name`` out of service; returns at once. A name that is unknown or not loaded is no error."""
+        """Take ``name`` out of service; returns at once. A name that is unknown or not loaded is no error.
+
+        Nor is one that can name no model.
+        """
         self._require_explicit()
-        check_name(name)
         await self._lifecycle.unload(name)
 
     async def index(self, ready_only: bool) -> list[IndexEntry]:
@@ -123,10 +125,12 @@ class Control:
         return Entry(name, (path,), overrides.config, is_private=True)
 
 
-def check_name(name: str) -> None:
-    """Raise `InvalidArgument` for what can name no model (behaviours.md section 5.3)."""
-    if not name.strip():
+def judged_name(name: str) -> str:
+    """``name`` without blanks around it; raises `InvalidArgument` for what can name no model (behaviours.md 5.3)."""
+    name = name.strip(" \t\n\v\f\r")
+    if not name:
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
     if name in (".", "..") or "/" in name or "\0" in name:
         shown = name.replace("\0", "\\0")
         raise InvalidArgument(f"invalid model name '{shown}', model name must not contain path traversal characters")
+    return name

@@ -56,8 +56,8 @@ class Lifecycle:
     async def load(self, entry: Entry) -> None:
         """Load the versions of ``entry`` that its policy selects, and serve them instead of the old.
 
-        All or nothing: if one version fails, the old ones stay. Does nothing if they come from the
-        same unchanged files, unless ``entry`` brings a config or one of their instances is dead.
+        All or nothing: if one version fails, the old ones stay. A version that comes from the same
+        config and unchanged files is left alone, unless one of its instances is dead.
         Goes on if its caller is cancelled. Raises `OperatorError`.
         """
         await asyncio.shield(self.background.start(self._load_alone(entry)))
@@ -121,10 +121,7 @@ class Lifecycle:
     @property
     def are_settled(self) -> bool:
         """Strict readiness (behaviours.md section 5.6)."""
-        return all(
-            not record.problem and record.versions and record.is_settled and record.is_alive
-            for record in self.records.values()
-        )
+        return all(record.is_settled and record.is_alive for record in self.records.values() if record.counts)
 
     def _name_the_late(self) -> None:
         for name, record in self.records.items():
@@ -142,6 +139,7 @@ class Lifecycle:
                 # Triton's index shows the reason for a duplicate bare (behaviours.md section 1.6).
                 cause = error.__cause__ if isinstance(error.__cause__, PenstockError) else error
                 record.problem = cause.message if entry.is_duplicate else f"{cause.code.value}: {cause.message}"
+                record.counts = isinstance(cause, NoVersion)
             return error
         return None
 
@@ -161,7 +159,7 @@ class Lifecycle:
             is_same = record.snapshot == plan.snapshot and entry.config is None
             if is_same and record.is_served and record.is_settled and record.is_alive:
                 return
-            record.problem = ""
+            record.problem, record.counts = "", True
             await self._load_versions(record, plan, entry, progress)
         progress.loaded(entry.name)
 
@@ -177,19 +175,19 @@ class Lifecycle:
             raise poll_failure(entry.name, entry.hide(why), is_override=entry.config is not None) from error
 
     async def _load_versions(self, record: ModelRecord, plan: Plan, entry: Entry, progress: Progress) -> None:
-        for number in plan.versions:
-            current = record.versions.setdefault(number, VersionRecord())
+        known = record.versions
+        numbers = [n for n, origin in plan.versions.items() if n not in known or not known[n].is_still(origin)]
+        for number in numbers:
+            current = known.setdefault(number, VersionRecord())
             if current.served is None:
                 current.state, current.reason = State.LOADING, ""
-        results = await asyncio.gather(*(self._load_version(plan, number, progress) for number in plan.versions))
-        loaded = {
-            n: result for n, result in zip(plan.versions, results, strict=True) if isinstance(result, ServedModel)
-        }
-        failed = {n: r for n, r in zip(plan.versions, results, strict=True) if not isinstance(r, ServedModel)}
+        results = await asyncio.gather(*(self._load_version(plan, number, progress) for number in numbers))
+        loaded = {n: result for n, result in zip(numbers, results, strict=True) if isinstance(result, ServedModel)}
+        failed = {n: r for n, r in zip(numbers, results, strict=True) if not isinstance(r, ServedModel)}
         if failed:
             self._abandon(record, loaded, failed, entry)
             raise versions_failure(entry, failed)
-        self._swap(record, loaded)
+        self._swap(record, plan, loaded)
         record.snapshot, record.private = plan.snapshot, entry.path if entry.is_private else None
 
     async def _load_version(self, plan: Plan, number: int, progress: Progress) -> ServedModel | PenstockError:
@@ -210,18 +208,18 @@ class Lifecycle:
         progress.began(plan.name)
         return self._loader.load(plan, number)
 
-    def _swap(self, record: ModelRecord, loaded: dict[int, ServedModel]) -> None:
-        """Serve ``loaded``, and let go of everything else of this model."""
+    def _swap(self, record: ModelRecord, plan: Plan, loaded: dict[int, ServedModel]) -> None:
+        """Serve ``loaded`` beside what of ``plan`` has been left alone, and let go of everything else of this model."""
         outgoing = [
             (number, Leaving(VersionRecord(State.UNLOADING), version.served))
             for number, version in record.versions.items()
-            if version.served is not None
+            if version.served is not None and (number in loaded or number not in plan.versions)
         ]
         stale = [n for n, version in record.versions.items() if n not in loaded and version.has_failed]
         for number in stale:
             del record.versions[number]
         record.versions |= {number: leaving.record for number, leaving in outgoing}
-        record.versions |= {number: VersionRecord(State.READY, "", model) for number, model in loaded.items()}
+        record.versions |= {n: VersionRecord(State.READY, "", model, plan.versions[n]) for n, model in loaded.items()}
         self._directory.update(self.records)
         self._retire([leaving for _, leaving in outgoing], record.private)
 

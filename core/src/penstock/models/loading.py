@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from penstock.models.repository import Entry, NoVersion, available_versions, sel
 from penstock.models.served import ServedModel
 from penstock.models.services import CrewServices
 from penstock.models.signature import Signature
-from penstock.models.snapshot import Snapshot, take
+from penstock.models.snapshot import Origin, Snapshot, origin, take
 from penstock.schedulers.base import Scheduler, SchedulerContext
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.workers.loading import failures_worded, share
@@ -38,12 +38,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be loaded: the config as read and derived, the versions, and the files as they were."""
+    """What is to be loaded: the config as read and derived, the versions, and the files as they were.
+
+    ``versions`` have what each is made of.
+    """
 
     name: str
     path: Path
     config: ModelConfig
-    versions: tuple[int, ...]
+    versions: Mapping[int, Origin]
     snapshot: Snapshot
 
 
@@ -83,7 +86,8 @@ class Loader:
         except NoVersion:  # a mistake in the config is the better thing to say
             raise_first(written(config, entry.path))
             raise
-        return Plan(entry.name, entry.path, config, tuple(versions), snapshot)
+        origins = {version: origin(snapshot, version, config) for version in versions}
+        return Plan(entry.name, entry.path, config, origins, snapshot)
 
     def load(self, plan: Plan, version: int) -> ServedModel:
         """One version, warmed up and ready for requests. Raises `PenstockError`."""

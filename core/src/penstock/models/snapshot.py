@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISDIR
 
+from penstock.config.model_config_pb2 import ModelConfig
+
 #: What Python writes beside a model that it imports is no change of the model; hidden files neither.
 _CACHE = "__pycache__"
 
@@ -18,6 +20,34 @@ class Snapshot:
 
     path: Path
     files: frozenset[tuple[str, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What one version is made of: the config that it is loaded with, and the files that count for it."""
+
+    config: bytes
+    files: frozenset[tuple[str, int, int]]
+
+
+def origin(snapshot: Snapshot, version: int, config: ModelConfig) -> Origin:
+    """The origin of ``version``: its own files and those that all versions share.
+
+    What a config file says counts, and not when it was saved; which versions are to be served is no
+    part of any of them.
+    """
+    config = ModelConfig.FromString(config.SerializeToString())
+    config.ClearField("version_policy")
+    start = len(str(snapshot.path)) + 1
+    files = (file for file in snapshot.files if _counts(file[0][start:].partition("/")[0], version))
+    return Origin(config.SerializeToString(deterministic=True), frozenset(files))
+
+
+def _counts(first: str, version: int) -> bool:
+    """Whether what ``first``, right below the model's directory, is or holds is part of ``version``."""
+    if first.isdecimal():
+        return first == str(version)
+    return first not in ("config.pbtxt", "configs")
 
 
 def take(model_path: Path) -> Snapshot:

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 
 from penstock.models.served import ServedModel
-from penstock.models.snapshot import Snapshot
+from penstock.models.snapshot import Origin, Snapshot
 
 
 class State(Enum):
@@ -29,11 +29,16 @@ UNLOADED = "unloaded"
 
 @dataclass(slots=True)
 class VersionRecord:
-    """One version. ``served`` is set exactly while requests may reach it."""
+    """One version. ``served`` is set exactly while requests may reach it; ``origin`` is what it was made of."""
 
     state: State = State.UNKNOWN
     reason: str = ""
     served: ServedModel | None = None
+    origin: Origin | None = None
+
+    def is_still(self, origin: Origin) -> bool:
+        """Whether it is served, every instance alive, and to load ``origin`` would change nothing."""
+        return self.served is not None and self.served.ready and self.origin == origin
 
     @property
     def shown(self) -> tuple[State, str]:
@@ -58,6 +63,7 @@ class VersionRecord:
 class ModelRecord:
     """One model. ``problem`` says why it has no versions at all (a bad config, a duplicate).
 
+    Strict readiness ``counts`` it unless it could not even be read, as Triton's does.
     ``snapshot`` is of what it was loaded from, None if it is not loaded; ``private`` a directory to
     be removed with it.
     """
@@ -65,6 +71,7 @@ class ModelRecord:
     name: str
     versions: dict[int, VersionRecord] = field(default_factory=dict)
     problem: str = ""
+    counts: bool = True
     snapshot: Snapshot | None = None
     private: Path | None = None
 
@@ -75,8 +82,8 @@ class ModelRecord:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every version is ready, or unloaded on purpose."""
-        return all(version.is_settled for version in self.versions.values())
+        """Whether there is a version, and every one is ready or unloaded on purpose."""
+        return bool(self.versions) and all(version.is_settled for version in self.versions.values())
 
     @property
     def is_alive(self) -> bool:
