@@ -31,6 +31,57 @@ def test_docs_list_every_hook_with_its_signature_in_order() -> None:
     assert headings == hook_signatures()
 
 
+#: What docs/parts.md lists, and where it is defined.
+PARTS = {
+    "Scheduler": "schedulers/base.py",
+    "SchedulerContext": "schedulers/base.py",
+    "Bell": "workers/bell.py",
+    "LoopBell": "workers/bell.py",
+    "Frontend": "frontends/base.py",
+    "Observer": "telemetry/observer.py",
+    "BatchTimes": "telemetry/statistics.py",
+    "ServedModel": "models/served.py",
+}
+#: Not for authors: set up by the base class, and described in the text.
+DESCRIBED = {"name", "labels"}
+
+
+def members(part: str) -> list[str]:
+    """The public methods, properties and fields of the class, in order, as ``name(arguments) -> result`` or
+    ``name: type``."""
+    tree = ast.parse((ROOT / "core/src/penstock" / PARTS[part]).read_text())
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == part]
+    shown = []
+    for node in found.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            shown.append(f"{node.target.id}: {ast.unparse(node.annotation)}")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            result = ast.unparse(node.returns)
+            if "property" in map(ast.unparse, node.decorator_list):
+                shown.append(f"{node.name}: {result}")
+            else:
+                node.args.args = node.args.args[1:]
+                shown.append(f"{node.name}({ast.unparse(node.args)}) -> {result}")
+    return [text for text in shown if not text.startswith("_") and text.partition(":")[0] not in DESCRIBED]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_docs_list_every_method_of_a_part_with_its_signature_in_order(part: str) -> None:
+    page = (ROOT / "docs/parts.md").read_text()
+    (section,) = re.findall(rf"^## {part}$(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    rows = re.findall(r"^\| `(.*?)` \|", section, re.MULTILINE)
+    assert members(part)
+    assert [row.replace("\\|", "|") for row in rows] == members(part)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_that_the_docs_list_is_exported(part: str) -> None:
+    import penstock
+
+    assert part in penstock.__all__
+    assert part in dir(penstock)
+
+
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     test_command = commands("README.md")[-1]
     assert test_command.endswith("nox")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from penstock import Server, hookimpl
 from penstock.config.support import SUPPORT, State, flag
 
 ROOT = Path(__file__).parents[2]
@@ -112,3 +117,38 @@ def test_a_script_in_the_docs_runs(script: str) -> None:
     assert done.stdout
     for shown in re.findall(r"print\(.*\)  # (.*)", script):
         assert shown in done.stdout
+
+
+def test_the_plugin_on_the_page_about_parts_works(tmp_path: Path) -> None:
+    (block,) = blocks("docs/parts.md", "python")
+    plugin = ModuleType("watcher")
+    exec(compile(block, "docs/parts.md", "exec"), vars(plugin))
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }'
+    (tmp_path / "m" / "config.pbtxt").write_text(f'backend: "identity" max_batch_size: 8 {tensors}')
+    observers: list[Any] = []
+    observe = plugin.observe_model
+
+    def watched(model: Any) -> Any:
+        observers.append(observe(model))
+        return observers[-1]
+
+    async def scenario() -> None:
+        server = Server(tmp_path)
+        server.plugins.register(SimpleNamespace(observe_model=hookimpl(watched)))
+        (frontend_class,) = plugin.register_frontends()
+        await server.start()
+        frontend = frontend_class(server)
+        assert frontend.enabled
+        await frontend.start()
+        server.frontends.append(frontend)
+        reader, writer = await asyncio.open_connection("127.0.0.1", frontend.port)
+        writer.write(b"m\nnobody\n")
+        assert [await reader.readline(), await reader.readline()] == [b"ready\n", b"not ready\n"]
+        await server.infer_async("m", {"x": np.ones((3, 1), np.float32)})
+        writer.close()
+        await writer.wait_closed()
+        await server.stop()
+
+    asyncio.run(scenario())
+    assert [observer.rows for observer in observers] == [3]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Tensors,
     )
     from penstock.backends.services import Services
+    from penstock.config.model_config_pb2 import ModelConfig
     from penstock.config.options import ServerOptions
     from penstock.errors import (
         AlreadyExists,
@@ -47,12 +48,18 @@ if TYPE_CHECKING:
         Unavailable,
         Unsupported,
     )
+    from penstock.frontends.base import Frontend
     from penstock.hookspecs import hookimpl
     from penstock.messages import dtypes
     from penstock.messages.request import InferRequest
     from penstock.messages.response import InferResponse
     from penstock.messages.tensor import BytesTensor, Tensor
+    from penstock.models.served import ServedModel
+    from penstock.schedulers.base import Scheduler, SchedulerContext
     from penstock.server import Server
+    from penstock.telemetry.observer import Observer
+    from penstock.telemetry.statistics import BatchTimes
+    from penstock.workers.bell import Bell, LoopBell
 
 #: Where each name lives. Imported on first use: who writes a backend need not import a server, and
 #: a process host has no more than NumPy.
@@ -70,6 +77,7 @@ _HOMES = {
         "Tensors",
     ),
     "penstock.backends.services": ("Services",),
+    "penstock.config.model_config_pb2": ("ModelConfig",),
     "penstock.config.options": ("ServerOptions",),
     "penstock.errors": (
         "AlreadyExists",
@@ -85,11 +93,17 @@ _HOMES = {
         "Unavailable",
         "Unsupported",
     ),
+    "penstock.frontends.base": ("Frontend",),
     "penstock.hookspecs": ("hookimpl",),
     "penstock.messages.request": ("InferRequest",),
     "penstock.messages.response": ("InferResponse",),
     "penstock.messages.tensor": ("BytesTensor", "Tensor"),
+    "penstock.models.served": ("ServedModel",),
+    "penstock.schedulers.base": ("Scheduler", "SchedulerContext"),
     "penstock.server": ("Server",),
+    "penstock.telemetry.observer": ("Observer",),
+    "penstock.telemetry.statistics": ("BatchTimes",),
+    "penstock.workers.bell": ("Bell", "LoopBell"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -97,6 +111,8 @@ __all__ = [
     "AlreadyExists",
     "Backend",
     "BackendError",
+    "BatchTimes",
+    "Bell",
     "BytesTensor",
     "Call",
     "Cancelled",
@@ -104,6 +120,7 @@ __all__ = [
     "ConfigError",
     "DeferredInstance",
     "Device",
+    "Frontend",
     "InferRequest",
     "InferResponse",
     "Instance",
@@ -111,10 +128,16 @@ __all__ = [
     "InvalidArgument",
     "Isolation",
     "LoadError",
+    "LoopBell",
     "Model",
+    "ModelConfig",
     "NotFound",
+    "Observer",
     "PenstockError",
     "RequestInstance",
+    "Scheduler",
+    "SchedulerContext",
+    "ServedModel",
     "Server",
     "ServerOptions",
     "Services",
@@ -126,6 +149,10 @@ __all__ = [
     "dtypes",
     "hookimpl",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from penstock.backends.base import AnyInstance, Backend, Model
 from penstock.cli import main
+from penstock.config.derive import derive
 from penstock.config.options import ServerOptions
+from penstock.config.parse import parse_text
 from penstock.errors import ConfigError, PenstockError
-from penstock.models.configuring import read
+from penstock.models.configuring import complete, fill, read
 from penstock.server import Server
 
 
@@ -174,3 +179,44 @@ def test_an_unknown_parameter_is_ignored_with_a_warning_unless_the_server_is_str
     assert f"failed to load 'm' version 1: {message}" in reasons(tmp_path, caplog, strict_parameters=True)
     assert main(["check", str(tmp_path)]) == 1
     assert message in capsys.readouterr().out
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    scale: float = 1.0
+
+
+class Scaled(Backend):
+    """Completes a config by what its parameters say."""
+
+    name: ClassVar[str] = "scaled"
+    Parameters = Parameters
+
+    def complete_config(self, model: Model) -> None:
+        model.config.max_batch_size = int(model.parameters.scale * 2)
+
+    def load(self, model: Model) -> AnyInstance:
+        raise NotImplementedError
+
+
+TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }'
+
+
+def model_of(text: str, tmp_path: Path) -> Model:
+    config = parse_text(f'name: "m" backend: "scaled" {TENSORS} {text}')
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    derive(config, tmp_path / "m")
+    return Model("m", 1, tmp_path / "m" / "1", config)
+
+
+def test_a_backend_that_completes_a_config_has_the_typed_parameters(tmp_path: Path) -> None:
+    model = model_of('parameters { key: "scale" value { string_value: "4" } }', tmp_path)
+    fill(model, Scaled({}), ServerOptions())
+    assert model.config.max_batch_size == 8
+
+
+def test_wrong_parameters_are_named_after_the_completion_without_them(tmp_path: Path) -> None:
+    model = model_of('parameters { key: "scale" value { string_value: "much" } }', tmp_path)
+    with pytest.raises(ConfigError, match="parameter 'scale' is 'much', expected a number"):
+        complete(model, Scaled({}), ServerOptions())
+    assert model.config.max_batch_size == 2

@@ -52,7 +52,7 @@ def open_session(onnxruntime: Any, model: Model, device: Device, options: Mappin
 def open_unoptimized(onnxruntime: Any, model: Model, options: Mapping[str, str]) -> Any:
     """A session for looking at the graph only, opened as fast as the engine can.
 
-    ``model.parameters`` is not read: it is not parsed yet when a config is completed.
+    ``model.parameters`` is not read: nothing in it changes the graph.
     """
     session_options = onnxruntime.SessionOptions()
     session_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -87,8 +87,9 @@ class Model:
 
     ``path`` is the version's directory. ``config`` is the parsed ``config.pbtxt`` and must not be
     changed, except by ``Backend.complete_config``. ``parameters`` is an instance of the backend's
-    ``Parameters``. ``shared`` is what ``Backend.share`` returned. ``instance_name`` and ``device``
-    describe the instance being loaded; during ``complete_config`` and ``share`` they are empty.
+    ``Parameters``, in ``complete_config``, too. ``shared`` is what ``Backend.share`` returned.
+    ``instance_name`` and ``device`` describe the instance being loaded; during ``complete_config`` and
+    ``share`` they are empty.
     ``services`` is what the server does for its models; None during ``complete_config``.
     """
 

@@ -9,14 +9,16 @@ sections 4.3, 4.4). `read` and `complete` take these steps for a load and raise 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from penstock.backends.base import Backend, Model
 from penstock.config import parameters, validation
 from penstock.config.derive import derive, fill_batching
 from penstock.config.fields import is_set
-from penstock.config.model_config_pb2 import ModelConfig
+from penstock.config.model_config_pb2 import ModelConfig, ModelParameter
 from penstock.config.options import ServerOptions
 from penstock.config.parse import find_config, read_config
 from penstock.config.validation import Problem
@@ -102,13 +104,14 @@ def raise_first(problems: Iterable[Problem]) -> None:
 def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
     """Let ``backend`` complete ``model.config`` in place, unless that is turned off.
 
-    Raises what the backend raises; `PluginError` if that is no error of ours.
+    It is given the typed parameters. Where those of the config are wrong, which `judge` says, they are
+    those of a config without any. Raises what the backend raises; `PluginError` if that is no error of ours.
     """
     if options.disable_auto_complete_config:
         return
     config, scheduling = model.config, model.config.WhichOneof("scheduling_choice")
     try:
-        backend.complete_config(model)
+        backend.complete_config(replace(model, parameters=_typed(backend.Parameters, config.parameters)))
     except PenstockError:
         raise
     except BaseException as error:  # SystemExit of a stranger is its error, too
@@ -121,6 +124,13 @@ def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
             f"{config.WhichOneof('scheduling_choice')}"
         )
     fill_batching(config)
+
+
+def _typed(cls: type, given: Mapping[str, ModelParameter]) -> Any:
+    try:
+        return parameters.parse_parameters(cls, given)
+    except ConfigError:
+        return parameters.parse_parameters(cls, {})
 
 
 def judge(model: Model, backend: Backend, options: ServerOptions) -> list[Problem]:

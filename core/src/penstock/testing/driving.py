@@ -42,7 +42,9 @@ class Driver:
     def __init__(self, cls: type[Backend], config: ModelConfig, version_path: Path) -> None:
         self.backend = cls({})
         model = Model(NAME, 1, version_path, ModelConfig.FromString(config.SerializeToString()))
-        self.backend.complete_config(model)
+        self.backend.complete_config(
+            replace(model, parameters=parse_parameters(cls.Parameters, model.config.parameters))
+        )
         self.signature = Signature(NAME, model.config)
         self._model = replace(model, parameters=parse_parameters(cls.Parameters, model.config.parameters))
 

@@ -22,8 +22,9 @@ class Subject:
 
     ``plugin`` is the module of the entry point, ``backend`` the name in configs, ``heavy`` the
     modules that importing the plugin must not import. The claims: ``max_batch`` rows in one
-    execution, ``zero_rows`` are answered with zero rows, ``thread_bound``
-    instances may only run on the thread that loaded them.
+    execution; ``zero_rows``, that a batch of no rows at all is answered with no rows, as arithmetic
+    gives it, where an engine that refuses it says False; ``thread_bound``, that instances may only run
+    on the thread that loaded them.
     """
 
     plugin: ClassVar[str]
