@@ -55,7 +55,10 @@ def _old_trace(name: str, mode: str, key: str, example: str, value: str) -> Flag
                 "trace_config", "trace-config", f"{mode + ',' if mode else ''}{key}=<{value}>")  # fmt: skip
 
 
-_FORWARD = "Request headers whose name this regular expression finds become request parameters; case does not count."
+_FORWARD = (
+    "Request headers whose name this regular expression (RE2) finds become request parameters; case does not count, "
+    "unless it says `(?-i)`."
+)
 _HTTP_RESTRICTED = f"APIs that need the header <key> with exactly <value>: {', '.join(RESTRICTED_CATEGORIES)}."
 _GRPC_RESTRICTED = f"The same for gRPC, where the metadata key is {GRPC_RESTRICTED_PREFIX}<key>."
 _NAMED_SETTING = "<name>,<key>=<value>"

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 from penstock.config.options import RESTRICTED_CATEGORIES, RateLimitResource, Restriction, TraceSetting
+from penstock.config.patterns import header_pattern
 
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
@@ -109,10 +110,8 @@ def choice(flag: str, *allowed: str, ignore_case: bool = False) -> Callable[[str
 
 def pattern(value: str) -> str:
     """A regular expression, checked here so that a bad one is found at start."""
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"invalid regular expression '{value}': {error}") from None
+    if value:
+        header_pattern(value)
     return value
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
+from penstock.config.patterns import header_pattern
 from penstock.errors import InvalidArgument, OperatorError
 
 _RESERVED = frozenset(
@@ -13,25 +13,25 @@ _RESERVED = frozenset(
 
 
 class HeaderForwarding:
-    """Which headers become parameters: those whose name matches the operator's pattern.
+    """Which headers become parameters: those whose name the operator's pattern finds.
 
     An empty pattern forwards nothing. Raises `OperatorError` if the pattern is malformed.
     """
 
     def __init__(self, pattern: str) -> None:
         try:
-            self._pattern = re.compile(pattern, re.IGNORECASE) if pattern else None
-        except re.error as error:
-            raise OperatorError(f"header forward pattern '{pattern}' is malformed: {error}") from None
+            self._finds = header_pattern(pattern) if pattern else None
+        except ValueError as error:
+            raise OperatorError(f"headers cannot be forwarded: {error}") from None
 
     def __bool__(self) -> bool:
-        return self._pattern is not None
+        return self._finds is not None
 
     def parameters(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         """The parameters that ``headers`` give; raises `InvalidArgument` for a reserved name."""
-        if self._pattern is None:
+        if self._finds is None:
             return {}
-        chosen = {name: value for name, value in headers if self._pattern.search(name)}
+        chosen = {name: value for name, value in headers if self._finds(name)}
         for name in chosen:
             if name.lower() in _RESERVED or name.lower().startswith("triton_"):
                 raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")

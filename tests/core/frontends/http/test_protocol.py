@@ -96,6 +96,18 @@ def test_large_body_is_received_without_a_copy(connect: Connect) -> None:
     assert request.body[-1] == 8
 
 
+@pytest.mark.parametrize("path", ["/v2/repository/models/m/load", "/v2/repository/index", "/v2/models/m/ready"])
+def test_body_beyond_32_bits_is_too_large_and_not_unreadable_where_nothing_reads_its_length(
+    connect: Connect, path: str
+) -> None:
+    peer = connect()
+    peer.send(post(path, b"").replace(b": 0", b": 2800000000"))
+    assert peer.statuses == [400]
+    assert b"request JSON size of 2800000000 bytes exceeds the maximum allowed input size of 67108864 bytes" in (
+        peer.answer
+    )
+
+
 def test_large_parts_are_written_uncopied(connect: Connect) -> None:
     peer = connect()
     peer.holds = True

@@ -104,7 +104,7 @@ async def _receive_body(receive: Receive, limits: Limits, path: str, headers: di
     limit = limits.body_limit(path, headers)
     announced = headers.get(b"content-length", b"0")
     if announced.isdigit() and int(announced[:20]) > limit:
-        raise limits.body_refusal(int(announced[:20]), headers)
+        raise limits.body_refusal(int(announced[:20]), path, headers)
     pieces, size, more = [], 0, True
     while more:
         event = await receive()
@@ -115,7 +115,7 @@ async def _receive_body(receive: Receive, limits: Limits, path: str, headers: di
             pieces.append(piece)
             size += len(piece)
         if size > limit:
-            raise limits.body_refusal(size, headers)
+            raise limits.body_refusal(size, path, headers)
         if len(pieces) > limits.chunks:
             raise too_many_chunks(limits.chunks)
     return memoryview(pieces[0] if pieces else b"") if len(pieces) < 2 else _join(pieces, size, headers)

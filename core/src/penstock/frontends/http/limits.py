@@ -49,9 +49,9 @@ class Limits:
         has_tensors = headers.get(HEADER_LENGTH, b"0") != b"0" and path.endswith("/infer")
         return MAX_BODY_BYTES if has_tensors and not is_compressed(headers) else self.input_bytes
 
-    def body_refusal(self, size_bytes: int, headers: Mapping[bytes, bytes]) -> InvalidArgument:
-        """Why a body of ``size_bytes`` is refused."""
-        if size_bytes > MAX_BODY_BYTES:
+    def body_refusal(self, size_bytes: int, path: str, headers: Mapping[bytes, bytes]) -> InvalidArgument:
+        """Why a body of ``size_bytes`` is refused. As in Triton, only inference reads the number as one of 32 bits."""
+        if size_bytes > MAX_BODY_BYTES and path.endswith("/infer"):
             return InvalidArgument(
                 f"Unable to parse Content-Length, value is out of range [ -2147483648, 2147483647 ], got: {size_bytes}"
             )

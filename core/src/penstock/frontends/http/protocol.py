@@ -322,7 +322,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         if size > DIRECT_BYTES or size == CHUNKED:
             limit = self._limits.body_limit(head.path, head.headers)
             if size > limit:
-                raise Refused(error_reply(self._limits.body_refusal(size, head.headers)))
+                raise Refused(error_reply(self._limits.body_refusal(size, head.path, head.headers)))
         self._head, self._seconds = head, 0
         if head.waits and not self._rest and not self._exchanges:
             self._transport.write(CONTINUE)
@@ -337,7 +337,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         if chunks > self._limits.chunks:
             raise Refused(error_reply(too_many_chunks(self._limits.chunks)))
         if size > limit:
-            raise Refused(error_reply(self._limits.body_refusal(size, head.headers)))
+            raise Refused(error_reply(self._limits.body_refusal(size, head.path, head.headers)))
 
     def _take_body(self, head: Head) -> bool:
         """Whether there was a whole body."""

@@ -1,0 +1,40 @@
+"""Patterns of headers: RE2's syntax, and time that is linear. What RE2 takes is what Triton's command line takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.config.patterns import header_pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found", "not_found"),
+    [
+        ("^x-", ["x-a", "X-A"], ["ax-"]),
+        ("tenant", ["x-tenant", "X-TENANT-ID"], ["x-ten"]),
+        ("(?-i)^X-", ["X-a"], ["x-a"]),
+        ("(?-i:X)-a", ["X-A"], ["x-a"]),
+        (r"^\pL+$", ["abc"], ["a1"]),
+        (r"(?P<kind>trace|span)-id", ["Trace-Id"], ["other-id"]),
+        (r"\Ax\z", ["X"], ["xx"]),
+    ],
+)
+def test_the_pattern_is_re2s_and_case_does_not_count_unless_it_says_so(
+    pattern: str, found: list[str], not_found: list[str]
+) -> None:
+    find = header_pattern(pattern)
+    assert all(map(find, found))
+    assert not any(map(find, not_found))
+
+
+@pytest.mark.parametrize("pattern", ["(", "a**", "(?=x)", r"(x)\1", "(?<!x)y", "[z-a]"])
+def test_what_re2_does_not_take_is_refused_by_name(pattern: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match=r"invalid regular expression .* \(RE2\): \S") as caught:
+        header_pattern(pattern)
+    assert f"'{pattern}'" in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_name_of_a_header_takes_longer_than_its_length() -> None:
+    """With a backtracking engine this takes longer than the universe is old."""
+    assert not header_pattern("^(x+x+)+y$")("x" * 60_000)
