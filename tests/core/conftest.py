@@ -19,6 +19,7 @@ from penstock.backends.base import Backend, Instance, Model, Tensors
 from penstock.errors import LoadError
 from penstock.registry import PluginInfo
 from penstock.server import Server
+from penstock.telemetry import pacing
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +32,12 @@ def loop_guard() -> Iterator[BlockBuster]:
         gc.disable()
         yield guard
         gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def unhurried_log() -> None:
+    """No test is short of lines because the one before it has logged the same ones."""
+    pacing.flush()
 
 
 class Interrupted:

@@ -75,9 +75,12 @@ def test_no_caller_can_write_a_line_of_the_log(
     for line in server.log.split("\n")[:-1]:
         assert RECORD.match(line) or TABLE.match(line), line
         assert line.isprintable(), line
-    # the model's own complaint is there, once for each time it failed: twice over HTTP, once over gRPC
+    # the model's own complaint is there, once for each time it failed: twice over HTTP, once over gRPC;
+    # and once more for each request that it was asked for
     failures = [line for line in server.lines if "failed to execute" in line]
-    assert len(failures) == 3
+    assert len([line for line in failures if "Traceback" in line]) == 3
+    assert len([line for line in failures if "Infer failed: " in line]) == 3
+    assert len(failures) == 6
     assert all("all is well" in line for line in failures)
 
 
@@ -88,9 +91,122 @@ def test_a_json_log_stays_json(serve: Start, gate: Gate, gated: Mapping[str, str
     assert server.finish(15) == 0
     records = [json.loads(line) for line in server.log.split("\n")[:-1]]
     failures = [record for record in records if "failed to execute" in record["message"]]
-    assert len(failures) == 3
+    assert len(failures) == 6
     assert all(record["level"] == "ERROR" for record in failures)
+    assert all(record["model"] == "slow" for record in failures)
     assert not any(record["message"].startswith(FAKE) for record in records)
+
+
+HOSTS = {"native": (), "others": ("--http-server=hypercorn", "--grpc-server=grpcio")}
+INPUT = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}
+
+
+def ask_wrongly(server: Penstock, post: Callable[..., Any]) -> None:
+    """Seven requests that are their callers' fault, each with the id ``id-of-<number>`` where it has one."""
+    post(server, "/v2/models/slow/infer", {"id": "id-of-1", "inputs": [{**INPUT, "name": "NO"}]})
+    post(server, "/v2/models/slow/versions/9/infer", {"id": "id-of-2", "inputs": [INPUT]})
+    post(server, "/v2/models/none/infer", {"id": "id-of-3", "inputs": [INPUT]})
+    post(server, "/v2/nowhere", {})
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError):
+            stub.ModelInfer(pb.ModelInferRequest(model_name="slow", id="id-of-5"), timeout=30)
+        streamed = stub.ModelStreamInfer(iter([pb.ModelInferRequest(model_name="slow", id="id-of-6")]), timeout=30)
+        assert next(streamed).error_message
+        with pytest.raises(grpc.RpcError):
+            stub.ModelMetadata(pb.ModelMetadataRequest(name="none"), timeout=30)
+
+
+def fail_inside(server: Penstock, post: Callable[..., Any]) -> None:
+    """Three requests at which the model fails."""
+    assert post(server, "/v2/models/slow/infer", {"id": "id-of-8", "inputs": [INPUT]}).status == 500
+    given = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
+    asked = pb.ModelInferRequest(model_name="slow", id="id-of-9", inputs=[given], raw_input_contents=[bytes(4)])
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError):
+            stub.ModelInfer(asked, timeout=30)
+        assert "failed to execute" in next(stub.ModelStreamInfer(iter([asked]), timeout=30)).error_message
+
+
+@pytest.mark.parametrize("host", list(HOSTS))
+def test_a_failed_request_is_a_line_where_the_log_is_verbose(
+    serve: Start, gate: Gate, gated: Mapping[str, str], post: Callable[..., Any], host: str
+) -> None:
+    gate.fail("broken")
+    words = ("--log-verbose=1", "--log-format=json", *HOSTS[host])
+    server = serve(f"--model-repository={gate.path.parents[1]}", *words, environ=gated)
+    ask_wrongly(server, post)
+    fail_inside(server, post)
+    assert server.finish(15) == 0
+    records = [json.loads(line) for line in server.log.split("\n")[:-1]]
+    failed = [record for record in records if record["logger"] == "penstock.requests" and "code" in record]
+    by_caller = [record for record in failed if record["level"] == "VERBOSE"]
+    assert len(by_caller) == 7
+    assert {record.get("request_id") for record in by_caller} == {None, *(f"id-of-{n}" for n in (1, 2, 3, 5, 6))}
+    first = by_caller[0]
+    assert (first["model"], first["code"], first["request_id"]) == ("slow", "Invalid argument", "id-of-1")
+    assert first["message"].startswith("[request id: id-of-1] Infer failed: unexpected inference input 'NO' for model")
+    assert (by_caller[1]["model"], by_caller[1]["version"]) == ("slow", "9")
+    inside = [record for record in failed if record["level"] == "ERROR"]
+    assert [record["request_id"] for record in inside] == ["id-of-8", "id-of-9", "id-of-9"]
+    assert all("ValueError: broken" in record["message"] for record in inside)
+
+
+@pytest.mark.parametrize("host", list(HOSTS))
+def test_only_the_servers_own_faults_are_lines_where_it_is_not(
+    serve: Start, gate: Gate, gated: Mapping[str, str], post: Callable[..., Any], host: str
+) -> None:
+    gate.fail("broken")
+    server = serve(f"--model-repository={gate.path.parents[1]}", *HOSTS[host], environ=gated)
+    ask_wrongly(server, post)
+    assert not [line for line in server.lines if " failed: " in line]
+    fail_inside(server, post)
+    assert server.finish(15) == 0
+    told = [line for line in server.lines if "Infer failed: " in line]
+    assert len(told) == 3
+    assert all(line.startswith("E") for line in told)
+    assert all("(Internal, model 'slow'" in line for line in told)
+
+
+def test_a_model_that_always_fails_does_not_fill_the_log(
+    serve: Start, gate: Gate, gated: Mapping[str, str], post: Callable[..., Any]
+) -> None:
+    gate.fail("broken")
+    server = serve(f"--model-repository={gate.path.parents[1]}", environ=gated)
+    for _ in range(100):
+        assert post(server, "/v2/models/slow/infer", {"inputs": [INPUT]}).status == 500
+    assert server.finish(15) == 0
+    for kind in ("Traceback", "Infer failed: "):
+        assert 10 <= len([line for line in server.lines if kind in line]) <= 40  # 10 in 10 s; the machine may be slow
+    left_out = [int(line.split('"')[1].split()[0]) for line in server.lines if "lines like this were left out" in line]
+    written = [line for line in server.lines if "failed to execute" in line and "left out" not in line]
+    assert len(written) + sum(left_out) == 200
+
+
+def test_verbose_lines_are_tritons(serve: Start, tmp_path: Path, add_model: Callable[..., Path], infer: Any) -> None:
+    """Texts and levels as Triton 2.51 has them with ``--log-verbose=1``."""
+    add_model(tmp_path / "models", "echo")
+    server = serve(f"--model-repository={tmp_path / 'models'}", "--log-verbose=1")
+    infer(server)
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        given = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
+        stub.ModelInfer(pb.ModelInferRequest(model_name="echo", inputs=[given], raw_input_contents=[bytes(4)]))
+        stub.ServerLive(pb.ServerLiveRequest())
+    assert server.finish(15) == 0
+    for text in (
+        "HTTP request: 0 /v2/health/ready",
+        "HTTP request: 2 /v2/models/echo/infer",
+        "New request handler for ModelInferHandler, 0",
+        "Process for ModelInferHandler, rpc_ok=1, 0 step START",
+        "Process for ModelInferHandler, rpc_ok=1, 0 step COMPLETE",
+        "Done for ModelInferHandler, 0",
+        "Process for ServerLive, rpc_ok=1, 0 step START",
+        "Done for ServerLive, 0",
+        "Ready for RPC 'ModelInfer', 0",
+    ):
+        assert any(f'"{text}"' in line for line in server.lines), text
 
 
 def test_names_on_disk_cannot_write_a_line_either(serve: Start, tmp_path: Path, add_model: Callable[..., Path]) -> None:

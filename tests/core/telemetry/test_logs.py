@@ -6,6 +6,10 @@ import json
 import logging
 import os
 import re
+import subprocess
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +18,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.options import LogFormat, ServerOptions
+from penstock.telemetry import pacing
 from penstock.telemetry.logs import LOGGER, JsonFormatter, LineFormatter, Log, LogSettings, escape
+from penstock.telemetry.speaker import speak_for
 
 HOSTILE = 'a"b\r\nI0101 00:00:00.000000 1 forged.py:1] "all is well"\x1b[31m\x9b2J\u2028\u202e\ud800\x00'
 log = logging.getLogger("penstock.test")
+
+#: Logs four lines into a file, of which the second and third exceed the size that files may have.
+WRITE = """
+import logging, resource, sys
+from penstock.telemetry import pacing
+from penstock.telemetry.logs import Log, LogSettings
+def limit(size): resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+opened, log = Log(LogSettings(file=sys.argv[1]), {}), logging.getLogger("penstock.test")
+log.error("one")
+if len(sys.argv) > 2:
+    limit(int(sys.argv[2]))
+log.error("two" + "o" * 200)
+log.error("three")
+limit(resource.RLIM_INFINITY)
+log.error("four")
+opened.close()
+"""
 
 
 @pytest.fixture
@@ -137,14 +160,136 @@ def test_the_file_is_appended_to(path: Path) -> None:
     assert path.read_text().startswith("before\nI")
 
 
-def test_only_the_logger_of_penstock_is_touched_and_given_back(path: Path) -> None:
-    root, before = logging.getLogger(), (LOGGER.level, LOGGER.propagate, list(LOGGER.handlers))
-    root_handlers = list(root.handlers)
+def test_logging_is_given_back_as_it_was(path: Path) -> None:
+    root = logging.getLogger()
+
+    def state() -> list[object]:
+        hooks = (threading.excepthook, sys.unraisablehook, warnings.showwarning)
+        return [root.level, list(root.handlers), LOGGER.level, LOGGER.propagate, list(LOGGER.handlers), *hooks]
+
+    before = state()
     opened = Log(LogSettings(file=str(path), verbose_level=1), {})
-    assert (root.level, list(root.handlers)) == (logging.WARNING, root_handlers)
-    assert not LOGGER.propagate  # or each record would be printed twice
+    assert LOGGER.propagate  # what a host has put there goes on
+    assert state() != before
     opened.close()
-    assert (LOGGER.level, LOGGER.propagate, list(LOGGER.handlers)) == before
+    assert state() == before
+
+
+@pytest.mark.parametrize("form", ["default", "json"])
+def test_every_logger_speaks_in_the_form_of_the_log(opened: Log, path: Path, form: LogFormat) -> None:
+    """A plugin's own, a library's, a warning, and what a thread dies of."""
+    opened.change(LogSettings(format=form, verbose_level=1))
+    logging.getLogger("somebodys_plugin.part").info("from a plugin")
+    logging.getLogger("somebodys_plugin.part").debug("chatter of others")
+    logging.getLogger("penstock.somebody").debug("verbose of ours")
+    logging.getLogger("py.warnings").warning("mind this")
+    thread = threading.Thread(target=lambda: [][0], name="worker-7")
+    thread.start()
+    thread.join()
+    lines = path.read_text().splitlines()
+    assert len(lines) == 4
+    for line, text in zip(lines, ("from a plugin", "verbose of ours", "mind this", "worker-7"), strict=True):
+        assert text in (json.loads(line)["message"] if form == "json" else line)
+    assert "IndexError" in lines[3]
+
+
+def test_what_peers_make_a_transport_say_is_paced(opened: Log, path: Path) -> None:
+    for number in range(1000):
+        logging.getLogger("asyncio").error("exception in callback %d", number)
+        logging.getLogger("somebodys_model").error("line %d", number)
+    opened.close()
+    lines = path.read_text().splitlines()
+    assert len([line for line in lines if '"exception in callback' in line]) == pacing.BURST
+    assert len([line for line in lines if "more lines like this were left out" in line]) == 1
+    assert len([line for line in lines if '"line ' in line]) == 1000
+
+
+def test_a_record_has_an_end(opened: Log, path: Path) -> None:
+    def recurse(depth: int) -> int:
+        return 1 // 0 if depth == 300 else again(depth + 1)
+
+    def again(depth: int) -> int:  # so that no frame repeats the one above it
+        return recurse(depth)
+
+    log.error("%s", "x" * 1_000_000)
+    try:
+        recurse(0)
+    except ZeroDivisionError:
+        log.exception("failed")
+    first, second = path.read_text().splitlines()
+    assert len(first) < 25_000
+    assert "... (975424 characters) ..." in first
+    assert len(second) < 30_000
+    assert second.endswith('ZeroDivisionError: integer division or modulo by zero"')
+
+
+def test_the_json_form_names_the_model_of_the_thread(opened: Log, path: Path) -> None:
+    opened.change(LogSettings(format="json"))
+
+    def work() -> None:
+        speak_for("digits")
+        logging.getLogger("somebodys_model").info("one")
+        log.info("two", extra={"model": "words"})
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    log.info("three")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record.get("model") for record in records] == ["digits", "words", None]
+
+
+class Ill:
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("form", ["default", "json"])
+def test_a_record_that_cannot_be_formatted_is_one_line_all_the_same(
+    path: Path, form: LogFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own would raise
+    opened = Log(LogSettings(file=str(path), format=form), {})
+    log.info("%s", Ill())
+    log.info("%d %d", 1)
+    log.info("next")
+    opened.close()
+    first, second, third = path.read_text().splitlines()
+    assert "RuntimeError: no words" in first
+    assert "TypeError" in second
+    assert "next" in third
+
+
+def test_a_full_disk_disturbs_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    opened = Log(LogSettings(file="/dev/full"), {})
+    for _ in range(3):
+        log.error("lost")
+    opened.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_full_disk_under_standard_error_does_not_change_the_exit_code() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", WRITE, ""], stderr=full, check=False)
+    assert done.returncode == 0
+
+
+def test_nobody_at_the_other_end_of_standard_error_does_not_change_the_exit_code() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", WRITE, ""], stderr=writer, check=False)
+    os.close(writer)
+    assert done.returncode == 0
+
+
+def test_what_was_lost_is_told_once_there_is_room(path: Path) -> None:
+    """The limit on the size of files stands in for the disk: a line is torn in the middle."""
+    subprocess.run([sys.executable, "-c", WRITE, str(path), "120"], check=True)
+    lines = path.read_text().splitlines()
+    assert lines[0].endswith('"one"')
+    assert not lines[1].endswith('"')  # torn
+    assert re.fullmatch(r'W.* sink\.py:0\] "2 records were lost: File too large"', lines[2])
+    assert lines[3].endswith('"four"')
 
 
 def test_settings_come_from_the_options() -> None:

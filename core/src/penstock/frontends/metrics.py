@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -22,11 +21,12 @@ from penstock.telemetry import exposition
 from penstock.telemetry.gpu import GpuCollector
 from penstock.telemetry.host import HostCollector, PinnedPoolCollector
 from penstock.telemetry.metrics import ModelCollector
+from penstock.telemetry.pacing import paced
 
 if TYPE_CHECKING:
     from penstock.server import Server
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 _TEXT = ((b"Content-Type", exposition.CONTENT_TYPE.encode()),)
 

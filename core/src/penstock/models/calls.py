@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -12,9 +11,10 @@ from penstock.messages.request import InferRequest, Respond
 from penstock.messages.response import Answer
 from penstock.models.knots import Knots
 from penstock.models.served import ServedModel
+from penstock.telemetry.pacing import paced
 from penstock.workers.host import Host
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 #: Models that may wait for one request, one behind the other: a recursion without end has to end.
 MAX_CALLERS = 128

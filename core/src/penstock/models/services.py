@@ -128,7 +128,8 @@ class LocalServices(LoopServices):
     def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
         number = LOG_LEVELS[level]
         if log.isEnabledFor(number):
-            log.handle(log.makeRecord(log.name, number, file, line, message, (), None))
+            record = log.makeRecord(log.name, number, file, line, message, (), None, extra={"model": self._model})
+            log.handle(record)
 
     def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
         return self._metrics.family(name, description, kind)

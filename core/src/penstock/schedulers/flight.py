@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 
 from penstock.errors import Unavailable
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
+from penstock.telemetry.pacing import paced
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 
 class Flight:

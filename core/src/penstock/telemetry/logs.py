@@ -1,10 +1,11 @@
 """The log of a server: Triton's line formats, or one JSON object per line.
 
-Configures the ``penstock`` logger and nothing else, and only when the command line asks for it: an
-embedded server leaves logging to its host. A message is one record and one line, whatever text of
-a caller is in it: control characters are escaped (behaviours.md section 12.2). Extras that a
-record may carry: ``table``, lines that follow the message, made by `penstock.telemetry.tables`,
-and ``request_id``, ``model`` and ``version``, which the JSON form shows as fields.
+Configures logging only when the command line asks for it: an embedded server leaves that to its
+host. What any logger says from level INFO on is in the log, in its form; ``--log-verbose`` lets the
+loggers below ``penstock`` say more. A message is one record and one line, whatever text of a caller
+is in it: control characters are escaped (behaviours.md section 12.2). Extras that a record may
+carry: ``table``, lines that follow the message, made by `penstock.telemetry.tables`, and
+``request_id``, ``model``, ``version`` and ``code``, which the JSON form shows as fields.
 """
 
 from __future__ import annotations
@@ -13,14 +14,26 @@ import json
 import logging
 import os
 import re
+import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from penstock.config.options import LogFormat, ServerOptions
+from penstock.telemetry import pacing
+from penstock.telemetry.pacing import Pace
+from penstock.telemetry.sink import Sink
+from penstock.telemetry.speaker import speaker
 
 LOGGER = logging.getLogger("penstock")
-_CONTEXT = ("request_id", "model", "version")
+_ROOT = logging.getLogger()
+_CONTEXT = ("request_id", "model", "version", "code", "left_out")
+#: Loggers of transports that are not ours: what they say is what peers make them say.
+_DRIVEN_BY_PEERS = frozenset(("asyncio", "grpc", "h11", "h2", "hypercorn", "wsproto"))
+#: What is left of a long message: callers' text, or a recursion without end, may have made it. What happened stands
+#: at the end of a traceback.
+_HEAD, _TAIL = 16 * 1024, 8 * 1024
 #: What json.dumps leaves alone and a terminal or a reader of lines does not: DEL and C1 controls,
 #: the Unicode line ends, marks that reverse text, and halves of surrogate pairs.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -67,12 +80,15 @@ class Log:
 
     def __init__(self, settings: LogSettings, environ: Mapping[str, str] = os.environ) -> None:
         self._escape = environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1") != "0"
-        self._handler = _open(settings.file)
-        self._before = (LOGGER.level, LOGGER.propagate)
-        self._handler.addFilter(lambda record: self.settings.allows(record))
+        self._handler = Sink(settings.file)
+        self._foreign = Pace()
+        self._before = (LOGGER.level, _ROOT.level, threading.excepthook, sys.unraisablehook)
+        self._handler.addFilter(self._passes)
         self.change(settings)
-        LOGGER.addHandler(self._handler)
-        LOGGER.propagate = False
+        _ROOT.setLevel(logging.INFO)
+        _ROOT.addHandler(self._handler)
+        logging.captureWarnings(True)
+        threading.excepthook, sys.unraisablehook = _log_thread_end, _log_unraisable
 
     def change(self, settings: LogSettings) -> None:
         """Log by ``settings`` from now on, into the file opened at the start."""
@@ -81,11 +97,19 @@ class Log:
         LOGGER.setLevel(settings.threshold)
 
     def close(self) -> None:
-        """Leave the logger as it was found."""
-        LOGGER.removeHandler(self._handler)
-        level, LOGGER.propagate = self._before
+        """Say what was left out, and leave logging as it was found."""
+        pacing.flush()
+        _ROOT.removeHandler(self._handler)
+        logging.captureWarnings(False)
+        level, root_level, threading.excepthook, sys.unraisablehook = self._before
         LOGGER.setLevel(level)
+        _ROOT.setLevel(root_level)
         self._handler.close()
+
+    def _passes(self, record: logging.LogRecord) -> bool:
+        if not self.settings.allows(record):
+            return False
+        return record.name.partition(".")[0] not in _DRIVEN_BY_PEERS or self._foreign.filter(record)
 
 
 def escape(text: str) -> str:
@@ -130,11 +154,9 @@ class JsonFormatter(logging.Formatter):
             "thread": record.threadName,
         }
         context = {name: getattr(record, name) for name in (*_CONTEXT, "table") if hasattr(record, name)}
+        if model := speaker():
+            context.setdefault("model", model)
         return json.dumps(fields | context, default=str)
-
-
-def _open(path: str) -> logging.Handler:
-    return logging.FileHandler(path, encoding="utf-8", errors="backslashreplace") if path else logging.StreamHandler()
 
 
 def _formatter(form: LogFormat, escaped: bool) -> logging.Formatter:
@@ -150,4 +172,22 @@ def _letter(record: logging.LogRecord) -> str:
 def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     """The message, and the traceback under it if there is one."""
     message = record.getMessage()
-    return f"{message}\n{formatter.formatException(record.exc_info)}" if record.exc_info else message
+    if record.exc_info:
+        message = f"{message}\n{formatter.formatException(record.exc_info)}"
+    return message if len(message) <= _HEAD + _TAIL else _without_middle(message)
+
+
+def _without_middle(message: str) -> str:
+    return f"{message[:_HEAD]}... ({len(message) - _HEAD - _TAIL} characters) ...{message[-_TAIL:]}"
+
+
+def _log_thread_end(end: threading.ExceptHookArgs) -> None:
+    if end.exc_type is not SystemExit:
+        name = end.thread.name if end.thread is not None else "?"
+        LOGGER.error("thread '%s' ended", name, exc_info=end.exc_value)
+
+
+def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
+    LOGGER.error(
+        "%s: %r", found.err_msg or "an error that nobody could be told", found.object, exc_info=found.exc_value
+    )

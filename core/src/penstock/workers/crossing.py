@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable
 
-log = logging.getLogger(__name__)
+from penstock.telemetry.pacing import paced
+
+log = paced(__name__)
 
 
 class Crossing:

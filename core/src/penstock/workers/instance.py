@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,6 +12,7 @@ from penstock.errors import InternalError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.telemetry.observer import Observer
+from penstock.telemetry.pacing import paced
 from penstock.telemetry.statistics import ExecutionStatistics
 from penstock.workers.batch import run_batch
 from penstock.workers.bell import Bell
@@ -22,7 +22,7 @@ from penstock.workers.outlet import LoopOutlet
 from penstock.workers.runner import LATER, Given, Runner
 from penstock.workers.source import BatchSource
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 #: How long after a failure of its scheduler an instance asks it again.
 _RETRY_S = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
@@ -10,9 +9,10 @@ from penstock.errors import Code, PenstockError
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.telemetry.observer import Observer
+from penstock.telemetry.pacing import paced
 from penstock.telemetry.statistics import BatchTimes, ExecutionStatistics
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 
 class Ledger:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -12,10 +11,11 @@ from penstock.errors import BackendError, PenstockError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
 from penstock.messages.tensor import Tensor
+from penstock.telemetry.pacing import paced
 from penstock.telemetry.statistics import BatchTimes
 from penstock.workers.contract import Contract
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 
 class Later(Enum):
@@ -76,7 +76,8 @@ def as_error(error: BaseException, contract: Contract) -> PenstockError:
     """
     if isinstance(error, PenstockError):
         return error
-    log.error("model '%s' version %s failed to execute", contract.name, contract.version, exc_info=error)
+    context = {"model": contract.name, "version": contract.version}
+    log.error("model '%s' version %s failed to execute", contract.name, contract.version, exc_info=error, extra=context)
     failure = BackendError(f"model '{contract.name}' failed to execute: {summary(error)}")
     failure.__cause__ = error
     return failure

@@ -43,6 +43,7 @@ class StandIn:
     """A model: what handlers read of a ServedModel."""
 
     name: str
+    version: int = 1
     decoupled: bool = False
     max_batch_size: int = 0
     labels: dict[str, list[str]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as triton
 
 from penstock.config.options import Restriction, ServerOptions
-from penstock.errors import Code, PenstockError, Unavailable
+from penstock.errors import CallerError, Code, PenstockError
 from penstock.frontends.grpc.context import Metadata
 from penstock.frontends.grpc.rpcs import HEALTH_SERVICE, SERVICE, Rpc, rpcs, serialize
 from penstock.models.states import IndexEntry
@@ -119,7 +119,7 @@ def test_no_rpc_passes_its_restriction_without_the_key(name: str) -> None:
 
     text = "^This protocol is restricted, expecting header 'triton-grpc-protocol-k'$"
     for metadata in [(), (("triton-grpc-protocol-k", "wrong"),), (("k", "secret"),)]:
-        with pytest.raises(Unavailable, match=text):
+        with pytest.raises(CallerError, match=text):
             asyncio.run(call(*metadata))
 
 

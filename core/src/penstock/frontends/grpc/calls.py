@@ -15,7 +15,6 @@ unpacked on a thread.
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import abstractmethod
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError
 
 from penstock.errors import PenstockError
+from penstock.frontends.failures import tell_fault
 from penstock.frontends.grpc import blocks
 from penstock.frontends.grpc.compression import IDENTITY, inflate
 from penstock.frontends.grpc.context import Cancel, Metadata
@@ -33,11 +33,12 @@ from penstock.frontends.grpc.status import CANCELLED, DEADLINE_EXCEEDED, INTERNA
 from penstock.frontends.grpc.wire import MESSAGE_BYTES, Buffer
 from penstock.frontends.http2.connection import Connection
 from penstock.frontends.http2.stream import Stream
+from penstock.telemetry.pacing import paced
 
 if TYPE_CHECKING:
     from penstock.frontends.grpc.native_host import Calls
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 _BEGIN = blocks.begin()
 #: Packed messages up to here are unpacked on the event loop: a thread would cost more.
@@ -280,6 +281,8 @@ class UnaryCall(SingleCall):
         except asyncio.CancelledError:
             self.finish(CANCELLED, "the call was cancelled")
         except Exception as error:
+            if isinstance(error, PenstockError):
+                tell_fault(error, rpc.name)
             self.fail(error)
         finally:
             self.done()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,14 +17,16 @@ from grpc.aio import Server, ServicerContext
 from penstock.config.options import CompressionLevel, ServerOptions
 from penstock.errors import CallerError, Code, InternalError, PenstockError, Unavailable
 from penstock.frontends.base import LAST_WORDS_S
+from penstock.frontends.failures import tell_fault
 from penstock.frontends.grpc import tls
 from penstock.frontends.grpc.context import Metadata
 from penstock.frontends.grpc.hosts import Host, address_of
 from penstock.frontends.grpc.rpcs import Direct, Rpc, Stream, Unary, serialize
 from penstock.frontends.grpc.status import STATUS, details
 from penstock.frontends.grpc.wire import MESSAGE_BYTES
+from penstock.telemetry.pacing import paced
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 #: In grpc's numbers. Its core picks an algorithm that the client accepts: gzip for low, else deflate.
 #: It has no levels per RPC, so that they apply to all, where Triton compresses inference only.
@@ -82,6 +83,8 @@ class GrpcioHost(Host):
             try:
                 return serialize(await handler(parse(body), _Call(self, context)))
             except Exception as error:
+                if rpc.unary is not None and isinstance(error, PenstockError):
+                    tell_fault(error, rpc.name)
                 await _abort(context, error)
 
         return call

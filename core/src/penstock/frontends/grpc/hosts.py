@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from penstock.config.options import GrpcServer, ServerOptions
+from penstock.frontends.failures import is_verbose
 
 if TYPE_CHECKING:
     from penstock.frontends.grpc.rpcs import Rpc
+
+
+_VERBOSITY = "GRPC_VERBOSITY"
 
 
 class Host(ABC):
@@ -40,13 +46,30 @@ def address_of(options: ServerOptions) -> str:
     return f"[{host}]:{options.grpc_port}" if ":" in host else f"{host}:{options.grpc_port}"
 
 
+@contextmanager
+def _quiet_core() -> Iterator[None]:
+    """Import grpc so that its core writes nothing: it would write past our log, and whatever peers make it write.
+
+    ``GRPC_VERBOSITY`` is read at that moment only. Whoever has set it, or wants a verbose log, gets what it says.
+    """
+    if _VERBOSITY in os.environ or is_verbose():
+        yield
+        return
+    os.environ[_VERBOSITY] = "NONE"
+    try:
+        yield
+    finally:
+        del os.environ[_VERBOSITY]
+
+
 def choose_host(wanted: GrpcServer) -> type[Host]:
     """The host for ``--grpc-server``; ``auto`` takes the native one.
 
     Imports what the host is made of, so call it on a thread.
     """
     if wanted == "grpcio":
-        from penstock.frontends.grpc.grpcio_host import GrpcioHost
+        with _quiet_core():
+            from penstock.frontends.grpc.grpcio_host import GrpcioHost
 
         return GrpcioHost
     from penstock.frontends.grpc.native_host import NativeHost

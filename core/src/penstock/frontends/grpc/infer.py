@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.errors import InternalError, PenstockError, Unavailable, Unsupported
+from penstock.frontends.failures import tell_fault
 from penstock.frontends.grpc.context import Cancel, Context, Metadata, Reply
 from penstock.frontends.grpc.encode import encode
 from penstock.frontends.grpc.layouts import KnownLayouts
 from penstock.frontends.grpc.wire import Parcel
 from penstock.messages.response import InferResponse
 from penstock.messages.single import SingleAnswer
+from penstock.telemetry.pacing import paced
 
 if TYPE_CHECKING:
     from penstock.models.served import ServedModel
     from penstock.server import Server
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 #: The parameters that a call's metadata adds to its requests; raises `InvalidArgument`.
 Forward: TypeAlias = Callable[[Metadata], Mapping[str, str]]
@@ -44,16 +45,20 @@ def model_infer(inference: Inference, parcel: Parcel, context: Context, reply: R
 
     What is returned cancels the request. Raises `PenstockError` if it is refused.
     """
-    if context.draining:
-        raise Unavailable(SHUTTING_DOWN)
     server, message = inference.server, parcel.message
-    model = server.resolve(message.model_name, message.model_version)
-    if model.decoupled:
-        raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-    answer = _Answer(model, reply)
-    decoded = inference.layouts.decode(parcel, answer, inference.forwarded(context))
-    answer.classes = decoded.classes
-    server.submit(decoded.request)
+    try:
+        if context.draining:
+            raise Unavailable(SHUTTING_DOWN)
+        model = server.resolve(message.model_name, message.model_version)
+        if model.decoupled:
+            raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        answer = _Answer(model, reply)
+        decoded = inference.layouts.decode(parcel, answer, inference.forwarded(context))
+        answer.classes = decoded.classes
+        server.submit(decoded.request)
+    except PenstockError as error:
+        tell_fault(error, "Infer", message.model_name, message.model_version)
+        raise
     return decoded.request.cancel
 
 
@@ -69,7 +74,11 @@ class _Answer(SingleAnswer):
         self._model, self._reply = model, reply
 
     def settle(self, answer: InferResponse | PenstockError) -> None:
-        self._reply(answer if isinstance(answer, PenstockError) else self._encode(answer))
+        if isinstance(answer, PenstockError):
+            tell_fault(answer, "Infer", self._model.name, str(self._model.version))
+            self._reply(answer)
+        else:
+            self._reply(self._encode(answer))
 
     def _encode(self, response: InferResponse) -> bytes | PenstockError:
         try:

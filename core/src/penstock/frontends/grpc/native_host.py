@@ -25,6 +25,10 @@ from penstock.frontends.http2.keepalive import Keepalive
 from penstock.frontends.http2.limits import Limits
 from penstock.frontends.http2.stream import Stream
 from penstock.frontends.listening import BACKLOG, bind
+from penstock.telemetry.pacing import paced
+
+#: A peer can break the rules as often as it likes; the module knows nothing of the rest of the server.
+paced("penstock.frontends.http2.connection")
 
 
 class NativeHost(Host):

@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
-from penstock.errors import Unavailable
+from penstock.errors import CallerError, Code
+from penstock.frontends.failures import is_verbose
 from penstock.frontends.forwarding import HeaderForwarding
 from penstock.frontends.grpc import grpc_service_pb2 as pb
 from penstock.frontends.grpc import health, memory, metadata, repository, settings, statistics
@@ -22,6 +23,7 @@ from penstock.frontends.grpc.context import Cancel, Context, Metadata, Reply, Se
 from penstock.frontends.grpc.infer import Inference, model_infer
 from penstock.frontends.grpc.reflection import SERVICES, Reflection
 from penstock.frontends.grpc.stream import model_stream_infer
+from penstock.frontends.grpc.watching import watched
 from penstock.frontends.restrictions import Restrictions
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def rpcs(server: Server) -> list[Rpc]:
     infer = guard.direct("inference", partial(model_infer, inference))
     stream = guard.stream("inference", partial(model_stream_infer, inference))
     described = Reflection((SERVICE, HEALTH_SERVICE, *SERVICES)).serve
-    return [
+    offered = [
         *table,
         Rpc(HEALTH_SERVICE, "Check", "health", HealthCheckRequest.FromString, check),
         Rpc(SERVICE, "ModelInfer", "inference", inference.layouts.unpack, direct=infer),
@@ -84,6 +86,7 @@ def rpcs(server: Server) -> list[Rpc]:
             for name in SERVICES
         ),
     ]
+    return [watched(rpc) for rpc in offered] if is_verbose() else offered
 
 
 #: Those that need nothing but the server: name, category of restriction, request, handler.
@@ -139,7 +142,7 @@ class _Guard:
     def _check(self, category: str, context: Context) -> None:
         refusal = self._restrictions.refusal(category, partial(first, context.metadata))
         if refusal is not None:
-            raise Unavailable(refusal)
+            raise CallerError(refusal, Code.UNAVAILABLE)  # as Triton has it
 
 
 def _forward(forwarding: HeaderForwarding, metadata: Metadata) -> dict[str, str]:

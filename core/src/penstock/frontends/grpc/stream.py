@@ -8,12 +8,12 @@ request that fails does not end the stream. Source: behaviours.md section 2.5.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 
 from penstock.errors import InternalError, PenstockError, Unavailable
 from penstock.frontends.disclosure import shown
+from penstock.frontends.failures import tell
 from penstock.frontends.grpc.context import Context, Send, first
 from penstock.frontends.grpc.encode import encode, encode_empty
 from penstock.frontends.grpc.infer import SHUTTING_DOWN, Inference
@@ -21,8 +21,9 @@ from penstock.frontends.grpc.wire import Parcel, pack_stream
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.models.served import ServedModel
+from penstock.telemetry.pacing import paced
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 #: Requests of one stream that are not completely answered; beyond it the stream is not read.
 IN_FLIGHT = 1024
@@ -212,6 +213,8 @@ class _Stream:
         except Exception:
             log.exception("a response on a gRPC stream could not be encoded")
             reason = InternalError("internal error; the server's log has the details")
+        asked = turn.message
+        tell(reason, "Infer", asked.model_name, asked.model_version, asked.id)
         if self._errors_end and turn.is_queued:
             raise reason
         return turn.encode_error(reason, final)

@@ -5,11 +5,11 @@ The order of the steps decides which error wins; it is that of behaviours.md sec
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock.errors import InternalError, PenstockError, Unsupported
+from penstock.frontends.failures import tell_fault
 from penstock.frontends.forwarding import HeaderForwarding
 from penstock.frontends.http.compression import DECODABLE, decompress, response_encoding
 from penstock.frontends.http.decode import decode, decode_raw, header_length
@@ -21,12 +21,13 @@ from penstock.frontends.http.target import Target
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
 from penstock.messages.single import SingleAnswer
+from penstock.telemetry.pacing import paced
 
 if TYPE_CHECKING:
     from penstock.models.served import ServedModel
     from penstock.server import Server
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 _NO_FORMS: Mapping[str, Form] = {}
 _ACCEPT = (b"Accept-Encoding", b"gzip, deflate")
@@ -102,7 +103,11 @@ class Answer(SingleAnswer):
         self._encoding = encoding
 
     def settle(self, answer: InferResponse | PenstockError) -> None:
-        self._reply(error_reply(answer) if isinstance(answer, PenstockError) else self._encode(answer))
+        if isinstance(answer, PenstockError):
+            tell_fault(answer, "Infer", self._model.name, str(self._model.version))
+            self._reply(error_reply(answer))
+        else:
+            self._reply(self._encode(answer))
 
     def _encode(self, response: InferResponse) -> HttpReply:
         model = self._model

@@ -54,6 +54,12 @@ class HttpReply(NamedTuple):
     parts: Sequence[Buffer] = ()
 
 
+class ErrorReply(HttpReply):
+    """The answer to a request that failed, which remembers why. The log may say more than the answer does."""
+
+    error: PenstockError
+
+
 #: Takes the one answer to a request. Event loop only.
 Reply: TypeAlias = Callable[[HttpReply], None]
 #: Tells a handler that the caller has gone. Event loop only.
@@ -72,7 +78,9 @@ def json_type_reply() -> HttpReply:
 
 def error_reply(error: PenstockError) -> HttpReply:
     """``error`` as Triton words errors: one JSON object with the single key ``error``."""
-    return text_error(STATUS[error.code], shown(error.message))
+    reply = ErrorReply(*text_error(STATUS[error.code], shown(error.message)))
+    reply.error = error
+    return reply
 
 
 def text_error(status: int, text: str) -> HttpReply:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
@@ -32,6 +33,8 @@ from penstock.frontends.uploads import host_of
 
 if TYPE_CHECKING:
     from penstock.frontends.http.connections import Connections
+
+log = logging.getLogger(__name__)
 
 _EMPTY_LINE = b"\r\n"
 _NO_BODY = memoryview(b"")
@@ -418,6 +421,8 @@ class HttpProtocol(asyncio.BufferedProtocol):
         """Answer after those in turn and read no further request on this connection."""
         self._is_deaf = True
         self._forget()
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("an HTTP request was refused: %s", b"".join(reply.parts).decode(errors="replace")[:1000])
         exchange = Exchange(self, True, False)
         self._exchanges.append(exchange)
         exchange(reply)

@@ -7,24 +7,26 @@ so that no path leads around it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock.errors import InternalError, NotFound, PenstockError, Unsupported
+from penstock.frontends.failures import is_verbose, tell_fault
 from penstock.frontends.http.description import Description
 from penstock.frontends.http.inference import Inference
 from penstock.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply, error_reply, json_reply, text_error
 from penstock.frontends.http.repository import Repository
 from penstock.frontends.http.target import Target
+from penstock.frontends.http.watching import Dispatch, watched
 from penstock.frontends.restrictions import Restrictions
+from penstock.telemetry.pacing import paced
 
 if TYPE_CHECKING:
     from penstock.server import Server
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 Handler: TypeAlias = Callable[[HttpRequest, Target, Reply], "Cancel | None"]
 Answer: TypeAlias = Callable[[HttpRequest, Target], HttpReply]
@@ -51,12 +53,11 @@ class Routes:
         self._found: dict[str, tuple[Route, Target]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.table = self._build(server)
+        #: Answers a request through its ``reply``, once, now or later. Never raises. Returns what to call if
+        #: the caller goes away first, or None where nothing can be cancelled.
+        self.dispatch: Dispatch = watched(self._dispatch, self._target) if is_verbose() else self._dispatch
 
-    def dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
-        """Answer ``request`` through ``reply``, once, now or later. Never raises.
-
-        Returns what to call if the caller goes away first, or None where nothing can be cancelled.
-        """
+    def _dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
         try:
             route, target = self._found.get(request.path) or self._find(request.path)
             if self._restrictions and (refusal := self._refusal(route, request)) is not None:
@@ -68,11 +69,25 @@ class Routes:
                 return None
             return handler(request, target, reply)
         except PenstockError as error:
+            self._tell(error, request)
             reply(error_reply(error))
         except Exception:
-            log.exception("a request to %r failed", request.path)
+            log.exception("a request to %r failed", request.path[:1000])
             reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
         return None
+
+    def _tell(self, error: PenstockError, request: HttpRequest) -> None:
+        """Log ``error`` if it is the server's fault."""
+        target = self._target(request.path) or Target()
+        what = "Infer" if request.path.endswith("/infer") else f"{request.method} {request.path}"
+        tell_fault(error, what, target.name, target.version)
+
+    def _target(self, path: str) -> Target | None:
+        """What ``path`` names, if it is one of ours."""
+        try:
+            return self._find(path)[1]
+        except NotFound:
+            return None
 
     def _refusal(self, route: Route, request: HttpRequest) -> str | None:
         return self._restrictions.refusal(route.category, lambda name: request.headers.get(name.encode()))
@@ -148,9 +163,10 @@ class Routes:
             try:
                 reply(await coroutine(request, target))
             except PenstockError as error:
+                self._tell(error, request)
                 reply(error_reply(error))
             except Exception:
-                log.exception("a request to %r failed", request.path)
+                log.exception("a request to %r failed", request.path[:1000])
                 reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
 
         def handle(request: HttpRequest, target: Target, reply: Reply) -> None:

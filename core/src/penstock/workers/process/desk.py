@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from penstock.errors import Code, PenstockError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
 from penstock.telemetry.kinds import MetricOperation
+from penstock.telemetry.pacing import paced
 from penstock.workers.apart import apart
 from penstock.workers.process.wire import notes
 from penstock.workers.process.wire.answers import reply_of, unsendable_reply
@@ -26,7 +26,7 @@ from penstock.workers.process.wire.failure import WireError
 from penstock.workers.process.wire.frames import Frame, Kind, read_integers
 from penstock.workers.process.wire.updates import read_update
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 #: Any thread: sends the reply to a call. False if the event loop has to.
 AtOnce: TypeAlias = Callable[[int, InferResponse], bool]

@@ -8,7 +8,6 @@ succeed when it is sent again.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
@@ -17,6 +16,7 @@ from penstock.errors import Cancelled, PenstockError, Unavailable, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer, InferResponse
 from penstock.telemetry.observer import Observer
+from penstock.telemetry.pacing import paced
 from penstock.telemetry.statistics import BatchTimes, ExecutionStatistics
 from penstock.workers.bell import LoopBell
 from penstock.workers.contract import Contract
@@ -31,7 +31,7 @@ from penstock.workers.process.wire.answers import Times
 from penstock.workers.source import BatchSource
 from penstock.workers.warmup import Sample
 
-log = logging.getLogger(__name__)
+log = paced(__name__)
 
 #: How long after a failure of its scheduler an instance asks it again.
 _RETRY_S = 1.0

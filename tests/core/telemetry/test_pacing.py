@@ -1,0 +1,132 @@
+"""How often one kind of line is written: by counting, and by arithmetic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from penstock.telemetry import pacing
+from penstock.telemetry.pacing import BURST, Pace, paced
+
+log = logging.getLogger("penstock.test.pacing")
+
+
+@pytest.fixture
+def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
+    pace = Pace()
+    monkeypatch.setattr(log, "filters", [pace])
+    return pace
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.DEBUG)
+    return lambda: [record.getMessage() for record in caplog.records if record.name == log.name]
+
+
+def complain(times: int, model: str | None = None) -> None:
+    for number in range(times):
+        log.error("bad request %d", number, extra={} if model is None else {"model": model})
+
+
+def test_a_flood_is_some_lines_and_a_count(pace: Pace, lines: Callable[[], list[str]]) -> None:
+    complain(10_000)
+    assert lines() == [f"bad request {number}" for number in range(BURST)]
+    pace.flush()
+    assert lines()[BURST:] == [f"{10_000 - BURST} more lines like this were left out: bad request 9999"]
+
+
+def test_what_is_seldom_is_written_and_nothing_is_counted(pace: Pace, lines: Callable[[], list[str]]) -> None:
+    complain(BURST)
+    pace.flush()
+    assert len(lines()) == BURST
+
+
+def test_each_place_and_each_model_has_a_pace_of_its_own(pace: Pace, lines: Callable[[], list[str]]) -> None:
+    complain(100, "noisy")
+    complain(1, "quiet")
+    log.warning("from elsewhere")
+    assert lines()[BURST:] == ["bad request 0", "from elsewhere"]
+
+
+def test_a_new_window_begins_with_new_lines(lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "filters", [Pace(window_s=0.0)])
+    complain(BURST)
+    complain(BURST)
+    assert len(lines()) == 2 * BURST
+
+
+def test_verbose_lines_are_all_written(pace: Pace, lines: Callable[[], list[str]]) -> None:
+    for number in range(100):
+        log.debug("%d", number)
+    assert len(lines()) == 100
+
+
+def test_names_that_callers_choose_take_no_memory(pace: Pace, lines: Callable[[], list[str]]) -> None:
+    for number in range(10_000):
+        complain(1, f"model-{number}")
+    assert len(pace._kinds) <= 257
+    assert len(lines()) <= 257 + BURST
+
+
+def test_the_count_comes_by_itself_on_the_loop(lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        counted = asyncio.Event()
+
+        def flush_and_tell(self: Pace) -> None:
+            flush(self)
+            counted.set()
+
+        monkeypatch.setattr(Pace, "flush", flush_and_tell)
+        monkeypatch.setattr(log, "filters", [Pace(window_s=0.05)])
+        complain(BURST + 3)
+        await counted.wait()
+
+    flush = Pace.flush
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert lines()[-1].startswith("3 more lines like this were left out: bad request")
+
+
+def test_the_count_comes_by_itself_in_a_thread(
+    lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(log, "filters", [Pace(window_s=0.05)])
+    thread = threading.Thread(target=complain, args=(BURST + 3,))
+    thread.start()
+    thread.join()
+    wait_until(lambda: len(lines()) > BURST, "the rest is counted")
+    assert lines()[-1].startswith("3 more lines")
+
+
+def test_threads_lose_no_count(pace: Pace, lines: Callable[[], list[str]]) -> None:
+    threads = [threading.Thread(target=complain, args=(1000,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pace.flush()
+    assert len(lines()) == BURST + 1
+    assert lines()[-1].startswith(f"{4000 - BURST} more")
+
+
+def test_a_long_message_is_not_repeated_in_full(pace: Pace, lines: Callable[[], list[str]]) -> None:
+    for _ in range(BURST + 1):
+        log.error("%s", "x" * 10_000)
+    pace.flush()
+    assert len(lines()[-1]) < 300
+
+
+def test_a_logger_is_paced_once() -> None:
+    first, second = paced("penstock.test.paced"), paced("penstock.test.paced")
+    assert first is second
+    assert len([each for each in first.filters if isinstance(each, Pace)]) == 1
+
+
+def test_the_end_of_the_log_counts_what_was_left_out(pace: Pace, lines: Callable[[], list[str]]) -> None:
+    complain(BURST + 7)
+    pacing.flush()
+    assert any(line.startswith("7 more lines") for line in lines())
