@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 
 from penstock.cli import main
+from penstock.cli.culprit import locate
+from penstock.models.repository import is_model
 
 
 def write(repository: Path, name: str, config: str) -> Path:
@@ -47,10 +51,12 @@ def test_the_page_about_it_shows_what_it_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = Path(__file__).parents[3] / "docs/check.md"
-    flip, flop, printed = re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)
-    write(tmp_path / "models", "flip", flip)
-    write(tmp_path / "models", "flop", flop)
+    (command,) = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    flip, flop, printed = re.findall(r"```\n(.*?)```", page.read_text().replace(f"```sh\n{command}```", ""), re.DOTALL)
     monkeypatch.chdir(tmp_path)
+    subprocess.run(["sh", "-ec", command], check=True, timeout=10)
+    Path("models/flip/config.pbtxt").write_text(flip)
+    Path("models/flop/config.pbtxt").write_text(flop)
     assert main(["check", "models"]) == 1
     assert capsys.readouterr().out == printed
 
@@ -333,3 +339,125 @@ def test_colours_are_for_terminals(
     monkeypatch.setenv("NO_COLOR", "1")
     main(["check", str(repository)])
     assert "\x1b" not in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------- what only a load can tell
+
+#: A backend that prints, and refuses the models whose name begins with "broken".
+BACKEND = """
+import os
+from penstock import Backend, Instance, LoadError, hookimpl
+
+class Echo(Instance):
+    def execute(self, inputs):
+        if (inputs["a"] > 0.5).all():
+            raise ValueError("too much")
+        return {"b": inputs["a"]}
+
+class Picky(Backend):
+    name = "picky"
+    def load(self, model):
+        print("printed by", model.name)
+        os.write(1, b"written to stdout")
+        if model.name.startswith("broken"):
+            raise LoadError(f"ValueError: boom\\n\\nAt:\\n  1/model.py(3): initialize\\n")
+        return Echo()
+
+@hookimpl
+def register_backends():
+    return [Picky]
+"""
+PICKY = CONFIG.replace("identity", "picky").replace("TYPE_BOOL", "TYPE_FP32")
+
+
+def checked(penstock: Callable[..., Any], *words: str) -> tuple[int, dict[str, Any], str]:
+    """The exit code, the findings and stderr of a process."""
+    process = penstock("check", "--json", *words)
+    code, stderr = process.finish()
+    return code, {found["model"]: found for found in json.loads(process.popen.stdout.read())}, stderr
+
+
+def test_a_model_that_does_not_load_or_warm_up_is_a_problem(
+    repository: Path, penstock: Callable[..., Any], distribute: Callable[[str, str], None]
+) -> None:
+    distribute("picky", BACKEND)
+    write(repository, "broken", PICKY)
+    (repository / "broken" / "1" / "model.py").write_text("1\n2\n3\n")
+    warm = 'model_warmup { name: "w" batch_size: 1 inputs { key: "a" value { data_type: TYPE_FP32 dims: 1 %s } } }'
+    write(repository, "cold", PICKY + warm % 'input_data_file: "one"')
+    (repository / "cold" / "warmup").mkdir()
+    (repository / "cold" / "warmup" / "one").write_bytes(struct.pack("f", 1.0))
+    write(repository, "warm", PICKY + warm % "zero_data: true")
+    code, found, stderr = checked(penstock, str(repository))
+    assert code == 1
+    assert found["warm"]["problems"] == found["echo"]["problems"] == []
+    (problem,) = found["broken"]["problems"]
+    assert (problem["file"], problem["line"]) == (str(repository / "broken" / "1" / "model.py"), 3)
+    assert problem["message"].startswith("ValueError: boom")
+    (problem,) = found["cold"]["problems"]
+    assert (problem["field"], problem["line"]) == ("model_warmup", 5)
+    assert "failed to run warmup sample 'w'" in problem["message"]
+    # What models print is not among the findings, wherever they print it.
+    assert "printed by warm" in stderr
+    assert "written to stdout" in stderr
+
+
+def test_no_load_starts_no_engine(
+    repository: Path, penstock: Callable[..., Any], distribute: Callable[[str, str], None]
+) -> None:
+    distribute("picky", BACKEND.replace("def load", "def complete_config(self, model):\n        1 / 0\n    def load"))
+    write(repository, "broken", PICKY)
+    write(repository, "incomplete", 'backend: "picky"')
+    write(repository, "wrong", PICKY.replace("dims: 1", "dims: 0", 1))
+    code, found, stderr = checked(penstock, "--no-load", str(repository))
+    assert {name: len(one["problems"]) for name, one in found.items()} == {
+        "broken": 0, "echo": 0, "incomplete": 0, "wrong": 1,
+    }  # fmt: skip
+    assert (code, stderr) == (1, "")
+
+
+def test_a_directory_of_one_model_is_that_model(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(repository, "bad", "{")
+    assert main(["check", str(repository / "echo")]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("echo: ok\n")
+    assert told.out.endswith("\n1 model, 0 problems\n")
+    assert told.err == f"'{repository / 'echo'}' is a model, not a repository: this model alone is checked\n"
+    assert main(["check", str(repository / "bad")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "is_one"),
+    [
+        (["config.pbtxt"], True),
+        (["1/model.onnx"], True),
+        (["1/model.onnx", "2/model.onnx", "labels.txt"], True),
+        (["echo/config.pbtxt", "echo/1/x"], False),
+        (["1/config.pbtxt", "1/1/x"], False),  # a model called 1
+        (["2024/1/model.onnx"], False),
+        ([], False),
+    ],
+)
+def test_a_model_is_told_from_a_repository(files: list[str], is_one: bool, tmp_path: Path) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert is_model(tmp_path) is is_one
+    assert not is_model(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("SyntaxError: invalid syntax (model.py, line 3)", 3),
+        ("ValueError: boom\n\nAt:\n  1/model.py(4): initialize\n  1/model.py(9): f\n", 4),
+        ("engine (CPU, line of products) failed", 0),
+        ("SyntaxError: odd (nowhere.py, line 3)", 0),
+        ("", 0),
+    ],
+)
+def test_an_error_is_placed_in_the_file_that_it_names(message: str, line: int, tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.py").touch()
+    assert locate(message, tmp_path, 1, "model.py") == (tmp_path / "1" / "model.py", line)
+    assert locate("failed", tmp_path, 1, "") == (tmp_path / "1", 0)

@@ -1,7 +1,7 @@
 """The command line: ``penstock serve | check | plugins``.
 
-Exit codes: 0 for success and 1 for failure (behaviours.md section 8); ``check`` and ``plugins``
-answer a wrong argument with 2, as commands do.
+Exit codes: 0 for success and 1 for failure, arguments that cannot be read included (behaviours.md
+section 8).
 """
 
 from __future__ import annotations

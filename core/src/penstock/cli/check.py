@@ -1,20 +1,24 @@
-"""``penstock check``: every config of a repository, what is wrong with it, and what was filled in for it."""
+"""``penstock check``: every model of a repository, what is wrong with it, and what was filled in for it."""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
+from penstock.cli.arguments import Parser
 from penstock.cli.finding import Finding
 from penstock.cli.inspection import inspect
+from penstock.cli.trial import Trial
 from penstock.config.options import ServerOptions
 from penstock.config.provenance import Completion
 from penstock.errors import PenstockError
-from penstock.models.repository import Repository
+from penstock.models.repository import Entry, Repository, is_model
 from penstock.plugins import Plugins
 from penstock.telemetry.tables import one_line
 
@@ -23,33 +27,48 @@ _RED, _GREEN, _DIM, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 def run(words: Sequence[str]) -> int:
     """Print a finding for each model; 1 if there is any problem."""
-    arguments = _parser().parse_args(words)
+    arguments = _parser().parse(words)
+    repositories, models = _split(arguments.path)
     options = ServerOptions(
-        model_repository=tuple(arguments.repository),
+        model_repository=tuple(str(path) for path in (*repositories, *(model.parent for model in models))),
         disable_auto_complete_config=arguments.strict,
         model_config_name=arguments.model_config_name,
         backend_directory=arguments.backend_directory,
         allow_external_links=arguments.allow_external_links,
         strict_parameters=True,
+        exit_timeout_secs=10,
     )
+    for model in models:
+        print(f"'{model}' is a model, not a repository: this model alone is checked", file=sys.stderr)
+    # What the server logs is in the findings, or of no interest here.
+    logging.getLogger("penstock").setLevel(logging.CRITICAL + 1)
     try:
         entries = Repository(options.model_repository).scan()
-        plugins = Plugins.discover(options.plugins)
-        findings = [inspect(entry, options, plugins) for entry in entries.values()]
+        chosen = [entry for entry in entries.values() if _is_meant(entry, repositories, models)]
+        with contextlib.ExitStack() as stack:
+            trial = None if arguments.no_load else stack.enter_context(Trial(options))
+            plugins = Plugins.discover(options.plugins)
+            findings = [inspect(entry, options, plugins, trial) for entry in chosen]
     except PenstockError as error:
         print(error.message, file=sys.stderr)
         return 1
+    finally:
+        logging.getLogger("penstock").setLevel(logging.NOTSET)
     print(json.dumps([asdict(found) for found in findings], indent=2) if arguments.json else _picture(findings))
     return 1 if any(found.problems for found in findings) else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="penstock check",
-        description="Check every model config of a repository. Exits with 1 if there is any problem.",
-        epilog="Example: penstock check /srv/models --strict",
+def _parser() -> Parser:
+    parser = Parser(
+        "penstock check",
+        "[options] <path> ...",
+        "Check every model of a repository, or one model, as a load does. Exits with 1 if there is any problem.",
+        "Example: penstock check /srv/models --strict",
     )
-    parser.add_argument("repository", nargs="+", help="directory that holds one directory per model")
+    parser.add_argument("path", nargs="+", help="directory that holds one directory per model, or that of one model")
+    parser.add_argument(
+        "--no-load", action="store_true", help="judge what the configs say; start no engine and load no model"
+    )
     parser.add_argument("--strict", action="store_true", help="as --disable-auto-complete-config of penstock serve")
     parser.add_argument("--model-config-name", default="", metavar="NAME", help="as the flag of penstock serve")
     backends = ServerOptions().backend_directory
@@ -59,6 +78,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print a JSON array, one object per model")
     return parser
+
+
+def _split(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """The repositories among ``paths``, and the models."""
+    repositories, models = [], []
+    for given in paths:
+        path = Path(given)
+        if is_model(path):
+            models.append(path if path.name else path.absolute())
+        else:
+            repositories.append(path)
+    return repositories, models
+
+
+def _is_meant(entry: Entry, repositories: Sequence[Path], models: Sequence[Path]) -> bool:
+    return any(path.parent in repositories or path in models for path in entry.paths)
 
 
 def _picture(findings: Sequence[Finding]) -> str:

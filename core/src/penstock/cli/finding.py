@@ -11,7 +11,7 @@ from penstock.config.provenance import Completion
 class Problem:
     """What is wrong, and where.
 
-    ``line`` and ``column`` count from 1, and are 0 where the file does not hold the place.
+    ``line`` and ``column`` count from 1, and are 0 where the place is not known, or not in the file.
     ``field`` is a path in the config, empty if none is at fault; ``code`` is the printed name of an error code.
     """
 
@@ -23,7 +23,7 @@ class Problem:
     code: str
 
     def __str__(self) -> str:
-        place = f":{self.line}:{self.column}" if self.line else ""
+        place = "".join(f":{number}" for number in (self.line, self.column) if number)
         field = f"{self.field}: " if self.field and not self.message.startswith(self.field) else ""
         return f"{self.file}{place}: {field}{self.message}"
 

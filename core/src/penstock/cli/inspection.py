@@ -1,12 +1,14 @@
-"""One model of a repository, looked at without loading it."""
+"""One model of a repository, looked at as loading it would: its config first, and then, if there is a trial, all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from penstock.backends.base import Backend, Model
+from penstock.cli.culprit import locate
 from penstock.cli.finding import Finding, Problem
-from penstock.config import validation
+from penstock.cli.trial import Refusal, Trial
+from penstock.config import parameters, validation
 from penstock.config.derive import derive
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.options import ServerOptions
@@ -20,10 +22,14 @@ from penstock.models.parts import make_backend
 from penstock.models.repository import Entry, available_versions, select_versions
 from penstock.plugins import Plugins
 from penstock.workers.devices import available_gpus, fill_groups
+from penstock.workers.warmup import read_samples
 
 
-def inspect(entry: Entry, options: ServerOptions, plugins: Plugins) -> Finding:
+def inspect(entry: Entry, options: ServerOptions, plugins: Plugins, trial: Trial | None) -> Finding:
     """Read, derive, complete and judge the config of ``entry`` as loading it would, but to the last problem.
+
+    If nothing is wrong with it, the model is loaded in ``trial``. Without one no engine is started:
+    the config is not completed, and judged as far as it is written.
 
     Raises `ConfigError` for a ``--model-config-name`` that is no file name.
     """
@@ -36,7 +42,7 @@ def inspect(entry: Entry, options: ServerOptions, plugins: Plugins) -> Finding:
     try:
         if not options.allow_external_links:
             boundary.check(entry.path, options.model_repository)
-        written = parse(entry.path, options)
+        given = parse(entry.path, options)
     except ConfigError as error:
         found.problems.append(_misread(found.path, error))
         return found
@@ -44,7 +50,10 @@ def inspect(entry: Entry, options: ServerOptions, plugins: Plugins) -> Finding:
         found.problems.append(Problem(str(entry.path), 0, 0, "", error.message, error.code.value))
         return found
     text = path.read_text(encoding="utf-8-sig") if path is not None else ""
-    _Inspection(entry, options, plugins, found, Outline(text, ModelConfig.DESCRIPTOR)).run(written)
+    inspection = _Inspection(entry, options, plugins, found, Outline(text, ModelConfig.DESCRIPTOR))
+    inspection.run(given, has_engines=trial is not None)
+    if trial is not None and not found.problems:
+        inspection.add_refusals(trial.load(entry.name))
     found.problems.sort(key=lambda problem: (problem.line, problem.column))
     return found
 
@@ -67,16 +76,25 @@ class _Inspection:
         self._plugins = plugins
         self._found = found
         self._outline = outline
+        self._filename = ""
 
-    def run(self, given: ModelConfig) -> None:
+    def add_refusals(self, refusals: Iterable[Refusal]) -> None:
+        """What a load has said."""
+        for refusal in refusals:
+            self._add_refusal(refusal)
+
+    def run(self, given: ModelConfig, *, has_engines: bool) -> None:
         config, path = _copy(given), self._entry.path
         try:
             derive(config, path)
             self._found.completed += completions(given, config, "Penstock")
             self._add(examine(config, path, self._options))
             versions = select_versions(self._entry.name, config.version_policy, available_versions(path))
-            if config.backend:
+            self._filename = config.default_model_filename
+            if config.backend and has_engines:
                 self._run_versions(versions, config)
+            elif config.backend:
+                self._run_written(config)
             elif config.platform == "ensemble":
                 self._add(self._problems(config))
             else:
@@ -88,6 +106,17 @@ class _Inspection:
         name, path, backend = self._entry.name, self._entry.path, self._backend(config)
         for version in versions:
             self._run_version(Model(name, version, path / str(version), _copy(config)), backend, config)
+
+    def _run_written(self, config: ModelConfig) -> None:
+        """Judge an incomplete ``config`` without its engine."""
+        path, kind = self._entry.path, self._backend(config).Parameters
+        self._add([*written(config, path), *labels.check(config, path)])
+        self._add([*parameters.check(kind, config.parameters), *parameters.unknown(kind, config.parameters)])
+        if not self._found.problems:
+            try:
+                read_samples(config, path)
+            except PenstockError as error:
+                self._add([validation.Problem("model_warmup", error.message, error.code)])
 
     def _backend(self, config: ModelConfig) -> Backend:
         try:
@@ -109,6 +138,9 @@ class _Inspection:
             if not wrong:
                 fill_groups(model.config, backend, available_gpus())
         except PenstockError as error:
+            if not isinstance(error, ConfigError):
+                self._add_refusal(Refusal(model.version, error.code.value, error.message))
+                return written(model.config, self._entry.path)
             return [_reason(error), *written(model.config, self._entry.path)]
         return wrong
 
@@ -121,6 +153,17 @@ class _Inspection:
             placed = Problem(self._found.path, line, column, problem.field, problem.message, problem.code.value)
             if placed not in self._found.problems:
                 self._found.problems.append(placed)
+
+    def _add_refusal(self, refusal: Refusal) -> None:
+        """A config that does not go with the model is told of the config, and anything else of the model's file."""
+        field = "model_warmup" if "warmup" in refusal.message else ""
+        if field or not refusal.version or refusal.code in (Code.INVALID_ARGUMENT.value, Code.UNSUPPORTED.value):
+            self._add([validation.Problem(field, refusal.message.strip(), Code(refusal.code))])
+            return
+        file, line = locate(refusal.message, self._entry.path, refusal.version, self._filename)
+        problem = Problem(str(file), line, 0, "", refusal.message.strip(), refusal.code)
+        if problem not in self._found.problems:
+            self._found.problems.append(problem)
 
     def _find(self, field: str) -> tuple[int, int]:
         """The place of ``field``; (0, 0) for one that was filled in, and for none."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from penstock.cli.arguments import Parser
 from penstock.plugins import Plugins
 from penstock.registry import PluginInfo
 from penstock.telemetry import tables
@@ -14,11 +14,11 @@ from penstock.telemetry import tables
 
 def run(words: Sequence[str]) -> int:
     """Print every plugin; 1 if one of them is broken, or if two claim one name."""
-    parser = argparse.ArgumentParser(
-        prog="penstock plugins", description="List the plugins that are installed. Example: penstock plugins --json"
+    parser = Parser(
+        "penstock plugins", "[options]", "List the plugins that are installed. Example: penstock plugins --json"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON array")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse(words)
     plugins = Plugins.discover()
     plugins.option_parser()  # what raises there is broken, too
     print(_json(plugins) if arguments.json else _picture(plugins))

@@ -15,6 +15,7 @@ from functools import partial
 from typing import NoReturn
 
 from penstock.cli import command_line, startup, usage
+from penstock.cli.arguments import complain
 from penstock.cli.openness import log_openness
 from penstock.config import support
 from penstock.config.options import ServerOptions
@@ -36,8 +37,7 @@ def run(words: Sequence[str]) -> int:
         options, warnings = command_line.read_options(words, os.environ, parser)
         logs = _open_log(options)
     except ConfigError as error:
-        print(f"Usage: penstock serve [options]   (penstock serve --help lists them)\n\n{error}", file=sys.stderr)
-        return 1
+        return complain("penstock serve", "[options]", error.message)
     faulthandler.enable()
     with contextlib.closing(logs):
         for warning in (*warnings, *support.without_effect(options)):

@@ -52,13 +52,13 @@ class Repository:
         """All models, by name in sorted order. Raises `InvalidArgument` for a root that is no directory."""
         found: dict[str, tuple[Path, ...]] = {}
         for path in self._children():
-            if _is_model(path):
+            if _is_entry(path):
                 found[path.name] = (*found.get(path.name, ()), path)
         return {name: Entry(name, paths) for name, paths in sorted(found.items())}
 
     def find(self, name: str) -> Entry | None:
         """The model called ``name``, whatever that is: it is compared and never made part of a path."""
-        paths = tuple(path for path in self._children() if path.name == name and _is_model(path))
+        paths = tuple(path for path in self._children() if path.name == name and _is_entry(path))
         return Entry(name, paths) if paths else None
 
     def _children(self) -> Iterator[Path]:
@@ -72,8 +72,26 @@ class NoVersion(OperatorError):
     """A model has no version that its policy selects."""
 
 
-def _is_model(path: Path) -> bool:
+def _is_entry(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".")
+
+
+def is_model(path: Path) -> bool:
+    """Whether the directory ``path`` is that of one model: it has a config, or versions that are no models."""
+    if not path.is_dir():
+        return False
+    if (path / "config.pbtxt").is_file():
+        return True
+    return any(_is_version(child) and not _has_models(child) for child in path.iterdir())
+
+
+def _is_version(path: Path) -> bool:
+    return path.name.isascii() and path.name.isdigit() and path.is_dir()
+
+
+def _has_models(path: Path) -> bool:
+    """Whether ``path``, which is called as versions are, is a model itself."""
+    return (path / "config.pbtxt").is_file() or any(map(_is_version, path.iterdir()))
 
 
 def available_versions(model_path: Path) -> list[int]:
