@@ -289,4 +289,4 @@ def test_an_error_tells_nothing_of_the_server(
         reply = asked.result(10)
     gate.open()
     assert reply.status == 503
-    assert reply.error == "Stub process 'slow_0' is not healthy: model instance 'slow_0' was killed by SIGKILL"
+    assert reply.error == "Stub process 'slow_0' is not healthy. Model instance 'slow_0' was killed by SIGKILL"

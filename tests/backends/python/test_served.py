@@ -170,6 +170,20 @@ class TritonPythonModel:
                 responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("END", np.ones(1, np.int32))]))
         return responses
 """
+#: What each string of the input says: an error, or a response; then the end.
+ERRS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for word in pb_utils.get_input_tensor_by_name(request, "IN").as_numpy():
+                if word == b"wrong":
+                    error = pb_utils.TritonError(b"no such thing", pb_utils.TritonError.NOT_FOUND)
+                    sender.send(pb_utils.InferenceResponse(error=error))
+                else:
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([word], object))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 #: Its output is not of the config's type, nor of its dims; who asks it by BLS passes on what it got.
 LOOSE = """
 class TritonPythonModel:
@@ -313,6 +327,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_python: Callable[
 
     write("add_sub", ADD_SUB, ADD_SUB_CONFIG)
     write("upper", UPPER, UPPER_CONFIG)
+    write("errs", ERRS, DECOUPLED + UPPER_CONFIG)
     write("repeat", REPEAT, DECOUPLED + INT_CONFIG)
     write("square", SQUARE, DECOUPLED + INT_CONFIG)
     write("describe", DESCRIBE, DESCRIBE_CONFIG)
@@ -397,6 +412,26 @@ def test_strings_arrive_and_leave_as_bytes(client: http.InferenceServerClient) -
 def test_a_decoupled_model_streams_from_threads_of_its_own(server: Any) -> None:
     assert responses(server, "repeat", np.arange(200, dtype=np.int32)) == list(range(200))
     assert responses(server, "repeat", np.zeros(0, np.int32)) == []
+
+
+def test_an_error_that_is_not_the_last_response_arrives_in_its_place(server: Any) -> None:
+    got: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as stream:
+        stream.start_stream(lambda result, error: got.put((result, error)))
+        words = np.array(["a", "wrong", "b", "wrong", "wrong"], np.object_)
+        stream.async_stream_infer("errs", given(grpc, IN=words), enable_empty_final_response=True)
+        found: list[object] = []
+        for _ in range(6):
+            result, error = got.get(timeout=30)
+            found.append(error.message() if error is not None else result.as_numpy("OUT"))
+    assert found[-1] is None
+    assert [each if isinstance(each, str) else each.item().decode() for each in found[:-1]] == [  # type: ignore[attr-defined]
+        "a",
+        "no such thing",
+        "b",
+        "no such thing",
+        "no such thing",
+    ]
 
 
 def test_an_async_decoupled_model_streams_to_many_callers_at_once(server: Any) -> None:
@@ -649,3 +684,37 @@ def test_an_output_of_another_type_and_other_dims_is_passed_on_as_it_is(
     said = f"model '{model}': output 'OUT' is FP64, but the config says INT32; it is passed on as it is"
     wait_for = [line for line in server.log.splitlines() if said in line]
     assert len(wait_for) == 1
+
+
+def test_the_command_line_of_a_models_process_has_nothing_of_ours(
+    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any]
+) -> None:
+    code = """
+    import sys
+
+    class TritonPythonModel:
+        @staticmethod
+        def auto_complete_config(config):
+            config.add_output({"name": "OUT", "data_type": "TYPE_STRING", "dims": [len(sys.argv)]})
+            return config
+        def execute(self, requests):
+            out = pb_utils.Tensor("OUT", np.array(sys.argv, object))
+            return [pb_utils.InferenceResponse([out]) for _ in requests]
+    """
+    write_python(tmp_path, "m", code, 'input { name: "IN" data_type: TYPE_INT32 dims: [1] }')
+    server = run_penstock(f"--model-repository={tmp_path}").wait_until_ready()
+    with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        assert client.infer("m", given(http, IN=np.zeros(1, np.int32))).as_numpy("OUT").tolist() == [b""]
+        assert client.get_model_config("m")["output"][0]["dims"] == [1]
+    server.stop()
+
+
+def test_a_model_without_its_file_is_named_in_the_log_as_triton_does(
+    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any]
+) -> None:
+    file = write_python(tmp_path, "m", "", INT_CONFIG) / "1" / "model.py"
+    file.unlink()
+    server = run_penstock(f"--model-repository={tmp_path}")
+    assert server.finish(60) == 1
+    said = f"Python model file not found in '{file}'"
+    assert f"Failed to preinitialize Python stub: {said}" in server.log

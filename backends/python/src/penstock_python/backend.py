@@ -78,12 +78,18 @@ class PythonBackend(Backend):
         return instance_of(model_class, description, runtime, modules.close)
 
     def _environment(self, model: Model) -> Environment:
-        return find(self.environment_of(model), model.path.parent)
+        asked = _asked(model)
+        return find(asked or self.environment_of(model), model.path.parent, model.is_sent and bool(asked))
 
     def environment_of(self, model: Model) -> str:
-        """Which environment the model asks for; empty for none. The config is not parsed yet when it is completed."""
-        given = model.config.parameters
-        return given[ENVIRONMENT].string_value if ENVIRONMENT in given else ""
+        """Which environment the model gets; empty for the server's own."""
+        return _asked(model)
+
+
+def _asked(model: Model) -> str:
+    """The environment that the config names, if any. It is not parsed yet when it is completed."""
+    given = model.config.parameters
+    return given[ENVIRONMENT].string_value if ENVIRONMENT in given else ""
 
 
 def description_of(model: Model, options: Mapping[str, str]) -> Description:

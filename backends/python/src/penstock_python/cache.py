@@ -32,7 +32,6 @@ def cached(key: str, make: Callable[[Path], None]) -> Path:
     try:
         root = _root()
         folder = root / key
-        folder.mkdir(mode=0o700, exist_ok=True)
         with _locked(folder):
             if not (folder / _MARK).exists():
                 _sweep(root)
@@ -62,7 +61,7 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
     try:
         make(environment)
     except BaseException:
-        _remove(environment)
+        _remove(folder)
         raise
     (folder / _MARK).touch(mode=0o600)
 
@@ -70,24 +69,41 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
 def _sweep(root: Path) -> None:
     """Remove the half-made environments that nobody is making."""
     for folder in root.iterdir():
-        if (folder / _ENVIRONMENT).exists() and not (folder / _MARK).exists():
+        if (folder / _LOCK).exists() and not (folder / _MARK).exists():
             with contextlib.suppress(OSError), _locked(folder, wait=False):
                 if not (folder / _MARK).exists():
-                    _remove(folder / _ENVIRONMENT)
+                    _remove(folder)
 
 
-def _remove(environment: Path) -> None:
+def _remove(folder: Path) -> None:
     """A directory without write permission, as a package may have, is no obstacle."""
-    if environment.exists():
-        for path, _, _ in os.walk(environment):
+    if folder.exists():
+        for path, _, _ in os.walk(folder):
             Path(path).chmod(0o700)
-        shutil.rmtree(environment)
+        shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
 def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of ``folder``; raises `BlockingIOError` if another has it and this shall not wait."""
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Hold the lock of ``folder``, which is made if need be.
+
+    Raises `BlockingIOError` if another has it and this shall not wait.
+    """
+    while (descriptor := _lock(folder, wait)) is None:
+        """Who had it has failed, and removed the folder with it."""
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path, wait: bool) -> int | None:
+    """The descriptor that holds the lock of ``folder``; None if that was removed meanwhile."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,6 +112,12 @@ def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
                 raise
             log.info("waiting for the environment that another load is making")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
+        if (folder / _LOCK).stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except FileNotFoundError:
+        pass
+    except BaseException:
         os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

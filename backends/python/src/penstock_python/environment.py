@@ -41,14 +41,17 @@ class Environment:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-def find(setting: str, model: Path) -> Environment:
+def find(setting: str, model: Path, is_sent: bool = False) -> Environment:
     """The environment that ``setting`` names for the model in the directory ``model``.
 
-    Makes it if need be, which may take minutes: only for a loading thread. Raises `LoadError`.
+    A setting that ``is_sent``, by whoever asked for the load, names nothing outside that directory. Makes
+    the environment if need be, which may take minutes: only for a loading thread. Raises `LoadError`,
+    which says nothing of what is in a file: a caller may see it, and what the file says is in the log.
     """
     if not setting:
         return Environment()
-    root = _root(_path(setting, model), model.resolve())
+    path = _path(setting, model, is_sent)
+    root = _root(path, model.resolve())
     if not (root / "bin/activate").exists() and not (root / "conda-meta").is_dir():
         raise LoadError(
             f"Path {root / 'bin/activate'} does not exist. The Python environment should contain an 'activate' script."
@@ -61,13 +64,24 @@ def find(setting: str, model: Path) -> Environment:
     return found
 
 
-def _path(setting: str, model: Path) -> Path:
-    if setting.startswith(MODEL_DIRECTORY):
-        setting = f"{model}{setting.removeprefix(MODEL_DIRECTORY)}"
+def _path(setting: str, model: Path, is_sent: bool) -> Path:
+    whole = f"{model}{setting.removeprefix(MODEL_DIRECTORY)}" if setting.startswith(MODEL_DIRECTORY) else setting
+    if is_sent and not _is_below(whole, model):  # before anything is looked at there
+        raise LoadError(
+            f"EXECUTION_ENV_PATH of a config that comes with a load request must lie in the model's directory "
+            f"({MODEL_DIRECTORY}), found '{setting}'"
+        )
     try:
-        return Path(setting).resolve(strict=True)
+        return Path(whole).resolve(strict=True)
     except (OSError, ValueError, RuntimeError) as error:
-        raise LoadError(f"Failed to get the canonical path for {setting}.") from error
+        raise LoadError(f"Failed to get the canonical path for {whole}.") from error
+
+
+def _is_below(path: str, model: Path) -> bool:
+    """Whether ``path`` is in ``model``, as it is written and where its links lead."""
+    if "\0" in path or not Path(os.path.normpath(path)).is_relative_to(model):
+        return False
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(model))
 
 
 def _root(path: Path, model: Path) -> Path:
@@ -105,7 +119,8 @@ def _set_prefix(archive: Path, into: Path, script: Path) -> None:
         output.seek(0)
         said = output.read(4096).decode(errors="backslashreplace").strip()
     if code != 0:
-        raise LoadError(f"conda-unpack of environment '{archive}' {ending(code)}\n{said}")
+        log.error("conda-unpack of environment '%s' %s:\n%s", archive, ending(code), said)
+        raise LoadError(f"conda-unpack of environment '{archive}' {ending(code)}; what it said is in the server's log")
 
 
 def _activated(root: Path) -> Mapping[str, str]:

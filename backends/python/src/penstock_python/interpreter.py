@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from functools import lru_cache
 
 from penstock.errors import LoadError
 from penstock.workers.process.exits import ending
 from penstock_python.program import run
+
+log = logging.getLogger("penstock.python")
 
 OLDEST = (3, 10)
 _TIMEOUT_S = 60.0
@@ -40,7 +43,8 @@ def check(python: str, changed_ns: int, environ: tuple[tuple[str, str], ...]) ->
     try:
         found = json.loads(said.rpartition("\n")[2])
     except ValueError:
-        raise LoadError(f"'{python}' is no Python that runs: it {ending(code)}\n{said[-2000:]}") from None
+        log.error("'%s' is no Python that runs: it %s\n%s", python, ending(code), said[-2000:])
+        raise LoadError(f"'{python}' is no Python that runs: it {ending(code)}") from None
     if tuple(found["version"]) < OLDEST:
         version, oldest = (".".join(map(str, each)) for each in (found["version"], OLDEST))
         raise LoadError(f"environment of '{python}' has Python {version}; Penstock needs {oldest} or newer")

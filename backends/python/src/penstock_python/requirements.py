@@ -21,7 +21,7 @@ log = logging.getLogger("penstock.python")
 
 #: pip gives up on a host by itself; this bounds the rest.
 INSTALL_TIMEOUT_S = 1800.0
-#: How much of pip's last words goes into an error.
+#: How much of pip's last words goes into the log.
 TAIL_BYTES = 4096
 
 #: pip takes options shortened, and several on a line.
@@ -48,9 +48,9 @@ def _files(file: Path, room: Path, seen: list[Path]) -> Iterator[Path]:
         return
     seen.append(file)
     yield file
-    for line in _lines(file.read_text(encoding="utf-8-sig", errors="replace")):
+    for number, line in enumerate(_lines(file.read_text(encoding="utf-8-sig", errors="replace")), 1):
         for name in _INCLUDE.findall(line):
-            yield from _files(_included(file, name.strip("\"'"), room), room, seen)
+            yield from _files(_included(file, number, name.strip("\"'"), room), room, seen)
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -65,12 +65,15 @@ def _lines(text: str) -> Iterator[str]:
     yield _COMMENT.sub("", begun)
 
 
-def _included(file: Path, name: str, room: Path) -> Path:
+def _included(file: Path, number: int, name: str, room: Path) -> Path:
+    """The file that ``name`` is. What line ``number`` says is for the log: the error may reach a caller."""
     path = (file.parent / name).resolve()
     if not path.is_relative_to(room):
-        raise LoadError(f"'{file}' includes '{name}', which is outside the directory '{room}'")
+        log.error("'%s' includes '%s', which is outside the directory '%s'", file, name, room)
+        raise LoadError(f"requirement {number} of '{file}' includes what is outside the directory '{room}'")
     if not path.is_file():
-        raise LoadError(f"'{file}' includes '{name}', which is no file")
+        log.error("'%s' includes '%s', which is no file", file, name)
+        raise LoadError(f"requirement {number} of '{file}' includes what is no file")
     return path
 
 
@@ -95,7 +98,7 @@ class _Installing:
         self._file, self._environ, self._output = file, environ, output
 
     def do(self, argv: list[str], name: str) -> None:
-        """Raises `LoadError` with the last words of ``argv`` if it fails."""
+        """Raises `LoadError` if ``argv`` fails. Its last words may quote the file, and go into the log."""
         try:
             code = run(
                 argv,
@@ -111,7 +114,8 @@ class _Installing:
             self._fail(f"{name} {ending(code)}")
 
     def _fail(self, reason: str) -> None:
-        raise LoadError(f"the environment of '{self._file}' cannot be made: {reason}\n{self._tail()}")
+        log.error("the environment of '%s' cannot be made: %s\n%s", self._file, reason, self._tail())
+        raise LoadError(f"the environment of '{self._file}' cannot be made: {reason}; its last words are in the log")
 
     def _tell(self, passed_s: float) -> None:
         last = self._tail().rpartition("\n")[2]

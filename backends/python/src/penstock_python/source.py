@@ -6,12 +6,15 @@ Source: behaviours.md sections 9.1 and 10.7.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import LoadError
 from penstock_python.description import model_file
+
+log = logging.getLogger("penstock.python")
 
 #: The setting, as in Triton, that says where the directories of python-based backends are.
 BACKENDS = "backend-directory"
@@ -29,8 +32,16 @@ class Source:
 def find_source(path: Path, config: str, options: Mapping[str, str]) -> Source:
     """The code for the version in ``path``, by the model's config as JSON and its backend's settings.
 
-    Raises `LoadError` if there is none.
+    Raises `LoadError` if there is none, and says so in the log as Triton does.
     """
+    try:
+        return _found(path, config, options)
+    except LoadError as error:
+        log.error("Failed to preinitialize Python stub: %s", error)
+        raise
+
+
+def _found(path: Path, config: str, options: Mapping[str, str]) -> Source:
     settings = json.loads(config)
     name = settings.get("backend") or "python"
     if name == "python" or BACKENDS not in options:

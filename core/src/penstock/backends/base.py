@@ -91,6 +91,8 @@ class Model:
     ``instance_name`` and ``device`` describe the instance being loaded; during ``complete_config`` and
     ``share`` they are empty.
     ``services`` is what the server does for its models; None during ``complete_config``.
+    ``is_sent``: the config, or all of the model, came with a load request and not from the repository,
+    so it must not name anything outside the model's directory.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Model:
     instance_name: str = ""
     device: Device = field(default_factory=Device)
     services: Services | None = None
+    is_sent: bool = False
 
     @property
     def max_batch_size(self) -> int:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 class Plan:
     """What is to be loaded: the config as read and derived, the versions, and the files as they were.
 
-    ``versions`` have what each is made of.
+    ``versions`` have what each is made of. ``is_sent`` is that of `penstock.backends.base.Model`.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Plan:
     config: ModelConfig
     versions: Mapping[int, Origin]
     snapshot: Snapshot
+    is_sent: bool = False
 
 
 class Loader:
@@ -87,15 +88,14 @@ class Loader:
             raise_first(written(config, entry.path))
             raise
         origins = {version: origin(snapshot, version, config) for version in versions}
-        return Plan(entry.name, entry.path, config, origins, snapshot)
+        return Plan(entry.name, entry.path, config, origins, snapshot, entry.is_sent)
 
     def load(self, plan: Plan, version: int) -> ServedModel:
         """One version, warmed up and ready for requests. Raises `PenstockError`."""
         started = monotonic_ns()
         backend = self._backend(plan.config.backend)
-        model = Model(
-            plan.name, version, plan.path / str(version), ModelConfig.FromString(plan.config.SerializeToString())
-        )
+        config = ModelConfig.FromString(plan.config.SerializeToString())
+        model = Model(plan.name, version, plan.path / str(version), config, is_sent=plan.is_sent)
         complete(model, backend, self._options)
         model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
         served = self._assemble(backend, model)

@@ -57,8 +57,8 @@ def write_files(files: Mapping[str, bytes], model_path: Path) -> None:
 def _inside(parameter: str) -> str:
     """The path that ``parameter`` names, relative to the model's directory; raises if it leads out of it."""
     name = parameter.removeprefix(_FILE)
-    path = posixpath.normpath(name)
-    if "\0" in name or path in (".", "..") or path.startswith(("/", "../")):
+    path = posixpath.normpath(name.lstrip("/") or ".")  # as Triton: a slash in front is joined below the directory
+    if "\0" in name or path in (".", "..") or path.startswith("../"):
         shown = path.replace("\0", "\\0")
         raise InvalidArgument(
             f"Invalid file parameter '{parameter}' with normalized path '{shown}' must stay within model directory."

@@ -33,6 +33,11 @@ class Entry:
     def path(self) -> Path:
         return self.paths[0]
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether the config, or all of the model, came with a load request."""
+        return self.config is not None or self.is_private
+
     def hide(self, text: str) -> str:
         """``text`` for clients: where a private directory is, is nobody's business."""
         return text.replace(str(self.path), self.name) if self.is_private else text

@@ -92,21 +92,55 @@ def test_a_refused_archive_leaves_nothing(tmp_path: Path, cache: Path) -> None:
         archive.addfile(tarfile.TarInfo("../evil"))
     with pytest.raises(LoadError, match=r"member '\.\./evil' climbs out with '\.\.'"):
         find(str(tmp_path / "evil.tar"), tmp_path)
-    assert [path.name for path in cache.rglob("*") if path.is_file()] == ["lock"]
+    assert list((cache / "environments").iterdir()) == []
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "raise ValueError('lost')"])
 def test_a_conda_unpack_that_fails_leaves_nothing(
-    virtual_environment: Path, tmp_path: Path, cache: Path, code: str
+    virtual_environment: Path, tmp_path: Path, cache: Path, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     executable(tmp_path / "root/bin/conda-unpack", code)
     with tarfile.open(tmp_path / "env.tar", "w") as archive:
         archive.add(virtual_environment / "bin", arcname="bin")
         archive.add(virtual_environment / "pyvenv.cfg", arcname="pyvenv.cfg")
         archive.add(tmp_path / "root/bin/conda-unpack", arcname="bin/conda-unpack")
-    with pytest.raises(LoadError, match=r"conda-unpack of environment .* exited with status"):
+    with pytest.raises(LoadError, match=r"conda-unpack of environment .* exited with status .* in the server's log$"):
         find(str(tmp_path / "env.tar"), tmp_path)
-    assert [path.name for path in cache.rglob("*") if path.is_file()] == ["lock"]
+    assert list((cache / "environments").iterdir()) == []
+    assert ("ValueError: lost" in caplog.text) == ("lost" in code)
+
+
+SENT = "EXECUTION_ENV_PATH of a config that comes with a load request must lie in the model's directory"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "/etc/passwd",
+        "/no/such/place",
+        "$$TRITON_MODEL_DIRECTORY/../env",
+        "$$TRITON_MODEL_DIRECTORY/../",
+        "$$TRITON_MODEL_DIRECTORY/../model2",
+        "$$TRITON_MODEL_DIRECTORYelse/env",
+        "$$TRITON_MODEL_DIRECTORY/link/../env",
+        "$$TRITON_MODEL_DIRECTORY/link",
+        "env",
+        "a\0b",
+    ],
+)
+def test_a_config_that_was_sent_names_nothing_outside_the_model(tmp_path: Path, setting: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (tmp_path / "env").mkdir()
+    (model / "link").symlink_to(tmp_path / "env")
+    with pytest.raises(LoadError, match=SENT):
+        find(setting, model, is_sent=True)
+
+
+def test_a_config_that_was_sent_may_name_what_the_model_has(virtual_environment: Path, tmp_path: Path) -> None:
+    shutil.copytree(virtual_environment, tmp_path / "env", symlinks=True)
+    found = find("$$TRITON_MODEL_DIRECTORY/env", tmp_path, is_sent=True)
+    assert found == find(str(tmp_path / "env"), tmp_path, is_sent=True) == find(str(tmp_path / "env"), tmp_path)
 
 
 def test_a_path_without_anything_is_refused_in_tritons_words(tmp_path: Path) -> None:

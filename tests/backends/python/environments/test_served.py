@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.http as http
+from tritonclient.utils import InferenceServerException
 
 Serve = Callable[..., Any]
 
@@ -233,3 +234,24 @@ def test_a_runtime_that_is_no_file_of_the_backend_is_refused(based: Path, runtim
     (based / "models/double/config.pbtxt").write_text(f'backend: "factor" runtime: "{runtime}"')
     problems = check(str(based / "models"), f"--backend-directory={based}/backends")[0]["problems"]
     assert any("Python model file not found in" in problem["message"] for problem in problems)
+
+
+def test_a_config_that_comes_with_a_load_names_no_environment_elsewhere(
+    tmp_path: Path, virtual_environment: Path, run_penstock: Serve
+) -> None:
+    """The operator's own config may, as the same path shows."""
+    root = tmp_path / "models"
+    secret = tmp_path / "secret.txt"
+    secret.write_text("hunter2 !\n")
+    write(root / "blue", WORD, f'backend: "python" {parameter(str(virtual_environment))}')
+    server = run_penstock(f"--model-repository={root}", "--model-control-mode=explicit").wait_until_ready()
+    with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        client.load_model("blue")
+        for path in (str(secret), str(virtual_environment), "$$TRITON_MODEL_DIRECTORY/../../secret.txt"):
+            sent = {"backend": "python", "parameters": {"EXECUTION_ENV_PATH": {"string_value": path}}}
+            with pytest.raises(InferenceServerException) as refused:
+                client.load_model("blue", config=json.dumps(sent))
+            assert "must lie in the model's directory" in refused.value.message()
+            assert "hunter2" not in refused.value.message()
+        assert client.is_model_ready("blue")
+    server.stop()

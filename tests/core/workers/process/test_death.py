@@ -75,7 +75,7 @@ def test_what_a_dead_process_had_is_answered_and_another_follows(
     first = model.number("pid")
     error = refusal(model, deed)
     assert error.code is Code.UNAVAILABLE
-    assert error.message == f"Stub process 'm_0_0' is not healthy: model instance 'm_0_0' {how}"
+    assert error.message == f"Stub process 'm_0_0' is not healthy. Model instance 'm_0_0' {how}"
     assert model.host.reason.startswith(f"model instance 'm_0_0' {how}")
     assert trace in model.host.reason
     assert not INTERNALS.search(model.host.reason)
@@ -178,7 +178,7 @@ def test_an_instance_that_keeps_dying_is_given_up_after_the_fifth_death(
     assert model.host.restarts == 4
     error = refusal(model, "")
     assert error.code is Code.UNAVAILABLE
-    assert error.message.startswith("Stub process 'm_0_0' is not healthy: died 5 times")
+    assert error.message.startswith("Stub process 'm_0_0' is not healthy. Died 5 times")
     assert refusal(model, "").message == error.message
     assert "exited with status 3" in model.reason
 

@@ -25,6 +25,7 @@ class Admitted:
 def main() -> None:
     sys.path.pop(0)  # the folder of this file, whose module names are nobody else's business
     arguments = json.loads(sys.argv[2])
+    sys.argv[:] = [""]  # what is ours is not for the model's parsers of a command line; Triton's has this
     sys.meta_path.insert(0, Admitted(arguments.pop("packages")))  # type: ignore[no-untyped-call]
     module, _, name = arguments.pop("entry").partition(":")
     getattr(import_module(module), name)(**arguments)

@@ -14,7 +14,7 @@ from time import monotonic_ns
 from penstock.backends.base import Isolation
 from penstock.errors import Cancelled, PenstockError, Unavailable, summary
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
+from penstock.messages.response import Answer
 from penstock.telemetry.observer import Observer
 from penstock.telemetry.pacing import paced
 from penstock.telemetry.statistics import BatchTimes, ExecutionStatistics
@@ -201,7 +201,7 @@ class ProcessHost:
             request.started_ns = request.started_ns or monotonic_ns()
             self._ledger.late(request, answer)
             self._source.deliver((request,), (answer,))
-        elif isinstance(answer, InferResponse):
+        elif answer is not None:
             self._source.progress(request, answer)
 
     # ------------------------------------------------------------------ death and after
@@ -253,4 +253,4 @@ class ProcessHost:
 
     def _unhealthy(self) -> Unavailable:
         first_line = self.reason.partition("\n")[0]
-        return Unavailable(f"Stub process '{self.name}' is not healthy: {first_line}")
+        return Unavailable(f"Stub process '{self.name}' is not healthy. {first_line[:1].upper()}{first_line[1:]}")
