@@ -49,12 +49,17 @@ class Plugins:
 
     @classmethod
     def discover(cls, allow: Sequence[str] | None = None) -> Plugins:
-        """The built-in parts and those of every installed plugin, or only of those in ``allow``."""
-        plugins = cls()
-        plugins._add(PluginInfo("builtins", "penstock", version("penstock")), lambda: builtins)
-        for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-            if allow is None or entry.name in allow:
-                plugins._add(_describe(entry), entry.load)
+        """The built-in parts and those of every installed plugin, or only of those in ``allow``.
+
+        Raises `ConfigError` for a name in ``allow`` that is neither a plugin's nor its distribution's.
+        """
+        plugins, built_in = cls(), PluginInfo("builtins", "penstock", version("penstock"))
+        plugins._add(built_in, lambda: builtins)
+        found = [(_describe(entry), entry) for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)]
+        _refuse_unknown(allow or (), [built_in, *(info for info, _ in found)])
+        for info, entry in found:
+            if allow is None or info.name in allow or info.distribution in allow:
+                plugins._add(info, entry.load)
         return plugins
 
     @property
@@ -174,6 +179,16 @@ def _no_options(parser: argparse.ArgumentParser) -> None:
 
 def _name(info: PluginInfo) -> str:
     return f"{info.distribution}:{info.name}"
+
+
+def _refuse_unknown(allow: Sequence[str], installed: Sequence[PluginInfo]) -> None:
+    names = {name for info in installed for name in (info.name, info.distribution)}
+    for name in allow:
+        if name not in names:
+            nearest = get_close_matches(name, names, 1)
+            hint = f"did you mean '{nearest[0]}'? " if nearest else ""
+            known = ", ".join(sorted(info.name for info in installed))
+            raise ConfigError(f"--plugins: no plugin '{name}' is installed; {hint}installed: {known}")
 
 
 def _describe(entry: EntryPoint) -> PluginInfo:

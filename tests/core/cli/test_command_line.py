@@ -84,7 +84,7 @@ def test_no_has_three_spellings_in_any_case(text: str) -> None:
             "--http-restricted-api option format is '<config name>:<setting>=<value>'. Got health",
         ),
         ("--load-model=m", "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."),
-        ("stray", "Unexpected argument: stray"),
+        ("models", "Unexpected argument: models; did you mean --model-repository=models?"),
         (
             "--metrics-port=8000",
             "The server cannot listen to HTTP requests and metrics requests at the same address and port 0.0.0.0:8000",

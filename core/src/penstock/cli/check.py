@@ -30,7 +30,7 @@ def run(words: Sequence[str]) -> int:
     arguments = _parser().parse(words)
     repositories, models = _split(arguments.path)
     options = ServerOptions(
-        model_repository=tuple(str(path) for path in (*repositories, *(model.parent for model in models))),
+        model_repository=(*repositories, *(str(model.parent) for model in models)),
         disable_auto_complete_config=arguments.strict,
         model_config_name=arguments.model_config_name,
         backend_directory=arguments.backend_directory,
@@ -80,7 +80,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _split(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
+def _split(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
     """The repositories among ``paths``, and the models."""
     repositories, models = [], []
     for given in paths:
@@ -88,12 +88,12 @@ def _split(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
         if is_model(path):
             models.append(path if path.name else path.absolute())
         else:
-            repositories.append(path)
+            repositories.append(given)
     return repositories, models
 
 
-def _is_meant(entry: Entry, repositories: Sequence[Path], models: Sequence[Path]) -> bool:
-    return any(path.parent in repositories or path in models for path in entry.paths)
+def _is_meant(entry: Entry, repositories: Sequence[str], models: Sequence[Path]) -> bool:
+    return any(path.parent in map(Path, repositories) or path in models for path in entry.paths)
 
 
 def _picture(findings: Sequence[Finding]) -> str:

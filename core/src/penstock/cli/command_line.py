@@ -114,7 +114,7 @@ def _explain(word: str) -> str:
     if flags:
         return f"option '{name}' is ambiguous; possibilities: " + " ".join(f"'--{flag.name}'" for flag in flags)
     if not word.startswith("-") or word == "--":
-        return f"Unexpected argument: {word}"
+        return f"Unexpected argument: {word}" + ("" if word == "--" else f"; did you mean --model-repository={word}?")
     nearest = get_close_matches(name.lstrip("-"), FLAGS, 1)
     return f"unrecognized option '{name}'" + (f"; did you mean '--{nearest[0]}'?" if nearest else "")
 

@@ -30,6 +30,9 @@ class Support:
     reason: str = ""
 
 
+#: What a client is told that asks for it. No flag would help: setting the one for it is refused.
+NO_CLIENT_SHM = "Client shared memory is disabled: it is not built yet"
+
 _BUILT = Support(State.BUILT)
 
 

@@ -51,7 +51,8 @@ class Repository:
     """One or more directories of models."""
 
     def __init__(self, roots: Iterable[str | Path]) -> None:
-        self.roots = tuple(Path(root) for root in roots)
+        self._given = tuple(map(str, roots))
+        self.roots = tuple(map(Path, self._given))
 
     def scan(self) -> dict[str, Entry]:
         """All models, by name in sorted order. Raises `InvalidArgument` for a root that is no directory."""
@@ -67,7 +68,12 @@ class Repository:
         return Entry(name, paths) if paths else None
 
     def _children(self) -> Iterator[Path]:
-        for root in self.roots:
+        for given, root in zip(self._given, self.roots, strict=True):
+            if "://" in given:
+                raise InvalidArgument(
+                    f"repository path '{given}' is not on this machine: this version reads directories only; copy the "
+                    "repository into one, or mount it"
+                )
             if not root.is_dir():
                 raise InvalidArgument(f"failed to stat file {root}: repository path is not a valid directory")
             yield from root.iterdir()

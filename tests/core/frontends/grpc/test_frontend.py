@@ -194,7 +194,7 @@ async def test_refusals_have_tritons_status_and_text(repository: str) -> None:
         assert await refusal(connection.get_inference_statistics("z")) == ("StatusCode.INVALID_ARGUMENT", statistics)
         mode = "explicit model load / unload is not allowed if polling is enabled"
         assert await refusal(connection.load_model("identity")) == ("StatusCode.UNAVAILABLE", mode)
-        shm = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+        shm = "Client shared memory is disabled: it is not built yet"
         assert await refusal(connection.register_system_shared_memory("r", "/r", 4)) == (
             "StatusCode.UNIMPLEMENTED",
             shm,

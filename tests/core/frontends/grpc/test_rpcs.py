@@ -39,7 +39,7 @@ CATEGORIES = {
     "TraceSetting": "trace",
     "LogSettings": "logging",
 }
-SHM_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+SHM_DISABLED = "Client shared memory is disabled: it is not built yet"
 
 
 @dataclass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.config.support import NO_CLIENT_SHM
 from penstock.errors import NotFound, Unsupported
 from penstock.frontends.grpc import grpc_service_pb2 as pb
 from penstock.frontends.grpc.context import Context
@@ -36,7 +37,7 @@ async def register(
     request: pb.SystemSharedMemoryRegisterRequest | pb.CudaSharedMemoryRegisterRequest,
     context: Context,
 ) -> pb.SystemSharedMemoryRegisterResponse | pb.CudaSharedMemoryRegisterResponse:
-    raise _refusal(server)
+    raise Unsupported(NO_CLIENT_SHM)
 
 
 async def unregister(
@@ -44,10 +45,4 @@ async def unregister(
     request: pb.SystemSharedMemoryUnregisterRequest | pb.CudaSharedMemoryUnregisterRequest,
     context: Context,
 ) -> pb.SystemSharedMemoryUnregisterResponse | pb.CudaSharedMemoryUnregisterResponse:
-    raise _refusal(server)
-
-
-def _refusal(server: Server) -> Unsupported:
-    if server.options.allow_client_shm:
-        return Unsupported("Client shared memory is not built yet: this server has no regions.")
-    return Unsupported("Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.")
+    raise Unsupported(NO_CLIENT_SHM)

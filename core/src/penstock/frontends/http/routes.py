@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from penstock.config.support import NO_CLIENT_SHM
 from penstock.errors import InternalError, NotFound, PenstockError, Unsupported
 from penstock.frontends.failures import is_verbose, tell_fault
 from penstock.frontends.http.description import Description
@@ -124,7 +125,7 @@ class Routes:
             _route(r"/v2", "metadata", GET=_direct(about.server)),
             _route(r"/v2/health/live", "health", GET=_direct(about.live)),
             _route(r"/v2/health/ready", "health", GET=self._perhaps_task(about.ready)),
-            *[route for kind in shm for route in _shared_memory(kind, server.options.allow_client_shm)],
+            *[route for kind in shm for route in _shared_memory(kind)],
             _route(rf"{_REPOSITORY}/index", "model-repository", POST=self._task(repository.index)),
             _route(rf"{_REPOSITORY}/models/(?P<name>[^/]+)/load", "model-repository", POST=self._load(repository)),
             _route(
@@ -197,7 +198,7 @@ def _later(feature: str) -> Handler:
     return refuse
 
 
-def _shared_memory(kind: str, is_allowed: bool) -> list[Route]:
+def _shared_memory(kind: str) -> list[Route]:
     """No region can be registered yet: the status of all is an empty list, that of one unknown."""
     base = rf"/v2/{kind}sharedmemory(?:/region/(?P<name>[^/]+))?"
 
@@ -207,11 +208,7 @@ def _shared_memory(kind: str, is_allowed: bool) -> list[Route]:
         return json_reply([])
 
     def refuse(request: HttpRequest, target: Target) -> HttpReply:
-        if is_allowed:
-            raise Unsupported("client shared memory is not available in this version of Penstock")
-        raise Unsupported(
-            "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-        )
+        raise Unsupported(NO_CLIENT_SHM)
 
     return [
         _route(f"{base}/status", "shared-memory", GET=_direct(status)),

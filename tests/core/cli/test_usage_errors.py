@@ -1,0 +1,79 @@
+"""Arguments that cannot be read: every command says so alike, with a hint, and leaves with 1 as Triton does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import main
+from penstock.errors import ConfigError
+from penstock.plugins import Plugins
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What stderr says; nothing is on stdout."""
+    try:
+        code = main(words)
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    told = capsys.readouterr()
+    assert (code, told.out) == (1, "")
+    return told.err
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "text"),
+    [
+        (
+            ["serve", "models"],
+            "serve [options]",
+            "Unexpected argument: models; did you mean --model-repository=models?",
+        ),
+        (
+            ["serve", "--modl-repository=x"],
+            "serve [options]",
+            "'--modl-repository'; did you mean '--model-repository'?",
+        ),
+        (["serve"], "serve [options]", "--model-repository must be specified"),
+        (["check"], "check [options] <path> ...", "the following arguments are required: path"),
+        (["check", "--jsn", "x"], "check [options] <path> ...", "unrecognized option '--jsn'; did you mean '--json'?"),
+        (["plugins", "all"], "plugins [options]", "Unexpected argument: all"),
+        (["plugins", "--jsn=1"], "plugins [options]", "unrecognized option '--jsn'; did you mean '--json'?"),
+    ],
+)
+def test_each_command_says_what_it_cannot_read(
+    words: list[str], usage: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, blank, *rest = refused(capsys, *words).splitlines()
+    assert first == f"Usage: penstock {usage}   (penstock {words[0]} --help lists them)"
+    assert blank == ""
+    assert text in "\n".join(rest)
+
+
+def test_a_command_that_there_is_not_leaves_with_the_same_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no command 'sreve'; did you mean 'serve'?" in refused(capsys, "sreve")
+    assert "Usage: penstock <command>" in refused(capsys)
+
+
+def test_a_plugin_that_is_not_installed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = refused(capsys, "serve", f"--model-repository={tmp_path}", "--plugins=onnxruntim")
+    assert "--plugins: no plugin 'onnxruntim' is installed; did you mean 'onnxruntime'? installed: builtins" in text
+    with pytest.raises(ConfigError, match="no plugin 'nobody' is installed"):
+        Plugins.discover(["onnxruntime", "nobody"])
+
+
+def test_plugins_are_named_by_themselves_or_by_their_distribution() -> None:
+    for name in ("onnxruntime", "penstock-onnx"):
+        assert [info.name for info in Plugins.discover([name]).plugins] == ["builtins", "onnxruntime"]
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/models", "gs://bucket/models", "as://account/models"])
+def test_a_repository_in_a_cloud_is_named_as_it_was_given(
+    address: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["check", address]) == 1
+    assert capsys.readouterr().err == (
+        f"repository path '{address}' is not on this machine: this version reads directories only; copy the "
+        "repository into one, or mount it\n"
+    )
