@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -233,3 +236,57 @@ def test_help_exits_with_0_and_everything_else_unknown_with_1(penstock: Start) -
 
 def test_an_unknown_command_gets_the_nearest_one(penstock: Start) -> None:
     assert "did you mean 'serve'?" in penstock("serv").finish()[1]
+
+
+PRINTING = """
+from penstock import hookimpl
+
+@hookimpl
+def server_started(server):
+    print("ready", flush=False)
+"""
+
+
+@pytest.mark.parametrize(
+    "full", [("stdout",), ("stderr",), ("stdout", "stderr"), ("log",), ("log", "stdout", "stderr")]
+)
+def test_a_full_disk_under_log_or_output_changes_no_exit_code(
+    repository: Path,
+    distribute: Callable[[str, str], None],
+    tmp_path: Path,
+    wait_until: Callable[..., None],
+    full: str,
+) -> None:
+    distribute("printing", PRINTING)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = Path("/dev/full") if "log" in full else tmp_path / "log"
+    local = ["--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--grpc-port=0", "--metrics-port=0"]
+    words = [f"--model-repository={repository}", *local, f"--http-port={port}", f"--log-file={log}"]
+    with (
+        Path("/dev/full").open("w") as no_space,
+        subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli", "serve", *words],
+            stdout=no_space if "stdout" in full else subprocess.DEVNULL,
+            stderr=no_space if "stderr" in full else subprocess.DEVNULL,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # what is printed is still to be written at the end
+        ) as process,
+    ):
+        try:
+            wait_until(lambda: process.poll() is not None or is_ready(port), "the server is ready")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def is_ready(port: int) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", "/v2/health/ready")
+        return connection.getresponse().status == 200
+    except ConnectionRefusedError:
+        return False
+    finally:
+        connection.close()

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 from penstock.cli import command_line, startup, usage
@@ -39,10 +40,13 @@ def run(words: Sequence[str]) -> int:
     except ConfigError as error:
         return complain("penstock serve", "[options]", error.message)
     faulthandler.enable()
-    with contextlib.closing(logs):
-        for warning in (*warnings, *support.without_effect(options)):
-            log.warning("%s", warning)
-        return _run_loop(_serve(options))
+    try:
+        with contextlib.closing(logs):
+            for warning in (*warnings, *support.without_effect(options)):
+                log.warning("%s", warning)
+            return _run_loop(_serve(options))
+    finally:
+        _flush_output()
 
 
 def _plugin_parser(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -124,7 +128,8 @@ def _complain(options: ServerOptions, text: str) -> None:
     """Say why the server exits: in the log, and on stderr too if the log does not show it there."""
     log.error("%s", text)
     if options.log_file or not options.log_error:
-        print(text, file=sys.stderr)
+        with contextlib.suppress(OSError):  # as in _flush_output
+            print(text, file=sys.stderr, flush=True)
 
 
 def _words(error: Exception) -> str:
@@ -137,6 +142,15 @@ def _words(error: Exception) -> str:
 def _exit_now(code: int) -> NoReturn:
     """Leave without waiting for the threads of engines."""
     logging.shutdown()
-    with contextlib.suppress(OSError, ValueError):  # a full disk is no reason to stay
-        sys.stdout.flush()
+    _flush_output()
     os._exit(code)
+
+
+def _flush_output() -> None:
+    """Write what models and plugins have printed. A full disk or a reader that has gone decides no exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # what is left goes nowhere, or the interpreter tries once more and exits with 120
+            with Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
