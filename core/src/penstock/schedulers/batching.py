@@ -48,29 +48,40 @@ class Decision:
 
 def decide(waiting: Sequence[InferRequest], rule: BatchRule, now_ns: int) -> Decision:
     """What to do about ``waiting``: at least one request, in the order they would be served."""
-    rows = preferred = below = count = 0
+    rows = preferred = count = 0
     key, complete = waiting[0].batch_key, False
+    most, preferred_rows = rule.max_rows, rule.preferred_rows
     for request in waiting:
-        if count:
-            joined = rows + request.rows
-            if joined > rule.largest_preferred and not below:
-                below = count
-            if joined > rule.max_rows or request.batch_key != key:
-                complete = True
-                break
-        rows += request.rows
+        joined = rows + request.rows
+        if count and (joined > most or request.batch_key != key):
+            complete = True
+            break
+        rows = joined
         count += 1
-        if rows in rule.preferred_rows:
+        if rows in preferred_rows:
             preferred = count
     if not rule.max_delay_ns:
         return Decision(preferred or count)
     waited_ns = now_ns - min([request.queued_ns for request in waiting[:count]])
     if waited_ns >= rule.max_delay_ns:
         return Decision(count)
-    if preferred or below:
-        # What would lift the batch above the largest preferred size is left for the next one.
-        return Decision(preferred or below)
-    if complete or rows >= rule.largest_preferred or count >= rule.max_requests:
+    if preferred:
+        return Decision(preferred)
+    if rows > rule.largest_preferred:
+        return Decision(_below(waiting, rule.largest_preferred))
+    if complete or rows == rule.largest_preferred or count >= rule.max_requests:
         return Decision(count)
     target = min(size for size in rule.preferred_rows | {rule.max_rows} if size > rows)
     return Decision(0, rule.max_delay_ns - waited_ns, target - rows)
+
+
+def _below(waiting: Sequence[InferRequest], largest: int) -> int:
+    """How many of ``waiting`` stay within ``largest`` rows, but the first in any case: what would lift the
+    batch above the largest preferred size is left for the next one."""
+    rows = count = 0
+    for request in waiting:
+        rows += request.rows
+        if count and rows > largest:
+            break
+        count += 1
+    return count

@@ -33,6 +33,7 @@ class DynamicScheduler(Scheduler):
         super().__init__(context)
         self._rule = self.rule(context)
         self._priorities = Priorities.from_config(context.config)
+        self._only_policy = self._priorities.policy(1) if self._priorities.levels == 1 else None
         self._queue = RequestQueue()
         config = context.config
         self._flight = Flight(config.dynamic_batching.preserve_ordering, config.model_transaction_policy.decoupled)
@@ -40,7 +41,7 @@ class DynamicScheduler(Scheduler):
         self._idle: deque[Bell | LoopBell] = deque()
         #: What joins the batch that is being formed arrives behind it, unless levels or postponed requests
         #: give it another place.
-        self._joins_behind = self._priorities.levels == 1 and not self._priorities.policy(1).postpones
+        self._joins_behind = self._only_policy is not None and not self._only_policy.postpones
         self._forming_key: object = None
         self._arrived_rows = 0
         self._is_waking = False
@@ -58,8 +59,10 @@ class DynamicScheduler(Scheduler):
             raise Unavailable(
                 f"{request.log_id}Server is stopping, scheduler for model has stopped accepting new inference requests"
             )
-        level = self._priorities.level(request.priority)
-        policy = self._priorities.policy(level)
+        level, policy = 1, self._only_policy
+        if policy is None:
+            level = self._priorities.level(request.priority)
+            policy = self._priorities.policy(level)
         if policy.max_size and self._queue.size(level) >= policy.max_size:
             self._statistics.rejected.count += 1
             raise Unavailable(f"{request.log_id}Exceeds maximum queue size")
@@ -77,10 +80,11 @@ class DynamicScheduler(Scheduler):
         self._flight.progress(request, response)
 
     def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
+        give = self._flight.answer
         for request, answer in zip(requests, answers, strict=True):
             if request.timer is not None:
                 request.timer.cancel()
-            self._flight.answer(request, answer)
+            give(request, answer)
 
     @property
     def in_flight(self) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
 
 from penstock.errors import Unavailable
 from penstock.messages.request import InferRequest
@@ -13,8 +16,17 @@ from penstock.telemetry.pacing import paced
 log = paced(__name__)
 
 
+class _Awaited(Enum):
+    """Stands for an answer that has not come."""
+
+    AWAITED = "awaited"
+
+
+_AWAITED: Final = _Awaited.AWAITED  # to look a member up takes longer than all the rest of `Flight.enter`
+
+
 class Flight:
-    """Counts what is in flight, answers it, and knows when nothing is left.
+    """Knows what is in flight, answers it, and says when nothing is left.
 
     ``ordered`` holds answers back until all earlier requests are answered
     (``preserve_ordering``, behaviours.md section 6.2). ``counted`` callers take any number of
@@ -24,10 +36,12 @@ class Flight:
 
     def __init__(self, ordered: bool = False, counted: bool = False) -> None:
         self.is_closing = False
-        self._counted = counted
-        self._open: dict[InferRequest, None] = {}
+        #: Gives a request its final answer, now or when its turn comes.
+        self.answer: Callable[[InferRequest, Answer], None] = self._answer_in_turn if ordered else self._finish
+        self._ordered, self._counted = ordered, counted
         self._landed = asyncio.Event()
-        self._line: OrderedDict[InferRequest, list[Answer]] | None = OrderedDict() if ordered else None
+        #: In order of entry, with the answers that are held back.
+        self._open: dict[InferRequest, Answer | _Awaited] = OrderedDict() if ordered else {}
 
     @property
     def count(self) -> int:
@@ -35,30 +49,16 @@ class Flight:
         return len(self._open)
 
     def enter(self, request: InferRequest) -> None:
-        self._open[request] = None
-        if self._line is not None:
-            self._line[request] = []
+        self._open[request] = _AWAITED
+        if self._ordered:
             request.respond_at_once = None  # its turn may not have come
 
     def progress(self, request: InferRequest, response: Answer) -> None:
         """Give ``request`` a response that is not its last; decoupled models keep no order."""
         if request in self._open:
-            self._write(request, response, False)
+            _write(request, response, False)
         if not self._counted:
             request.read()
-
-    def answer(self, request: InferRequest, answer: Answer) -> None:
-        """Give ``request`` its final answer, now or when its turn comes."""
-        if self._line is None:
-            self._finish(request, answer)
-            return
-        self._line[request].append(answer)
-        while self._line:
-            head, answers = next(iter(self._line.items()))
-            if not answers:
-                return
-            del self._line[head]
-            self._finish(head, answers[0])
 
     async def close(self) -> None:
         """Wait until every request that entered is answered; the caller refuses new ones."""
@@ -70,25 +70,34 @@ class Flight:
         """Answer every request, now: with `Unavailable` for ``reason``, unless its answer was held back.
         Have what is executed for it end."""
         self.is_closing = True
-        line, self._line = self._line, None
-        for request in tuple(self._open):
+        for request, held in tuple(self._open.items()):
             request.respond_at_once = None
-            held = line[request] if line is not None else []
-            self._finish(request, held[0] if held else Unavailable(f"{request.log_id}{reason}"))
+            answer = Unavailable(f"{request.log_id}{reason}") if held is _AWAITED else held
+            self._finish(request, answer)
             request.cancel()
         self._landed.set()
 
+    def _answer_in_turn(self, request: InferRequest, answer: Answer) -> None:
+        if request in self._open:
+            self._open[request] = answer
+        while self._open:
+            head, held = next(iter(self._open.items()))
+            if held is _AWAITED:
+                return
+            self._finish(head, held)
+
     def _finish(self, request: InferRequest, answer: Answer) -> None:
-        if self._open.pop(request, False) is False:
+        if self._open.pop(request, self) is self:
             return  # answered before
-        self._write(request, answer, True)
+        _write(request, answer, True)
         if self.is_closing and not self._open:
             self._landed.set()
 
-    def _write(self, request: InferRequest, answer: Answer, final: bool) -> None:
-        try:
-            request.respond(answer, final)
-        except KeyboardInterrupt:  # on the event loop it is the operator's
-            raise
-        except BaseException:
-            log.exception("a frontend failed to write the answer to request '%s'", request.id)
+
+def _write(request: InferRequest, answer: Answer, final: bool) -> None:
+    try:
+        request.respond(answer, final)
+    except KeyboardInterrupt:  # on the event loop it is the operator's
+        raise
+    except BaseException:
+        log.exception("a frontend failed to write the answer to request '%s'", request.id)

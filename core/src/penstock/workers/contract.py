@@ -56,7 +56,8 @@ class Contract:
 
     def accept(self, spec: Spec, tensor: Tensor, rows: int) -> Tensor:
         """``tensor`` in the shape that clients see, or `BackendError` saying what is wrong."""
-        self._judge_type(spec, tensor)
+        if data_type(tensor) is not spec.datatype:
+            self._differs_in_type(spec, tensor)
         shape = tensor.shape
         if self.batched and (not shape or shape[0] != rows):
             raise BackendError(
@@ -71,7 +72,7 @@ class Contract:
         if not fits:
             expected = [-1] * self.batched + list(spec.backend_dims)
             self._differs(spec, f"has shape {list(shape)}, but the config says {expected}")
-        return self._for_client(spec, tensor)
+        return tensor if spec.reshape is None else self._undo_reshape(spec, tensor)
 
     def sign(self, request: InferRequest, response: InferResponse) -> InferResponse:
         """``response`` as this model's, with the outputs requested; raises `BackendError`.
@@ -85,8 +86,9 @@ class Contract:
         for name, value in response.outputs.items():
             if not wanted or name in wanted:
                 tensor, spec = as_tensor(value), self._spec(name)
-                self._judge_type(spec, tensor)
-                outputs[name] = self._for_client(spec, tensor)
+                if data_type(tensor) is not spec.datatype:
+                    self._differs_in_type(spec, tensor)
+                outputs[name] = tensor if spec.reshape is None else self._undo_reshape(spec, tensor)
         if not outputs and response.outputs and self.outputs.keys().isdisjoint(response.outputs):
             self._spec(next(iter(response.outputs)))
         return InferResponse(outputs, response.parameters, self.name, self.version, request.id)
@@ -109,23 +111,19 @@ class Contract:
             )
         return spec
 
-    def _for_client(self, spec: Spec, tensor: Tensor) -> Tensor:
-        """``tensor`` with the reshape of the config undone (behaviours.md section 4.4)."""
-        if spec.reshape is None:
-            return tensor
+    def _undo_reshape(self, spec: Spec, tensor: Tensor) -> Tensor:
+        """``tensor`` in the shape that clients see (behaviours.md section 4.4)."""
         batch = tensor.shape[:1] if self.batched else ()
         shape = batch + spec.undo_reshape(tensor.shape[len(batch) :])
         if prod(shape) != prod(tensor.shape):
             raise BackendError(
                 f"model '{self.name}': output '{spec.name}' has shape {list(tensor.shape)}, which does not fit the "
-                f"reshape of the config, {list(spec.reshape)}"
+                f"reshape of the config, {list(spec.backend_dims)}"
             )
         return tensor.reshape(shape)
 
-    def _judge_type(self, spec: Spec, tensor: Tensor) -> None:
-        found = data_type(tensor)
-        if found is not spec.datatype:
-            self._differs(spec, f"is {found}, but the config says {spec.datatype}")
+    def _differs_in_type(self, spec: Spec, tensor: Tensor) -> None:
+        self._differs(spec, f"is {data_type(tensor)}, but the config says {spec.datatype}")
 
     def _differs(self, spec: Spec, how: str) -> None:
         """Say, once, that an output is not what the config says; `BackendError` unless outputs are taken as given."""
