@@ -170,39 +170,6 @@ class TritonPythonModel:
                 responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("END", np.ones(1, np.int32))]))
         return responses
 """
-#: What each string of the input says: an error, or a response; then the end.
-ERRS = """
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for word in pb_utils.get_input_tensor_by_name(request, "IN").as_numpy():
-                if word == b"wrong":
-                    error = pb_utils.TritonError(b"no such thing", pb_utils.TritonError.NOT_FOUND)
-                    sender.send(pb_utils.InferenceResponse(error=error))
-                else:
-                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([word], object))]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-#: Its output is not of the config's type, nor of its dims; who asks it by BLS passes on what it got.
-LOOSE = """
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.arange(3, dtype=np.float64) / 2)]) for _ in requests
-        ]
-"""
-PASSES_ON = """
-class TritonPythonModel:
-    def execute(self, requests):
-        asked = pb_utils.InferenceRequest(
-            model_name=b"loose", requested_output_names=[b"OUT"], inputs=requests[0].inputs(), request_id=b"1"
-        )
-        answer = asked.exec()
-        if answer.has_error():
-            raise pb_utils.TritonModelException(answer.error().message())
-        return [pb_utils.InferenceResponse(answer.output_tensors()) for _ in requests]
-"""
 #: Always gives the same array.
 CONSTANT = """
 ALWAYS = np.arange(3, dtype=np.int32)
@@ -327,7 +294,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_python: Callable[
 
     write("add_sub", ADD_SUB, ADD_SUB_CONFIG)
     write("upper", UPPER, UPPER_CONFIG)
-    write("errs", ERRS, DECOUPLED + UPPER_CONFIG)
     write("repeat", REPEAT, DECOUPLED + INT_CONFIG)
     write("square", SQUARE, DECOUPLED + INT_CONFIG)
     write("describe", DESCRIBE, DESCRIBE_CONFIG)
@@ -347,8 +313,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_python: Callable[
                 code = code.replace(key, value)
             write(name + suffix, code, config)
     write("constant", CONSTANT, INT_CONFIG)
-    write("loose", LOOSE, INT_CONFIG)
-    write("passes_on", PASSES_ON, INT_CONFIG)
     write("scribbles", SCRIBBLES, INT_CONFIG)
     write("metrics", METRICS, INT_CONFIG)
     write("updates", UPDATES, INT_CONFIG)
@@ -412,26 +376,6 @@ def test_strings_arrive_and_leave_as_bytes(client: http.InferenceServerClient) -
 def test_a_decoupled_model_streams_from_threads_of_its_own(server: Any) -> None:
     assert responses(server, "repeat", np.arange(200, dtype=np.int32)) == list(range(200))
     assert responses(server, "repeat", np.zeros(0, np.int32)) == []
-
-
-def test_an_error_that_is_not_the_last_response_arrives_in_its_place(server: Any) -> None:
-    got: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as stream:
-        stream.start_stream(lambda result, error: got.put((result, error)))
-        words = np.array(["a", "wrong", "b", "wrong", "wrong"], np.object_)
-        stream.async_stream_infer("errs", given(grpc, IN=words), enable_empty_final_response=True)
-        found: list[object] = []
-        for _ in range(6):
-            result, error = got.get(timeout=30)
-            found.append(error.message() if error is not None else result.as_numpy("OUT"))
-    assert found[-1] is None
-    assert [each if isinstance(each, str) else each.item().decode() for each in found[:-1]] == [  # type: ignore[attr-defined]
-        "a",
-        "no such thing",
-        "b",
-        "no such thing",
-        "no such thing",
-    ]
 
 
 def test_an_async_decoupled_model_streams_to_many_callers_at_once(server: Any) -> None:
@@ -670,51 +614,3 @@ def test_each_instance_is_told_its_own_name_and_kind(
     run_penstock(*words).wait_until_ready().stop()
     told = {name: (path / name).read_text() for name in ("m_0_0", "m_1_0", "m_1_1")}
     assert told == {"m_0_0": "CPU 0", "m_1_0": "MODEL 0", "m_1_1": "MODEL 0"}
-
-
-@pytest.mark.parametrize("model", ["loose", "passes_on"])
-def test_an_output_of_another_type_and_other_dims_is_passed_on_as_it_is(
-    server: Any, client: http.InferenceServerClient, model: str
-) -> None:
-    sent = given(http, IN=np.zeros(1, np.int32))
-    for _ in range(2):
-        answer = client.infer(model, sent)
-        assert answer.get_output("OUT")["datatype"] == "FP64"
-        np.testing.assert_array_equal(answer.as_numpy("OUT"), [0, 0.5, 1])
-    said = f"model '{model}': output 'OUT' is FP64, but the config says INT32; it is passed on as it is"
-    wait_for = [line for line in server.log.splitlines() if said in line]
-    assert len(wait_for) == 1
-
-
-def test_the_command_line_of_a_models_process_has_nothing_of_ours(
-    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any]
-) -> None:
-    code = """
-    import sys
-
-    class TritonPythonModel:
-        @staticmethod
-        def auto_complete_config(config):
-            config.add_output({"name": "OUT", "data_type": "TYPE_STRING", "dims": [len(sys.argv)]})
-            return config
-        def execute(self, requests):
-            out = pb_utils.Tensor("OUT", np.array(sys.argv, object))
-            return [pb_utils.InferenceResponse([out]) for _ in requests]
-    """
-    write_python(tmp_path, "m", code, 'input { name: "IN" data_type: TYPE_INT32 dims: [1] }')
-    server = run_penstock(f"--model-repository={tmp_path}").wait_until_ready()
-    with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
-        assert client.infer("m", given(http, IN=np.zeros(1, np.int32))).as_numpy("OUT").tolist() == [b""]
-        assert client.get_model_config("m")["output"][0]["dims"] == [1]
-    server.stop()
-
-
-def test_a_model_without_its_file_is_named_in_the_log_as_triton_does(
-    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any]
-) -> None:
-    file = write_python(tmp_path, "m", "", INT_CONFIG) / "1" / "model.py"
-    file.unlink()
-    server = run_penstock(f"--model-repository={tmp_path}")
-    assert server.finish(60) == 1
-    said = f"Python model file not found in '{file}'"
-    assert f"Failed to preinitialize Python stub: {said}" in server.log

@@ -48,6 +48,9 @@ class OfflineServices(KeptMetrics, Services):
     def cancel(self, request: InferRequest) -> None:
         request.cancelled = True
 
+    def stop(self, request: InferRequest) -> None:
+        request.cancelled = True
+
     def read(self, request: InferRequest) -> None:
         """Everything has been sent already."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class ResponseIterator:
     """Gives each response as it comes; the last may be empty. Begun anew at its end, it gives them again.
 
-    Whoever drops it unfinished, or calls `cancel`, tells the model that nobody waits any more.
+    Whoever drops it unfinished tells the model that nobody waits any more.
     """
 
     __slots__ = ("__weakref__", "_answers", "_finished", "_given", "_position", "_request", "_services")
@@ -49,14 +49,15 @@ class ResponseIterator:
         return response
 
     def cancel(self) -> None:
-        """Nobody waits for the rest."""
+        """Tell the model that no more is wanted. What it answers nevertheless is given as ever."""
         if not self._finished:
-            self._services.cancel(self._request)
+            self._services.stop(self._request)
 
     def __del__(self) -> None:
         # Perhaps as the interpreter ends; nobody could take an error.
         with suppress(Exception):
-            self.cancel()
+            if not self._finished:
+                self._services.cancel(self._request)
 
     def _take(self) -> None:
         answer, final = self._answers.get()

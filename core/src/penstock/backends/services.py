@@ -52,6 +52,10 @@ class Services(ABC):
         """Nobody waits for ``request`` any more."""
 
     @abstractmethod
+    def stop(self, request: InferRequest) -> None:
+        """No more of ``request`` is wanted: its model is told. What it answers nevertheless is taken."""
+
+    @abstractmethod
     def read(self, request: InferRequest) -> None:
         """One response of ``request`` that was not the last has been taken (`InferRequest.read`)."""
 

@@ -85,8 +85,10 @@ class InferRequest:
     queued_ns: int = 0
     #: Set by a worker whose answer may come after its execution: when that began.
     started_ns: int = 0
-    #: True once the caller has gone; read by long executions. Set through ``cancel`` only.
+    #: True once the caller has gone, or wants no more; read by long executions. Set by ``cancel`` and ``stop``.
     cancelled: bool = False
+    #: True once nobody takes what is answered. Set by ``cancel`` only.
+    abandoned: bool = False
     #: Set by whoever has the request: takes it out of the queue, or tells its execution.
     on_cancel: Callable[[InferRequest], None] | None = None
     #: Set by the worker: lets an execution go on that waits for its caller to read.
@@ -97,6 +99,13 @@ class InferRequest:
 
     def cancel(self) -> None:
         """The caller has gone. Event loop only; safe to call at any time, more than once."""
+        if not self.abandoned:
+            self.cancelled = self.abandoned = True
+            if self.on_cancel is not None:
+                self.on_cancel(self)
+
+    def stop(self) -> None:
+        """The caller wants no more, and takes what is answered nevertheless. Event loop only, as `cancel`."""
         if not self.cancelled:
             self.cancelled = True
             if self.on_cancel is not None:

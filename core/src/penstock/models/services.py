@@ -96,6 +96,9 @@ class LocalServices(LoopServices):
     def cancel(self, request: InferRequest) -> None:
         self._crossing.send(request.cancel)
 
+    def stop(self, request: InferRequest) -> None:
+        self._crossing.send(request.stop)
+
     def read(self, request: InferRequest) -> None:
         self._crossing.send(request.read)
 

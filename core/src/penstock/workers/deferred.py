@@ -52,6 +52,8 @@ class DeferredRunner(Runner):
 
         The call ends at once, whoever still holds it: else a model that forgets one could not be unloaded.
         """
+        if not request.abandoned:
+            return  # the model may look at ``cancelled``, and who asked waits for what it makes of it
         reference = self._open.get(request)
         call = None if reference is None else reference()
         if call is not None:
@@ -81,7 +83,7 @@ class DeferredRunner(Runner):
         call = DeferredCall(self, request, self._batches, place)
         self._open[request] = weakref.ref(call)
         request.on_cancel = self.leave
-        if request.cancelled:  # in the meantime
+        if request.abandoned:  # in the meantime
             self.leave(request)
         return call
 
@@ -108,7 +110,7 @@ class DeferredCall(Call):
             self._said_last = final
         if not final:
             self._progress(answer)
-        elif request.cancelled:
+        elif request.abandoned:
             self.end(Cancelled(f"{request.log_id}request was cancelled"))
         else:
             self.end(runner.contract.signed(request, answer))
@@ -130,7 +132,7 @@ class DeferredCall(Call):
         self._watched().acquire()
         answer = runner.contract.signed(request, answer)
         with self._lock:  # so that it does not pass the last answer, sent by another thread
-            if not (self._is_ended or request.cancelled):
+            if not (self._is_ended or request.abandoned):
                 runner.outlet.send(request, answer, False)
 
     def _watched(self) -> Window:

@@ -32,8 +32,8 @@ class Window:
         """A window that the caller of ``request`` moves by reading, and opens by leaving."""
         window = cls()
         request.on_read = lambda _: window.release()
-        request.on_cancel = lambda _: window.open()
-        if request.cancelled:  # in the meantime, perhaps before `on_cancel` was there
+        request.on_cancel = lambda _: window.open() if request.abandoned else None
+        if request.abandoned:  # in the meantime, perhaps before `on_cancel` was there
             window.open()
         return window
 

@@ -59,6 +59,7 @@ class FunctionServices(KeptMetrics, Services):
         self.asked: list[InferRequest] = []
         self.reads: list[InferRequest] = []
         self.cancelled: list[InferRequest] = []
+        self.stopped: list[InferRequest] = []
         self.lines: list[tuple[str, str, str, int]] = []
         self.loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}
 
@@ -77,6 +78,9 @@ class FunctionServices(KeptMetrics, Services):
 
     def cancel(self, request: InferRequest) -> None:
         self.cancelled.append(request)
+
+    def stop(self, request: InferRequest) -> None:
+        self.stopped.append(request)
 
     def read(self, request: InferRequest) -> None:
         self.reads.append(request)

@@ -137,9 +137,11 @@ def test_iterator_that_is_left_or_cancelled_tells_the_model(services: FunctionSe
     responses = ask("count", 5).exec(decoupled=True)
     next(responses)
     responses.cancel()
-    assert services.cancelled == services.asked
+    assert (services.stopped, services.cancelled) == (services.asked, [])
+    assert outputs(responses) == [1, 2, 3, 4, None]
+    responses.cancel()
+    assert len(services.stopped) == 1
 
-    services.cancelled.clear()
     left = ask("count", 5).exec(decoupled=True)
     next(left)
     del left

@@ -85,6 +85,9 @@ class Desk:
         elif kind is Kind.CANCEL:
             for request in self._mentioned(message):
                 self._services.cancel(request)
+        elif kind is Kind.ENOUGH:
+            for request in self._mentioned(message):
+                request.stop()
         elif kind is Kind.READ:
             for request in self._mentioned(message):
                 request.read()

@@ -42,6 +42,9 @@ class Listener:
         elif kind is Kind.CANCEL:
             for request in self._mentioned(message):
                 request.cancel()
+        elif kind is Kind.ENOUGH:
+            for request in self._mentioned(message):
+                request.stop()
         elif kind is Kind.READ:
             for request in self._mentioned(message):
                 request.read()

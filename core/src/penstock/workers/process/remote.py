@@ -58,6 +58,9 @@ class RemoteServices(Services):
     def cancel(self, request: InferRequest) -> None:
         self._mention(Kind.CANCEL, request)
 
+    def stop(self, request: InferRequest) -> None:
+        self._mention(Kind.ENOUGH, request)
+
     def read(self, request: InferRequest) -> None:
         self._mention(Kind.READ, request)
 

@@ -95,7 +95,7 @@ class Traffic:
     def _cancel(self, request: InferRequest) -> None:
         for call, other in self.in_flight.items():
             if other is request:
-                self._send_aside(integers_frame(Kind.CANCEL, (call,)))
+                self._send_aside(integers_frame(Kind.CANCEL if request.abandoned else Kind.ENOUGH, (call,)))
                 return
 
     def _has_read(self, call: int, request: InferRequest) -> None:

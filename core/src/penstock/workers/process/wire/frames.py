@@ -25,7 +25,7 @@ PADDING: Final = [bytes(count) for count in range(8)]
 
 class Kind(IntEnum):
     """What a frame says. To the child: LOAD, RUN, STOP, CHECK, RESULT, REPLIES. From it: LOADED,
-    FAILED, DONE, ANSWERS, CHECKED, INFER, CALL, NOTE, UPDATE. Both ways: CANCEL, READ, RELEASE."""
+    FAILED, DONE, ANSWERS, CHECKED, INFER, CALL, NOTE, UPDATE. Both ways: CANCEL, ENOUGH, READ, RELEASE."""
 
     LOAD = 1  # JSON: an order
     LOADED = 2  # JSON: what the parent needs to know of the instance
@@ -45,6 +45,7 @@ class Kind(IntEnum):
     RESULT = 16  # JSON: id, and value or code and message
     NOTE = 17  # JSON: method, arguments; wants no answer
     UPDATE = 18  # handle, operation, value: of a metric
+    ENOUGH = 19  # integers: requests whose callers want no more, but take what is answered
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}
