@@ -26,6 +26,7 @@ from penstock.config.options import ServerOptions
 from penstock.errors import InternalError, NotFound, PenstockError, Unavailable, Unsupported
 from penstock.frontends import disclosure
 from penstock.frontends.base import Frontend
+from penstock.frontends.large import LargeWork
 from penstock.messages.request import InferRequest, Parameter
 from penstock.messages.response import Answer, InferResponse
 from penstock.messages.single import AwaitedAnswer
@@ -109,6 +110,8 @@ class Server:
         self.custom_metrics = CustomMetrics()
         self.frontends: list[Frontend] = []
         self.loop: asyncio.AbstractEventLoop
+        #: What frontends read and write away from the event loop.
+        self.large_work = LargeWork()
         self._directory = Directory()
         self._lifecycle: Lifecycle
         self._control: Control
@@ -218,6 +221,7 @@ class Server:
                 draining.cancel()
                 await asyncio.wait((draining,), timeout=FAREWELL_S)
             self.phase = Phase.STOPPED
+            self.large_work.close()
             await asyncio.to_thread(self._control.close)
 
     async def _drain(self, wait_for_loads: bool) -> None:

@@ -40,6 +40,7 @@ strict-model-config
 OURS = {
     "allow-external-links",
     "dev",
+    "grpc-max-decompressed-size",
     "grpc-server",
     "http-header-timeout-secs",
     "http-keepalive-timeout-secs",

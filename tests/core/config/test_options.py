@@ -42,6 +42,7 @@ http-max-input-size 67108864
 allow-grpc True
 grpc-address 0.0.0.0
 grpc-port 8001
+grpc-max-decompressed-size 67108864
 reuse-grpc-port False
 grpc-infer-thread-count 2
 grpc-infer-allocation-pool-size 8

@@ -153,6 +153,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("grpc-root-cert", "<path>", "PEM file of the authorities that clients' certificates come from.", "ca.crt"),
         Flag("grpc-infer-response-compression-level", "<level>", "Compression of answers: none, low, medium or high.",
              "medium", choice("grpc_infer_response_compression_level", "none", "low", "medium", "high")),
+        Flag("grpc-max-decompressed-size", "<bytes>", "Bytes that a compressed message may unpack to, or 32 times its "
+             "size if that is more.", "1073741824", values.positive("grpc-max-decompressed-size", values.INT32)),
         Flag("grpc-keepalive-time", "<ms>", "Idle time before a keepalive ping.", "60000", int32),
         Flag("grpc-keepalive-timeout", "<ms>", "Time that the peer has to answer a ping.", "10000", int32),
         Flag("grpc-keepalive-permit-without-calls", "<bool>", "Ping connections that carry no call.", "true", boolean),

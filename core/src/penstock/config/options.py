@@ -137,6 +137,8 @@ class ServerOptions:
     grpc_server_key: str = ""
     grpc_root_cert: str = ""
     grpc_infer_response_compression_level: CompressionLevel = "none"
+    #: Bytes that any compressed message may unpack to; more only if it was as large itself, by a ratio.
+    grpc_max_decompressed_size: int = 64 * 1024 * 1024
     grpc_keepalive_time: int = 7_200_000
     grpc_keepalive_timeout: int = 20_000
     grpc_keepalive_permit_without_calls: bool = False

@@ -51,8 +51,20 @@ def _labelled(text: str, index: int, labels: Sequence[str]) -> bytes:
 
 
 def _descending(item: npt.NDArray[Any], k: int) -> npt.NDArray[np.intp]:
-    """Indices of the ``k`` highest; what is not a number ranks lowest."""
+    """Indices of the ``k`` highest; what is not a number ranks lowest. Linear in ``item`` as long as k is small."""
     if item.dtype.kind == "f":
         item = np.where(np.isnan(item), -np.inf, item)
+    if k > len(item) // 8:
+        return _sorted(item)[:k]
+    least = np.partition(item, len(item) - k)[len(item) - k]
+    above = np.flatnonzero(item > least)
+    chosen = np.sort(np.append(above, np.flatnonzero(item == least)[: k - len(above)]))
+    order: npt.NDArray[np.intp] = chosen[_sorted(item[chosen])]
+    return order
+
+
+def _sorted(item: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """All indices, the highest element's first."""
     # Stable and reversed twice, because negation would overflow the least integer.
-    return (len(item) - 1 - np.argsort(item[::-1], kind="stable")[::-1])[:k]
+    order: npt.NDArray[np.intp] = len(item) - 1 - np.argsort(item[::-1], kind="stable")[::-1]
+    return order

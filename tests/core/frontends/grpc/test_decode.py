@@ -19,6 +19,7 @@ from penstock.errors import Code, PenstockError
 from penstock.frontends.grpc import wire
 from penstock.frontends.grpc.decode import Decoded, decode
 from penstock.frontends.grpc.grpc_service_pb2 import InferParameter, ModelInferRequest
+from penstock.frontends.large import UNBOUNDED
 from penstock.messages import dtypes
 from penstock.messages.request import MAX_INPUTS, InferRequest, Undecoded
 from penstock.messages.tensor import BytesTensor
@@ -32,7 +33,7 @@ def ignore(answer: object, final: bool) -> None:
 
 
 def read(message: ModelInferRequest) -> Decoded:
-    return decode(wire.unpack(message.SerializeToString()), ignore)
+    return decode(wire.unpack(message.SerializeToString(), UNBOUNDED), ignore)
 
 
 def read_client(inputs: list[Any], **settings: Any) -> InferRequest:
@@ -42,7 +43,7 @@ def read_client(inputs: list[Any], **settings: Any) -> InferRequest:
         "sequence_end": False, "priority": 0, "timeout": None, "parameters": None,
     }  # fmt: skip
     body = _get_inference_request("m", inputs, **{**defaults, **settings}).SerializeToString()
-    return decode(wire.unpack(body), ignore).request
+    return decode(wire.unpack(body, UNBOUNDED), ignore).request
 
 
 def raw(datatype: str, shape: list[int], content: bytes) -> Any:

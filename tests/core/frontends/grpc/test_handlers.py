@@ -21,6 +21,7 @@ from penstock.frontends.grpc.context import Metadata, texts
 from penstock.frontends.grpc.infer import Inference, model_infer
 from penstock.frontends.grpc.stream import model_stream_infer
 from penstock.frontends.grpc.wire import Parcel, unpack
+from penstock.frontends.large import LargeWork
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
 from penstock.server import Server
@@ -57,6 +58,7 @@ class Desk:
         self.models = {"m": StandIn("m"), "d": StandIn("d", decoupled=True)}
         self.submitted: asyncio.Queue[InferRequest] = asyncio.Queue()
         self.refusal: Exception | None = None
+        self.large_work = LargeWork()
 
     def resolve(self, name: str, version: str = "") -> StandIn:
         if name not in self.models:

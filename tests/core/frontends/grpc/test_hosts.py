@@ -20,6 +20,7 @@ from penstock.errors import BackendError, Code, PenstockError
 from penstock.frontends.grpc.context import Cancel, Context, Reply, Send
 from penstock.frontends.grpc.hosts import Host, choose_host
 from penstock.frontends.grpc.rpcs import Rpc
+from penstock.frontends.large import LargeWork
 
 MIB = 1 << 20
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
@@ -159,7 +160,7 @@ UNBOUNDED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 async def serving(name: GrpcServer, **options: Any) -> AsyncIterator[Served]:
     desk = Desk()
     given = ServerOptions(grpc_address="127.0.0.1", **{"grpc_port": 0, "exit_timeout_secs": 5, **options})
-    host = (await asyncio.to_thread(choose_host, name))(desk.table(), given)
+    host = (await asyncio.to_thread(choose_host, name))(desk.table(), given, LargeWork())
     port = await host.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", UNBOUNDED) as channel:
         try:

@@ -25,6 +25,7 @@ from penstock.frontends.http2.connection import Connection
 from penstock.frontends.http2.connections import Connections
 from penstock.frontends.http2.keepalive import Keepalive
 from penstock.frontends.http2.limits import Limits
+from penstock.frontends.large import LargeWork
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/test.Echo/Echo"), (":authority", "x"),
           ("te", "trailers"), ("content-type", "application/grpc")]  # fmt: skip
@@ -62,7 +63,7 @@ class Server:
 
     def __init__(self) -> None:
         self.kept: list[bytes | memoryview] = []
-        calls = Calls([Rpc("test.Echo", "Echo", "", self._keep, direct=self._echo)], ServerOptions())
+        calls = Calls([Rpc("test.Echo", "Echo", "", self._keep, direct=self._echo)], ServerOptions(), LargeWork())
         self.wire = Wire()
         self.connection = Connection(Connections(calls, Limits(), Keepalive()))
         self.connection.connection_made(self.wire)

@@ -19,6 +19,7 @@ from penstock.frontends.http.limits import Limits
 from penstock.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply
 from penstock.frontends.http.protocol import HttpProtocol
 from penstock.frontends.http.routes import Routes
+from penstock.frontends.large import LargeWork
 from penstock.messages import dtypes
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
@@ -73,6 +74,7 @@ class StubServer:
     ready: bool = True
     has_checks: bool = False
     exiting: bool = False
+    large_work: LargeWork = field(default_factory=LargeWork)
 
     def resolve(self, name: str, version: str = "") -> EchoModel:
         if name != "echo":
@@ -84,6 +86,8 @@ class StubServer:
 
     def served(self, name: str | None, version: str) -> list[EchoModel]:
         return [self.model]
+
+    statistics = served
 
 
 class Caller:
@@ -108,10 +112,8 @@ class Caller:
             while not replies:
                 await asyncio.sleep(0)
 
-        if path.startswith("/v2/repository"):  # whose replies are not there at once
-            asyncio.run(asyncio.wait_for(dispatch(), 10))
-        else:
-            self.routes.dispatch(request, replies.append)
+        # The replies of the repository and those to large requests are not there at once.
+        asyncio.run(asyncio.wait_for(dispatch(), 30))
         (reply,) = replies
         return reply, b"".join(reply.parts)
 

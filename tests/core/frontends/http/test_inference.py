@@ -23,6 +23,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from penstock.messages.request import InferRequest
 
+RID = "[request id: <id_unknown>] "
 MakeCaller = Callable[..., Any]
 FIXED = ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64")
 NUMPY = {name: np.dtype(name.lower().replace("fp", "float")) for name in FIXED}
@@ -311,7 +312,8 @@ def test_raw_string_gets_its_length_from_the_server(make_caller: MakeCaller) -> 
             "The shape of the raw input 'X' can not be deduced because there are more than one "
             "variable-sized dimension",
         ),
-        ({"X": ("BYTES", (2,))}, 4, "For BYTE datatype raw input 'X', the model must have input shape [1]"),
+        ({"X": ("BYTES", (2,))}, 4, RID + "For BYTE datatype raw input 'X', the model must have input shape [1]"),
+        ({"X": ("BYTES", (-1,))}, 4, RID + "For BYTE datatype raw input 'X', the model must have input shape [1]"),
         (
             {"X": ("FP32", (-1,))},
             101,
@@ -580,7 +582,7 @@ def test_deep_data_is_refused_quickly(make_caller: MakeCaller, depth: int) -> No
     caller = make_caller(FOUR)
     began = time.perf_counter()
     reply, answer = caller.infer(body)
-    assert time.perf_counter() - began < 0.05
+    assert time.perf_counter() - began < 0.5  # on a thread
     assert (reply.status, error_of(answer)) == (400, "JSON nesting depth exceeds maximum allowed limit (100)")
 
 

@@ -521,7 +521,8 @@ def test_tensors_are_freed_with_the_answer_and_not_by_the_collector(
     caller, peer = make_caller({"X": ("UINT8", (-1,))}), connect()
     caller.model.holds = holds
     peer.protocol._dispatch = caller.routes.dispatch
-    text = b'{"inputs":[{"name":"X","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
+    tensor_json = b'{"name":"X","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}'
+    text = b'{"parameters":{"binary_data_output":true},"inputs":[' + tensor_json + b"]}"
     gc.disable()
     try:
         peer.send(post("/v2/models/echo/infer", text + bytes(300_000), f"Inference-Header-Content-Length: {len(text)}"))

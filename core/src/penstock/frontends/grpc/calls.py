@@ -9,30 +9,32 @@
 
 A call `is_ended` once its status is decided, or once nobody is left to hear it. What its handler
 says afterwards is not heard. Everything runs on the event loop, except that large messages are
-unpacked on a thread.
+read and packed on the threads of `penstock.frontends.large`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from penstock.errors import PenstockError
 from penstock.frontends.failures import tell_fault
 from penstock.frontends.grpc import blocks
-from penstock.frontends.grpc.compression import IDENTITY, inflate
+from penstock.frontends.grpc.compression import IDENTITY, bound, inflate
 from penstock.frontends.grpc.context import Cancel, Metadata
 from penstock.frontends.grpc.heads import Head, Refusal
 from penstock.frontends.grpc.inbox import PREFIX, PREFIX_BYTES, Inbox
 from penstock.frontends.grpc.rpcs import serialize
 from penstock.frontends.grpc.status import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, STATUS, UNIMPLEMENTED, Status
-from penstock.frontends.grpc.wire import MESSAGE_BYTES, Buffer
+from penstock.frontends.grpc.wire import Buffer
 from penstock.frontends.http2.connection import Connection
 from penstock.frontends.http2.stream import Stream
+from penstock.frontends.large import LARGE_BYTES, UNBOUNDED, Large
 from penstock.telemetry.pacing import paced
 
 if TYPE_CHECKING:
@@ -40,9 +42,9 @@ if TYPE_CHECKING:
 
 log = paced(__name__)
 
+T = TypeVar("T")
+
 _BEGIN = blocks.begin()
-#: Packed messages up to here are unpacked on the event loop: a thread would cost more.
-_INLINE_BYTES = 4096
 
 
 class RefusedCall(Stream):
@@ -166,15 +168,30 @@ class Call(Stream):
         self.is_busy = True
         self._cancel = self._calls.loop.create_task(work).cancel
 
-    async def _unpacked(self, flag: int, body: Buffer) -> Buffer:
-        encoding = self._head.encoding
+    def _inflated(self, flag: int, body: Buffer, patience: int) -> Buffer:
+        """What ``body`` is without compression. Raises `Status`, and `Large` beyond ``patience`` bytes."""
         if not flag:
             return body
+        encoding = self._head.encoding
         if encoding == IDENTITY:
             raise Status(INTERNAL, "Compression bit set but no encoding configured")
-        if len(body) <= _INLINE_BYTES:
-            return inflate(body, encoding, MESSAGE_BYTES)
-        return await asyncio.to_thread(inflate, body, encoding, MESSAGE_BYTES)
+        return inflate(body, encoding, bound(len(body), self._calls.inflated_bytes), patience)
+
+    def _read(self, flag: int, body: Buffer) -> Any:
+        """The request in a large message. On a thread."""
+        rpc = self._head.rpc
+        return (rpc.parse_large or rpc.parse)(self._inflated(flag, body, UNBOUNDED))
+
+    def _begin_large(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """Let a thread do ``work``, unless the call ends before."""
+        leave = self._calls.large.begin(work, done)
+
+        def cancel() -> None:
+            leave()
+            self.done()
+
+        self.is_busy = True
+        self._cancel = cancel
 
 
 class SingleCall(Call):
@@ -185,7 +202,7 @@ class SingleCall(Call):
     def data_received(self, data: Buffer, ended: bool) -> None:
         size = len(data) - PREFIX_BYTES
         if ended and self._inbox is None and size >= 0 and PREFIX.unpack_from(data) == (0, size):
-            self._start(bytes(data[PREFIX_BYTES:]))  # nearly always
+            self._start(0, bytes(data[PREFIX_BYTES:]))  # nearly always
         else:
             Call.data_received(self, data, ended)
 
@@ -203,37 +220,67 @@ class SingleCall(Call):
         if not complete:
             raise Status(UNIMPLEMENTED, "no request message")
         flag, body = complete.popleft()
-        if flag:
-            self._begin_task(self._unpack(flag, body))
-        else:
-            self._start(body)
+        self._start(flag, body)
+
+    def _start(self, flag: int, body: Buffer) -> None:
+        """Let the handler begin."""
+        self.is_busy = True
+        try:
+            self._handle(self._head.rpc.parse(self._inflated(flag, body, LARGE_BYTES) if flag else body))
+        except Large:
+            self._start_large(flag, body)
+        except Exception as error:
+            self.fail(error)
+            self.done()
+
+    def _start_large(self, flag: int, body: Buffer) -> None:
+        try:
+            self._begin_large(partial(self._read, flag, body), self._read_done)
+        except PenstockError as error:  # too many wait
+            self.fail(error)
+            self.done()
+
+    def _read_done(self, outcome: Any) -> None:
+        self._cancel = None
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            self._handle(outcome)
+        except Exception as error:
+            self.fail(error)
+            self.done()
 
     @abstractmethod
-    def _start(self, body: Buffer) -> None:
-        """Let the handler begin."""
+    def _handle(self, request: Any) -> None:
+        """Let the handler answer ``request``. What it raises ends the call."""
 
     def succeed(self, body: bytes) -> None:
         """End the call with an answer."""
         if self.is_ended:
             return
-        self._end()
         encoding = self._head.answers
-        if encoding:
-            body = self._calls.compressor.deflate(body, encoding)
-            self.respond(blocks.begin(encoding), PREFIX.pack(1, len(body)), body, blocks.SUCCESS)
-        else:
+        if not encoding:
+            self._end()
             self.respond(_BEGIN, PREFIX.pack(0, len(body)), body, blocks.SUCCESS)
-
-    async def _unpack(self, flag: int, body: Buffer) -> None:
-        try:
-            unpacked = await self._unpacked(flag, body)
-        except Status as status:
-            self.fail(status)
-            self.done()
-        except asyncio.CancelledError:
-            self.done()
+        elif len(body) <= LARGE_BYTES:
+            self._succeed_packed(self._calls.compressor.deflate(body, encoding))
         else:
-            self._start(unpacked)
+            try:
+                self._begin_large(partial(self._calls.compressor.deflate, body, encoding), self._packed)
+            except PenstockError as error:  # too many wait
+                self.fail(error)
+
+    def _packed(self, outcome: bytes | Exception) -> None:
+        self._cancel = None
+        if isinstance(outcome, Exception):
+            self.fail(outcome)
+        elif not self.is_ended:
+            self._succeed_packed(outcome)
+        self.done()
+
+    def _succeed_packed(self, body: bytes) -> None:
+        self._end()
+        self.respond(blocks.begin(self._head.answers), PREFIX.pack(1, len(body)), body, blocks.SUCCESS)
 
 
 class DirectCall(SingleCall):
@@ -241,17 +288,26 @@ class DirectCall(SingleCall):
 
     __slots__ = ()
 
-    def _start(self, body: Buffer) -> None:
+    def _start(self, flag: int, body: Buffer) -> None:
         rpc = self._head.rpc
         assert rpc.direct is not None
         self.is_busy = True
         try:
-            cancel = rpc.direct(rpc.parse(body), self, self._reply)
+            request = rpc.parse(self._inflated(flag, body, LARGE_BYTES) if flag else body)
+            cancel = rpc.direct(request, self, self._reply)
+        except Large:
+            self._start_large(flag, body)
         except Exception as error:
             self.fail(error)
             self.done()
         else:
             self._cancel = cancel if self.is_busy else None
+
+    def _handle(self, request: Any) -> None:
+        direct = self._head.rpc.direct
+        assert direct is not None
+        cancel = direct(request, self, self._reply)
+        self._cancel = cancel if self.is_busy else None
 
     def _reply(self, answer: bytes | PenstockError) -> None:
         self._cancel = None
@@ -270,14 +326,14 @@ class UnaryCall(SingleCall):
 
     __slots__ = ()
 
-    def _start(self, body: Buffer) -> None:
-        self._begin_task(self._run(body))
+    def _handle(self, request: Any) -> None:
+        self._begin_task(self._run(request))
 
-    async def _run(self, body: Buffer) -> None:
+    async def _run(self, request: Any) -> None:
         rpc = self._head.rpc
         assert rpc.unary is not None
         try:
-            self.succeed(serialize(await rpc.unary(rpc.parse(body), self)))
+            self.succeed(serialize(await rpc.unary(request, self)))
         except asyncio.CancelledError:
             self.finish(CANCELLED, "the call was cancelled")
         except Exception as error:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from penstock.config.options import CompressionLevel
+from penstock.frontends import inflating
 from penstock.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
+from penstock.frontends.grpc.wire import MESSAGE_BYTES
+from penstock.frontends.inflating import Malformed, TooLarge
+from penstock.frontends.large import UNBOUNDED
 
 IDENTITY, GZIP, DEFLATE = b"identity", b"gzip", b"deflate"
 ACCEPTED = b"identity, deflate, gzip"
 
+#: A compressed message may be unpacked to so many times its size, however large that is. Tensors that say
+#: something pack by less; what packs by more is bounded by ``--grpc-max-decompressed-size``.
+RATIO = 32
+
 #: zlib's window bits.
 DECODERS = {GZIP: zlib.MAX_WBITS | 16, DEFLATE: zlib.MAX_WBITS}
-_STEP_BYTES = 256 * 1024
 
 #: grpc's core picks gzip for low, else deflate, and the other if the client does not take it.
 _PREFERENCES: dict[CompressionLevel, tuple[bytes, bytes]] = {
@@ -24,34 +31,25 @@ _PREFERENCES: dict[CompressionLevel, tuple[bytes, bytes]] = {
 _ZLIB_LEVELS: dict[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
 
 
-def inflate(data: bytes | memoryview, encoding: bytes, limit: int) -> bytes:
-    """``data`` unpacked, never holding much more than ``limit`` bytes. Blocks: about 3 ms per MiB.
+def inflate(data: bytes | memoryview, encoding: bytes, limit: int, patience: int = UNBOUNDED) -> memoryview:
+    """``data`` unpacked. Blocks: about 3 ms per MiB.
 
-    Raises `Status` beyond ``limit``, or if ``data`` is malformed.
+    Raises `Status` beyond ``limit``, or if ``data`` is malformed, and `Large` beyond ``patience``.
     """
-    unpacker = zlib.decompressobj(DECODERS[encoding])
-    parts: list[bytes] = []
-    size = 0
     try:
-        for part in _steps(unpacker, memoryview(data)):
-            size += len(part)
-            if size > limit:
-                raise Status(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {limit})")
-            parts.append(part)
-    except zlib.error:
+        return inflating.inflate(memoryview(data), DECODERS[encoding], limit, patience)
+    except TooLarge as error:
+        text = f"Received message larger than max ({error.size_bytes} vs. {limit})"
+        raise Status(RESOURCE_EXHAUSTED, text) from None
+    except Malformed as error:
+        if error.is_truncated:
+            raise Status(INTERNAL, "Decompression failed: the message is truncated") from None
         raise Status(INTERNAL, "Decompression failed due to zlib error") from None
-    if not unpacker.eof:
-        raise Status(INTERNAL, "Decompression failed: the message is truncated")
-    return b"".join(parts)
 
 
-def _steps(unpacker: zlib._Decompress, data: memoryview) -> Iterator[bytes]:
-    """``data`` in pieces, because zlib copies what it has not yet read of each piece with every step."""
-    for at in range(0, len(data), _STEP_BYTES):
-        rest: bytes | memoryview = data[at : at + _STEP_BYTES]
-        while rest and not unpacker.eof:
-            yield unpacker.decompress(rest, _STEP_BYTES)
-            rest = unpacker.unconsumed_tail
+def bound(received_bytes: int, limit: int) -> int:
+    """What a message of ``received_bytes`` may unpack to, where any may to ``limit``."""
+    return min(MESSAGE_BYTES, max(limit, RATIO * received_bytes))
 
 
 class Compressor:

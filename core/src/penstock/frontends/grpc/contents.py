@@ -13,7 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InvalidArgument
+from penstock.frontends.grpc import long_contents
 from penstock.frontends.grpc.grpc_service_pb2 import InferTensorContents
+from penstock.frontends.grpc.wire import Buffer, Span
+from penstock.frontends.large import UNBOUNDED, Large
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
 from penstock.messages.request import Undecoded
@@ -45,15 +48,20 @@ _FIELDS = (
 )
 
 
-def from_bytes(datatype: str, shape: tuple[int, ...], buffer: bytes | memoryview) -> Tensor | Undecoded:
+def from_bytes(
+    datatype: str, shape: tuple[int, ...], buffer: bytes | memoryview, patience: int = UNBOUNDED
+) -> Tensor | Undecoded:
     """The tensor whose wire bytes are ``buffer``: a view, never a copy.
 
-    `Undecoded` if the type is unknown, or the bytes contradict the shape.
+    `Undecoded` if the type is unknown, or the bytes contradict the shape. Raises `Large` for strings of more
+    than ``patience`` bytes, which will be looked for one by one.
     """
     found = dtypes.BY_NAME.get(datatype)
     if found is None or len(shape) > _MAX_DIMS or (shape and min(shape) < 0):
         return Undecoded(datatype, shape, memoryview(buffer))
     if not found.itemsize:
+        if len(buffer) > patience:
+            raise Large
         return BytesTensor(buffer, shape)
     if len(buffer) == prod(shape) * found.itemsize:
         try:
@@ -72,6 +80,27 @@ def from_contents(
     given, or one that does not belong to ``datatype``.
     """
     given = [field for field in _FIELDS if getattr(contents, field.name)]
+    _check(given, name, model, datatype)
+    return from_bytes(datatype, shape, _wire(given[0], datatype, contents) if given else b"")
+
+
+def from_spans(
+    name: str, model: str, datatype: str, shape: tuple[int, ...], body: Buffer, spans: Sequence[Span]
+) -> Tensor | Undecoded:
+    """`from_contents` for those that are left in ``spans`` of ``body``. Raises `DecodeError`, too."""
+    found = long_contents.read(body, spans)
+    given = [field for field in _FIELDS if field.name in found]
+    _check(given, name, model, datatype)
+    if not given:
+        return from_bytes(datatype, shape, b"")
+    values = found[given[0].name]
+    if isinstance(values, memoryview):
+        return from_bytes(datatype, shape, values)
+    return from_bytes(datatype, shape, wire_view(values.astype(dtypes.BY_NAME[datatype].numpy, copy=False)))
+
+
+def _check(given: Sequence[_Field], name: str, model: str, datatype: str) -> None:
+    """Raise `InvalidArgument` unless only what belongs to ``datatype`` is given."""
     for number, field in enumerate(given):
         if number:
             raise InvalidArgument(
@@ -83,7 +112,6 @@ def from_contents(
                 f"unexpected explicit tensor data for input tensor '{name}' for model '{model}' of type "
                 f"'{field.named}', expected datatype '{datatype}'"
             )
-    return from_bytes(datatype, shape, _wire(given[0], datatype, contents) if given else b"")
 
 
 def _wire(field: _Field, datatype: str, contents: InferTensorContents) -> memoryview:

@@ -12,6 +12,7 @@ from penstock.errors import InvalidArgument
 from penstock.frontends.grpc import contents, parameters
 from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from penstock.frontends.grpc.wire import Parcel
+from penstock.frontends.large import UNBOUNDED, Large
 from penstock.messages.request import MAX_INPUTS, InferRequest, Parameter, Respond, Undecoded, too_many_inputs
 from penstock.messages.tensor import Tensor
 
@@ -25,15 +26,20 @@ class Decoded(NamedTuple):
     empty_final: bool = False
 
 
-def decode(parcel: Parcel, respond: Respond, forwarded: Mapping[str, Parameter] | None = None) -> Decoded:
+def decode(
+    parcel: Parcel, respond: Respond, forwarded: Mapping[str, Parameter] | None = None, patience: int = UNBOUNDED
+) -> Decoded:
     """What ``parcel`` asks for; its inputs are views on the received bytes.
 
     ``forwarded`` are parameters that came as metadata. Raises `InvalidArgument` with Triton's
-    text, and `NotFound` for a shared-memory region.
+    text, `NotFound` for a shared-memory region, and `Large` for contents that were left where they
+    were, and for strings of more than ``patience`` bytes.
     """
+    if parcel.contents and patience < UNBOUNDED:
+        raise Large
     message = parcel.message
     read = parameters.read(message.parameters)
-    inputs = _inputs(message, parcel.raw)
+    inputs = _inputs(message, parcel, patience)
     outputs = message.outputs
     request = InferRequest(
         message.model_name,
@@ -52,7 +58,8 @@ def decode(parcel: Parcel, respond: Respond, forwarded: Mapping[str, Parameter] 
     return Decoded(request, _classes(outputs), read.empty_final)
 
 
-def _inputs(message: ModelInferRequest, raw: Sequence[bytes | memoryview]) -> dict[str, Tensor | Undecoded]:
+def _inputs(message: ModelInferRequest, parcel: Parcel, patience: int) -> dict[str, Tensor | Undecoded]:
+    raw = parcel.raw
     inputs: dict[str, Tensor | Undecoded] = {}
     position = 0
     if len(message.inputs) > MAX_INPUTS:
@@ -66,9 +73,9 @@ def _inputs(message: ModelInferRequest, raw: Sequence[bytes | memoryview]) -> di
         if tensor.parameters:
             _refuse_shared_memory(message.model_name, tensor)
         if tensor.HasField("contents"):
-            inputs[name] = _typed(message.model_name, tensor, raw)
+            inputs[name] = _typed(message.model_name, tensor, parcel, len(inputs))
         elif position < len(raw):
-            inputs[name] = contents.from_bytes(tensor.datatype, tuple(tensor.shape), raw[position])
+            inputs[name] = contents.from_bytes(tensor.datatype, tuple(tensor.shape), raw[position], patience)
             position += 1
         else:
             raise InvalidArgument(
@@ -77,14 +84,15 @@ def _inputs(message: ModelInferRequest, raw: Sequence[bytes | memoryview]) -> di
     return inputs
 
 
-def _typed(
-    model: str, tensor: ModelInferRequest.InferInputTensor, raw: Sequence[bytes | memoryview]
-) -> Tensor | Undecoded:
-    if len(raw):
+def _typed(model: str, tensor: ModelInferRequest.InferInputTensor, parcel: Parcel, number: int) -> Tensor | Undecoded:
+    if len(parcel.raw):
         raise InvalidArgument(
             f"contents field must not be specified when using raw_input_contents for '{tensor.name}' for model "
             f"'{model}'"
         )
+    spans = parcel.contents.get(number)
+    if spans is not None:
+        return contents.from_spans(tensor.name, model, tensor.datatype, tuple(tensor.shape), parcel.body, spans)
     return contents.from_contents(tensor.name, model, tensor.datatype, tuple(tensor.shape), tensor.contents)
 
 

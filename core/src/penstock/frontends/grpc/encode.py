@@ -8,6 +8,7 @@ from functools import lru_cache
 from penstock.frontends import classification
 from penstock.frontends.grpc import parameters, wire
 from penstock.frontends.grpc.grpc_service_pb2 import ModelInferResponse
+from penstock.frontends.large import UNBOUNDED, Large
 from penstock.messages.response import InferResponse
 from penstock.messages.tensor import Tensor, data_type, wire_bytes
 from penstock.models.served import ServedModel
@@ -21,16 +22,17 @@ def encode(
     model: ServedModel,
     classes: Mapping[str, int] = _NO_CLASSES,
     final: bool | None = None,
+    patience: int = UNBOUNDED,
 ) -> bytes:
     """``response`` on the wire; tensor bytes are copied once, into the result.
 
     ``classes`` maps outputs to the number of classes to send in place of the tensor. ``final`` is
     what streams say about their responses. Raises `InvalidArgument` for an output that cannot
     be classified and for a response too large for gRPC, `PluginError` for a parameter that
-    cannot be sent.
+    cannot be sent, and `Large` where more than ``patience`` bytes would have to be ranked.
     """
     tensors = [
-        _classify(tensor, name, classes[name], model) if name in classes else tensor
+        _classify(tensor, name, classes[name], model, patience) if name in classes else tensor
         for name, tensor in response.outputs.items()
     ]
     outputs = tuple(
@@ -75,5 +77,7 @@ def encode_empty(id: str, model_name: str = "", model_version: str = "", final: 
     return header.SerializeToString()
 
 
-def _classify(tensor: Tensor, name: str, count: int, model: ServedModel) -> Tensor:
+def _classify(tensor: Tensor, name: str, count: int, model: ServedModel, patience: int) -> Tensor:
+    if tensor.nbytes > patience:
+        raise Large
     return classification.classify(tensor, count, model.labels.get(name, ()), model.max_batch_size > 0)

@@ -32,7 +32,8 @@ class GrpcFrontend(Frontend):
     async def start(self) -> None:
         """Listen. Raises `Unavailable` naming a busy address and `ConfigError` for the TLS files."""
         options = self.server.options
-        host = (await asyncio.to_thread(choose_host, options.grpc_server))(rpcs(self.server), options)
+        make_host = await asyncio.to_thread(choose_host, options.grpc_server)
+        host = make_host(rpcs(self.server), options, self.server.large_work)
         self.port = await host.start()
         self._host = host
         announce(self.server, log, "GRPCInferenceService", f"{options.grpc_address}:{self.port}")

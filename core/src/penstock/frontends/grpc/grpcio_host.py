@@ -7,6 +7,7 @@ import errno
 import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -24,6 +25,7 @@ from penstock.frontends.grpc.hosts import Host, address_of
 from penstock.frontends.grpc.rpcs import Direct, Rpc, Stream, Unary, serialize
 from penstock.frontends.grpc.status import STATUS, details
 from penstock.frontends.grpc.wire import MESSAGE_BYTES
+from penstock.frontends.large import Large
 from penstock.telemetry.pacing import paced
 
 log = paced(__name__)
@@ -77,11 +79,15 @@ class GrpcioHost(Host):
         return grpc.unary_unary_rpc_method_handler(self._unary(rpc, handler))
 
     def _unary(self, rpc: Rpc, handler: Unary) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        parse = rpc.parse
+        parse, read_large = rpc.parse, rpc.parse_large or rpc.parse
 
         async def call(body: bytes, context: ServicerContext[Any, Any]) -> bytes:
             try:
-                return serialize(await handler(parse(body), _Call(self, context)))
+                try:
+                    request = parse(body)
+                except Large:
+                    request = await self.large.run(partial(read_large, body))
+                return serialize(await handler(request, _Call(self, context)))
             except Exception as error:
                 if rpc.unary is not None and isinstance(error, PenstockError):
                     tell_fault(error, rpc.name)
@@ -90,11 +96,11 @@ class GrpcioHost(Host):
         return call
 
     def _stream(self, rpc: Rpc, handler: Stream) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
-        parse = rpc.parse
+        parsed = self._parsed(rpc)
 
         async def call(bodies: AsyncIterator[bytes], context: ServicerContext[Any, Any]) -> None:
             try:
-                await handler(_parsed(parse, bodies), context.write, _Call(self, context))
+                await handler(parsed(bodies), context.write, _Call(self, context))
             except grpc.aio.InternalError as error:
                 # A write under way when the client leaves fails before this task is cancelled.
                 raise asyncio.CancelledError from error
@@ -102,6 +108,20 @@ class GrpcioHost(Host):
                 await _abort(context, error)
 
         return call
+
+    def _parsed(self, rpc: Rpc) -> Callable[[AsyncIterator[bytes]], AsyncIterator[Any]]:
+        """Touches ``bodies`` when it is read: grpcio complains on stderr of those that are begun and not read."""
+        parse, read_large = rpc.parse, rpc.parse_large or rpc.parse
+
+        async def read(bodies: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+            async for body in bodies:
+                try:
+                    request = parse(body)
+                except Large:
+                    request = await self.large.run(partial(read_large, body))
+                yield request
+
+        return read
 
 
 class _Call:
@@ -124,12 +144,6 @@ class _Call:
     @property
     def draining(self) -> bool:
         return self._host.draining
-
-
-async def _parsed(parse: Callable[[bytes], Any], bodies: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    """Touches ``bodies`` when it is read: grpcio complains on stderr of those that are begun and not read."""
-    async for body in bodies:
-        yield parse(body)
 
 
 def _awaited(handler: Direct) -> Unary:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.options import GrpcServer, ServerOptions
 from penstock.frontends.failures import is_verbose
+from penstock.frontends.large import LargeWork
 
 if TYPE_CHECKING:
     from penstock.frontends.grpc.rpcs import Rpc
@@ -19,11 +20,15 @@ _VERBOSITY = "GRPC_VERBOSITY"
 
 
 class Host(ABC):
-    """Serves ``rpcs`` on the address of ``options``. One object per start; everything on the event loop."""
+    """Serves ``rpcs`` on the address of ``options``. One object per start; everything on the event loop.
 
-    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions) -> None:
+    ``large`` reads large messages and packs large answers.
+    """
+
+    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: LargeWork) -> None:
         self.rpcs = rpcs
         self.options = options
+        self.large = large
 
     @abstractmethod
     async def start(self) -> int:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from penstock.errors import InternalError, PenstockError, Unavailable, Unsupported
+from google.protobuf.message import DecodeError
+
+from penstock.errors import CallerError, Code, InternalError, PenstockError, Unavailable, Unsupported
 from penstock.frontends.failures import tell_fault
 from penstock.frontends.grpc.context import Cancel, Context, Metadata, Reply
+from penstock.frontends.grpc.decode import Decoded, decode
 from penstock.frontends.grpc.encode import encode
 from penstock.frontends.grpc.layouts import KnownLayouts
 from penstock.frontends.grpc.wire import Parcel
+from penstock.frontends.large import LARGE_BYTES, Large, LargeWork, check_strings, worded
+from penstock.messages.request import InferRequest, Respond
 from penstock.messages.response import InferResponse
 from penstock.messages.single import SingleAnswer
 from penstock.telemetry.pacing import paced
@@ -52,8 +58,11 @@ def model_infer(inference: Inference, parcel: Parcel, context: Context, reply: R
         model = server.resolve(message.model_name, message.model_version)
         if model.decoupled:
             raise Unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        answer = _Answer(model, reply)
-        decoded = inference.layouts.decode(parcel, answer, inference.forwarded(context))
+        answer = _Answer(model, reply, server.large_work)
+        try:
+            decoded = inference.layouts.decode(parcel, answer, inference.forwarded(context))
+        except Large:
+            return _infer_large(inference, parcel, inference.forwarded(context), answer)
         answer.classes = decoded.classes
         server.submit(decoded.request)
     except PenstockError as error:
@@ -62,29 +71,83 @@ def model_infer(inference: Inference, parcel: Parcel, context: Context, reply: R
     return decoded.request.cancel
 
 
+def decode_large(model: ServedModel, parcel: Parcel, respond: Respond, forwarded: Mapping[str, str] | None) -> Decoded:
+    """What ``parcel`` asks of ``model``, where that is a matter of millions of elements. On a thread."""
+    decoded = decode(parcel, respond, forwarded)
+    check_strings(model, decoded.request)
+    return decoded
+
+
+def _infer_large(inference: Inference, parcel: Parcel, forwarded: Mapping[str, str] | None, answer: _Answer) -> Cancel:
+    """Let a thread decode what is large, and then submit it."""
+    submitted: list[InferRequest] = []
+
+    def submit(outcome: Decoded | Exception) -> None:
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            request = outcome.request
+            # Another version may have taken its place meanwhile.
+            answer.model = inference.server.resolve(request.model_name, request.model_version)
+            answer.classes = outcome.classes
+            answer.model.submit(request)
+            submitted.append(request)
+        except DecodeError:
+            answer.settle(CallerError("Unable to parse request", Code.INTERNAL))
+        except Exception as error:
+            answer.settle(worded(error))
+
+    leave = inference.server.large_work.begin(partial(decode_large, answer.model, parcel, answer, forwarded), submit)
+
+    def cancel() -> None:
+        leave()
+        for request in submitted:
+            request.cancel()
+
+    return cancel
+
+
 class _Answer(SingleAnswer):
     """Replies to one request with what its model answers."""
 
-    __slots__ = ("_model", "_reply", "classes")
+    __slots__ = ("_large", "_reply", "classes", "model")
 
     classes: Mapping[str, int]
 
-    def __init__(self, model: ServedModel, reply: Reply) -> None:
+    def __init__(self, model: ServedModel, reply: Reply, large: LargeWork) -> None:
         super().__init__()
-        self._model, self._reply = model, reply
+        self.model, self._reply, self._large = model, reply, large
 
     def settle(self, answer: InferResponse | PenstockError) -> None:
         if isinstance(answer, PenstockError):
-            tell_fault(answer, "Infer", self._model.name, str(self._model.version))
+            tell_fault(answer, "Infer", self.model.name, str(self.model.version))
             self._reply(answer)
-        else:
-            self._reply(self._encode(answer))
-
-    def _encode(self, response: InferResponse) -> bytes | PenstockError:
+            return
         try:
-            return encode(response, self._model, self.classes)
+            encoded = self._encode(answer, LARGE_BYTES)
+        except Large:
+            self._begin(answer)
+        else:
+            self._reply(encoded)
+
+    def _begin(self, response: InferResponse) -> None:
+        """Let a thread encode what is large."""
+
+        def finish(outcome: bytes | Exception) -> None:
+            self._reply(worded(outcome) if isinstance(outcome, Exception) else outcome)
+
+        try:
+            self._large.begin(partial(encode, response, self.model, self.classes), finish)
+        except PenstockError as error:  # too many wait
+            self._reply(error)
+
+    def _encode(self, response: InferResponse, patience: int) -> bytes | PenstockError:
+        try:
+            return encode(response, self.model, self.classes, None, patience)
         except PenstockError as error:
             return error
+        except Large:
+            raise
         except Exception:
-            log.exception("the response of model '%s' could not be encoded", self._model.name)
+            log.exception("the response of model '%s' could not be encoded", self.model.name)
             return InternalError("internal error; the server's log has the details")

@@ -15,6 +15,7 @@ from penstock.frontends.grpc import wire
 from penstock.frontends.grpc.decode import Decoded, decode
 from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from penstock.frontends.grpc.wire import Buffer, Parcel
+from penstock.frontends.large import LARGE_BYTES
 from penstock.messages.request import InferRequest, Parameter, Respond
 
 #: Layouts that are kept, and the bytes besides tensors that one may have.
@@ -83,10 +84,10 @@ class KnownLayouts:
         return wire.unpack(body)
 
     def decode(self, parcel: Parcel, respond: Respond, forwarded: Mapping[str, Parameter] | None = None) -> Decoded:
-        """What ``parcel`` asks for, as `penstock.frontends.grpc.decode.decode` says."""
+        """What ``parcel`` asks for, as `penstock.frontends.grpc.decode.decode` says; `Large` is for that itself."""
         if parcel.layout is not None:
             return parcel.layout.decode(parcel.body, respond, forwarded)
-        decoded = decode(parcel, respond, forwarded)
+        decoded = decode(parcel, respond, forwarded, LARGE_BYTES)
         if not forwarded:
             self._keep(parcel.body, decoded)
         return decoded

@@ -24,6 +24,7 @@ from penstock.frontends.http2.headers import RequestHeaders
 from penstock.frontends.http2.keepalive import Keepalive
 from penstock.frontends.http2.limits import Limits
 from penstock.frontends.http2.stream import Stream
+from penstock.frontends.large import LargeWork
 from penstock.frontends.listening import BACKLOG, bind
 from penstock.telemetry.pacing import paced
 
@@ -41,7 +42,7 @@ class NativeHost(Host):
             listener = await asyncio.to_thread(bind, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
         except OSError as error:
             raise Unavailable(_why_not(options, error)) from error
-        self._calls = Calls(self.rpcs, options)
+        self._calls = Calls(self.rpcs, options, self.large)
         self._connections = connections = Connections(self._calls, Limits(), _keepalive(options))
         self._acceptor = await asyncio.get_running_loop().create_server(
             lambda: Connection(connections), sock=listener, backlog=BACKLOG, ssl=context
@@ -60,9 +61,11 @@ class NativeHost(Host):
 class Calls(Service["Head | Refusal"]):
     """Makes a call of each stream."""
 
-    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions) -> None:
+    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: LargeWork) -> None:
         self.loop = asyncio.get_running_loop()
         self.draining = False
+        self.large = large
+        self.inflated_bytes = options.grpc_max_decompressed_size
         self.compressor = Compressor(options.grpc_infer_response_compression_level)
         self._table = {f"/{rpc.service}/{rpc.name}".encode(): rpc for rpc in rpcs}
 

@@ -18,12 +18,14 @@ from penstock.errors import CallerError, Code
 from penstock.frontends.failures import is_verbose
 from penstock.frontends.forwarding import HeaderForwarding
 from penstock.frontends.grpc import grpc_service_pb2 as pb
-from penstock.frontends.grpc import health, memory, metadata, repository, settings, statistics
+from penstock.frontends.grpc import health, long_messages, memory, metadata, repository, settings, statistics
 from penstock.frontends.grpc.context import Cancel, Context, Metadata, Reply, Send, first, texts
 from penstock.frontends.grpc.infer import Inference, model_infer
 from penstock.frontends.grpc.reflection import SERVICES, Reflection
 from penstock.frontends.grpc.stream import model_stream_infer
 from penstock.frontends.grpc.watching import watched
+from penstock.frontends.grpc.wire import Buffer
+from penstock.frontends.large import LARGE_BYTES, Large
 from penstock.frontends.restrictions import Restrictions
 
 if TYPE_CHECKING:
@@ -51,11 +53,12 @@ class Rpc:
     service: str
     name: str
     category: str
-    #: Of bytes or a memoryview.
+    #: Of bytes or a memoryview. Raises `Large` for what is to be read by ``parse_large``, on a thread.
     parse: Callable[[Any], Any]
     unary: Unary | None = None
     stream: Stream | None = None
     direct: Direct | None = None
+    parse_large: Callable[[Any], Any] | None = None
 
 
 def serialize(answer: Answer) -> bytes:
@@ -69,24 +72,40 @@ def rpcs(server: Server) -> list[Rpc]:
     forwarding = HeaderForwarding(server.options.grpc_header_forward_pattern)
     inference = Inference(server, partial(_forward, forwarding) if forwarding else None)
     table = [
-        Rpc(SERVICE, name, category, request.FromString, guard.unary(category, partial(handler, server)))
+        _rpc(SERVICE, name, category, request, unary=guard.unary(category, partial(handler, server)))
         for name, category, request, handler in _HANDLERS
     ]
     check = guard.unary("health", partial(health.check, server))
     infer = guard.direct("inference", partial(model_infer, inference))
     stream = guard.stream("inference", partial(model_stream_infer, inference))
+    unpack = inference.layouts.unpack
     described = Reflection((SERVICE, HEALTH_SERVICE, *SERVICES)).serve
     offered = [
         *table,
-        Rpc(HEALTH_SERVICE, "Check", "health", HealthCheckRequest.FromString, check),
-        Rpc(SERVICE, "ModelInfer", "inference", inference.layouts.unpack, direct=infer),
-        Rpc(SERVICE, "ModelStreamInfer", "inference", inference.layouts.unpack, stream=stream),
-        *(
-            Rpc(name, "ServerReflectionInfo", "", ServerReflectionRequest.FromString, stream=described)
-            for name in SERVICES
-        ),
+        _rpc(HEALTH_SERVICE, "Check", "health", HealthCheckRequest, unary=check),
+        Rpc(SERVICE, "ModelInfer", "inference", unpack, direct=infer, parse_large=long_messages.unpack),
+        Rpc(SERVICE, "ModelStreamInfer", "inference", unpack, stream=stream, parse_large=long_messages.unpack),
+        *(_rpc(name, "ServerReflectionInfo", "", ServerReflectionRequest, stream=described) for name in SERVICES),
     ]
     return [watched(rpc) for rpc in offered] if is_verbose() else offered
+
+
+def _rpc(
+    service: str,
+    name: str,
+    category: str,
+    request: type[Message],
+    unary: Unary | None = None,
+    stream: Stream | None = None,
+) -> Rpc:
+    """An RPC whose request is parsed as it is, and looked through before if it is large."""
+
+    def parse(body: Buffer) -> Message:
+        if len(body) > LARGE_BYTES:
+            raise Large
+        return request.FromString(body)  # type: ignore[arg-type]  # a memoryview is taken, too
+
+    return Rpc(service, name, category, parse, unary, stream, parse_large=long_messages.parser(request))
 
 
 #: Those that need nothing but the server: name, category of restriction, request, handler.

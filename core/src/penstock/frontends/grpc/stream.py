@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 
-from penstock.errors import InternalError, PenstockError, Unavailable
+from google.protobuf.message import DecodeError
+
+from penstock.errors import CallerError, Code, InternalError, PenstockError, Unavailable
 from penstock.frontends.disclosure import shown
 from penstock.frontends.failures import tell
 from penstock.frontends.grpc.context import Context, Send, first
 from penstock.frontends.grpc.encode import encode, encode_empty
-from penstock.frontends.grpc.infer import SHUTTING_DOWN, Inference
+from penstock.frontends.grpc.infer import SHUTTING_DOWN, Inference, decode_large
 from penstock.frontends.grpc.wire import Parcel, pack_stream
+from penstock.frontends.large import LARGE_BYTES, UNBOUNDED, Large
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
 from penstock.models.served import ServedModel
@@ -82,16 +86,16 @@ class _Turn:
     def respond(self, answer: Answer, final: bool) -> None:
         self._stream.answer(self, answer, final)
 
-    def encode(self, answer: Answer, final: bool) -> bytes | None:
+    def encode(self, answer: Answer, final: bool, patience: int) -> bytes | None:
         """The message that says ``answer``, or None if there is nothing to say.
 
-        Raises the `PenstockError` that ``answer`` is, or that encoding it gives.
+        Raises the `PenstockError` that ``answer`` is, or that encoding it gives, and `Large` as `encode` does.
         """
         if isinstance(answer, PenstockError):
             raise answer
         if answer is not None:
             assert self.model is not None
-            return pack_stream(encode(answer, self.model, self.classes, final))
+            return pack_stream(encode(answer, self.model, self.classes, final, patience))
         if self.is_ordered:
             raise InternalError("expected a single response, got 0")
         return pack_stream(self._empty(final)) if self.empty_final else None
@@ -123,7 +127,7 @@ class _Stream:
     async def read(self, requests: AsyncIterator[Parcel]) -> None:
         """Start every request, while there is room."""
         async for parcel in requests:
-            self._start(_Turn(self, parcel), parcel)
+            await self._start(_Turn(self, parcel), parcel)
             while len(self._open) >= IN_FLIGHT:
                 self._has_room.clear()
                 await self._has_room.wait()
@@ -150,7 +154,12 @@ class _Stream:
         while True:
             while self._ready:
                 turn, answer, final = self._ready.popleft()
-                body = self._encode(turn, answer, final)
+                try:
+                    body = self._encode(turn, answer, final, LARGE_BYTES)
+                except Large:
+                    body = await self._inference.server.large_work.run(
+                        partial(self._encode, turn, answer, final, UNBOUNDED)
+                    )
                 if body is not None:
                     await send(body)
                 if final:
@@ -170,10 +179,13 @@ class _Stream:
             if turn.request is not None:
                 turn.request.cancel()
 
-    def _start(self, turn: _Turn, parcel: Parcel) -> None:
+    async def _start(self, turn: _Turn, parcel: Parcel) -> None:
         self._open.add(turn)
         try:
-            self._submit(turn, parcel)
+            try:
+                self._submit(turn, parcel)
+            except Large:
+                await self._submit_large(turn, parcel)
             turn.is_queued = True
         except PenstockError as error:
             turn.respond(error, True)
@@ -194,6 +206,19 @@ class _Stream:
         turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
         server.submit(decoded.request)
 
+    async def _submit_large(self, turn: _Turn, parcel: Parcel) -> None:
+        """Let a thread decode what is large; the requests behind it wait."""
+        server, forwarded = self._inference.server, self._inference.forwarded(self._context)
+        assert turn.model is not None
+        try:
+            decoded = await server.large_work.run(partial(decode_large, turn.model, parcel, turn.respond, forwarded))
+        except DecodeError:
+            raise CallerError("Unable to parse request", Code.INTERNAL) from None
+        turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
+        # Another version may have taken its place meanwhile.
+        turn.model = server.resolve(decoded.request.model_name, decoded.request.model_version)
+        turn.model.submit(decoded.request)
+
     def _release(self) -> None:
         """Let the answers of the foremost turns go."""
         in_order = self._in_order
@@ -205,11 +230,13 @@ class _Stream:
                 return
             in_order.popleft()
 
-    def _encode(self, turn: _Turn, answer: Answer, final: bool) -> bytes | None:
+    def _encode(self, turn: _Turn, answer: Answer, final: bool, patience: int) -> bytes | None:
         try:
-            return turn.encode(answer, final)
+            return turn.encode(answer, final, patience)
         except PenstockError as error:
             reason = error
+        except Large:
+            raise
         except Exception:
             log.exception("a response on a gRPC stream could not be encoded")
             reason = InternalError("internal error; the server's log has the details")

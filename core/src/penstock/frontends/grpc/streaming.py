@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.frontends.grpc import blocks
@@ -13,6 +14,7 @@ from penstock.frontends.grpc.inbox import PREFIX, PREFIX_BYTES, Inbox
 from penstock.frontends.grpc.status import CANCELLED, INTERNAL, OK, Status
 from penstock.frontends.http2 import frames
 from penstock.frontends.http2.connection import Connection
+from penstock.frontends.large import LARGE_BYTES, Large
 
 if TYPE_CHECKING:
     from penstock.frontends.grpc.native_host import Calls
@@ -57,7 +59,11 @@ class StreamCall(Call):
                 flag, body = inbox.complete.popleft()
                 inbox.complete_bytes -= len(body) + PREFIX_BYTES
                 self._invite(inbox)
-                yield parse(await self._unpacked(flag, body))
+                try:
+                    request = parse(self._inflated(flag, body, LARGE_BYTES) if flag else body)
+                except Large:
+                    request = await self._calls.large.run(partial(self._read, flag, body))
+                yield request
             if self.is_remote_closed:
                 break
             self._arrival = self._calls.loop.create_future()
@@ -73,7 +79,8 @@ class StreamCall(Call):
             self._has_begun = True
             self.send_headers(blocks.begin(encoding))
         if encoding:
-            body = self._calls.compressor.deflate(body, encoding)
+            pack = partial(self._calls.compressor.deflate, body, encoding)
+            body = pack() if len(body) <= LARGE_BYTES else await self._calls.large.run(pack)
         self.send((PREFIX.pack(bool(encoding), len(body)), body))
         if self.is_blocked:
             self._drain = self._calls.loop.create_future()

@@ -8,12 +8,13 @@ other field is left to protobuf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from penstock.errors import InvalidArgument
 from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest
+from penstock.frontends.large import LARGE_BYTES, Large
 
 if TYPE_CHECKING:
     from penstock.frontends.grpc.layouts import Layout
@@ -27,51 +28,59 @@ SPLIT_FIELDS = 4096
 #: What one gRPC message may hold, in either direction.
 MESSAGE_BYTES = 2**31 - 1
 
-_LENGTH_DELIMITED = 2
-_RAW_INPUT_TAG = 7 << 3 | _LENGTH_DELIMITED
-_RAW_OUTPUT_TAG = bytes([6 << 3 | _LENGTH_DELIMITED])
-_ERROR_MESSAGE_TAG = bytes([1 << 3 | _LENGTH_DELIMITED])
-_INFER_RESPONSE_TAG = bytes([2 << 3 | _LENGTH_DELIMITED])
+LENGTH_DELIMITED = 2
+_RAW_INPUT_TAG = 7 << 3 | LENGTH_DELIMITED
+_RAW_OUTPUT_TAG = bytes([6 << 3 | LENGTH_DELIMITED])
+_ERROR_MESSAGE_TAG = bytes([1 << 3 | LENGTH_DELIMITED])
+_INFER_RESPONSE_TAG = bytes([2 << 3 | LENGTH_DELIMITED])
 #: Bytes of a field of wire type 1 and 5.
-_FIXED_SIZES = {1: 8, 5: 4}
-
-
-class Parcel(NamedTuple):
-    """A ``ModelInferRequest``. Its raw contents stand in ``raw``, and ``message`` may lack them.
-
-    ``body`` is what was received. With a ``layout`` that says what it means, ``raw`` is empty.
-    """
-
-    message: ModelInferRequest
-    raw: Sequence[bytes | memoryview]
-    body: Buffer
-    layout: Layout | None = None
+FIXED_SIZES = {1: 8, 5: 4}
 
 
 class Span(NamedTuple):
-    """Where in a message a field with raw contents begins, and its contents, and where these end."""
+    """Where in a message a field with contents begins, and its contents, and where these end."""
 
     field: int
     begin: int
     end: int
 
 
-def unpack(body: Buffer) -> Parcel:
+_NOTHING: Mapping[int, Sequence[Span]] = {}
+
+
+class Parcel(NamedTuple):
+    """A ``ModelInferRequest``. Its raw contents stand in ``raw``, and ``message`` may lack them.
+
+    ``body`` is what was received. With a ``layout`` that says what it means, ``raw`` is empty.
+    ``contents`` says by number of input where in ``body`` lie those that ``message`` lacks.
+    """
+
+    message: ModelInferRequest
+    raw: Sequence[bytes | memoryview]
+    body: Buffer
+    layout: Layout | None = None
+    contents: Mapping[int, Sequence[Span]] = _NOTHING
+
+
+def unpack(body: Buffer, patience: int = LARGE_BYTES) -> Parcel:
     """Parse a serialized ``ModelInferRequest``; large raw contents are views of ``body``.
 
-    Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed.
+    Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed, and `Large` if more than
+    ``patience`` bytes of it are no raw contents: those are for `long_messages.unpack`.
     """
     if len(body) > SPLIT_BYTES:
-        parcel = split(body)
+        parcel = split(body, patience)
         if parcel is not None:
             return parcel
     message = ModelInferRequest.FromString(body)  # type: ignore[arg-type]  # a memoryview is taken, too
     return Parcel(message, message.raw_input_contents, body)
 
 
-def split(body: Buffer) -> Parcel | None:
+def split(body: Buffer, patience: int = LARGE_BYTES) -> Parcel | None:
     """`unpack` without copying raw contents, or None if ``body`` is not laid out as expected."""
     spans = raw_spans(body)
+    if len(body) - sum(span.end - span.begin for span in spans or ()) > patience:
+        raise Large
     if spans is None:
         return None
     view = memoryview(body)
@@ -97,17 +106,17 @@ def raw_spans(body: Buffer) -> list[Span] | None:
             if position >= len(body):
                 break
             begin = position
-            tag, position = _read_varint(body, position)
+            tag, position = read_varint(body, position)
             kind = tag & 7
-            if kind == _LENGTH_DELIMITED:
-                size, position = _read_varint(body, position)
+            if kind == LENGTH_DELIMITED:
+                size, position = read_varint(body, position)
                 if tag == _RAW_INPUT_TAG:
                     spans.append(Span(begin, position, position + size))
                 position += size
             elif kind == 0:
-                position = _read_varint(body, position)[1]
+                position = read_varint(body, position)[1]
             else:
-                position += _FIXED_SIZES[kind]
+                position += FIXED_SIZES[kind]
     except (IndexError, KeyError):  # truncated, or a group: protobuf words the error
         return None
     return spans if position == len(body) else None
@@ -130,11 +139,11 @@ def pack(header: bytes, raw: Sequence[Buffer]) -> bytes:
 def pack_stream(response: bytes, error: str = "") -> bytes:
     """A serialized ``ModelStreamInferResponse`` around a serialized ``ModelInferResponse``."""
     text = error.encode("utf-8", "replace")
-    start = _ERROR_MESSAGE_TAG + _varint(len(text)) + text if text else b""
-    return b"".join((start, _INFER_RESPONSE_TAG, _varint(len(response)), response))
+    start = _ERROR_MESSAGE_TAG + varint(len(text)) + text if text else b""
+    return b"".join((start, _INFER_RESPONSE_TAG, varint(len(response)), response))
 
 
-def _read_varint(body: Buffer, position: int) -> tuple[int, int]:
+def read_varint(body: Buffer, position: int) -> tuple[int, int]:
     """The varint at ``position`` and the position after it; IndexError if it does not end."""
     value = shift = 0
     while True:
@@ -151,10 +160,10 @@ def _read_varint(body: Buffer, position: int) -> tuple[int, int]:
 @lru_cache(1024)
 def _raw_head(size_bytes: int) -> bytes:
     """What stands before raw contents of that size."""
-    return _RAW_OUTPUT_TAG + _varint(size_bytes)
+    return _RAW_OUTPUT_TAG + varint(size_bytes)
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

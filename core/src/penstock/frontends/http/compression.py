@@ -8,35 +8,29 @@ from functools import lru_cache
 
 from penstock.errors import InvalidArgument
 from penstock.frontends.http.message import Buffer
+from penstock.frontends.inflating import Malformed, TooLarge, inflate
 
 #: ``Content-Encoding`` values that a request may have.
 DECODABLE = (b"", b"identity", b"gzip", b"deflate")
 #: ``wbits`` of zlib for what we send; what we receive is told apart by its first bytes.
 _WBITS = {b"gzip": 31, b"deflate": 15}
 _DETECT = 32 + 15
-_STEP_BYTES = 1 << 20
 
 
-def decompress(body: memoryview, limit_bytes: int) -> memoryview:
-    """``body`` inflated, gzip or zlib; holds at most ``limit_bytes`` and one step, ever.
+def decompress(body: memoryview, limit_bytes: int, patience: int) -> memoryview:
+    """``body`` inflated, gzip or zlib.
 
-    Raises `InvalidArgument` if empty, malformed, truncated, or larger than ``limit_bytes``.
+    Raises `InvalidArgument` if empty, malformed, truncated, or larger than ``limit_bytes``, and `Large`
+    beyond ``patience``.
     """
     if not body.nbytes:
         raise InvalidArgument("nothing to be decompressed")
-    inflater, inflated, pending = zlib.decompressobj(_DETECT), bytearray(), body
-    while not inflater.eof:
-        try:
-            piece = inflater.decompress(pending, _STEP_BYTES)
-        except zlib.error as error:
-            raise InvalidArgument(f"compressed request body is malformed: {error}") from None
-        pending = memoryview(inflater.unconsumed_tail)
-        if len(inflated) + len(piece) > limit_bytes:
-            raise too_large(limit_bytes)
-        if not piece and not pending.nbytes and not inflater.eof:
-            raise InvalidArgument("compressed request body is truncated")
-        inflated += piece
-    return memoryview(inflated)
+    try:
+        return inflate(body, _DETECT, limit_bytes, patience)
+    except Malformed as error:
+        raise InvalidArgument(f"compressed request body {error}") from None
+    except TooLarge:
+        raise too_large(limit_bytes) from None
 
 
 def too_large(limit_bytes: int) -> InvalidArgument:

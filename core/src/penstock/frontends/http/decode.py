@@ -15,7 +15,9 @@ from penstock.errors import InvalidArgument
 from penstock.frontends.http.documents import as_string, check_depth, malformed, member, parse
 from penstock.frontends.http.forms import JSON, Form, read_outputs
 from penstock.frontends.http.inputs import read_inputs, view
+from penstock.frontends.http.outline import read_document
 from penstock.frontends.http.parameters import read_parameters
+from penstock.frontends.large import LARGE_BYTES, UNBOUNDED, Large
 from penstock.messages import dtypes
 from penstock.messages.request import InferRequest
 from penstock.messages.spec import Spec
@@ -46,20 +48,25 @@ def header_length(value: bytes, body_bytes: int) -> int:
     return length
 
 
-def decode(request: InferRequest, body: memoryview, json_bytes: int, max_bytes: int) -> tuple[Mapping[str, Form], Form]:
+def decode(
+    request: InferRequest, body: memoryview, json_bytes: int, max_bytes: int, patience: int = UNBOUNDED
+) -> tuple[Mapping[str, Form], Form]:
     """Fill ``request`` from ``body``, whose first ``json_bytes`` are JSON.
 
-    Returns the form of each output that is listed, and of the others. Raises `PenstockError`.
+    Returns the form of each output that is listed, and of the others. Raises `PenstockError`, and `Large`
+    for JSON beyond ``patience`` bytes.
     """
     if json_bytes > max_bytes:
         raise json_too_large(json_bytes, max_bytes)
+    if json_bytes > patience:
+        raise Large
     document = _document(body[:json_bytes])
     if "id" in document:
         request.id = _id(document["id"])
     default, forms = JSON, _NO_FORMS
     if "parameters" in document:
         default = read_parameters(document["parameters"], request)
-    read_inputs(member(document, "inputs"), request, body, json_bytes, max_bytes)
+    read_inputs(member(document, "inputs"), request, body, json_bytes, max_bytes, patience)
     if "outputs" in document:
         request.outputs, forms = read_outputs(document["outputs"])
     return forms, default
@@ -77,7 +84,7 @@ def decode_raw(request: InferRequest, body: memoryview, model: ServedModel, max_
     (spec,) = model.inputs.values()
     batch = (1,) if model.max_batch_size > 0 else ()
     if spec.datatype is dtypes.BYTES:
-        request.inputs[spec.name] = _raw_string(spec, body, batch)
+        request.inputs[spec.name] = _raw_string(spec, body, batch, request.log_id)
         return
     shape = _deduce(spec, body.nbytes, batch)
     request.inputs[spec.name] = view(body, 0, body.nbytes, spec.datatype.name, shape, prod(shape))
@@ -98,7 +105,7 @@ def raw_too_large(size_bytes: int, max_bytes: int) -> InvalidArgument:
 
 
 def _document(body: memoryview) -> dict[str, Any]:
-    document = parse(body)
+    document = parse(body) if body.nbytes <= LARGE_BYTES else read_document(body)
     if type(document) is dict:
         return document
     check_depth(document)
@@ -115,11 +122,10 @@ def _id(value: Any) -> str:
     return text
 
 
-def _raw_string(spec: Spec, body: memoryview, batch: tuple[int, ...]) -> BytesTensor:
-    if prod(spec.dims) not in (1, -1):
-        raise InvalidArgument(f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
-    shape = batch + (1,) * len(spec.dims)
-    return BytesTensor(b"".join((pack("<I", body.nbytes), body)), shape)
+def _raw_string(spec: Spec, body: memoryview, batch: tuple[int, ...], log_id: str) -> BytesTensor:
+    if prod(spec.dims) != 1:
+        raise InvalidArgument(f"{log_id}For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
+    return BytesTensor(b"".join((pack("<I", body.nbytes), body)), batch + spec.dims)
 
 
 def _deduce(spec: Spec, size_bytes: int, batch: tuple[int, ...]) -> tuple[int, ...]:

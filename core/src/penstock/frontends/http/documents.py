@@ -14,12 +14,14 @@ from typing import Any
 import orjson
 
 from penstock.errors import Code, InvalidArgument
+from penstock.frontends.http.structure import is_complete
 
 #: Levels of nesting that tensor data may have, less one.
 MAX_DEPTH = 100
 
-#: A string, to be skipped, or the literal ``Inf``, which only rapidjson reads.
-_INF = re.compile(rb'"(?:[^"\\]|\\.)*"|Inf(?!inity)')
+#: What may end a string, or begin one, and the literal ``Inf``, which only rapidjson reads. It never tries
+#: twice: an expression for whole strings would begin anew at each quote of a string that does not end.
+_INF = re.compile(rb'\\.|"|Inf(?!inity)', re.DOTALL)
 
 
 def malformed(text: str) -> InvalidArgument:
@@ -31,22 +33,23 @@ def too_deep() -> InvalidArgument:
     return InvalidArgument(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
 
 
-def parse(body: memoryview) -> Any:
+def parse(body: memoryview, offset: int = 0) -> Any:
     """The document in ``body``; accepts ``NaN``, ``Inf`` and ``Infinity``, signed or not.
 
-    Raises `InvalidArgument`: malformed (500), or nested deeper than any parser's stack (400).
+    Raises `InvalidArgument`: malformed (500), with its place from ``offset`` on, or nested deeper than any
+    parser's stack (400).
     """
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         if "depth limit" in error.msg or "ecursion" in error.msg:
-            raise too_deep() from None
+            raise _deep_or_open(body, offset) from None
         if "infinity" in error.msg:
-            raise _unreadable("Number too big to be stored in double.", error.pos) from None
+            raise unreadable("Number too big to be stored in double.", offset + error.pos) from None
         raw = bytes(body)
         if b"NaN" in raw or b"Inf" in raw:
-            return _parse_literals(raw)
-        raise _unreadable("The document is empty." if not raw.strip() else error.msg, error.pos) from None
+            return _parse_literals(raw, offset)
+        raise unreadable("The document is empty." if not raw.strip() else error.msg, offset + error.pos) from None
 
 
 def parse_object(body: memoryview) -> dict[str, Any]:
@@ -117,17 +120,33 @@ def _children(node: Any) -> Iterable[Any]:
     return [value for value in values if type(value) in (dict, list)]
 
 
-def _parse_literals(raw: bytes) -> Any:
-    text = _INF.sub(lambda found: b"Infinity" if found[0] == b"Inf" else found[0], raw)
+def _deep_or_open(body: memoryview, offset: int) -> InvalidArgument:
+    """Why ``body`` cannot be followed: it is too deep, or it does not end, which goes first as in Triton."""
+    return too_deep() if is_complete(body) else unreadable("Invalid value.", offset + body.nbytes)
+
+
+def _parse_literals(raw: bytes, offset: int) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(_spell_out(raw) if b"Inf" in raw else raw)
     except RecursionError:
-        raise too_deep() from None
+        raise _deep_or_open(memoryview(raw), offset) from None
     except json.JSONDecodeError as error:
-        raise _unreadable(error.msg, error.pos) from None
+        raise unreadable(error.msg, offset + error.pos) from None
     except ValueError as error:  # not UTF-8, or an integer of thousands of digits
-        raise _unreadable(str(error), 0) from None
+        raise unreadable(str(error), offset) from None
 
 
-def _unreadable(text: str, position: int) -> InvalidArgument:
+def _spell_out(raw: bytes) -> bytes:
+    """``raw`` with ``Infinity`` for each ``Inf`` that is no part of a string. Linear in ``raw``."""
+    parts, end, in_string = list[bytes](), 0, False
+    for found in _INF.finditer(raw):
+        if found[0] == b'"':
+            in_string = not in_string
+        elif found[0] == b"Inf" and not in_string:
+            parts += (raw[end : found.start()], b"Infinity")
+            end = found.end()
+    return b"".join((*parts, raw[end:]))
+
+
+def unreadable(text: str, position: int) -> InvalidArgument:
     return malformed(f"failed to parse the request JSON buffer: {text} at {position}")

@@ -6,6 +6,7 @@ The order of the steps decides which error wins; it is that of behaviours.md sec
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.errors import InternalError, PenstockError, Unsupported
@@ -18,6 +19,7 @@ from penstock.frontends.http.forms import BINARY, JSON, Form
 from penstock.frontends.http.layouts import KnownLayouts
 from penstock.frontends.http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
 from penstock.frontends.http.target import Target
+from penstock.frontends.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork, check_strings, worded
 from penstock.messages.request import InferRequest
 from penstock.messages.response import InferResponse
 from penstock.messages.single import SingleAnswer
@@ -39,6 +41,7 @@ class Inference:
     def __init__(self, server: Server) -> None:
         self._resolve = server.resolve
         self._max_bytes = server.options.http_max_input_size
+        self._large = server.large_work
         self._layouts = KnownLayouts()
         self._forwarding = HeaderForwarding(server.options.http_header_forward_pattern)
 
@@ -50,36 +53,76 @@ class Inference:
         model = self._resolve(target.name, target.version)
         if model.decoupled:
             raise Unsupported("HTTP end point doesn't support models with decoupled transaction policy")
-        headers, body = http.headers, http.body
-        if b"content-encoding" in headers:
-            encoding = headers[b"content-encoding"]
-            if encoding not in DECODABLE:
-                reply(_unsupported_encoding())
-                return None
-            if encoding in (b"gzip", b"deflate"):
-                body = decompress(body, self._max_bytes)
+        headers = http.headers
+        if b"content-encoding" in headers and headers[b"content-encoding"] not in DECODABLE:
+            reply(_unsupported_encoding())
+            return None
         accepted = headers.get(b"accept-encoding")
-        answer = Answer(model, reply, response_encoding(accepted) if accepted else b"identity")
+        answer = Answer(model, reply, response_encoding(accepted) if accepted else b"identity", self._large)
         request = InferRequest(target.name, {}, answer, (), "", target.version)
-        length = headers.get(HEADER_LENGTH)
-        json_bytes = body.nbytes if length is None else header_length(length, body.nbytes)
-        if json_bytes or length is None:
-            answer.forms, answer.default = self._decode(request, body, json_bytes)
-        else:
-            decode_raw(request, body, model, self._max_bytes)
-            answer.default = BINARY
+        try:
+            self._read(http, model, request, answer, LARGE_BYTES)
+        except Large:
+            return self._begin(http, model, request, answer)
         if self._forwarding:
             self._forward(http, request)
         model.submit(request)
         return request.cancel
 
-    def _decode(self, request: InferRequest, body: memoryview, json_bytes: int) -> tuple[Mapping[str, Form], Form]:
+    def _read(
+        self, http: HttpRequest, model: ServedModel, request: InferRequest, answer: Answer, patience: int
+    ) -> None:
+        """Fill ``request`` and the forms of its ``answer``. Raises `PenstockError`, and `Large` beyond ``patience``."""
+        headers, body = http.headers, http.body
+        if b"content-encoding" in headers and headers[b"content-encoding"] in (b"gzip", b"deflate"):
+            body = decompress(body, self._max_bytes, patience)
+        length = headers.get(HEADER_LENGTH)
+        json_bytes = body.nbytes if length is None else header_length(length, body.nbytes)
+        if json_bytes or length is None:
+            answer.forms, answer.default = self._decode(request, body, json_bytes, patience)
+        else:
+            decode_raw(request, body, model, self._max_bytes)
+            answer.default = BINARY
+
+    def _begin(self, http: HttpRequest, model: ServedModel, request: InferRequest, answer: Answer) -> Cancel:
+        """Let a thread read what is large, and then submit it."""
+        request.inputs.clear()
+
+        def read() -> None:
+            self._read(http, model, request, answer, UNBOUNDED)
+            check_strings(model, request)
+
+        def submit(outcome: Exception | None) -> None:
+            if outcome is None:
+                try:
+                    # Another version may have taken its place meanwhile.
+                    answer.model = current = self._resolve(request.model_name, request.model_version)
+                    if self._forwarding:
+                        self._forward(http, request)
+                    current.submit(request)
+                except PenstockError as error:
+                    outcome = error
+            if outcome is not None:
+                answer.settle(worded(outcome))
+
+        leave = self._large.begin(read, submit)
+
+        def cancel() -> None:
+            leave()
+            request.cancel()
+
+        return cancel
+
+    def _decode(
+        self, request: InferRequest, body: memoryview, json_bytes: int, patience: int
+    ) -> tuple[Mapping[str, Form], Form]:
         layout = self._layouts.find(body, json_bytes)
         if layout is not None:
             layout.fill(request, body)
             return layout.forms, layout.default
-        forms, default = decode(request, body, json_bytes, self._max_bytes)
-        self._layouts.keep(request, body, json_bytes, forms, default)
+        forms, default = decode(request, body, json_bytes, self._max_bytes, patience)
+        if patience < UNBOUNDED:  # those are the event loop's
+            self._layouts.keep(request, body, json_bytes, forms, default)
         return forms, default
 
     def _forward(self, http: HttpRequest, request: InferRequest) -> None:
@@ -92,29 +135,50 @@ class Inference:
 class Answer(SingleAnswer):
     """Replies to one request with what its model answers."""
 
-    __slots__ = ("_encoding", "_model", "_reply", "default", "forms")
+    __slots__ = ("_encoding", "_large", "_reply", "default", "forms", "model")
 
-    def __init__(self, model: ServedModel, reply: Reply, encoding: bytes) -> None:
+    def __init__(self, model: ServedModel, reply: Reply, encoding: bytes, large: LargeWork) -> None:
         super().__init__()
         self.forms = _NO_FORMS
         self.default = JSON
-        self._model = model
+        self.model = model
         self._reply = reply
         self._encoding = encoding
+        self._large = large
 
     def settle(self, answer: InferResponse | PenstockError) -> None:
         if isinstance(answer, PenstockError):
-            tell_fault(answer, "Infer", self._model.name, str(self._model.version))
+            tell_fault(answer, "Infer", self.model.name, str(self.model.version))
             self._reply(error_reply(answer))
-        else:
-            self._reply(self._encode(answer))
-
-    def _encode(self, response: InferResponse) -> HttpReply:
-        model = self._model
+            return
         try:
-            return encode(response, self.forms, self.default, model.labels, model.max_batch_size > 0, self._encoding)
+            reply = self._encode(answer, LARGE_BYTES)
+        except Large:
+            self._begin(answer)
+        else:
+            self._reply(reply)
+
+    def _begin(self, response: InferResponse) -> None:
+        """Let a thread encode what is large."""
+
+        def finish(outcome: HttpReply | Exception) -> None:
+            self._reply(error_reply(worded(outcome)) if isinstance(outcome, Exception) else outcome)
+
+        try:
+            self._large.begin(partial(self._encode, response, UNBOUNDED), finish)
+        except PenstockError as error:  # too many wait
+            finish(error)
+
+    def _encode(self, response: InferResponse, patience: int) -> HttpReply:
+        model = self.model
+        try:
+            return encode(
+                response, self.forms, self.default, model.labels, model.max_batch_size > 0, self._encoding, patience
+            )
         except PenstockError as error:
             return error_reply(error)
+        except Large:
+            raise
         except Exception:
             log.exception("the response of model '%s' could not be encoded", model.name)
             return error_reply(InternalError(f"the response of model '{model.name}' could not be encoded"))

@@ -11,6 +11,8 @@ from penstock.errors import InvalidArgument
 from penstock.frontends.http.documents import as_array, as_object, as_string, as_unsigned, member
 from penstock.frontends.http.forms import unknown_region
 from penstock.frontends.http.json_tensors import to_tensor
+from penstock.frontends.http.outline import Pieces
+from penstock.frontends.large import Large
 from penstock.messages import dtypes
 from penstock.messages.request import MAX_INPUTS, InferRequest, Undecoded, too_many_inputs
 from penstock.messages.tensor import BytesTensor, Tensor
@@ -20,10 +22,13 @@ _MANY_DIMS = 64
 _SOURCES = ("data", "binary_data_size", "shared_memory_region")
 
 
-def read_inputs(entries: Any, request: InferRequest, body: memoryview, position: int, max_bytes: int) -> None:
+def read_inputs(
+    entries: Any, request: InferRequest, body: memoryview, position: int, max_bytes: int, patience: int
+) -> None:
     """Fill ``request.inputs``. Binary tensors are views on ``body``, from ``position`` on, in order.
 
-    ``max_bytes`` bounds a tensor written as JSON. Raises `InvalidArgument` with Triton's texts.
+    ``max_bytes`` bounds a tensor written as JSON. Raises `InvalidArgument` with Triton's texts, and `Large`
+    for strings of more than ``patience`` bytes, which will be looked for one by one.
     """
     inputs = request.inputs
     if len(as_array(entries, "inputs")) > MAX_INPUTS:
@@ -43,6 +48,8 @@ def read_inputs(entries: Any, request: InferRequest, body: memoryview, position:
                 f"unexpected size for input '{name}', expecting {end - body.nbytes} additional bytes for model "
                 f"'{request.model_name}'"
             )
+        if size > patience and datatype == "BYTES":
+            raise Large
         inputs[name] = view(body, position, end, datatype, shape, count)
         position = end
     if position != body.nbytes:
@@ -142,6 +149,8 @@ def _from_json(
     if known is None:
         raise InvalidArgument(f"invalid datatype for input {name}")
     if not count or not shape:  # no data is read; what has no shape is for the signature to refuse
+        if type(data) is Pieces:
+            data.check()
         return view(memoryview(b""), 0, 0, datatype, shape, count)
     if known in (dtypes.FP16, dtypes.BF16):
         raise InvalidArgument(

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import InvalidArgument
-from penstock.frontends.http.documents import MAX_DEPTH, as_array, malformed, too_deep, wrong_type
+from penstock.frontends.http.documents import MAX_DEPTH, malformed, too_deep, wrong_type
+from penstock.frontends.http.outline import Pieces
 from penstock.messages import dtypes
 from penstock.messages.dtypes import DataType
 from penstock.messages.request import Undecoded
@@ -23,7 +24,11 @@ def to_tensor(data: Any, datatype: DataType, shape: tuple[int, ...], count: int)
     ``data`` is nested to any depth below `MAX_DEPTH` and read in row-major order; only its number
     of leaves must agree with the shape. Raises `InvalidArgument` with Triton's texts.
     """
-    leaves = as_array(data, "data")
+    if type(data) is not list:
+        if type(data) is Pieces:
+            return _assembled(data, datatype, shape, count)
+        raise wrong_type("data", "array", "array")
+    leaves = data
     kinds = set(map(type, leaves))
     if list in kinds:
         leaves = _flatten(leaves)
@@ -31,8 +36,30 @@ def to_tensor(data: Any, datatype: DataType, shape: tuple[int, ...], count: int)
     if len(leaves) != count:
         raise _wrong_count(len(leaves) > count, datatype)
     if datatype is dtypes.BYTES:
-        return _strings(leaves, kinds, shape)
-    numbers = _numbers(leaves, kinds, datatype)
+        return BytesTensor.from_items(_strings(leaves, kinds), shape)
+    return _shaped(_numbers(leaves, kinds, datatype), datatype, shape)
+
+
+def _assembled(pieces: Pieces, datatype: DataType, shape: tuple[int, ...], count: int) -> Tensor | Undecoded:
+    """The tensor whose elements come in ``pieces``: what one is made of is gone before the next is read."""
+    is_text, found = datatype is dtypes.BYTES, 0
+    parts = list[Any]()
+    numbers = np.empty(0 if is_text else count, datatype.numpy)
+    for leaves in pieces.read():
+        begin, found = found, found + len(leaves)
+        if found > count:
+            raise _wrong_count(True, datatype)
+        kinds = set(map(type, leaves))
+        if is_text:
+            parts.append(BytesTensor.from_items(_strings(leaves, kinds), (len(leaves),)).buffer)
+        else:
+            numbers[begin:found] = _numbers(leaves, kinds, datatype)
+    if found != count:
+        raise _wrong_count(False, datatype)
+    return BytesTensor(b"".join(parts), shape) if is_text else _shaped(numbers, datatype, shape)
+
+
+def _shaped(numbers: np.ndarray[Any, np.dtype[Any]], datatype: DataType, shape: tuple[int, ...]) -> Tensor | Undecoded:
     try:
         return numbers.reshape(shape)
     except ValueError:  # more axes than NumPy has
@@ -56,10 +83,10 @@ def _numbers(leaves: list[Any], kinds: set[type], datatype: DataType) -> np.ndar
     raise _wrong_leaf(kind)
 
 
-def _strings(leaves: list[Any], kinds: set[type], shape: tuple[int, ...]) -> BytesTensor:
+def _strings(leaves: list[Any], kinds: set[type]) -> list[bytes]:
     if kinds != {str}:
         raise malformed("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
-    return BytesTensor.from_items([leaf.encode("utf-8", "surrogatepass") for leaf in leaves], shape)
+    return [leaf.encode("utf-8", "surrogatepass") for leaf in leaves]
 
 
 def _flatten(nested: list[Any]) -> list[Any]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.frontends.disclosure import shown
 from penstock.frontends.http.documents import as_boolean, as_object, as_string, malformed, parse_object
 from penstock.frontends.http.message import HttpReply, HttpRequest, json_reply, json_type_reply
+from penstock.frontends.http.outline import read_object
 from penstock.frontends.http.target import Target
+from penstock.frontends.large import LARGE_BYTES, SLICE_BYTES
 from penstock.frontends.uploads import Uploads
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ class Repository:
         self._uploads = Uploads(server.options.model_files_from, restricted, "--http-restricted-api")
 
     async def index(self, request: HttpRequest, target: Target) -> HttpReply:
-        ready_only = parse_object(request.body).get("ready", False)
+        ready_only = (await self._document(request)).get("ready", False)
         if type(ready_only) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         return json_reply([_entry(entry) for entry in await self._server.list_repository(ready_only)])
@@ -35,16 +38,25 @@ class Repository:
     async def load(self, request: HttpRequest, target: Target, peer: str) -> HttpReply:
         """``peer`` is the address that the request came from."""
         _refuse_repository(target)
-        given = _parameters(request)
+        given = (await self._document(request)).get("parameters", {})
         if type(given) is not dict:
             raise malformed("attempt to get members for non-object")
         self._uploads.check(given, peer, lambda name: request.headers.get(name.encode()))
-        await self._server.load(target.name, {name: _load_value(name, value) for name, value in given.items()})
+        if request.body.nbytes <= LARGE_BYTES:
+            values = _load_values(given)
+        else:
+            values = await self._server.large_work.run(partial(_load_values, given))
+        await self._server.load(target.name, values)
         return json_type_reply()
+
+    async def _document(self, request: HttpRequest) -> dict[str, Any]:
+        if request.body.nbytes <= LARGE_BYTES:
+            return parse_object(request.body)
+        return await self._server.large_work.run(partial(read_object, request.body))
 
     async def unload(self, request: HttpRequest, target: Target) -> HttpReply:
         _refuse_repository(target)
-        given = as_object(_parameters(request), "parameters")
+        given = as_object((await self._document(request)).get("parameters", {}), "parameters")
         dependents = as_boolean(given.get("unload_dependents", False), "unload_dependents")
         await self._server.unload(target.name, dependents)
         return json_type_reply()
@@ -60,8 +72,8 @@ def _refuse_repository(target: Target) -> None:
         raise Unsupported("'repository_name' specification is not supported")
 
 
-def _parameters(request: HttpRequest) -> Any:
-    return parse_object(request.body).get("parameters", {})
+def _load_values(given: dict[str, Any]) -> dict[str, str | bytes]:
+    return {name: _load_value(name, value) for name, value in given.items()}
 
 
 def _load_value(name: str, value: Any) -> str | bytes:
@@ -72,6 +84,14 @@ def _load_value(name: str, value: Any) -> str | bytes:
     if not name.startswith("file:"):
         raise malformed("unexpected error on creating Triton parameter")
     try:
-        return b64decode(text, validate=True)
+        return _decode(text)
     except (binascii.Error, ValueError) as error:
         raise InvalidArgument(f"load parameter '{name}' is not base64: {error}") from None
+
+
+def _decode(text: str) -> bytes:
+    """``text`` out of base64, in slices between which other threads have their turn."""
+    if 0 <= text.find("=") < len(text) - 2:
+        raise ValueError("Excess data after padding")
+    step = 4 * SLICE_BYTES
+    return b"".join([b64decode(text[at : at + step], validate=True) for at in range(0, len(text), step)])

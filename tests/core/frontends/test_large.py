@@ -1,0 +1,96 @@
+"""Work away from the event loop, on real threads."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidArgument, Unavailable
+from penstock.frontends import large
+from penstock.frontends.large import LargeWork
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """``test`` as a test that pytest runs by itself."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+class Held:
+    """Something that work holds."""
+
+
+@on_a_loop
+async def test_the_loop_goes_on_while_a_thread_works() -> None:
+    go_on, heard = threading.Event(), []
+
+    async def beside() -> None:
+        heard.append("the loop")
+        go_on.set()
+
+    task = asyncio.ensure_future(beside())
+    assert await LargeWork().run(lambda: go_on.wait(30)) is True
+    assert heard == ["the loop"]
+    await task
+
+
+@on_a_loop
+async def test_what_work_raises_comes_back_without_the_frames_that_hold_memory() -> None:
+    held: list[weakref.ref[Held]] = []
+
+    def work() -> None:
+        kept = Held()
+        held.append(weakref.ref(kept))
+        raise InvalidArgument("no")
+
+    with pytest.raises(InvalidArgument, match="no"):
+        await LargeWork().run(work)
+    assert held[0]() is None
+
+
+@on_a_loop
+async def test_cancelled_work_is_not_done_and_holds_nothing_though_it_waits() -> None:
+    work, go_on, done = LargeWork(), threading.Event(), []
+    busy = [asyncio.ensure_future(work.run(lambda: go_on.wait(30))) for _ in range(large.THREADS)]
+    await asyncio.sleep(0)
+    kept = Held()
+    gone = weakref.ref(kept)
+    cancel = work.begin(lambda kept=kept: done.append(kept), done.append)  # type: ignore[misc]
+    del kept
+    cancel()
+    assert gone() is None
+    go_on.set()
+    assert await asyncio.gather(*busy) == [True] * large.THREADS
+    assert await work.run(lambda: 1) == 1
+    assert done == []
+
+
+@on_a_loop
+async def test_more_than_may_wait_is_refused_and_soon_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "WAITING", 3)
+    work, go_on = LargeWork(), threading.Event()
+    waiting = [asyncio.ensure_future(work.run(lambda: go_on.wait(30))) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="3 large requests and answers wait"):
+        await work.run(lambda: True)
+    go_on.set()
+    assert all(await asyncio.gather(*waiting))
+    assert await work.run(lambda: 2) == 2
+
+
+@on_a_loop
+async def test_the_lock_is_given_up_sooner_while_work_is_done_and_only_then() -> None:
+    usual = sys.getswitchinterval()
+    assert await LargeWork().run(sys.getswitchinterval) == pytest.approx(large.SWITCH_S, rel=0.01)
+    assert sys.getswitchinterval() == usual
