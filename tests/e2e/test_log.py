@@ -209,6 +209,46 @@ def test_verbose_lines_are_tritons(serve: Start, tmp_path: Path, add_model: Call
         assert any(f'"{text}"' in line for line in server.lines), text
 
 
+def test_the_steps_of_loading_are_tritons(
+    serve: Start, tmp_path: Path, add_model: Callable[..., Path], echo: str, post: Callable[..., Any]
+) -> None:
+    """Texts and levels as Triton 2.51 has them with ``--log-verbose=2``."""
+    warm = (
+        'model_warmup { name: "first" batch_size: 1 count: 2 '
+        'inputs { key: "IN" value { data_type: TYPE_FP32 dims: [1] zero_data: true } } }'
+    )
+    config = f'backend: "identity" max_batch_size: 4 dynamic_batching {{}} {echo} {warm}'
+    add_model(tmp_path / "models", "echo", config)
+    isolated = f'{config} parameters {{ key: "isolation" value {{ string_value: "process" }} }}'
+    add_model(tmp_path / "models", "apart", isolated)
+    words = (f"--model-repository={tmp_path / 'models'}", "--model-control-mode=explicit", "--load-model=*")
+    levels = {}
+    for level in (1, 2):
+        server = serve(*words, f"--log-verbose={level}")
+        for name in ("echo", "apart"):
+            assert post(server, f"/v2/repository/models/{name}/unload", {}).status == 200
+        assert server.finish(15) == 0
+        levels[level] = server.lines
+    for name in ("echo", "apart"):
+        for text, shown_from in (
+            (f"AsyncLoad() '{name}'", 2),
+            (f"loading: {name}:1", 1),
+            (f"CreateModel() '{name}' version 1", 2),
+            ("Server side auto-completed config: ", 1),
+            (f"model '{name}' instance {name}_0 is running warmup sample 'first' for iteration 1", 1),
+            (f"model '{name}' instance {name}_0 is running warmup sample 'first' for iteration 2", 1),
+            (f"Starting dynamic-batcher thread for {name} at nice 0...", 1),
+            (f"OnLoadComplete() '{name}' version 1", 2),
+            (f"OnLoadFinal() '{name}' for all version(s)", 2),
+            (f"AsyncUnload() '{name}'", 2),
+            (f"OnDestroy callback() '{name}' version 1", 2),
+            (f"successfully unloaded '{name}' version 1", 1),
+        ):
+            for level in (1, 2):
+                found = [line for line in levels[level] if f'"{text}"' in line]
+                assert bool(found) == (level >= shown_from), (text, level)
+
+
 def test_names_on_disk_cannot_write_a_line_either(serve: Start, tmp_path: Path, add_model: Callable[..., Path]) -> None:
     root = tmp_path / "models"
     add_model(root, "echo")

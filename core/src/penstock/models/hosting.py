@@ -146,12 +146,13 @@ class Hosting:
 
     def _load(self, model: Model) -> tuple[AnyInstance, Runner]:
         """One instance, warmed up, on its own thread."""
+        log.debug("Creating instance %s on %s", model.instance_name, model.device.kind)
         with failures_worded(self._backend, model.name, log):
             instance = load_instance(self._backend, model)
             try:
                 runner = runner_for(instance, self._contract)
                 for sample in self._samples:
-                    sample.run(runner)
+                    sample.run(runner, model.instance_name)
             except BaseException:
                 close_instance(instance, model.instance_name)
                 raise

@@ -24,6 +24,7 @@ from penstock.models.repository import Entry, NoVersion
 from penstock.models.retirement import Leaving, retire
 from penstock.models.served import ServedModel
 from penstock.models.states import UNLOADED, ModelRecord, State, VersionRecord
+from penstock.telemetry.verbosity import VERBOSE_2
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +176,7 @@ class Lifecycle:
             raise poll_failure(entry.name, entry.hide(why), is_override=entry.config is not None) from error
 
     async def _load_versions(self, record: ModelRecord, plan: Plan, entry: Entry, progress: Progress) -> None:
+        log.log(VERBOSE_2, "AsyncLoad() '%s'", plan.name)
         known = record.versions
         numbers = [n for n, origin in plan.versions.items() if n not in known or not known[n].is_still(origin)]
         for number in numbers:
@@ -184,6 +186,7 @@ class Lifecycle:
         results = await asyncio.gather(*(self._load_version(plan, number, progress) for number in numbers))
         loaded = {n: result for n, result in zip(numbers, results, strict=True) if isinstance(result, ServedModel)}
         failed = {n: r for n, r in zip(numbers, results, strict=True) if not isinstance(r, ServedModel)}
+        log.log(VERBOSE_2, "OnLoadFinal() '%s' for all version(s)", plan.name)
         if failed:
             self._abandon(record, loaded, failed, entry)
             raise versions_failure(entry, failed)
@@ -192,6 +195,7 @@ class Lifecycle:
 
     async def _load_version(self, plan: Plan, number: int, progress: Progress) -> ServedModel | PenstockError:
         log.info("loading: %s:%d", plan.name, number)
+        log.log(VERBOSE_2, "CreateModel() '%s' version %d", plan.name, number)
         for attempt in range(self._retries + 1):
             try:
                 model = await self._places.run(self._load_on_thread, plan, number, progress)
@@ -201,6 +205,7 @@ class Lifecycle:
                 if attempt == self._retries:
                     return failure
             else:
+                log.log(VERBOSE_2, "OnLoadComplete() '%s' version %d", plan.name, number)
                 return model
         raise AssertionError("unreachable")
 
@@ -242,6 +247,7 @@ class Lifecycle:
         record = self.records.get(name)
         if record is None or not record.is_served:
             return
+        log.log(VERBOSE_2, "AsyncUnload() '%s'", name)
         leaving = [Leaving(v, v.served) for v in record.versions.values() if v.served is not None]
         for version, _ in leaving:
             version.state, version.reason, version.served = State.UNLOADING, "", None

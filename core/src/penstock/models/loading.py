@@ -12,6 +12,8 @@ from pathlib import Path
 from time import monotonic_ns
 from weakref import WeakSet
 
+from google.protobuf import text_format
+
 from penstock.backends.base import Backend, Model
 from penstock.config.model_config_pb2 import ModelConfig
 from penstock.config.options import ServerOptions
@@ -97,6 +99,7 @@ class Loader:
         config = ModelConfig.FromString(plan.config.SerializeToString())
         model = Model(plan.name, version, plan.path / str(version), config, is_sent=plan.is_sent)
         complete(model, backend, self._options)
+        _tell_completed(model.config)
         model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
         served = self._assemble(backend, model)
         served.statistics.load_ns = monotonic_ns() - started
@@ -154,5 +157,13 @@ class Loader:
 
     def _scheduler(self, config: ModelConfig, statistics: ModelStatistics) -> Scheduler:
         choice = config.WhichOneof("scheduling_choice") or "direct"
+        if choice == "dynamic_batching":  # there is no thread of its own; it is what scripts look for
+            log.debug("Starting dynamic-batcher thread for %s at nice 0...", config.name)
         scheduler: Scheduler = self._plugins.schedulers.get(choice)(SchedulerContext(self._loop, config, statistics))
         return scheduler
+
+
+def _tell_completed(config: ModelConfig) -> None:
+    if log.isEnabledFor(logging.DEBUG):
+        text = text_format.MessageToString(config, as_utf8=True)
+        log.debug("Server side auto-completed config: ", extra={"table": text, "model": config.name})

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from penstock.models import scratch
 from penstock.models.served import ServedModel
 from penstock.models.states import UNLOADED, State, VersionRecord
+from penstock.telemetry.verbosity import VERBOSE_2
 from penstock.workers.apart import apart
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ async def _retire_one(leaving: Leaving, unloaded: Callable[[ServedModel], None])
     try:
         model.close()
         await apart(partial(_end, model, unloaded), f"penstock-close-{model.name}")  # may take as long as it likes
+        log.log(VERBOSE_2, "OnDestroy callback() '%s' version %d", model.name, model.version)
         log.info("successfully unloaded '%s' version %d", model.name, model.version)
     except Exception:
         log.exception("'%s' version %d did not close in order", model.name, model.version)

@@ -25,6 +25,7 @@ from penstock.telemetry import pacing
 from penstock.telemetry.pacing import Pace
 from penstock.telemetry.sink import Sink
 from penstock.telemetry.speaker import speaker
+from penstock.telemetry.verbosity import threshold
 
 LOGGER = logging.getLogger("penstock")
 _ROOT = logging.getLogger()
@@ -63,8 +64,8 @@ class LogSettings:
 
     @property
     def threshold(self) -> int:
-        """The lowest level logged. Verbosity 1 is ``logging.DEBUG``, and each further one 1 less."""
-        return max(logging.DEBUG + 1 - self.verbose_level, 1) if self.verbose_level > 0 else logging.INFO
+        """The lowest level logged."""
+        return threshold(self.verbose_level)
 
     def allows(self, record: logging.LogRecord) -> bool:
         """Whether the toggle of the record's level is on."""

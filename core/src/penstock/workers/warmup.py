@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import posixpath
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from penstock.messages.tensor import BytesTensor, Tensor
 from penstock.workers.completion import complete
 from penstock.workers.runner import Runner
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -31,9 +34,16 @@ class Sample:
     count: int
     requests: tuple[InferRequest, ...]
 
-    def run(self, runner: Runner) -> None:
-        """Execute; raises `InternalError` naming the sample if any request fails."""
-        for _ in range(self.count):
+    def tell(self, instance: str, iteration: int) -> None:
+        """Log that ``instance`` is about to execute this; ``iteration`` counts from 1."""
+        model = self.requests[0].model_name
+        text = "model '%s' instance %s is running warmup sample '%s' for iteration %d"
+        log.debug(text, model, instance, self.name, iteration, extra={"model": model})
+
+    def run(self, runner: Runner, instance: str = "") -> None:
+        """Execute on ``instance``; raises `InternalError` naming the sample if any request fails."""
+        for number in range(self.count):
+            self.tell(instance, number + 1)
             for answer in complete(runner, self.requests):
                 if isinstance(answer, PenstockError):
                     raise InternalError(f"failed to run warmup sample '{self.name}': {answer.message}; ")

@@ -115,7 +115,7 @@ class ProcessHost:
         await child.start()
         try:
             for sample in self._samples:
-                await rehearsal.run(child, sample)
+                await rehearsal.run(child, sample, self.name)
             rehearsal.require_life(child)
         except Exception:
             await child.stop(self._grace())  # what it has loaded is released as ever

@@ -21,9 +21,10 @@ class Rehearsal:
         self._problem: PenstockError | None = None
         self._done = asyncio.Event()
 
-    async def run(self, child: Child, sample: Sample) -> None:
-        """Execute ``sample``; raises `InternalError` naming it if any request fails."""
-        for _ in range(sample.count):
+    async def run(self, child: Child, sample: Sample, instance: str) -> None:
+        """Execute ``sample`` on ``instance``; raises `InternalError` naming it if any request fails."""
+        for number in range(sample.count):
+            sample.tell(instance, number + 1)
             self.require_life(child)
             self._waiting = set(sample.requests)
             self._done.clear()
