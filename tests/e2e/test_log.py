@@ -25,6 +25,8 @@ EVIL = f"x\r\n{FAKE}\n\x1b[2J\x1b[31mred\x00\x07\x08\x7f\x85\x9b1m\u2028\u202e{F
 RECORD = re.compile(r'^[IWEV]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ \w+\.py:\d+\] ".*"$')
 #: Tables follow their record, and an empty line ends them.
 TABLE = re.compile(r"^([|+].*[|+])?$")
+#: A completed config follows its record, too, in protobuf's text.
+CONFIG = re.compile(r"^ *(\w+: [^ ].*|\w+ \{|\})$")
 
 
 @pytest.fixture
@@ -71,9 +73,10 @@ def test_no_caller_can_write_a_line_of_the_log(
     gate.fail(EVIL)
     server = serve(f"--model-repository={gate.path.parents[1]}", f"--log-verbose={verbose}", environ=gated)
     attack(server, post)
+    assert not CONFIG.match(FAKE)
     assert server.finish(15) == 0
     for line in server.log.split("\n")[:-1]:
-        assert RECORD.match(line) or TABLE.match(line), line
+        assert RECORD.match(line) or TABLE.match(line) or CONFIG.match(line), line
         assert line.isprintable(), line
     # the model's own complaint is there, once for each time it failed: twice over HTTP, once over gRPC;
     # and once more for each request that it was asked for
@@ -247,6 +250,86 @@ def test_the_steps_of_loading_are_tritons(
             for level in (1, 2):
                 found = [line for line in levels[level] if f'"{text}"' in line]
                 assert bool(found) == (level >= shown_from), (text, level)
+
+
+CHATTY = """
+import logging, sys, warnings
+from penstock import Backend, Instance, hookimpl
+
+own = logging.getLogger("a_plugin_of_mine")
+ours = logging.getLogger("penstock.chatty")
+
+class Chatty(Backend):
+    name = "chatty"
+    def load(self, model):
+        print("loading", model.name)
+        own.warning("a line of my own logger")
+        ours.debug("a verbose line")
+        return Echo(model.name)
+
+class Echo(Instance):
+    def __init__(self, name):
+        self.name = name
+    def execute(self, inputs):
+        print("no newline", end="")
+        print("to stderr", file=sys.stderr)
+        print(" of", self.name)
+        logging.getLogger("a_plugin_of_mine").error("I said so")
+        warnings.warn("mind this", stacklevel=1)
+        return {"OUT": inputs["IN"]}
+
+@hookimpl
+def register_backends():
+    return [Chatty]
+"""
+
+
+@pytest.fixture
+def chatty(tmp_path: Path, add_model: Callable[..., Path], echo: str) -> Mapping[str, str]:
+    """The environment in which models ``inside`` and ``apart`` print and log, in a thread and in a process."""
+    site = tmp_path / "site"
+    info = site / "chatty-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "chatty.py").write_text(CHATTY)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chatty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[penstock]\nchatty = chatty\n")
+    add_model(tmp_path / "models", "inside", f'backend: "chatty"{echo}')
+    process = 'parameters { key: "isolation" value { string_value: "process" } }'
+    add_model(tmp_path / "models", "apart", f'backend: "chatty"{echo}{process}')
+    return {"PYTHONPATH": str(site)}
+
+
+def test_every_line_of_a_json_log_is_a_record_that_names_its_model(
+    serve: Start, tmp_path: Path, chatty: Mapping[str, str], infer: Any
+) -> None:
+    words = (f"--model-repository={tmp_path / 'models'}", "--log-format=json", "--log-verbose=1")
+    server = serve(*words, environ=chatty, interactive=True)
+    for model in ("inside", "apart"):
+        infer(server, model)
+    assert server.finish(15) == 0
+    assert server.process.stdout is not None
+    printed = [json.loads(line) for line in server.process.stdout.read().splitlines()]
+    logged = [json.loads(line) for line in server.log.split("\n")[:-1]]
+    for model in ("inside", "apart"):
+        of_model = [record["message"] for record in printed if record.get("model") == model]
+        assert of_model == [f"loading {model}", f"no newline of {model}"]
+        for logger, text in (("stderr", "to stderr"), ("penstock.chatty", "a verbose line")):
+            found = [r for r in logged if r.get("model") == model and r["message"] == text]
+            assert found, (model, text)
+            assert found[0]["logger"] == logger or model == "apart"
+        for text in ("a line of my own logger", "I said so", "mind this"):
+            assert [r for r in logged if r.get("model") == model and text in r["message"]], (model, text)
+
+
+def test_prints_stay_as_they_are_in_the_text_formats(
+    serve: Start, tmp_path: Path, chatty: Mapping[str, str], infer: Any
+) -> None:
+    server = serve(f"--model-repository={tmp_path / 'models'}", environ=chatty, interactive=True)
+    infer(server, "apart")
+    assert server.finish(15) == 0
+    assert server.process.stdout is not None
+    assert b"loading apart\n" in server.process.stdout.read()
+    assert any("a_plugin_of_mine" in line or "a line of my own logger" in line for line in server.lines)
 
 
 def test_names_on_disk_cannot_write_a_line_either(serve: Start, tmp_path: Path, add_model: Callable[..., Path]) -> None:

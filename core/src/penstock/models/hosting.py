@@ -16,6 +16,7 @@ from penstock.config.json_form import to_json
 from penstock.config.parameters import ISOLATION, MEMORY_LIMIT, read_busy_poll, read_isolation, read_memory_limit
 from penstock.errors import ConfigError
 from penstock.models.signature import Signature
+from penstock.telemetry.speaker import speak_for
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.workers.batch import runner_for
 from penstock.workers.contract import Contract
@@ -146,6 +147,7 @@ class Hosting:
 
     def _load(self, model: Model) -> tuple[AnyInstance, Runner]:
         """One instance, warmed up, on its own thread."""
+        speak_for(model.name)
         log.debug("Creating instance %s on %s", model.instance_name, model.device.kind)
         with failures_worded(self._backend, model.name, log):
             instance = load_instance(self._backend, model)

@@ -31,6 +31,7 @@ from penstock.models.services import CrewServices
 from penstock.models.signature import Signature
 from penstock.models.snapshot import Origin, Snapshot, origin, take
 from penstock.schedulers.base import Scheduler, SchedulerContext
+from penstock.telemetry.speaker import speak_for
 from penstock.telemetry.statistics import ModelStatistics
 from penstock.workers.loading import failures_worded, share
 from penstock.workers.process.host import ProcessHost
@@ -78,6 +79,7 @@ class Loader:
 
     def plan(self, entry: Entry) -> Plan:
         """Read the config and choose the versions. Raises `ConfigError` or `OperatorError`."""
+        speak_for(entry.name)
         if entry.is_duplicate:
             raise LoadError("model appears in two or more repositories")
         if not self._options.allow_external_links:
@@ -94,6 +96,7 @@ class Loader:
 
     def load(self, plan: Plan, version: int) -> ServedModel:
         """One version, warmed up and ready for requests. Raises `PenstockError`."""
+        speak_for(plan.name)
         started = monotonic_ns()
         backend = self._backend(plan.config.backend)
         config = ModelConfig.FromString(plan.config.SerializeToString())
@@ -165,5 +168,5 @@ class Loader:
 
 def _tell_completed(config: ModelConfig) -> None:
     if log.isEnabledFor(logging.DEBUG):
-        text = text_format.MessageToString(config, as_utf8=True)
+        text = text_format.MessageToString(config)
         log.debug("Server side auto-completed config: ", extra={"table": text, "model": config.name})

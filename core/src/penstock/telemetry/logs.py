@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from penstock.config.options import LogFormat, ServerOptions
-from penstock.telemetry import pacing
+from penstock.telemetry import pacing, prints
 from penstock.telemetry.pacing import Pace
 from penstock.telemetry.sink import Sink
 from penstock.telemetry.speaker import speaker
@@ -90,6 +90,7 @@ class Log:
         _ROOT.addHandler(self._handler)
         logging.captureWarnings(True)
         threading.excepthook, sys.unraisablehook = _log_thread_end, _log_unraisable
+        self._end_prints = prints.install() if settings.format == "json" else _nothing
 
     def change(self, settings: LogSettings) -> None:
         """Log by ``settings`` from now on, into the file opened at the start."""
@@ -99,6 +100,7 @@ class Log:
 
     def close(self) -> None:
         """Say what was left out, and leave logging as it was found."""
+        self._end_prints()
         pacing.flush()
         _ROOT.removeHandler(self._handler)
         logging.captureWarnings(False)
@@ -180,6 +182,10 @@ def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 def _without_middle(message: str) -> str:
     return f"{message[:_HEAD]}... ({len(message) - _HEAD - _TAIL} characters) ...{message[-_TAIL:]}"
+
+
+def _nothing() -> None:
+    """Prints are as they were."""
 
 
 def _log_thread_end(end: threading.ExceptHookArgs) -> None:

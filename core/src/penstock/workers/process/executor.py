@@ -14,6 +14,8 @@ from penstock.backends.services import Services
 from penstock.errors import Code, PenstockError, summary
 from penstock.messages.request import InferRequest
 from penstock.messages.response import Answer
+from penstock.telemetry import prints
+from penstock.telemetry.speaker import speak_for_all
 from penstock.workers.batch import run_batch, runner_for
 from penstock.workers.loading import close_instance
 from penstock.workers.process.awake import AwakeLine
@@ -70,6 +72,7 @@ class Executor:
     def _load(self, message: Frame) -> Runner:
         try:
             self._order = order = Order.from_json(message.text, self._services)
+            speak_for_all(order.name)
             module, _, name = order.entry.partition(":")
             self.instance = getattr(import_module(module), name)(order)
             contract = order.contract()
@@ -92,6 +95,7 @@ class Executor:
         self._clean_up()
         failure = {"message": summary(error), "code": code.value, "traceback": trace}
         self._work.send(notes.json_frame(Kind.FAILED, failure))
+        prints.flush()
         os._exit(1)
 
     def _run(self, runner: Runner, message: Frame) -> None:
@@ -117,6 +121,7 @@ class Executor:
         runner.close()
         close_instance(self.instance, self._order.instance_name)
         self._clean_up()
+        prints.flush()
         os._exit(0)
 
     def _clean_up(self) -> None:

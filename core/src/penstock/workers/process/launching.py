@@ -18,6 +18,7 @@ from typing import IO
 
 from penstock.backends.base import Isolation
 from penstock.errors import LoadError
+from penstock.telemetry import prints
 from penstock.workers.process import bootstrap
 from penstock.workers.process.arena import Arena
 from penstock.workers.process.guardian import GUARDIAN
@@ -116,6 +117,7 @@ def _start(instance_name: str, isolation: Isolation, fds: Mapping[str, int]) -> 
         "arena_bytes": ARENA_BYTES,
         "memory_bytes": isolation.memory_bytes,
         "busy_poll_us": isolation.busy_poll_us,
+        "prints_records": prints.are_records(),
         "log_level": logging.getLogger("penstock").getEffectiveLevel(),
         "packages": {} if isolation.python == sys.executable else folders_of(isolation.packages),
     }

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
+from penstock.telemetry import prints
 from penstock.workers.process.arena import Arena, Reader
 from penstock.workers.process.awake import AwakeLine
 from penstock.workers.process.direct import DirectCalls
@@ -39,10 +40,13 @@ def serve(
     memory_bytes: int,
     busy_poll_us: int,
     log_level: int,
+    prints_records: bool,
 ) -> NoReturn:
     """What `penstock.workers.process.bootstrap` calls, with inherited descriptors."""
     faulthandler.enable(obituary)
     faulthandler.register(signal.SIGUSR1, obituary)
+    if prints_records:
+        prints.install()
     if memory_bytes:
         import resource
 
@@ -80,4 +84,5 @@ def _until_death(work: Callable[[], None], obituary: int) -> NoReturn:
         os.write(obituary, traceback.format_exc().encode(errors="backslashreplace"))
     except BaseException:
         os.write(obituary, traceback.format_exc().encode(errors="backslashreplace"))
+    prints.flush()
     os._exit(status)
