@@ -266,8 +266,8 @@ parameters {
             7,
             8,
             "parameters['execute_delay']",
-            "unknown parameter 'execute_delay'; did you mean 'execute_delay_ms'? known: execute_delay_ms, "
-            "instance_wise_delay_multiplier",
+            "unknown parameter 'execute_delay'; did you mean 'execute_delay_ms'? known: creation_delay_sec, "
+            "execute_delay_ms, instance_wise_delay_multiplier",
         ),
     ]
 

@@ -26,6 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from penstock.config.confinement import printed, why_outside
@@ -206,7 +207,9 @@ class BaseInstance:
 
 
 class Instance(BaseInstance, ABC):
-    """Rung 1: stateless rows."""
+    """Rung 1: stateless rows. ``response_parameters`` go with every answer, and do not change."""
+
+    response_parameters: ClassVar[Mapping[str, str | int | bool | float]] = MappingProxyType({})
 
     @abstractmethod
     def execute(self, inputs: Tensors) -> Tensors:

@@ -21,6 +21,7 @@ class RowsRunner(Runner):
     def __init__(self, contract: Contract, instance: Instance) -> None:
         super().__init__(contract)
         self._execute = instance.execute
+        self.parameters = instance.response_parameters
 
     def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
         started = monotonic_ns()

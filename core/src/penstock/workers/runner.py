@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias
 
 from penstock.errors import BackendError, PenstockError, summary
-from penstock.messages.request import InferRequest
+from penstock.messages.request import InferRequest, Parameter
 from penstock.messages.response import Answer, InferResponse
 from penstock.messages.tensor import Tensor
 from penstock.telemetry.pacing import paced
@@ -49,6 +50,7 @@ class Runner(ABC):
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
+        self.parameters: Mapping[str, Parameter] = MappingProxyType({})
         self.outlet: Outlet
 
     def connect(self, outlet: Outlet) -> None:
@@ -64,7 +66,7 @@ class Runner(ABC):
 
     def respond(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> InferResponse:
         """An answer of this model to ``request``."""
-        return InferResponse(outputs, {}, self.contract.name, self.contract.version, request.id)
+        return InferResponse(outputs, self.parameters, self.contract.name, self.contract.version, request.id)
 
 
 def as_error(error: BaseException, contract: Contract) -> PenstockError:
