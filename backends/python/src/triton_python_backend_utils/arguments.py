@@ -72,6 +72,8 @@ def truth(value: Any, what: str) -> bool:
     """True, False, or another number."""
     if isinstance(value, (int, float, np.bool_, np.number)):
         return bool(value)
+    if isinstance(value, np.ndarray) and value.size == 1:
+        return bool(value.item())
     raise _wrong(what, "a bool", value)
 
 
@@ -93,7 +95,12 @@ def instance(value: Any, kind: type[Any], what: str) -> None:
 
 
 def _converted(value: Any, kind: type[Any], what: str, expected: str) -> Any:
-    """``value`` as ``kind``. A float is no integer, and text is no number, whatever it says."""
+    """``value`` as ``kind``. A float is no integer, and text is no number, whatever it says.
+
+    An array of one element is that element, which newer releases of NumPy leave to us.
+    """
+    if isinstance(value, np.ndarray) and value.ndim and value.size == 1:
+        value = value.item()
     is_text = isinstance(value, (str, bytes, bytearray))
     if is_text or (kind is int and isinstance(value, float)):
         raise _wrong(what, expected, value)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TEXTS = [b"x", bytearray(b"x"), np.str_("x"), np.bytes_(b"x"), "x"]
 NO_TEXTS: list[Any] = [None, 1, 1.0, True, np.int64(1), ["x"], ("x",), {"x": 1}, memoryview(b"x"), np.array(["x"])]
-ONES = [1, True, np.int64(1), np.uint8(1), np.float32(1.5), np.bool_(True), np.array(1)]
+ONES = [1, True, np.int64(1), np.uint8(1), np.float32(1.5), np.bool_(True), np.array(1), np.array([1]), np.array([[1]])]
 NO_INTEGERS: list[Any] = [None, 1.0, np.float64(1.0), "1", b"1", [1], {}, 1 << 64, -1 - (1 << 63)]
 
 

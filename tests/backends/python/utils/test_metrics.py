@@ -135,6 +135,7 @@ def test_what_is_no_number_is_no_value(family: Callable[[int], pb_utils.MetricFa
         np.float16(1.5),
         np.longdouble(1.5),
         np.array(1.5),
+        np.array([1.5]),
         Decimal("1.5"),
         Fraction(3, 2),
     ],
