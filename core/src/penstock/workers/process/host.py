@@ -117,11 +117,12 @@ class ProcessHost:
             for sample in self._samples:
                 await rehearsal.run(child, sample, self.name)
             rehearsal.require_life(child)
-        except Exception:
-            await child.stop(self._grace())  # what it has loaded is released as ever
-            raise
-        except BaseException:
-            await child.kill("is not needed")
+        except BaseException as error:
+            try:
+                if isinstance(error, Exception):  # and not that nobody waits for it any more
+                    await child.stop(self._grace())  # what it has loaded is released as ever
+            finally:
+                await child.kill("failed to warm up")
             raise
         child.hand_over(self)
         self._child = child
