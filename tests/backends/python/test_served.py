@@ -542,8 +542,32 @@ def test_what_a_model_raises_reaches_the_client_with_its_frames_and_the_log_with
         "Failed to process the request(s) for model 'raises_0_0', message: ValueError: bad value\n\n"
         f"At:\n  {path if verbose else '1/model.py'}(7): execute\n"
     )
-    assert f"{path}(7): execute" in server.log
     server.stop()
+    assert f"{path}(7): execute" in server.log
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_model_that_fails_at_every_request_does_not_fill_the_log(
+    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+) -> None:
+    code = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            pb_utils.Logger.log_info("a line of its own")
+            raise ValueError("bad value")
+    """
+    write_python(tmp_path, "raises", code, INT_CONFIG)
+    words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
+    server = run_penstock(*words).wait_until_ready()
+    with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        for _ in range(60):
+            with pytest.raises(InferenceServerException):
+                client.infer("raises", given(http, IN=np.zeros(1, np.int32)))
+    server.stop()
+    for text in ("'raises_0_0' failed: ", "Infer failed: "):
+        written = [line for line in server.lines if text in line and "were left out" not in line]
+        assert 10 <= len(written) <= 40  # 10 in 10 s, and the machine may be slow
+    assert len([line for line in server.lines if "a line of its own" in line]) == 60
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.backends.base import Call, DeferredInstance
 from penstock.errors import BackendError, Cancelled, LoadError
+from penstock.telemetry.pacing import paced
 from penstock_python.coroutines import Coroutines
 from penstock_python.description import Description
 from penstock_python.returned import Refused, judge
@@ -22,6 +23,8 @@ from triton_python_backend_utils import TRITONSERVER_REQUEST_RELEASE_ALL, Infere
 from triton_python_backend_utils.runtime import Phase, Runtime
 
 log = logging.getLogger("penstock.python")
+#: A model that fails at every request does not fill the log. Lines that the model itself writes are not counted.
+failures = paced("penstock.python.failures")
 
 
 class PythonInstance(DeferredInstance):
@@ -123,7 +126,7 @@ class PythonInstance(DeferredInstance):
         except Exception as error:  # one output that cannot be sent is no other request's business
             answer = self._failure(error)
         if not request._finish(answer):
-            log.warning("'%s' returned a response to a request that its response sender has answered", self.name)
+            failures.warning("'%s' returned a response to a request that its response sender has answered", self.name)
 
     def _fail(self, requests: Sequence[InferenceRequest], error: BaseException) -> None:
         failure = self._failure(error)
@@ -134,7 +137,7 @@ class PythonInstance(DeferredInstance):
         text = whole = str(error)
         if not isinstance(error, Refused):
             text, whole = describe(error, self._home), describe(error)
-        log.error("'%s' failed: %s", self.name, whole)
+        failures.error("'%s' failed: %s", self.name, whole)
         return BackendError(f"Failed to process the request(s) for model '{self.name}', message: {text}")
 
 

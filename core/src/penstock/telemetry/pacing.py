@@ -15,6 +15,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from penstock.telemetry.speaker import speaker
+
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
@@ -80,11 +82,11 @@ class Pace(logging.Filter):
                 _tell(kind.sample, kind.count - self._burst)
 
     def _kind(self, record: logging.LogRecord, now: float) -> _Kind:
-        key = (record.pathname, record.lineno, getattr(record, "model", None))
+        key = (record.pathname, record.lineno, getattr(record, "model", "") or speaker())
         found = self._kinds.get(key)
         if found is None or (now - found.began >= self._window_s and found.sample is None):
             if found is None and len(self._kinds) >= _KINDS:
-                key = (record.pathname, record.lineno, None)  # as one
+                key = (record.pathname, record.lineno, "")  # as one
                 found = self._kinds.get(key)
                 if found is not None:
                     return found
