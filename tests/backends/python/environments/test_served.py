@@ -247,7 +247,7 @@ def test_a_config_that_comes_with_a_load_names_no_environment_elsewhere(
     server = run_penstock(f"--model-repository={root}", "--model-control-mode=explicit").wait_until_ready()
     with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         client.load_model("blue")
-        for path in (str(secret), str(virtual_environment), "$$TRITON_MODEL_DIRECTORY/../../secret.txt"):
+        for path in (str(secret), f"{virtual_environment}/.", "$$TRITON_MODEL_DIRECTORY/../../secret.txt"):
             sent = {"backend": "python", "parameters": {"EXECUTION_ENV_PATH": {"string_value": path}}}
             with pytest.raises(InferenceServerException) as refused:
                 client.load_model("blue", config=json.dumps(sent))
