@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 #: What a host that bounds its own stop waits beyond ``exit_timeout_secs``: only then do the models that are late
 #: give their last answers, and the server cancels `Frontend.stop` soon after.
-LAST_WORDS_S = 2
+LAST_WORDS_S = 1
 
 
 class Frontend(ABC):

@@ -75,6 +75,10 @@ class StubServer:
     has_checks: bool = False
     exiting: bool = False
     large_work: LargeWork = field(default_factory=LargeWork)
+    is_loading: bool = False
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        call()
 
     def resolve(self, name: str, version: str = "") -> EchoModel:
         if name != "echo":
@@ -84,10 +88,8 @@ class StubServer:
     def ready_versions(self, name: str) -> list[int]:
         return [1]
 
-    def served(self, name: str | None, version: str) -> list[EchoModel]:
+    def statistics(self, name: str, version: str) -> list[EchoModel]:
         return [self.model]
-
-    statistics = served
 
 
 class Caller:
