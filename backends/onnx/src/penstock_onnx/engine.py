@@ -15,7 +15,7 @@ from penstock.errors import ConfigError, LoadError
 log = logging.getLogger("penstock.onnxruntime")
 
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : ")
-_BUILD_PATH = re.compile(r"\S+\.(?:cc|cpp|cu|cuh|h|hpp):\d+ ")
+_BUILD_PATH = re.compile(r"(?<!\S)\S+\.(?:cc|cpp|cu|cuh|h|hpp):\d+ ")
 
 _pool_lock = threading.Lock()
 _pool_sizes: tuple[int, int] | None = None

@@ -26,7 +26,7 @@ TAIL_BYTES = 4096
 
 #: pip takes options shortened, and several on a line.
 _INCLUDE = re.compile(r"(?:^|\s)(?:-[rc]\s*|--(?:requirem|cons)\w*(?:\s*=\s*|\s+))(\S+)")
-_COMMENT = re.compile(r"(?:^|\s+)#.*$")
+_COMMENT = re.compile(r"(?:^|\s)#.*$")
 
 
 def install(file: Path, model: Path) -> Path:

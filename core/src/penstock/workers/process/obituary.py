@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-_FRAME = re.compile(r'\s+File "(?P<file>.*)", line \d+,? in ')
+_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line \d+,? in ')
 _THREAD = re.compile(r"((?:Current t|T)hread) 0x[0-9a-f]+")
 #: The frames below every thread's own; CPython's, in whichever library it has them.
 _THREADING = re.compile(r'/threading\.py", line \d+ in (run|_bootstrap|_bootstrap_inner)$')
