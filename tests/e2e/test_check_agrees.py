@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -112,6 +113,7 @@ CASES: dict[str, Case] = {
     "unknown_backend": Case(GOOD.replace("identity", "identty"), "did you mean 'identity'?"),
     "pytorch": Case(GOOD.replace("identity", "pytorch"), "penstock-pytorch, is not published yet"),
     "runtime": Case(GOOD + 'runtime: "libnothere.so"', "unable to find backend library 'libnothere.so'"),
+    "runtime_file": Case(GOOD + 'runtime: "other.py"', "unable to find backend library 'other.py'"),
     "runtime_out": Case(GOOD + 'runtime: "../x.so"', "escapes backend directory"),
     "filename_out": Case(GOOD + 'default_model_filename: "../../x"', "must stay in the model directory"),
     "negative": Case(GOOD.replace("8", "-8", 1), "'max_batch_size' must be non-negative value"),
@@ -194,8 +196,8 @@ CASES: dict[str, Case] = {
         GOOD + warmup('dims: 4 input_data_file: "short"'), "expects 16 bytes", {"1/": "", "warmup/short": b"12"}
     ),
     "warm_out": Case(GOOD + warmup('dims: 4 input_data_file: "../../../secret"'), "must stay in the model's 'warmup'"),
-    "warm_name": onnx(ONNX + IO + warmup("dims: 4 zero_data: true", name="nope"), "failed to run warmup sample 'w'"),
-    "warm_shape": onnx(ONNX + IO + warmup("dims: 5 zero_data: true"), "failed to run warmup sample 'w'"),
+    "warm_name": onnx(ONNX + IO + warmup("dims: 4 zero_data: true", name="nope"), "missing required input(s) ['x']"),
+    "warm_shape": onnx(ONNX + IO + warmup("dims: 5 zero_data: true"), "unexpected shape for input 'x'"),
     # ------------------------------------------------------------------ ONNX
     "onnx_dims": onnx(ONNX + IO.replace("dims: 4", "dims: 5", 1), "the model expects 2 dimensions (shape [-1,4])"),
     "onnx_batch_in_dims": onnx(ONNX + IO.replace("dims: 4", "dims: [ -1, 4 ]", 1), "specifies 3 dimensions"),
@@ -283,12 +285,13 @@ def served(repository: Path) -> dict[str, str]:
         try:
             port = _read_until(server.stderr, r"HTTPService.* at 127\.0\.0\.1:([0-9]+)")
             _read_until(server.stderr, r"loaded [0-9]+ of ([0-9]+) models")
+            threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would hold it up
             request = urllib.request.Request(f"http://127.0.0.1:{port}/v2/repository/index", data=b"{}", method="POST")
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 entries = json.load(answer)
         finally:
             server.send_signal(signal.SIGTERM)
-            server.communicate(timeout=30)
+            server.wait(timeout=60)
     return {
         entry["name"]: "" if entry.get("state") == "READY" else entry.get("reason", "no reason") for entry in entries
     }

@@ -18,6 +18,7 @@ from penstock_python.source import BACKENDS, RUNTIME
 class BasedBackend(PythonBackend):
     """The backend in ``directory``, of the class's ``name``; ``python`` are the settings of that backend."""
 
+    has_runtimes: ClassVar[bool] = True
     directory: ClassVar[Path]
     python: ClassVar[Mapping[str, str]] = {}
 

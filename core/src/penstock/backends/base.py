@@ -149,6 +149,8 @@ class Backend(ABC):
     outputs_as_given: ClassVar[bool] = False
     #: Options that ``penstock serve --dev`` sets where the command line says nothing else.
     dev_options: ClassVar[Mapping[str, str]] = {}
+    #: Whether a config's ``runtime`` may name a Python file of this backend.
+    has_runtimes: ClassVar[bool] = False
     #: Instances of a CPU group whose config gives no count.
     default_cpu_instances: ClassVar[int] = 1
 

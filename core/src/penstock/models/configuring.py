@@ -138,4 +138,8 @@ def judge(model: Model, backend: Backend, options: ServerOptions) -> list[Proble
     kind, given = backend.Parameters, model.config.parameters
     wrong = validation.problems(model.config, gpus=available_gpus(), files=model.path.parent)
     wrong += parameters.check(kind, given)
+    runtime = model.config.runtime
+    if runtime.endswith(".py") and not backend.has_runtimes:
+        message = f"unable to find backend library '{runtime}' for model '{model.name}': backend '{backend.name}' is"
+        wrong.append(Problem("runtime", f"{message} no file"))
     return wrong + (parameters.unknown(kind, given) if options.strict_parameters else [])
