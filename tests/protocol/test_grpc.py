@@ -155,7 +155,6 @@ def test_a_request_is_refused_in_tritons_words(stub: Any, asked: Any, code: grpc
 
 UNSUPPORTED = grpc.StatusCode.UNIMPLEMENTED
 CALLS: list[tuple[str, Any, grpc.StatusCode, str]] = [
-    ("ModelReady", pb.ModelReadyRequest(name="nosuch"), NOT_FOUND, "'nosuch' is not found"),
     ("ModelMetadata", pb.ModelMetadataRequest(name="nosuch"), NOT_FOUND, "'nosuch' is not found"),
     ("ModelConfig", pb.ModelConfigRequest(name="add", version="2"), NOT_FOUND, "'add' version 2 is not found"),
     ("ModelStatistics", pb.ModelStatisticsRequest(name="nosuch"), INVALID, "requested model 'nosuch' is not available"),

@@ -168,6 +168,15 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              count),
         Flag("grpc-max-connection-age-grace", "<ms>", "Time for the calls of such a connection to finish.", "30000",
              count),
+        Flag("grpc-max-unread-size", "<bytes>", "Answers that may wait for a client to read them, per connection; "
+             "beyond it, its further calls wait, too.", "1073741824",
+             values.positive("grpc-max-unread-size", values.INT64)),
+        Flag("grpc-max-stream-size", "<bytes>", "Requests and unread answers of one stream; beyond it, the stream is "
+             "not read.", "268435456", values.positive("grpc-max-stream-size", values.INT64)),
+        Flag("grpc-unread-timeout-secs", "<s>", "Time for a client to read what waits for it; then its connection is "
+             "closed.", "60", values.positive("grpc-unread-timeout-secs", values.INT32)),
+        Flag("grpc-message-timeout-secs", "<s>", "Time in which a message that has begun must go on to arrive; then "
+             "its call is ended.", "20", values.positive("grpc-message-timeout-secs", values.INT32)),
         Flag("grpc-restricted-protocol", "<protocol>,...:<key>=<value>", _GRPC_RESTRICTED,
              "model-repository:admin=letmein",
              values.restriction("grpc-restricted-protocol", "protocol", GRPC_RESTRICTED_PREFIX),

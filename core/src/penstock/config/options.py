@@ -147,6 +147,11 @@ class ServerOptions:
     grpc_http2_max_ping_strikes: int = 2
     grpc_max_connection_age: int = 0
     grpc_max_connection_age_grace: int = 0
+    #: What one client may make the server hold: in bytes per connection and per stream, and for how long.
+    grpc_max_unread_size: int = 512 * 1024 * 1024
+    grpc_max_stream_size: int = 64 * 1024 * 1024
+    grpc_unread_timeout_secs: int = 300
+    grpc_message_timeout_secs: int = 60
     #: Category to the metadata key, prefix included, that unlocks it.
     grpc_restricted_protocol: Mapping[str, Restriction] = field(default_factory=dict)
     grpc_server: GrpcServer = "auto"

@@ -182,7 +182,8 @@ async def test_refusals_have_tritons_status_and_text(repository: str) -> None:
         x, _ = tensor(9)
         unknown = "Request for unknown model: 'z' is not found"
         assert await refusal(connection.infer("z", [x])) == ("StatusCode.NOT_FOUND", unknown)
-        assert await refusal(connection.is_model_ready("z")) == ("StatusCode.NOT_FOUND", unknown)
+        assert not await connection.is_model_ready("z")  # and no error
+        assert not await connection.is_model_ready("identity", "9")
         version = "Request for unknown model: 'identity' version 9 is not found"
         assert await refusal(connection.get_model_config("identity", "9")) == ("StatusCode.NOT_FOUND", version)
         batch = "[request id: 7] inference request batch-size must be <= 8 for 'identity'"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 OK, DEADLINE, NOT_FOUND, EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 4, 5, 8, 12, 13, 14
 CALM, CANCEL = 11, 8
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 Connect = Callable[..., "Peer"]
 Serve = Callable[..., "Penstock"]
 LIVE = triton.ServerLiveResponse(live=True).SerializeToString()
@@ -379,15 +380,149 @@ def test_a_stop_answers_what_is_in_flight_and_says_farewell(serve_native: Serve,
     assert server.process.wait(10) == 0  # though ``idle`` has not answered the farewell's ping
 
 
-def test_a_stop_aborts_what_takes_too_long(serve_native: Serve, connect: Connect, gate: Gate) -> None:
+def test_a_stop_says_farewell_to_those_who_ask_for_nothing(serve_native: Serve, connect: Connect) -> None:
+    """A stream between two requests, one that has had none, and calls whose message has not come, or not all."""
+    server = serve_native("--exit-timeout-secs=30")
+    peer = connect(server.grpc)
+    peer.start(1, "ModelStreamInfer").send(peer.data(1, peer.framed(peer.infer())))
+    peer.until(frames.DataFrame, 1)
+    peer.start(3, "ModelStreamInfer")
+    peer.start(5, "ModelInfer").send(peer.data(5, peer.framed(peer.infer())[:20]))
+    peer.start(7, "ServerLive")
+    peer.start(9, "ModelStreamInfer").send(peer.data(9, peer.framed(peer.infer())[:20]))
+    peer.settle()
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert [peer.answer(stream).status for stream in (1, 3, 5, 7, 9)] == [UNAVAILABLE] * 5
+    assert {peer.answers[stream].trailers["grpc-message"] for stream in (1, 3, 5, 7, 9)} == {SHUTTING_DOWN}
+    assert server.process.wait(20) == 0
+    assert time.monotonic() - began < 3  # a second on a quiet machine
+
+
+def test_a_stop_answers_what_a_stream_has_in_flight_before_its_farewell(
+    serve_native: Serve, connect: Connect, gate: Gate
+) -> None:
+    server = serve_native("--exit-timeout-secs=30")
+    peer = connect(server.grpc)
+    peer.start(1, "ModelStreamInfer").send(peer.data(1, peer.framed(peer.infer("slow", id="a"))))
+    gate.wait_until_running()
+    server.process.send_signal(signal.SIGTERM)
+    assert peer.until(frames.GoAwayFrame).error_code == 0
+    gate.open()
+    answer = peer.answer(1)
+    ((_, message),) = answer.messages
+    assert triton.ModelStreamInferResponse.FromString(message).infer_response.id == "a"
+    assert answer.status == UNAVAILABLE
+    assert server.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_a_stop_does_not_wait_for_those_who_do_not_read(serve_native: Serve, connect: Connect, method: str) -> None:
+    server = serve_native("--exit-timeout-secs=30")
+    peer = connect(server.grpc, {4: 0})
+    peer.credits = False
+    peer.call(1, method, peer.infer(content=bytes(4000)))
+    peer.until(frames.HeadersFrame, 1)
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 0
+    assert time.monotonic() - began < 5
+
+
+def test_a_stop_tells_those_whom_it_has_no_time_for(serve_native: Serve, connect: Connect, gate: Gate) -> None:
     server = serve_native("--exit-timeout-secs=1")
     peer = connect(server.grpc)
-    peer.call(1, "ModelStreamInfer", peer.infer())
-    peer.start(3, "ModelStreamInfer")
-    assert peer.answer(1).status == OK
+    for stream, method in ((1, "ModelInfer"), (3, "ModelStreamInfer")):
+        peer.start(stream, method).send(peer.data(stream, peer.framed(peer.infer("slow")), "END_STREAM"))
+    gate.wait_until_running()
+    peer.settle()
     server.process.send_signal(signal.SIGTERM)
-    peer.wait_until_closed()
+    assert peer.answer(1).status == UNAVAILABLE
+    ((_, message),) = peer.answer(3).messages
+    assert triton.ModelStreamInferResponse.FromString(message).error_message
     assert server.process.wait(20) == 1  # as docs/flags.md says
+
+
+# ------------------------------------------------------------ those who do not go on
+
+
+def test_a_message_that_does_not_go_on_to_arrive_ends_its_call_and_no_other(
+    serve_native: Serve, connect: Connect, gate: Gate
+) -> None:
+    server = serve_native("--grpc-message-timeout-secs=1")
+    peer = connect(server.grpc)
+    message = peer.framed(peer.infer(content=bytes(20_000)))
+    peer.start(1, "ModelInfer").start(3, "ModelInfer").send(peer.data(3, message[:100]))
+    peer.start(5, "ModelStreamInfer").send(peer.data(5, message[:3]))
+    peer.start(7, "ModelStreamInfer")  # asks for nothing, and may
+    peer.call(9, "ModelInfer", peer.infer("slow"))  # its answer takes its time
+    gate.wait_until_running()
+    for stream in (1, 3, 5):
+        answer = peer.answer(stream)
+        assert (answer.status, answer.trailers["grpc-message"]) == (
+            DEADLINE, "The request message has not gone on to arrive for 1 s.")  # fmt: skip
+    gate.open()
+    assert peer.answer(9).status == OK
+    peer.send(peer.data(7, peer.framed(peer.infer()), "END_STREAM"))
+    assert peer.answer(7).status == OK
+
+
+def test_a_message_that_drips_is_ended_and_a_slow_one_is_not(serve_native: Serve, connect: Connect) -> None:
+    server = serve_native("--grpc-message-timeout-secs=1")
+    peer = connect(server.grpc)
+    message = peer.framed(peer.infer(content=bytes(12_000)))
+    peer.start(1, "ModelInfer").start(3, "ModelInfer").send(peer.data(3, message[:5]))
+    for at in range(0, len(message), 400):  # 4 KB a second; and a byte ten times a second
+        peer.send(peer.data(1, message[at : at + 400]))
+        if at < 8_000:
+            peer.send(peer.data(3, message[at : at + 1]))
+        time.sleep(0.1)
+    peer.send(peer.data(1, b"", "END_STREAM"))
+    assert peer.answer(3).status == DEADLINE
+    assert peer.answer(1).status == OK
+
+
+@pytest.mark.parametrize("drip", [0, 1])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_whoever_does_not_read_is_sent_away(serve_native: Serve, connect: Connect, method: str, drip: int) -> None:
+    """Even one that lets an answer go byte by byte."""
+    server = serve_native("--grpc-unread-timeout-secs=1")
+    peer = connect(server.grpc, {4: 0})
+    peer.credits = False
+    peer.start(1, method).send(peer.data(1, peer.framed(peer.infer(content=bytes(100_000))), "END_STREAM"))
+    peer.until(frames.HeadersFrame, 1)
+    began = time.monotonic()
+    while not peer.was_reset and time.monotonic() - began < 10:
+        peer.send(*[peer.window(1, drip)] * drip)
+        time.sleep(0.05)
+        if not drip:
+            peer.wait_until_closed()
+            break
+    assert 0.9 < time.monotonic() - began < 9
+    assert connect(server.grpc).ask(1).status == OK
+
+
+def test_calls_of_whoever_has_too_much_to_read_wait_until_it_is_read(
+    serve_native: Serve, connect: Connect, gate: Gate
+) -> None:
+    server = serve_native("--grpc-max-unread-size=100000")
+    peer = connect(server.grpc, {4: 0})
+    peer.credits = False
+    for stream in range(1, 9, 2):
+        peer.call(stream, "ModelInfer", peer.infer(content=bytes(40_000)))
+    peer.settle()
+    peer.until(frames.HeadersFrame, 7)  # four answers, and those windows are shut
+    peer.call(9, "ModelInfer", peer.infer("slow"))
+    peer.call(11, "ServerLive")
+    peer.settle()
+    assert server.metric("nv_inference_pending_request_count", "slow") == 0
+    assert not (gate.path / "running").exists()
+    peer.send(*(peer.window(stream, 100_000) for stream in (1, 3, 5, 7)), peer.window(0, 1 << 20))
+    assert [peer.answer(stream).status for stream in (1, 3, 5, 7)] == [OK] * 4
+    gate.wait_until_running()
+    gate.open()
+    peer.send(peer.window(9, 1000), peer.window(11, 1000))
+    assert [peer.answer(stream).status for stream in (9, 11)] == [OK] * 2
 
 
 # --------------------------------------------------------------------------------- TLS

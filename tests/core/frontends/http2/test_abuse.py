@@ -74,13 +74,13 @@ def blocks(peer: Peer) -> tuple[bytes, bytes]:
 # ------------------------------------------------------------------- streams come and go
 
 
-def test_rapid_resets_end_the_connection(peer: Peer, harmless: Any) -> None:
-    """CVE-2023-44487."""
+def test_rapid_resets_cost_their_turn_and_nothing_else(peer: Peer, harmless: Any) -> None:
+    """CVE-2023-44487. A client may cancel as fast as it likes; what that costs the others, tests/attack says."""
     first, rest = blocks(peer)
     with harmless():
         for stream in range(1, 100_001, 2):
             peer.send(raw(1, rest if stream > 1 else first, stream, 4), raw(RESET, b"\0\0\0\x08", stream))
-        assert ending(peer) == CALM
+        assert peer.ask(100_001).status == 0
 
 
 def test_resets_of_queued_requests_leave_nothing_in_the_queue(native: Penstock, peer: Peer, gate: Gate) -> None:
@@ -191,7 +191,7 @@ def test_headers_beyond_the_limit_are_refused_and_the_connection_stays(peer: Pee
 
 def test_many_small_fields_count_with_their_overhead(peer: Peer) -> None:
     """RFC 9113, section 6.5.2: 32 bytes each, so that empty ones are not free."""
-    peer.start(1, "ServerLive", *((f"{number % 10}", "") for number in range(1000)))
+    peer.start(1, "ServerLive", *((f"{number % 10}", "") for number in range(700)))
     assert peer.answer(1).status == 8
 
 
@@ -280,9 +280,7 @@ def serving(act: Callable[[int], None], limits: Limits, service: Service[int] | 
             await asyncio.wait_for(asyncio.to_thread(act, server.sockets[0].getsockname()[1]), 20)
         finally:
             server.close()
-            drain = asyncio.ensure_future(connections.drain())
-            await asyncio.sleep(0)
-            drain.cancel()
+            await connections.drain(0)
 
     asyncio.run(serve())
 

@@ -28,9 +28,19 @@ from penstock.frontends.grpc import blocks
 from penstock.frontends.grpc.compression import IDENTITY, bound, inflate
 from penstock.frontends.grpc.context import Cancel, Metadata
 from penstock.frontends.grpc.heads import Head, Refusal
+from penstock.frontends.grpc.hosts import OUT_OF_TIME
 from penstock.frontends.grpc.inbox import PREFIX, PREFIX_BYTES, Inbox
+from penstock.frontends.grpc.infer import SHUTTING_DOWN
 from penstock.frontends.grpc.rpcs import serialize
-from penstock.frontends.grpc.status import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, STATUS, UNIMPLEMENTED, Status
+from penstock.frontends.grpc.status import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    STATUS,
+    UNAVAILABLE,
+    UNIMPLEMENTED,
+    Status,
+)
 from penstock.frontends.grpc.wire import Buffer
 from penstock.frontends.http2.connection import Connection
 from penstock.frontends.http2.stream import Stream
@@ -45,6 +55,10 @@ log = paced(__name__)
 T = TypeVar("T")
 
 _BEGIN = blocks.begin()
+#: Pieces of a message that are smaller, and not its last, are counted like frames without a use.
+_FRAGMENT_BYTES = 64
+#: What beginning a task is taken to cost, in the turn of the loop in which it begins.
+_TASK_NS = 50_000
 
 
 class RefusedCall(Stream):
@@ -91,11 +105,14 @@ class Call(Stream):
     def data_received(self, data: Buffer, ended: bool) -> None:
         if self._inbox is None:
             self._inbox = Inbox()
+        inbox = self._inbox
         try:
-            self._inbox.append(data)
-            self._gathered(self._inbox, ended)
+            inbox.append(data)
+            self._gathered(inbox, ended)
         except Status as status:
             self.fail(status)
+        if len(data) < _FRAGMENT_BYTES and not ended and not inbox.is_between:
+            self.connection.count_idle()
 
     def tail(self, size_bytes: int) -> memoryview | None:
         inbox = self._inbox
@@ -120,6 +137,10 @@ class Call(Stream):
             self._end()
             self._cancel_handler()
 
+    def expel(self) -> None:
+        self.finish(UNAVAILABLE, OUT_OF_TIME)
+        self._cancel_handler()
+
     # ------------------------------------------------------------------ ending
 
     def fail(self, reason: Exception) -> None:
@@ -139,6 +160,16 @@ class Call(Stream):
         if not self.is_ended:
             self._end()
             self._send_status(code, message)
+
+    def _require_progress(self, now: float) -> None:
+        """End the call if its message, or the rest of it, has not gone on to arrive for too long."""
+        if self._inbox is None:
+            self._inbox = Inbox()
+        limits = self.connection.limits
+        if self._inbox.stalled_seconds(now) > limits.message_seconds:
+            text = f"The request message has not gone on to arrive for {limits.message_seconds:g} s."
+            self.finish(DEADLINE_EXCEEDED, text)
+            self._cancel_handler()
 
     def _end(self) -> None:
         self.is_ended = True
@@ -166,6 +197,7 @@ class Call(Stream):
     def _begin_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Let ``work``, which ends with `done`, answer the call."""
         self.is_busy = True
+        self.connection.turns.left_ns -= _TASK_NS
         self._cancel = self._calls.loop.create_task(work).cancel
 
     def _inflated(self, flag: int, body: Buffer, patience: int) -> Buffer:
@@ -250,6 +282,14 @@ class SingleCall(Call):
             self.fail(error)
             self.done()
 
+    def look(self, now: float) -> None:
+        if not (self.is_busy or self.is_ended):
+            self._require_progress(now)
+
+    def farewell(self) -> None:
+        if not self.is_busy:  # its message is not there
+            self.finish(UNAVAILABLE, SHUTTING_DOWN)
+
     @abstractmethod
     def _handle(self, request: Any) -> None:
         """Let the handler answer ``request``. What it raises ends the call."""
@@ -319,6 +359,22 @@ class DirectCall(SingleCall):
             self.succeed(answer)
         else:
             self.fail(answer)
+
+
+class HeldCall(DirectCall):
+    """One that begins when its client has read some of what waits for it."""
+
+    __slots__ = ()
+
+    def _start(self, flag: int, body: Buffer) -> None:
+        self.is_busy = True
+        self.sender.held.append(partial(self._begin, flag, body))
+
+    def _begin(self, flag: int, body: Buffer) -> None:
+        if self.is_ended:
+            self.done()
+        else:
+            DirectCall._start(self, flag, body)
 
 
 class UnaryCall(SingleCall):

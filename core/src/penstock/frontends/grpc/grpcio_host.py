@@ -6,7 +6,8 @@ import asyncio
 import errno
 import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -21,11 +22,12 @@ from penstock.frontends.base import LAST_WORDS_S
 from penstock.frontends.failures import tell_fault
 from penstock.frontends.grpc import tls
 from penstock.frontends.grpc.context import Metadata
-from penstock.frontends.grpc.hosts import Host, address_of
+from penstock.frontends.grpc.hosts import OUT_OF_TIME, Host, address_of
+from penstock.frontends.grpc.infer import SHUTTING_DOWN
 from penstock.frontends.grpc.rpcs import Direct, Rpc, Stream, Unary, serialize
 from penstock.frontends.grpc.status import STATUS, details
 from penstock.frontends.grpc.wire import MESSAGE_BYTES
-from penstock.frontends.large import Large
+from penstock.frontends.large import Large, LargeWork
 from penstock.telemetry.pacing import paced
 
 log = paced(__name__)
@@ -36,10 +38,26 @@ _COMPRESSION_LEVELS: dict[CompressionLevel, int] = {"none": 0, "low": 1, "medium
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
+#: Between two looks at what holds up the end, and for clients to read what is said to them last.
+_LOOK_SECONDS, _LAST_WORDS_SECONDS = 0.1, 0.2
+#: For clients to read, when the server stops and waits for nothing else.
+_HURRY_SECONDS = 0.5
+
+
 class GrpcioHost(Host):
     """A grpcio server of the RPCs."""
 
+    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: LargeWork) -> None:
+        super().__init__(rpcs, options, large)
+        #: The calls whose handlers run, and the tasks that wait for another message.
+        self._running: set[asyncio.Task[Any]] = set()
+        self._readers: set[asyncio.Task[Any]] = set()
+        #: So many of the calls wait for their clients to read; when one last did.
+        self._writing = 0
+        self._wrote = 0.0
+
     draining = False
+    _is_out_of_time = False
 
     async def start(self) -> int:
         options, address = self.options, address_of(self.options)
@@ -58,11 +76,36 @@ class GrpcioHost(Host):
 
     async def stop(self) -> None:
         self.draining = True
+        for reader in tuple(self._readers):
+            reader.cancel()
+        stopping = asyncio.ensure_future(self._server.stop(self.options.exit_timeout_secs + LAST_WORDS_S))
         try:
-            await self._server.stop(self.options.exit_timeout_secs + LAST_WORDS_S)
-        except asyncio.CancelledError:
+            await self._stopped(stopping)
+        finally:
+            self._is_out_of_time = True
+            for call in tuple(self._running):
+                call.cancel()
+            await asyncio.wait((stopping,), timeout=_LAST_WORDS_SECONDS)
             await self._server.stop(0)
-            raise
+
+    async def _stopped(self, stopping: asyncio.Future[None]) -> None:
+        """Wait while there is time, and calls that still work or whose clients read."""
+        loop = asyncio.get_running_loop()
+        self._wrote = began = loop.time()
+        seconds = self.options.exit_timeout_secs
+        while not stopping.done():
+            # Answers that clients do not read are not what the exit timeout expires for.
+            end = (
+                seconds + LAST_WORDS_S - _LAST_WORDS_SECONDS
+                if self._running
+                else seconds - min(_HURRY_SECONDS, seconds / 4)
+            )
+            left = began + end - loop.time()
+            if left <= 0:
+                return
+            await asyncio.wait((stopping,), timeout=min(left, _LOOK_SECONDS))
+            if self._running and len(self._running) == self._writing and loop.time() - self._wrote > _HURRY_SECONDS:
+                return
 
     def _handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
         services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = defaultdict(dict)
@@ -82,16 +125,20 @@ class GrpcioHost(Host):
         parse, read_large = rpc.parse, rpc.parse_large or rpc.parse
 
         async def call(body: bytes, context: ServicerContext[Any, Any]) -> bytes:
-            try:
+            with self._counted():
                 try:
-                    request = parse(body)
-                except Large:
-                    request = await self.large.run(partial(read_large, body))
-                return serialize(await handler(request, _Call(self, context)))
-            except Exception as error:
-                if rpc.unary is not None and isinstance(error, PenstockError):
-                    tell_fault(error, rpc.name)
-                await _abort(context, error)
+                    try:
+                        request = parse(body)
+                    except Large:
+                        request = await self.large.run(partial(read_large, body))
+                    return serialize(await handler(request, _Call(self, context)))
+                except Exception as error:
+                    if rpc.unary is not None and isinstance(error, PenstockError):
+                        tell_fault(error, rpc.name)
+                    await _abort(context, error)
+                except asyncio.CancelledError:
+                    await self._excuse(context)
+                    raise
 
         return call
 
@@ -99,22 +146,51 @@ class GrpcioHost(Host):
         parsed = self._parsed(rpc)
 
         async def call(bodies: AsyncIterator[bytes], context: ServicerContext[Any, Any]) -> None:
-            try:
-                await handler(parsed(bodies), context.write, _Call(self, context))
-            except grpc.aio.InternalError as error:
-                # A write under way when the client leaves fails before this task is cancelled.
-                raise asyncio.CancelledError from error
-            except Exception as error:
-                await _abort(context, error)
+            with self._counted():
+                try:
+                    await handler(parsed(bodies), partial(self._write, context), _Call(self, context))
+                except grpc.aio.InternalError as error:
+                    # A write under way when the client leaves fails before this task is cancelled.
+                    raise asyncio.CancelledError from error
+                except Exception as error:
+                    await _abort(context, error)
+                except asyncio.CancelledError:
+                    await self._excuse(context)
+                    raise
 
         return call
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """The running call, for `stop`."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
+
+    async def _excuse(self, context: ServicerContext[Any, Any]) -> None:
+        """A call is cancelled; if that was `stop`, its client hears why."""
+        if self._is_out_of_time:
+            await _abort(context, Unavailable(OUT_OF_TIME))
+
+    async def _write(self, context: ServicerContext[Any, Any], body: bytes) -> None:
+        self._writing += 1
+        try:
+            await context.write(body)
+        finally:
+            self._writing -= 1
+            self._wrote = asyncio.get_running_loop().time()
 
     def _parsed(self, rpc: Rpc) -> Callable[[AsyncIterator[bytes]], AsyncIterator[Any]]:
         """Touches ``bodies`` when it is read: grpcio complains on stderr of those that are begun and not read."""
         parse, read_large = rpc.parse, rpc.parse_large or rpc.parse
 
         async def read(bodies: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-            async for body in bodies:
+            iterator = aiter(bodies)
+            while (body := await self._read(iterator)) is not None:
                 try:
                     request = parse(body)
                 except Large:
@@ -122,6 +198,25 @@ class GrpcioHost(Host):
                 yield request
 
         return read
+
+    def _takes_no_more(self) -> bool:
+        return self.draining and not self._is_out_of_time
+
+    async def _read(self, bodies: AsyncIterator[bytes]) -> bytes | None:
+        """The next message, or None after the last. Raises `Unavailable` when the server stops."""
+        if self._takes_no_more():
+            raise Unavailable(SHUTTING_DOWN)
+        reader = asyncio.current_task()
+        assert reader is not None
+        self._readers.add(reader)
+        try:
+            return await anext(bodies, None)
+        except asyncio.CancelledError:
+            if self._takes_no_more():
+                raise Unavailable(SHUTTING_DOWN) from None
+            raise
+        finally:
+            self._readers.discard(reader)
 
 
 class _Call:

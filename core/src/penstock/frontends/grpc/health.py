@@ -25,7 +25,8 @@ async def server_ready(server: Server, request: pb.ServerReadyRequest, context: 
 
 
 async def model_ready(server: Server, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-    return pb.ModelReadyResponse(ready=await server.resolve(request.name, request.version).check_ready())
+    """False, and no error, for a model that is not there: that is what Triton's own clients are tested for."""
+    return pb.ModelReadyResponse(ready=await server.is_model_ready(request.name, request.version))
 
 
 async def check(server: Server, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _VERBOSITY = "GRPC_VERBOSITY"
+#: What a call is told that the server has no more time for.
+OUT_OF_TIME = "The server has stopped before the call was answered: its exit timeout is over."
 
 
 class Host(ABC):
@@ -39,9 +41,10 @@ class Host(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """Refuse new calls, answer those in flight, then abort what is left, soon after ``exit_timeout_secs``.
+        """Refuse new calls, end streams that ask for nothing, and answer what is in flight.
 
-        Cancelled, abort at once.
+        What is not answered soon after ``exit_timeout_secs``, or when this is cancelled, ends with
+        UNAVAILABLE and `OUT_OF_TIME`.
         """
 
 

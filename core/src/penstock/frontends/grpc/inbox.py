@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from struct import Struct
 
 import numpy as np
 
 from penstock.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
 from penstock.frontends.grpc.wire import MESSAGE_BYTES, Buffer
+from penstock.frontends.http2.limits import MESSAGE_PACE
 
 #: What stands before a message: whether it is compressed, and its size.
 PREFIX = Struct(">BL")
@@ -22,7 +24,18 @@ _FIRST_BYTES = 16 * 1024 * 1024
 class Inbox:
     """The messages that have come and were not taken, and the one that is coming."""
 
-    __slots__ = ("_filled", "_flag", "_memory", "_prefix", "_size", "complete", "complete_bytes")
+    __slots__ = (
+        "_arrived",
+        "_filled",
+        "_flag",
+        "_looked_at",
+        "_memory",
+        "_prefix",
+        "_size",
+        "_stalled_since",
+        "complete",
+        "complete_bytes",
+    )
 
     def __init__(self) -> None:
         #: Whether it is compressed, and its bytes. Nobody else writes to these any more.
@@ -32,6 +45,10 @@ class Inbox:
         self._prefix = b""
         self._memory: memoryview | None = None
         self._flag = self._size = self._filled = 0
+        # What `stalled_seconds` looks at
+        self._arrived = 0
+        self._looked_at = 0.0
+        self._stalled_since = inf
 
     @property
     def is_coming(self) -> bool:
@@ -48,12 +65,25 @@ class Inbox:
         """Whether no message has begun to come."""
         return self._memory is None and not self._prefix
 
+    def stalled_seconds(self, now: float) -> float:
+        """For how long less than `MESSAGE_PACE` has come, from one call of this to the next."""
+        if self._arrived >= MESSAGE_PACE * (now - self._looked_at):
+            self._stalled_since = inf
+        self._arrived, self._looked_at = 0, now
+        self._stalled_since = min(self._stalled_since, now)
+        return now - self._stalled_since
+
+    def goes_on(self) -> None:
+        """Nothing is owed at the moment."""
+        self._stalled_since = inf
+
     def append(self, data: Buffer) -> None:
         """Take in ``data``. Raises `Status` for what is no message, and for one that is too large."""
         at, end = 0, len(data)
         while at < end:
             if self._memory is None:
-                at = self._begin(data, at)
+                begin, at = at, self._begin(data, at)
+                self._arrived += at - begin
                 continue
             taken = min(end - at, self._size - self._filled)
             tail = self.tail(taken)
@@ -73,6 +103,7 @@ class Inbox:
     def advance(self, size_bytes: int) -> None:
         """``size_bytes`` were written to `tail`."""
         self._filled += size_bytes
+        self._arrived += size_bytes
         if self._filled == self._size:
             assert self._memory is not None
             self.complete.append((self._flag, self._memory))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Sequence
-from contextlib import suppress
 from math import inf
 
 from penstock.config.options import ServerOptions
 from penstock.errors import Unavailable
 from penstock.frontends.base import LAST_WORDS_S
 from penstock.frontends.grpc import heads, tls
-from penstock.frontends.grpc.calls import DirectCall, RefusedCall, UnaryCall
+from penstock.frontends.grpc.calls import DirectCall, HeldCall, RefusedCall, UnaryCall
 from penstock.frontends.grpc.compression import Compressor
 from penstock.frontends.grpc.heads import Head, Refusal
 from penstock.frontends.grpc.hosts import Host, address_of
@@ -43,7 +42,7 @@ class NativeHost(Host):
         except OSError as error:
             raise Unavailable(_why_not(options, error)) from error
         self._calls = Calls(self.rpcs, options, self.large)
-        self._connections = connections = Connections(self._calls, Limits(), _keepalive(options))
+        self._connections = connections = Connections(self._calls, _limits(options), _keepalive(options))
         self._acceptor = await asyncio.get_running_loop().create_server(
             lambda: Connection(connections), sock=listener, backlog=BACKLOG, ssl=context
         )
@@ -54,8 +53,7 @@ class NativeHost(Host):
     async def stop(self) -> None:
         self._calls.draining = True
         self._acceptor.close()
-        with suppress(asyncio.TimeoutError):  # what is left then has been aborted
-            await asyncio.wait_for(self._connections.drain(), self.options.exit_timeout_secs + LAST_WORDS_S)
+        await self._connections.drain(self.options.exit_timeout_secs + LAST_WORDS_S)
 
 
 class Calls(Service["Head | Refusal"]):
@@ -72,6 +70,11 @@ class Calls(Service["Head | Refusal"]):
     def interpret(self, headers: RequestHeaders) -> Head | Refusal:
         return heads.read(self._table, self.compressor, headers)
 
+    def open_held(self, connection: Connection, id: int, meaning: Head | Refusal) -> Stream:
+        if isinstance(meaning, Refusal) or meaning.rpc.direct is None:
+            return self.open(connection, id, meaning)  # small, or bounded by itself
+        return HeldCall(connection, id, self, meaning)
+
     def open(self, connection: Connection, id: int, meaning: Head | Refusal) -> Stream:
         if isinstance(meaning, Refusal):
             return RefusedCall(connection, id, meaning)
@@ -79,6 +82,14 @@ class Calls(Service["Head | Refusal"]):
         if rpc.direct is not None:
             return DirectCall(connection, id, self, meaning)
         return (StreamCall if rpc.unary is None else UnaryCall)(connection, id, self, meaning)
+
+
+def _limits(options: ServerOptions) -> Limits:
+    return Limits(
+        unread_bytes=options.grpc_max_unread_size,
+        unread_seconds=options.grpc_unread_timeout_secs,
+        message_seconds=options.grpc_message_timeout_secs,
+    )
 
 
 def _keepalive(options: ServerOptions) -> Keepalive:

@@ -23,13 +23,15 @@ from penstock.frontends.grpc.infer import SHUTTING_DOWN, Inference, decode_large
 from penstock.frontends.grpc.wire import Parcel, pack_stream
 from penstock.frontends.large import LARGE_BYTES, UNBOUNDED, Large
 from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer
+from penstock.messages.response import Answer, InferResponse
 from penstock.models.served import ServedModel
 from penstock.telemetry.pacing import paced
 
 log = paced(__name__)
 
-#: Requests of one stream that are not completely answered; beyond it the stream is not read.
+#: Requests of one stream that are not completely answered; beyond it the stream is not read. The same
+#: holds for their bytes, and what their answers will need as far as the answers before tell
+#: (``--grpc-max-stream-size``).
 IN_FLIGHT = 1024
 
 
@@ -39,7 +41,8 @@ async def model_stream_infer(
     """Answer ``requests`` by serialized ``ModelStreamInferResponse``s until all are answered.
 
     Leaving early, by cancellation or by a raise of ``send``, cancels what is in flight. With the
-    metadata ``triton_grpc_error: true``, raises the first error that a model answers with.
+    metadata ``triton_grpc_error: true``, raises the first error that a model answers with. What
+    ``requests`` raises ends the stream: at once, but `Unavailable` when what is in flight is answered.
     """
     stream = _Stream(inference, context)
     reader = asyncio.ensure_future(stream.read(requests))
@@ -64,10 +67,13 @@ class _Turn:
         "message",
         "model",
         "request",
+        "size_bytes",
     )
 
     def __init__(self, stream: _Stream, parcel: Parcel) -> None:
         self._stream = stream
+        #: Of the request.
+        self.size_bytes = len(parcel.body)
         self.message = parcel.message
         self.model: ServedModel | None = None
         self.request: InferRequest | None = None
@@ -121,6 +127,10 @@ class _Stream:
         self._ready: deque[tuple[_Turn, Answer, bool]] = deque()
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
+        self._limit_bytes = inference.server.options.grpc_max_stream_size
+        #: Of requests in flight, and of answers that wait to be sent.
+        self._held_bytes = 0
+        self._largest_bytes = 0
         self._is_read = False
         self._failure: BaseException | None = None
 
@@ -128,7 +138,9 @@ class _Stream:
         """Start every request, while there is room."""
         async for parcel in requests:
             await self._start(_Turn(self, parcel), parcel)
-            while len(self._open) >= IN_FLIGHT:
+            while len(self._open) >= IN_FLIGHT or (
+                self._open and self._held_bytes + len(self._open) * self._largest_bytes >= self._limit_bytes
+            ):
                 self._has_room.clear()
                 await self._has_room.wait()
 
@@ -142,6 +154,9 @@ class _Stream:
     def answer(self, turn: _Turn, answer: Answer, final: bool) -> None:
         """Queue ``answer`` behind what must leave before it."""
         turn.is_answered = final
+        size = _size(answer)
+        self._held_bytes += size
+        self._largest_bytes = max(self._largest_bytes, size)
         if not turn.is_ordered:
             self._ready.append((turn, answer, final))
         else:
@@ -162,11 +177,14 @@ class _Stream:
                     )
                 if body is not None:
                     await send(body)
+                self._held_bytes -= _size(answer)
+                self._has_room.set()
                 if final:
                     self._close(turn)
                 elif turn.request is not None and not turn.is_ordered:
                     turn.request.read()
-            if self._failure is not None:
+            # A server that stops takes no more requests, and answers those that it has.
+            if self._failure is not None and not (self._open and isinstance(self._failure, Unavailable)):
                 raise self._failure
             if self._is_read and not self._open:
                 return
@@ -181,6 +199,7 @@ class _Stream:
 
     async def _start(self, turn: _Turn, parcel: Parcel) -> None:
         self._open.add(turn)
+        self._held_bytes += turn.size_bytes
         try:
             try:
                 self._submit(turn, parcel)
@@ -248,4 +267,10 @@ class _Stream:
 
     def _close(self, turn: _Turn) -> None:
         self._open.discard(turn)
+        self._held_bytes -= turn.size_bytes
         self._has_room.set()
+
+
+def _size(answer: Answer) -> int:
+    """The bytes that ``answer`` keeps while it waits."""
+    return sum(tensor.nbytes for tensor in answer.outputs.values()) if isinstance(answer, InferResponse) else 0

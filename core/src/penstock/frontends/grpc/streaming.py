@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import Unavailable
 from penstock.frontends.grpc import blocks
 from penstock.frontends.grpc.calls import Call
 from penstock.frontends.grpc.heads import Head
 from penstock.frontends.grpc.inbox import PREFIX, PREFIX_BYTES, Inbox
+from penstock.frontends.grpc.infer import SHUTTING_DOWN
 from penstock.frontends.grpc.status import CANCELLED, INTERNAL, OK, Status
 from penstock.frontends.http2 import frames
 from penstock.frontends.http2.connection import Connection
@@ -20,12 +22,14 @@ if TYPE_CHECKING:
     from penstock.frontends.grpc.native_host import Calls
 
 
+#: What a message is taken to cost, from one to the next; its bytes are added.
+_MESSAGE_NS = 30_000
+
+
 class StreamCall(Call):
     """By a task. A handler that does not read stops the client, and a client that does not read the handler."""
 
     __slots__ = ("_arrival", "_drain", "_has_begun")
-
-    is_patient = True
 
     def __init__(self, connection: Connection, id: int, calls: Calls, head: Head) -> None:
         Call.__init__(self, connection, id, calls, head)
@@ -37,6 +41,17 @@ class StreamCall(Call):
 
     def drained(self) -> None:
         _wake(self._drain)
+
+    def look(self, now: float) -> None:
+        inbox = self._inbox
+        assert inbox is not None
+        if self.is_ended or self.receive_window <= 0 or inbox.is_between:
+            inbox.goes_on()
+        else:
+            self._require_progress(now)
+
+    def farewell(self) -> None:
+        _wake(self._arrival)
 
     async def _run(self, inbox: Inbox) -> None:
         rpc = self._head.rpc
@@ -53,10 +68,13 @@ class StreamCall(Call):
             self.done()
 
     async def _requests(self, inbox: Inbox) -> AsyncIterator[Any]:
-        parse = self._head.rpc.parse
+        parse, turns = self._head.rpc.parse, self.connection.turns
         while True:
             while inbox.complete:
+                if turns.left_ns < 0 and turns.is_over():
+                    await turns.task_turn()
                 flag, body = inbox.complete.popleft()
+                turns.left_ns -= _MESSAGE_NS + len(body)
                 inbox.complete_bytes -= len(body) + PREFIX_BYTES
                 self._invite(inbox)
                 try:
@@ -66,12 +84,18 @@ class StreamCall(Call):
                 yield request
             if self.is_remote_closed:
                 break
+            if self._calls.draining:
+                raise Unavailable(SHUTTING_DOWN)
             self._arrival = self._calls.loop.create_future()
             await self._arrival
         if not inbox.is_between:
             raise Status(INTERNAL, "the last request message is incomplete")
 
     async def _send(self, body: bytes) -> None:
+        turns = self.connection.turns
+        if turns.left_ns < 0 and turns.is_over():
+            await turns.task_turn()
+        turns.left_ns -= _MESSAGE_NS
         if self.is_ended:
             raise asyncio.CancelledError
         encoding = self._head.answers

@@ -17,6 +17,7 @@ from penstock.frontends.http2.frames import (
 
 if TYPE_CHECKING:
     from penstock.frontends.http2.connection import Connection
+    from penstock.frontends.http2.stream import Stream
 
 
 def _settings(connection: Connection, flags: int, id: int, payload: bytes) -> None:
@@ -30,7 +31,8 @@ def _settings(connection: Connection, flags: int, id: int, payload: bytes) -> No
         raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many settings")
     # Before anything that larger windows let go: grpc's core keeps the old ones until it reads this.
     connection.sender.write(frames.frame(frames.SETTINGS, ACK, 0, b""))
-    for name, value in frames.read_settings(payload):
+    # Each by its last value (RFC 9113, section 6.5.3, has them in order; between two of them nothing happens).
+    for name, value in dict(frames.read_settings(payload)).items():
         _apply(connection, name, value)
 
 
@@ -67,14 +69,25 @@ def _window_update(connection: Connection, flags: int, id: int, payload: bytes) 
         if not increment or sender.window > MAX_WINDOW:
             code = FLOW_CONTROL_ERROR if increment else PROTOCOL_ERROR
             raise ConnectionFault(code, "the connection's window can not be updated so")
+        if sender.waiting:
+            sender.all_due()
     elif stream is None:
         _require_opened(connection, id)
     else:
-        stream.send_window += increment
-        if not increment or stream.send_window > MAX_WINDOW:
-            stream.reset(FLOW_CONTROL_ERROR if increment else PROTOCOL_ERROR)
-    if sender.waiting:
-        sender.pump()
+        stream.send_credit += increment
+        if not increment or stream.send_credit > sender.most_credit:
+            _stretch(stream, increment)
+        if sender.waiting:
+            sender.due(stream)
+
+
+def _stretch(stream: Stream, increment: int) -> None:
+    """A stream's window has grown by nothing, or by more than any before."""
+    sender = stream.sender
+    if not increment or sender.stream_window + stream.send_credit > MAX_WINDOW:
+        stream.reset(FLOW_CONTROL_ERROR if increment else PROTOCOL_ERROR)
+    else:
+        sender.most_credit = stream.send_credit
 
 
 def _rst_stream(connection: Connection, flags: int, id: int, payload: bytes) -> None:
@@ -82,7 +95,7 @@ def _rst_stream(connection: Connection, flags: int, id: int, payload: bytes) -> 
     _require_opened(connection, id)
     stream = connection.streams.get(id)
     if stream is not None:
-        connection.count_reset()
+        connection.count_left()
         stream.close()
         stream.lost()
 

@@ -21,12 +21,16 @@ T = TypeVar("T")
 
 _CACHED_BLOCKS = 64
 _CACHED_BYTES = 1024
+#: A list may have so many fields without counting as a waste of time.
+_USUAL_FIELDS = 100
+#: RFC 7541, section 4.2: the least size since the last block, and the last one.
+_SIZE_UPDATES = 2
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NEEDED = frozenset((b":method", b":scheme", b":path"))
 #: They speak of an HTTP/1 connection; RFC 9113, section 8.2.2.
 _CONNECTION_SPECIFIC = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 #: RFC 9113, section 8.2.1; a colon begins pseudo-headers only.
-_FORBIDDEN_IN_NAMES = frozenset((*range(0x21), *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ:", *range(0x7F, 0x100)))
+_FORBIDDEN_IN_NAMES = bytes((*range(0x21), *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ:", *range(0x7F, 0x100)))
 _FORBIDDEN_IN_VALUES = (b"\0", b"\r", b"\n")
 
 
@@ -66,8 +70,12 @@ class _Table(HeaderTable):
 class HeaderReader(Generic[T]):
     """The headers of one connection, as ``interpret`` understands them."""
 
-    def __init__(self, interpret: Callable[[RequestHeaders], T], limits: Limits) -> None:
+    def __init__(
+        self, interpret: Callable[[RequestHeaders], T], limits: Limits, count_idle: Callable[[int], None]
+    ) -> None:
+        """``count_idle`` is told how many frames of no use a list of headers is worth."""
         self._interpret = interpret
+        self._count_idle = count_idle
         self._limits = limits
         self._decoder = Decoder(limits.header_list_hard_bytes)
         self._decoder.header_table = self._table = _Table()
@@ -99,8 +107,10 @@ class HeaderReader(Generic[T]):
 
     def _decode(self, block: bytes) -> Fields:
         moves = self._table.moves
+        if block and _is_size_update(block[0]):
+            _check_size_updates(block)
         try:
-            return self._decoder.decode(block, raw=True)  # type: ignore[return-value]  # pairs of bytes, as raw says
+            fields: Fields = self._decoder.decode(block, raw=True)  # type: ignore[assignment]  # raw: pairs of bytes
         except OversizedHeaderListError:
             raise ConnectionFault(ENHANCE_YOUR_CALM, "headers are too large") from None
         except (HPACKError, IndexError) as error:
@@ -108,6 +118,28 @@ class HeaderReader(Generic[T]):
         finally:
             if self._table.moves != moves:
                 self._known.clear()
+        if len(fields) > _USUAL_FIELDS:
+            self._count_idle(len(fields))
+        return fields
+
+
+def _is_size_update(byte: int) -> bool:
+    """Whether ``byte`` begins an update of the table's size (RFC 7541, section 6.3)."""
+    return byte & 0xE0 == 0x20
+
+
+def _check_size_updates(block: bytes) -> None:
+    """Refuse a block that begins with more updates than anyone needs: each is work, and stands in a byte."""
+    at = 0
+    for _ in range(_SIZE_UPDATES):
+        if block[at] & 0x1F == 0x1F:
+            at += 1
+            while at < len(block) and block[at] & 0x80:
+                at += 1
+        at += 1
+        if at >= len(block) or not _is_size_update(block[at]):
+            return
+    raise ConnectionFault(COMPRESSION_ERROR, "too many updates of the table's size")
 
 
 def _request(fields: Fields, is_oversized: bool) -> RequestHeaders:
@@ -129,7 +161,7 @@ def _request(fields: Fields, is_oversized: bool) -> RequestHeaders:
 
 
 def _check(name: bytes, value: bytes) -> None:
-    if not name or not _FORBIDDEN_IN_NAMES.isdisjoint(name) or name in _CONNECTION_SPECIFIC:
+    if not name or len(name.translate(None, _FORBIDDEN_IN_NAMES)) < len(name) or name in _CONNECTION_SPECIFIC:
         raise MalformedHeaders("header name not allowed")
     if name == b"te" and value.lower() != b"trailers":
         raise MalformedHeaders("te other than trailers")

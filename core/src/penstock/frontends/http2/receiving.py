@@ -34,25 +34,35 @@ if TYPE_CHECKING:
     from penstock.frontends.http2.connection import Connection
     from penstock.frontends.http2.sending import Buffer
     from penstock.frontends.http2.stream import Stream
+    from penstock.frontends.http2.turns import Turns
 
 #: Payloads up to here are copied out of what was received; larger ones are views of it.
 _COPIED_BYTES = 2048
 #: From here on the rest of a DATA frame is received straight into its stream's memory.
 _DIRECT_BYTES = 4096
+#: Frames of data that are smaller, and that nobody wants, are idle talk.
+_SMALL_BYTES = 1024
+#: Frames that begin within so many bytes are read before looking at the clock. Fewer are not measured:
+#: they are taken to cost `_BYTE_NS` a byte, which is about what a small call costs in all.
+_SLICE_BYTES = 512
+_BYTE_NS = 256
 
 
 class Receiver:
     """The receiving half of a connection. Its methods raise `ConnectionFault`."""
 
-    def __init__(self, connection: Connection, scratch: memoryview) -> None:
+    def __init__(self, connection: Connection, scratch: memoryview, turns: Turns) -> None:
         """``scratch`` is what the socket writes to; it is free again after each `received`."""
         self._connection = connection
+        self._turns = turns
         self._limits = connection.limits
         self._streams = connection.streams
         self._scratch = scratch
         self.is_greeted = False
         #: Whether a frame was complete since somebody last looked.
         self.has_moved = False
+        #: Whether there are whole frames in what was received, for which the turn had no time.
+        self.has_more = False
         self._rest = b""
         # The header block that is coming
         self._block: list[bytes] = []
@@ -71,7 +81,7 @@ class Receiver:
     def buffer(self) -> memoryview:
         """Where the socket is to write."""
         stream = self._stream
-        if stream is not None and self._left >= _DIRECT_BYTES and not stream.is_closed:
+        if stream is not None and self._left >= _DIRECT_BYTES and not stream.is_closed and not self._rest:
             tail = stream.tail(self._left)
             if tail is not None:
                 self._is_direct = True
@@ -82,9 +92,26 @@ class Receiver:
     def received(self, size_bytes: int) -> None:
         """The socket has written ``size_bytes`` to `buffer`."""
         if self._is_direct:
+            self._turns.left_ns -= size_bytes  # what the system took to write them there
             self._tail_received(size_bytes)
         else:
             self._feed(self._rest + self._scratch[:size_bytes])
+        if self._uncredited > self._limits.connection_window >> 1:
+            self._credit()
+
+    def postpone(self, size_bytes: int) -> None:
+        """The socket has written ``size_bytes``, and the turn is over: what is to be parsed is kept for `go_on`."""
+        if self._is_direct:
+            self.received(size_bytes)
+        else:
+            self._rest += self._scratch[:size_bytes]
+
+    def go_on(self) -> None:
+        """Parse what there was no time for."""
+        self.has_more = False
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._feed(rest)
         if self._uncredited > self._limits.connection_window >> 1:
             self._credit()
 
@@ -103,41 +130,66 @@ class Receiver:
             self._parse(data, len(PREFACE))
 
     def _parse(self, data: bytes, at: int) -> None:
-        end, streams, unpack = len(data), self._streams, HEAD.unpack_from
+        end, streams, unpack, turns = len(data), self._streams, HEAD.unpack_from, self._turns
         if self._left or self._padding_left:
             at = self._continue_data(data, at)
-        while end - at >= HEAD_BYTES:
-            high, low, kind, flags, number = unpack(data, at)
-            size = high << 8 | low
-            begin = at + HEAD_BYTES
-            stop = begin + size
-            if self._block and kind != CONTINUATION:
-                raise ConnectionFault(PROTOCOL_ERROR, "a header block was not continued")
-            if kind == DATA:
-                stream = streams.get(number)
-                if stop <= end and flags <= END_STREAM and stream is not None and size:
-                    self._uncredited += size
-                    payload: Buffer = data[begin:stop] if size <= _COPIED_BYTES else memoryview(data)[begin:stop]
-                    stream.receive(payload, flags == END_STREAM)
-                    at = stop
-                elif flags & PADDED and size and begin == end:
+        stay = last = end - HEAD_BYTES
+        size = end - at
+        is_measured = size > _SLICE_BYTES
+        if is_measured:
+            self.has_more = False
+            stay = min(last, at + _SLICE_BYTES)
+            turns.begin()
+        else:
+            turns.left_ns -= size * _BYTE_NS
+        while True:
+            while at <= stay:
+                high, low, kind, flags, number = unpack(data, at)
+                size = high << 8 | low
+                begin = at + HEAD_BYTES
+                stop = begin + size
+                if self._block and kind != CONTINUATION:
+                    raise ConnectionFault(PROTOCOL_ERROR, "a header block was not continued")
+                if kind == DATA:
+                    stream = streams.get(number)
+                    if stop <= end and flags <= END_STREAM and stream is not None and size:
+                        self._uncredited += size
+                        payload: Buffer = data[begin:stop] if size <= _COPIED_BYTES else memoryview(data)[begin:stop]
+                        stream.receive(payload, flags == END_STREAM)
+                        at = stop
+                    elif flags & PADDED and size and begin == end:
+                        break
+                    else:
+                        at = self._begin_data(data, begin, size, flags, number & LAST_ID)
+                    continue
+                if size > self._limits.control_bytes:
+                    self._refuse_size(size)
+                if stop > end:
                     break
+                if kind == HEADERS and flags & (PADDED | HAS_PRIORITY | END_HEADERS) == END_HEADERS:
+                    self._connection.open(number & LAST_ID, flags, data[begin:stop])
                 else:
-                    at = self._begin_data(data, begin, size, flags, number & LAST_ID)
-                continue
-            if size > self._limits.control_bytes:
-                self._refuse_size(size)
-            if stop > end:
-                break
-            if kind == HEADERS and flags & (PADDED | HAS_PRIORITY | END_HEADERS) == END_HEADERS:
-                self._connection.open(number & LAST_ID, flags, data[begin:stop])
+                    self._take(kind, flags, number & LAST_ID, data[begin:stop])
+                at = stop
             else:
-                self._take(kind, flags, number & LAST_ID, data[begin:stop])
-            at = stop
+                if at <= last:  # a slice is through, and not all
+                    if self._has_time():
+                        stay = min(last, at + _SLICE_BYTES)
+                        continue
+                    self.has_more = True
+            break
         if at < end:
             self._rest = data[at:]
         if at and not self._block:
             self.has_moved = True
+        if is_measured:
+            turns.spend()
+
+    def _has_time(self) -> bool:
+        """Whether to parse another slice in this turn of the loop."""
+        turns = self._turns
+        turns.spend()
+        return not turns.is_crowded and (turns.left_ns >= 0 or not turns.is_over())
 
     def _take(self, kind: int, flags: int, id: int, payload: bytes) -> None:
         handler = HANDLERS.get(kind)
@@ -180,7 +232,7 @@ class Receiver:
         elif padding:
             stream.receive_window -= padding + 1
             stream.credit(padding + 1)
-        if not size:
+        if size < _SMALL_BYTES and (not size or stream is None) and not flags & END_STREAM:
             connection.count_idle()
         self._stream, self._left, self._padding_left = stream, size, padding
         self._ends = bool(flags & END_STREAM)
@@ -239,6 +291,7 @@ class Receiver:
         if not block or self._block_id != id:
             raise ConnectionFault(PROTOCOL_ERROR, "CONTINUATION of nothing")
         block.append(payload)
+        self._connection.count_idle()
         if len(block) > self._limits.continuations or sum(map(len, block)) > self._limits.header_block_bytes:
             raise ConnectionFault(ENHANCE_YOUR_CALM, "header block too large")
         if flags & END_HEADERS:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Up to here copying an answer into one piece costs less than handing over its parts.
 _JOINED_BYTES = 32 * 1024
+#: Whoever lets smaller pieces go, by a window of a few bytes, makes us work for nothing.
+_USEFUL_BYTES = 1024
 _CLOSING = END_HEADERS | END_STREAM
 
 
@@ -46,19 +48,17 @@ class Stream:
         "is_closed",
         "is_remote_closed",
         "receive_window",
-        "send_window",
+        "send_credit",
         "sender",
     )
-
-    #: Whether the peer may leave what it asked for unread for as long as it likes.
-    is_patient = False
 
     def __init__(self, connection: Connection, id: int) -> None:
         self.connection = connection
         self.sender = connection.sender
         self.id = id
         self.is_busy = self.is_closed = self.is_remote_closed = False
-        self.send_window = connection.sender.stream_window
+        #: What it may send beyond ``sender.stream_window``; below zero after sending.
+        self.send_credit = 0
         self.receive_window = connection.limits.stream_window
         self._queue: deque[memoryview] | None = None
         self._trailers = b""
@@ -77,11 +77,20 @@ class Stream:
     def tail_received(self, size_bytes: int, ended: bool) -> None:
         """``size_bytes`` of the body were written to `tail`."""
 
+    def look(self, now: float) -> None:
+        """Called from time to time: end what takes too long."""
+
     def drained(self) -> None:
         """What was to be sent has gone out, after `is_blocked` was true."""
 
     def lost(self) -> None:
         """The peer has reset the stream, or has gone. Nothing more can be sent."""
+
+    def farewell(self) -> None:
+        """The server stops: end now what nobody has begun to work for."""
+
+    def expel(self) -> None:
+        """The time to stop is over: end in any case. What is said here may still reach the peer."""
 
     def receive(self, data: Buffer, ended: bool) -> None:
         """Account for ``data`` and pass it on."""
@@ -123,7 +132,7 @@ class Stream:
             self.send((prefix, body))
             self.end(trailers)
             return
-        self.send_window -= size
+        self.send_credit -= size
         sender.window -= size
         sender.count += 1
         count = len(trailers)
@@ -150,7 +159,7 @@ class Stream:
         if self._queue is None:
             self._queue = deque()
         self._queue.extend(memoryview(part) for part in parts)
-        self.sender.send_soon(self)
+        self.sender.send_soon(self, sum(map(len, parts)))
 
     def end(self, trailers: bytes) -> None:
         """Close our side behind what was sent."""
@@ -195,12 +204,14 @@ class Stream:
             return
         self.is_closed = True
         self.connection.forget(self, self._queue is not None)
-        self._queue = None
+        queue, self._queue = self._queue, None
+        if queue:
+            self.sender.gone(sum(map(len, queue)))
 
     def send_frame(self) -> bool:
         """Send one frame of what waits; False if nothing waits, or nothing may go."""
         sender, queue = self.sender, self._queue
-        room = min(self.send_window, sender.window, sender.frame_bytes)
+        room = min(sender.stream_window + self.send_credit, sender.window, sender.frame_bytes)
         if not queue or room <= 0:
             return False
         size, parts = 0, []
@@ -211,7 +222,10 @@ class Stream:
                 part = part[: room - size]
             parts.append(part)
             size += len(part)
-        self.send_window -= size
+        self.send_credit -= size
+        sender.gone(size)
+        if not queue or size >= _USEFUL_BYTES:
+            sender.count += 1
         sender.write_data(HEAD.pack(size >> 8, size & 255, DATA, 0, self.id), parts, size)
         if not queue:
             if self._trailers:
@@ -221,7 +235,8 @@ class Stream:
 
     def _fits(self, size_bytes: int) -> bool:
         sender = self.sender
-        return size_bytes <= min(self.send_window, sender.window, sender.frame_bytes) and sender.is_writable
+        room = min(sender.stream_window + self.send_credit, sender.window, sender.frame_bytes)
+        return size_bytes <= room and sender.is_writable
 
     def _finish(self) -> None:
         """Our side is closed. What the peer might still have to say, nobody wants to hear."""
