@@ -93,7 +93,8 @@ ROWS = [
     bad("no target", LIVE.replace(b"/v2/health/live ", b"") + b"\r\n"),
     bad("a method that is no token", LIVE.replace(b"GET", b"G(T") + b"\r\n"),
     bad("no method", LIVE.replace(b"GET", b"") + b"\r\n"),
-    good("a lower-case method", LIVE.replace(b"GET", b"get") + b"\r\n", 405),
+    good("a lower-case method", LIVE.replace(b"GET", b"get") + b"\r\n", 405, h11=((200,), True),
+         why="hypercorn writes all methods in capitals; what the request says where it ends is the same"),
     good("an unknown method", in_body(LIVE.replace(b"GET", b"FROB")), 405),
     # 2.2: line ends
     bad("LF behind the request line", LIVE.replace(b"1.1\r", b"1.1") + b"\r\n"),
@@ -236,7 +237,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="session", params=["native", "metrics"])
+@pytest.fixture(scope="session", params=["native", "hypercorn", "metrics"])
 def port(request: pytest.FixtureRequest) -> tuple[str, int]:
     """Its name, and the number."""
     server: Penstock = request.getfixturevalue("hypercorn" if request.param == "hypercorn" else "server")
@@ -276,6 +277,8 @@ def statuses(answer: bytes, asked: bytes = b"") -> tuple[int, ...]:
 
 def expected(row: Row, port: str) -> tuple[int, ...]:
     answers, stays = row.h11 if row.h11 is not None and port == "hypercorn" else (row.statuses, row.stays)
+    if port == "hypercorn" and not stays and row.h11 is None and answers[0] >= 400:
+        return (400,)  # whatever the reason, h11 is made to refuse it
     inferred = 405 if port == "metrics" else 200
     if port == "metrics":
         answers = tuple(200 if status == 404 and b"OPTIONS" not in row.sent else status for status in answers)
@@ -311,9 +314,9 @@ def test_pieces_change_no_answer(server: Penstock, row: Row, step: int) -> None:
 
 
 @pytest.mark.parametrize("sent", [HIDDEN, INFER + CHUNKED + chunks(DATA), HIDDEN * 3], ids=["one", "chunks", "three"])
-def test_a_caller_who_says_no_more_is_answered(server: Penstock, sent: bytes) -> None:
+def test_a_caller_who_says_no_more_is_answered(http_server: Penstock, sent: bytes) -> None:
     """Half-closed behind the last byte of a whole request."""
-    with socket.create_connection(("127.0.0.1", server.http), timeout=30) as caller:
+    with socket.create_connection(("127.0.0.1", http_server.http), timeout=30) as caller:
         caller.sendall(sent)
         caller.shutdown(socket.SHUT_WR)
         with caller.makefile("rb") as stream:

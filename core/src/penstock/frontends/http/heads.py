@@ -75,6 +75,24 @@ def parse_head(raw: bytes, most_fields: int) -> Head:
     return Head(method, path, headers, raw_headers, body_bytes, closes, waits)
 
 
+def head_end(received: bytearray, searched: int, most_bytes: int) -> int:
+    """Where the head at the front of ``received`` ends; 0 if its end is not there, of which ``searched`` bytes say no.
+
+    Raises `Malformed` for one that is too long, and `Malformed` or `Refused` at once for what will never be a head.
+    """
+    end = received.find(END, max(0, searched - len(END))) + len(END)
+    if end < len(END):
+        end = 0
+        if received.count(b"\n", searched) != received.count(b"\r\n", max(0, searched - 1)):
+            raise Malformed("a line does not end in CRLF")
+        line_end = received.find(b"\r\n")
+        if line_end >= max(0, searched - 1):
+            parse_request_line(bytes(received[:line_end]))
+    if (end or len(received)) > most_bytes:
+        raise Malformed(f"the head exceeds {most_bytes} bytes", 431)
+    return end
+
+
 def parse_request_line(line: bytes) -> tuple[str, str, int]:
     """Method, path and minor version. Raises `Malformed`, and `Refused` for what no host of ours does."""
     parts = line.split(b" ")
@@ -90,10 +108,18 @@ def parse_request_line(line: bytes) -> tuple[str, str, int]:
         raise Malformed("the request line does not end in a version of HTTP")
     if method == b"CONNECT":
         raise Refused(text_error(405, "Method Not Allowed"))
-    path = _short_path(target) if len(target) < 256 else _path(target)
+    path = path_of(target)
     if path == "*" and method != b"OPTIONS":
         raise Malformed("'*' is a target of OPTIONS only")
     return method.decode(), path, minor
+
+
+def path_of(target: bytes) -> str:
+    """The path of a request target: without query, and without scheme and host if it has them.
+
+    Raises `Malformed`.
+    """
+    return _short_path(target) if len(target) < 256 else _path(target)
 
 
 def tokens(value: bytes) -> list[str]:
@@ -126,7 +152,6 @@ def _body_bytes(headers: Mapping[bytes, bytes], minor: int) -> int:
 
 
 def _path(target: bytes) -> str:
-    """The path of a request target: without query, and without scheme and host if it has them."""
     path = target.partition(b"?")[0].decode("latin-1")
     if not path.isprintable() and any(char <= " " or char == "\x7f" for char in path):
         raise Malformed("the target has control characters")

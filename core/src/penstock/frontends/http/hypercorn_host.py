@@ -3,37 +3,65 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 
-from hypercorn.asyncio import serve
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
-from penstock.frontends.base import LAST_WORDS_S
-from penstock.frontends.http.asgi import create_app
+from penstock.frontends.http.asgi import Receive, Scope, Send, create_app
+from penstock.frontends.http.connections import OpenConnections
 from penstock.frontends.http.hosts import Host
+from penstock.frontends.http.hypercorn_connection import HypercornConnection
+from penstock.frontends.http.limits import Limits, flagged
 from penstock.frontends.listening import BACKLOG
 
 
 class HypercornHost(Host):
-    """Runs hypercorn as a task of the server's own event loop."""
+    """Accepts connections on the server's own event loop; hypercorn speaks on each."""
 
     async def start(self) -> None:
-        config = Config()
-        # hypercorn takes sockets by descriptor, and closes those that it has taken.
-        config.bind = [f"fd://{os.dup(self.listener.fileno())}"]
-        self.listener.close()
-        config.backlog = BACKLOG
+        self._limits = limits = Limits(**flagged(self.server.options))
+        self._connections = connections = OpenConnections(limits)
+        self._config = config = Config()
         config.accesslog = config.errorlog = None
         config.include_date_header = config.include_server_header = False
-        config.graceful_timeout = self.server.options.exit_timeout_secs + LAST_WORDS_S
-        self._told_to_stop = asyncio.Event()
-        app = create_app(self.server)
-        self._serving = asyncio.ensure_future(
-            serve(app, config, shutdown_trigger=self._told_to_stop.wait)  # type: ignore[arg-type]
+        config.h11_max_incomplete_size = 2 * limits.head_bytes  # ours is the bound
+        config.keep_alive_timeout = None  # type: ignore[assignment]  # ours is the clock
+        self._app = create_app(self.server)
+        self._wrapped = ASGIWrapper(self._answer)  # type: ignore[arg-type]
+        self._serving: set[asyncio.Task[None]] = set()
+        self._acceptor = await asyncio.get_running_loop().create_server(
+            lambda: HypercornConnection(connections, self._serve), sock=self.listener, backlog=BACKLOG
         )
+        connections.watch()
 
     async def stop(self) -> None:
-        self._told_to_stop.set()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._serving
+        self._acceptor.close()
+        await self._connections.drain()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _serve(
+        self, connection: HypercornConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        loop, state, context = asyncio.get_running_loop(), {"connection": connection}, WorkerContext(None)
+        ending = loop.create_task(_end(connection, context))
+        try:
+            await TCPServer(self._wrapped, loop, self._config, context, state, reader, writer)
+        finally:
+            ending.cancel()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            connection: HypercornConnection = scope["state"]["connection"]
+            await connection.answer(self._app, scope, receive, send)
+
+
+async def _end(connection: HypercornConnection, context: WorkerContext) -> None:
+    """hypercorn waits for the next request of a caller who has gone, unless it is told that all is over."""
+    await connection.ended.wait()
+    await context.terminated.set()

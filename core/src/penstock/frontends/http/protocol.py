@@ -24,7 +24,7 @@ from penstock.frontends.http.body import DIRECT_BYTES, DirectBody
 from penstock.frontends.http.chunked import ChunkedBody
 from penstock.frontends.http.exchange import Exchange
 from penstock.frontends.http.fields import Malformed
-from penstock.frontends.http.heads import CHUNKED, END, Head, Refused, parse_head, parse_request_line
+from penstock.frontends.http.heads import CHUNKED, END, Head, Refused, head_end, parse_head
 from penstock.frontends.http.limits import Limits, too_many_chunks
 from penstock.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply, text_error
 from penstock.frontends.http.pace import Pace, has_left, unsent_bytes
@@ -178,12 +178,10 @@ class HttpProtocol(asyncio.BufferedProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight and nothing is arriving."""
         return not self._exchanges and not self._rest and self._head is None
 
     @property
     def idle_seconds(self) -> int:
-        """For how long it `is_idle`, about."""
         return self._seconds
 
     @property
@@ -192,7 +190,6 @@ class HttpProtocol(asyncio.BufferedProtocol):
         return host_of(self._transport.get_extra_info("peername"))
 
     def stop(self) -> None:
-        """Answer what has arrived, is arriving, or still arrives while others are answered, and close behind it."""
         self._is_stopping = True
         if self._exchanges and not self._rest and self._head is None:
             self._exchanges[-1].closes = self._is_deaf = True
@@ -204,7 +201,6 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def sweep(self) -> None:
-        """Called every `SWEEP_SECONDS`: give up a caller whose time is over."""
         phase, moved = self._observe()
         if phase is not self._phase or not self._seconds:
             self._phase, self._seconds = phase, 1
@@ -289,11 +285,9 @@ class HttpProtocol(asyncio.BufferedProtocol):
             self._empty_lines += 1
         if self._empty_lines > self._limits.head_bytes:
             raise Malformed("there are too many empty lines")
-        end = rest.find(END, max(0, self._searched - len(END))) + len(END)
-        if (end if end >= len(END) else len(rest)) > self._limits.head_bytes:
-            raise Malformed(f"the head exceeds {self._limits.head_bytes} bytes", 431)
-        if end < len(END):
-            self._judge_piece()
+        end = head_end(rest, self._searched, self._limits.head_bytes)
+        if not end:
+            self._searched = len(rest)
             return False
         with memoryview(rest) as view:
             raw = view[:end].tobytes()
@@ -308,16 +302,6 @@ class HttpProtocol(asyncio.BufferedProtocol):
         else:
             self._take(head, _NO_BODY)
         return True
-
-    def _judge_piece(self) -> None:
-        """Refuse at once what will never be a head, though its end has not been seen."""
-        rest, searched = self._rest, self._searched
-        self._searched = len(rest)
-        if rest.count(b"\n", searched) != rest.count(b"\r\n", max(0, searched - 1)):
-            raise Malformed("a line does not end in CRLF")
-        line_end = rest.find(b"\r\n")
-        if line_end >= max(0, searched - 1):
-            parse_request_line(bytes(rest[:line_end]))
 
     def _expect_body(self, head: Head) -> None:
         """Make room for a body, or refuse it."""

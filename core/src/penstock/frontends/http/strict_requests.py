@@ -1,0 +1,126 @@
+"""One grammar for both hosts: what is not a request by `parse_head` never reaches another server's parser.
+
+Other parsers mean well: they join folded lines, take LF for CRLF, and let names and codings pass that two readers
+read in two ways.
+"""
+
+from __future__ import annotations
+
+from penstock.frontends.http.chunked import ChunkedBody
+from penstock.frontends.http.fields import Malformed
+from penstock.frontends.http.heads import CHUNKED, Head, Refused, head_end, parse_head
+from penstock.frontends.http.limits import Limits
+
+_HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+#: A head that nobody takes for one.
+_RUBBISH = b"\0\r\n\r\n"
+
+
+class StrictRequests:
+    """Passes requests on byte for byte, and the first that is none as rubbish, which is answered 400 in its turn.
+
+    An upgrade is not passed on: the connection goes on in HTTP/1.1. What begins as HTTP/2 is passed on as it is.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        #: Requests that have been passed on to their last byte.
+        self.whole = 0
+        self.is_http_2 = False
+        self._limits = limits
+        self._rest = bytearray()
+        self._searched = 0
+        self._missing = 0  # bytes of a body of known length
+        self._chunked: ChunkedBody | None = None
+        self._is_last = self._is_over = False
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether a request has begun, and is not whole."""
+        return bool(self._rest or self._missing or self._chunked is not None)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of a head, or of a line, whose end has not come."""
+        return len(self._rest)
+
+    def pass_on(self, data: bytes) -> bytes:
+        """What is to be read behind what was passed on before."""
+        if self.is_http_2:
+            return data
+        if self._is_over:
+            return b""
+        self._rest += data
+        passed = bytearray()
+        try:
+            while self._rest and self._take(passed):
+                pass
+        except (Malformed, Refused):
+            passed += _RUBBISH
+            self._end()
+        return bytes(passed)
+
+    def _take(self, passed: bytearray) -> bool:
+        """Move something from what has been received to ``passed``; false if there is too little of it."""
+        rest = self._rest
+        if self._missing:
+            size = min(self._missing, len(rest))
+            passed += rest[:size]
+            del rest[:size]
+            self._missing -= size
+            if not self._missing:
+                self._complete()
+            return True
+        if self._chunked is not None:
+            before = bytes(rest)
+            is_whole = self._chunked.feed(rest)
+            passed += before[: len(before) - len(rest)]
+            self._chunked.body.clear()
+            if is_whole:
+                self._chunked = None
+                self._complete()
+            return is_whole
+        return self._take_head(passed)
+
+    def _take_head(self, passed: bytearray) -> bool:
+        rest = self._rest
+        while rest.startswith(b"\r\n"):
+            del rest[:2]
+        if not self.whole and _HTTP_2.startswith(rest[: len(_HTTP_2)]):
+            if len(rest) < len(_HTTP_2):
+                return False
+            self.is_http_2 = True
+            passed += rest
+            rest.clear()
+            return True
+        end = head_end(rest, self._searched, self._limits.head_bytes)
+        if not end:
+            self._searched = len(rest)
+            return False
+        raw, self._searched = bytes(rest[:end]), 0
+        del rest[:end]
+        self._begin(parse_head(raw, self._limits.headers), raw, passed)
+        return True
+
+    def _begin(self, head: Head, raw: bytes, passed: bytearray) -> None:
+        self._is_last = head.closes
+        passed += raw if b"upgrade" not in head.headers else _without_upgrade(raw)
+        if head.body_bytes == CHUNKED:
+            self._chunked = ChunkedBody(self._limits, lambda size, chunks: None)
+        elif head.body_bytes:
+            self._missing = head.body_bytes
+        else:
+            self._complete()
+
+    def _complete(self) -> None:
+        self.whole += 1
+        if self._is_last:
+            self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._rest.clear()
+        self._missing, self._chunked = 0, None
+
+
+def _without_upgrade(raw: bytes) -> bytes:
+    return b"\r\n".join(line for line in raw.split(b"\r\n") if not line.lower().startswith(b"upgrade:"))
