@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -124,6 +125,49 @@ def test_idle_connections_do_not_hold_the_exit(serve: Start, root: Path, add_mod
         half.close()
         assert server.finish() == 0
     connection.close()
+
+
+@pytest.mark.parametrize("http_host", ["native", "hypercorn"])
+def test_kept_alive_connections_are_served_while_others_are_answered_and_end_with_them(
+    serve: Start, root: Path, gate: Gate, gated: Mapping[str, str], infer: Any, http_host: str
+) -> None:
+    """As by Triton; which goes on until the time is over, though nothing is in flight."""
+    server = serve(f"--model-repository={root}", f"--http-server={http_host}", environ=gated)
+    kept = [http.client.HTTPConnection("127.0.0.1", server.http, timeout=30) for _ in range(2)]
+    for connection in kept:
+        connection.request("GET", "/v2/health/live")
+        connection.getresponse().read()
+    gate.close()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(infer, server, "slow")
+        gate.wait_until_running()
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_line("stopping")
+        kept[0].request("GET", "/v2")
+        answer = kept[0].getresponse()
+        assert (answer.status, answer.getheader("Connection")) == (200, "close")
+        answer.read()
+        gate.open()
+        assert running.result(30) == [1.0, 2.0]
+    assert server.finish() == 0
+    for connection in kept:
+        connection.close()
+
+
+@pytest.mark.parametrize("http_host", ["native", "hypercorn"])
+def test_a_caller_who_has_stopped_sending_does_not_hold_the_exit(
+    serve: Start, root: Path, add_model: AddModel, http_host: str, wait_until: Callable[..., None]
+) -> None:
+    add_model(root, "echo")
+    server = serve(f"--model-repository={root}", f"--http-server={http_host}")
+    head = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\n"
+    with contextlib.ExitStack() as stack:
+        for sent in (head, head + b"Content-Length: 9\r\n\r\n", b"", b"P"):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.http))).sendall(sent)
+        assert server.get("/v2/health/live")[0] == 200
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.process.poll() is not None, "the server ends", 8)
+        assert server.finish() == 0
 
 
 @pytest.mark.parametrize("hosts", [(), ("--http-server=hypercorn", "--grpc-server=grpcio")])

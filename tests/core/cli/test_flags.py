@@ -47,6 +47,7 @@ OURS = {
     "http-max-connections",
     "http-min-data-rate",
     "http-server",
+    "http-stall-timeout-secs",
     "model-files-from",
     "plugins",
     "strict-parameters",

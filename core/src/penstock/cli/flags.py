@@ -130,7 +130,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("http-keepalive-timeout-secs", "<n>", "Time that a connection may wait for its next request; 0 is "
              "unlimited.", "75", values.count),
         Flag("http-min-data-rate", "<bytes/s>", "Rate at which the body of a request must arrive, and an answer must "
-             "be read; below it for half a minute, the connection ends. 0 is unlimited.", "240", values.count),
+             "be read; 0 is unlimited.", "240", values.count),
+        Flag("http-stall-timeout-secs", "<n>", "Time after which the connection of a caller below that rate ends; 0 is "
+             "unlimited.", "60", values.count),
         Flag("http-restricted-api", "<api>,...:<key>=<value>", _HTTP_RESTRICTED, "model-repository:admin=letmein",
              values.restriction("http-restricted-api", "api"), values.restrictions("api")),
         Flag("http-server", "<server>", "What runs the HTTP endpoint: auto, hypercorn or native.", "hypercorn",

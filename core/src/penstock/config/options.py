@@ -118,6 +118,7 @@ class ServerOptions:
     http_header_timeout_secs: int = 60
     http_keepalive_timeout_secs: int = 620
     http_min_data_rate: int = 1024
+    http_stall_timeout_secs: int = 30
     #: Category to the header that unlocks it.
     http_restricted_api: Mapping[str, Restriction] = field(default_factory=dict)
     http_server: HttpServer = "auto"

@@ -194,7 +194,10 @@ class Peer:
         self.cancelled: list[int] = []
         self.holds = False
         self.unread = b""
+        self.turns: list[Callable[[], None]] = []
+        self.takes_turns = True
         self.connections = Connections(self.dispatch, limits)
+        self.connections.call_soon = self.turns.append  # type: ignore[method-assign]
         if beside is not None:
             shared = beside.connections
             self.connections.known_heads = shared.known_heads
@@ -224,7 +227,13 @@ class Peer:
             buffer[:size] = view[:size]
             view = view[size:]
             self.protocol.buffer_updated(size)
+            self.take_turns()
         self.unread = bytes(view)
+
+    def take_turns(self) -> None:
+        """What the event loop does next."""
+        while self.turns and self.takes_turns:
+            self.turns.pop(0)()
 
     @property
     def answer(self) -> bytes:

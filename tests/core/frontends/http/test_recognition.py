@@ -695,6 +695,7 @@ class World:
         else:
             self.answer()
         for peer in self.peers:
+            peer.take_turns()
             peer.send(b"")  # what it may read by now
 
     def seen(self) -> Any:

@@ -10,6 +10,8 @@ from penstock.frontends.http.limits import Limits
 _HEX = b"0123456789abcdefABCDEF"
 #: Digits of a size, without zeros in front, and what a line with a size may have without being bounded.
 _SIZE_DIGITS, _LINE_BYTES = 15, 20
+#: Chunks that are taken in one turn of the event loop: about a millisecond.
+_PER_TURN = 256
 
 
 class ChunkedBody:
@@ -19,10 +21,11 @@ class ChunkedBody:
     Everything beside the data itself (extensions, trailers) is thrown away, and bounded.
     """
 
-    __slots__ = ("_chunks", "_judge", "_limits", "_missing", "_spare_bytes", "_trailers", "body")
+    __slots__ = ("_chunks", "_judge", "_limits", "_missing", "_spare_bytes", "_trailers", "body", "has_more")
 
     def __init__(self, limits: Limits, judge: Callable[[int, int], None]) -> None:
         self.body = bytearray()
+        self.has_more = False
         self._limits, self._judge = limits, judge
         self._missing = 0  # bytes of this chunk and of the CRLF behind it
         self._chunks = 0
@@ -32,8 +35,9 @@ class ChunkedBody:
     def feed(self, received: bytearray) -> bool:
         """Take what belongs to the body from the front of ``received``; true once the body is whole.
 
-        Raises `Malformed`.
+        Takes so many chunks and no more, and says `has_more` where there are. Raises `Malformed`.
         """
+        most, self.has_more = self._chunks + _PER_TURN, False
         while received:
             if self._missing > 2:
                 size = min(self._missing - 2, len(received))
@@ -48,6 +52,9 @@ class ChunkedBody:
                     return False
                 del received[:2]
                 self._missing = 0
+            elif self._chunks >= most:
+                self.has_more = True
+                return False
             else:
                 end = received.find(b"\n") + 1
                 if not end:

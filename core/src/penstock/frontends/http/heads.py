@@ -75,6 +75,18 @@ def parse_head(raw: bytes, most_fields: int) -> Head:
     return Head(method, path, headers, raw_headers, body_bytes, closes, waits)
 
 
+def drop_empty_lines(received: bytearray) -> int:
+    """Drop the empty lines at the front of ``received``, and say how many there were. Raises `Malformed`."""
+    if not received.startswith(b"\r\n"):
+        return 0
+    size = len(received) - len(received.lstrip(b"\r\n"))
+    lines = size // 2
+    if received[: 2 * lines] != b"\r\n" * lines:
+        raise Malformed("an empty line does not end in CRLF")
+    del received[: 2 * lines]
+    return lines
+
+
 def head_end(received: bytearray, searched: int, most_bytes: int) -> int:
     """Where the head at the front of ``received`` ends; 0 if its end is not there, of which ``searched`` bytes say no.
 

@@ -140,12 +140,10 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         if is_arriving is not self._was_arriving:
             self._was_arriving, self._seconds = is_arriving, 0
         self._seconds += 1
-        limit = self.limits.header_timeout_s
         stands_still = self._waited_bytes == self._requests.waiting_bytes
         self._waited_bytes = self._requests.waiting_bytes
-        if (is_arriving and (0 < limit < self._seconds or (self.is_stopping and stands_still))) or (
-            not is_arriving and 0 < self.limits.keepalive_timeout_s < self._seconds
-        ):
+        limit = self.limits.header_timeout_s if is_arriving else self.limits.keepalive_timeout_s
+        if 0 < limit < self._seconds or (is_arriving and self.is_stopping and stands_still):
             self.close()
 
 
@@ -157,7 +155,7 @@ class _Call:
         self._closes = False
         self._is_http_1 = scope["http_version"] < "2"
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._pace = Pace(connection.limits.min_data_rate)
+        self._pace = Pace(connection.limits.min_data_rate, connection.limits.stall_timeout_s)
         self._moved_bytes = 0
         self._is_receiving = True
         self._is_sending = self._is_late = self.has_begun = False

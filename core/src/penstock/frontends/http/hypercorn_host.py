@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.tcp_server import TCPServer
@@ -27,6 +28,7 @@ class HypercornHost(Host):
         config.accesslog = config.errorlog = None
         config.include_date_header = config.include_server_header = False
         config.h11_max_incomplete_size = 2 * limits.head_bytes  # ours is the bound
+        config.keep_alive_max_requests = sys.maxsize
         config.keep_alive_timeout = None  # type: ignore[assignment]  # ours is the clock
         self._app = create_app(self.server)
         self._wrapped = ASGIWrapper(self._answer)  # type: ignore[arg-type]

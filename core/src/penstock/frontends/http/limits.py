@@ -38,6 +38,8 @@ class Limits:
     keepalive_timeout_s: int = 620
     #: What a body must arrive with, and an answer be taken with, in bytes a second (`Pace`).
     min_data_rate: int = 1024
+    #: Without which progress they are given up after so long.
+    stall_timeout_s: int = 30
     #: How long a refused caller is still listened to, so that it reads the refusal.
     linger_s: int = 30
 
@@ -69,6 +71,7 @@ def flagged(options: ServerOptions) -> dict[str, int]:
         "header_timeout_s": options.http_header_timeout_secs,
         "keepalive_timeout_s": options.http_keepalive_timeout_secs,
         "min_data_rate": options.http_min_data_rate,
+        "stall_timeout_s": options.http_stall_timeout_secs,
     }
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 from typing import Protocol
 
-#: How long a caller may make no progress at all, or for how long it may save up what it was faster, in seconds.
-PATIENCE_S = 30.0
 try:
     from fcntl import ioctl
     from termios import TIOCOUTQ
@@ -20,26 +18,30 @@ class Socket(Protocol):
 
 
 class Pace:
-    """Judges, once a second, what a caller has sent or taken. ``rate`` is in bytes a second; 0 allows any."""
+    """Judges, once a second, what a caller has sent or taken.
 
-    __slots__ = ("_patience_s", "_rate", "_seen", "moved_bytes")
+    It may be below ``rate``, in bytes a second, for ``timeout_s``, and for that much longer as it was faster before,
+    up to ``timeout_s`` again. 0 of either allows any.
+    """
 
-    def __init__(self, rate: int) -> None:
-        self._rate = rate
+    __slots__ = ("_patience_s", "_rate", "_seen", "_timeout_s", "moved_bytes")
+
+    def __init__(self, rate: int, timeout_s: int) -> None:
+        self._rate, self._timeout_s = rate, timeout_s
         self.begin(0)
 
     def begin(self, count: int) -> None:
         """From here on, ``count`` bytes have been moved already."""
-        self._patience_s, self._seen = PATIENCE_S, count
+        self._patience_s, self._seen = float(self._timeout_s), count
         #: In the last second.
         self.moved_bytes = 0
 
     def is_too_slow(self, count: int) -> bool:
         """Whether the caller has been below the rate for too long; ``count`` bytes have been moved up to now."""
         self.moved_bytes, self._seen = max(0, count - self._seen), count
-        if not self._rate:
+        if not self._rate or not self._timeout_s:
             return False
-        self._patience_s = min(PATIENCE_S, self._patience_s + self.moved_bytes / self._rate) - 1
+        self._patience_s = min(self._timeout_s, self._patience_s + self.moved_bytes / self._rate) - 1
         return self._patience_s < 0
 
 

@@ -24,7 +24,7 @@ from penstock.frontends.http.body import DIRECT_BYTES, DirectBody
 from penstock.frontends.http.chunked import ChunkedBody
 from penstock.frontends.http.exchange import Exchange
 from penstock.frontends.http.fields import Malformed
-from penstock.frontends.http.heads import CHUNKED, END, Head, Refused, head_end, parse_head
+from penstock.frontends.http.heads import CHUNKED, END, Head, Refused, drop_empty_lines, head_end, parse_head
 from penstock.frontends.http.limits import Limits, too_many_chunks
 from penstock.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply, text_error
 from penstock.frontends.http.pace import Pace, has_left, unsent_bytes
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_EMPTY_LINE = b"\r\n"
 _NO_BODY = memoryview(b"")
 #: Requests of one connection that are taken in one turn of the event loop.
-_PER_TURN = 64
+_PER_TURN = 8
 
 
 class Phase(enum.Enum):
@@ -86,7 +85,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._has_spoken = False
         self._phase = Phase.HEAD
         self._seconds = 0  # of this phase; 0 begins it anew
-        self._pace = Pace(connections.limits.min_data_rate)
+        self._pace = Pace(connections.limits.min_data_rate, connections.limits.stall_timeout_s)
 
     # ------------------------------------------------------------------ the transport calls
 
@@ -264,7 +263,6 @@ class HttpProtocol(asyncio.BufferedProtocol):
                     self._rest.clear()
                 elif taken == _PER_TURN:
                     self._has_more = True
-                    self._connections.call_soon(self._go_on)
                     break
                 elif not (self._take_head() if self._head is None else self._take_body(self._head)):
                     break
@@ -275,14 +273,15 @@ class HttpProtocol(asyncio.BufferedProtocol):
             self._refuse(text_error(error.status, f"malformed HTTP request: {error}"))
         finally:
             self._is_taking = False
+        self._has_more |= self._chunked is not None and self._chunked.has_more
+        if self._has_more:
+            self._connections.call_soon(self._go_on)
         self._balance()
 
     def _take_head(self) -> bool:
         """Whether there was a whole head, behind empty lines or not."""
         rest = self._rest
-        while rest.startswith(_EMPTY_LINE):
-            del rest[: len(_EMPTY_LINE)]
-            self._empty_lines += 1
+        self._empty_lines += drop_empty_lines(rest)
         if self._empty_lines > self._limits.head_bytes:
             raise Malformed("there are too many empty lines")
         end = head_end(rest, self._searched, self._limits.head_bytes)

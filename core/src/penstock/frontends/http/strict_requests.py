@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from penstock.frontends.http.chunked import ChunkedBody
 from penstock.frontends.http.fields import Malformed
-from penstock.frontends.http.heads import CHUNKED, Head, Refused, head_end, parse_head
+from penstock.frontends.http.heads import CHUNKED, Head, Refused, drop_empty_lines, head_end, parse_head
 from penstock.frontends.http.limits import Limits
 
 _HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -28,7 +28,7 @@ class StrictRequests:
         self.is_http_2 = False
         self._limits = limits
         self._rest = bytearray()
-        self._searched = 0
+        self._searched = self._empty_lines = 0
         self._missing = 0  # bytes of a body of known length
         self._chunked: ChunkedBody | None = None
         self._is_last = self._is_over = False
@@ -71,20 +71,22 @@ class StrictRequests:
                 self._complete()
             return True
         if self._chunked is not None:
-            before = bytes(rest)
             is_whole = self._chunked.feed(rest)
-            passed += before[: len(before) - len(rest)]
-            self._chunked.body.clear()
+            if gathered := self._chunked.body:  # as one chunk, however many it came in
+                passed += b"%x\r\n%s\r\n" % (len(gathered), gathered)
+                gathered.clear()
             if is_whole:
+                passed += b"0\r\n\r\n"
                 self._chunked = None
                 self._complete()
-            return is_whole
+            return is_whole or self._chunked.has_more
         return self._take_head(passed)
 
     def _take_head(self, passed: bytearray) -> bool:
         rest = self._rest
-        while rest.startswith(b"\r\n"):
-            del rest[:2]
+        self._empty_lines += drop_empty_lines(rest)
+        if self._empty_lines > self._limits.head_bytes:
+            raise Malformed("there are too many empty lines")
         if not self.whole and _HTTP_2.startswith(rest[: len(_HTTP_2)]):
             if len(rest) < len(_HTTP_2):
                 return False
@@ -96,7 +98,7 @@ class StrictRequests:
         if not end:
             self._searched = len(rest)
             return False
-        raw, self._searched = bytes(rest[:end]), 0
+        raw, self._searched, self._empty_lines = bytes(rest[:end]), 0, 0
         del rest[:end]
         self._begin(parse_head(raw, self._limits.headers), raw, passed)
         return True
@@ -105,11 +107,16 @@ class StrictRequests:
         self._is_last = head.closes
         passed += raw if b"upgrade" not in head.headers else _without_upgrade(raw)
         if head.body_bytes == CHUNKED:
-            self._chunked = ChunkedBody(self._limits, lambda size, chunks: None)
+            self._chunked = ChunkedBody(self._limits, self._judge)
         elif head.body_bytes:
             self._missing = head.body_bytes
         else:
             self._complete()
+
+    def _judge(self, size: int, chunks: int) -> None:
+        """How large it may be, the application knows."""
+        if chunks > self._limits.chunks:
+            raise Malformed("the body has too many chunks")
 
     def _complete(self) -> None:
         self.whole += 1

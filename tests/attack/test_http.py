@@ -1,0 +1,222 @@
+"""Callers of HTTP who are too many, too slow, or too much at once, and the same on the metrics port."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Penstock
+
+    UnderAttack = Callable[[Penstock], AbstractContextManager[None]]
+
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n"
+READ_BYTES = 64 * 1024
+MIB = 1 << 20
+#: Impatient enough for a test; the bystander asks every 5 ms.
+LIMITS = ("--http-header-timeout-secs=2", "--http-keepalive-timeout-secs=2", "--http-stall-timeout-secs=2",
+          "--http-max-connections=200")  # fmt: skip
+
+
+@pytest.fixture
+def impatient(serve: Callable[..., Penstock], attack_repository: Path) -> Penstock:
+    """A server whose limits are reached in seconds."""
+    return serve(f"--model-repository={attack_repository}", *LIMITS)
+
+
+@pytest.fixture(params=["http", "metrics"])
+def port(request: pytest.FixtureRequest, impatient: Penstock) -> int:
+    return impatient.http if request.param == "http" else impatient.ports["Metrics Service"]
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., list[socket.socket]]]:
+    """``connect(port, count, sent)``: connections over which something has been sent, closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(port: int, count: int, sent: bytes = b"") -> list[socket.socket]:
+            callers = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(count)]
+            for caller in callers:
+                with contextlib.suppress(OSError):  # refused already
+                    caller.sendall(sent)
+            return callers
+
+        yield connect
+
+
+def is_over(caller: socket.socket) -> bool:
+    """Whether the server has ended the connection; what it answered before is thrown away."""
+    try:
+        while select.select([caller], [], [], 0)[0]:
+            if not caller.recv(1 << 16):
+                return True
+    except ConnectionResetError:
+        return True
+    return False
+
+
+def binary(size: int) -> bytes:
+    """An inference of ``size`` bytes that are answered as they are, without the bytes."""
+    tensor = {"name": "IN", "datatype": "UINT8", "shape": [size], "parameters": {"binary_data_size": size}}
+    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return b"POST /v2/models/huge/infer HTTP/1.1\r\nHost: h\r\nInference-Header-Content-Length: %d\r\n" % len(text) + (
+        b"Content-Length: %d\r\n\r\n%s" % (len(text) + size, text)
+    )
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"", b"Connection: upgrade\r\nUpgrade: h2c\r\n", b"Expect: 100-continue\r\n"],
+    ids=["", "upgrade", "expect"],
+)
+def test_pipelined_requests(
+    attacked: Penstock, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]], rest: bytes
+) -> None:
+    """A thousand in one read: all are answered, and nobody waits for them."""
+    request = LIVE + rest + b"\r\n"
+    many = request * (READ_BYTES // len(request))
+    with under_attack(attacked):
+        for caller in connect(attacked.http, 1, many + LIVE + b"Connection: close\r\n\r\n"):
+            with caller.makefile("rb") as stream:
+                assert stream.read().count(b"HTTP/1.1 200 ") == READ_BYTES // len(request) + 1
+
+
+def test_pipelined_scrapes(
+    attacked_natively: Penstock, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]]
+) -> None:
+    scrape = b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n"
+    with under_attack(attacked_natively):
+        for caller in connect(attacked_natively.ports["Metrics Service"], 1, scrape * 20 + LIVE + b"\r\n"):
+            caller.shutdown(socket.SHUT_WR)
+            with caller.makefile("rb") as stream:
+                assert stream.read().count(b"HTTP/1.1 200 ") == 21
+
+
+def test_heads_that_never_repeat(
+    attacked_natively: Penstock, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]]
+) -> None:
+    """As large as they may be, and all different."""
+    fields = b"".join(b"Field-%03d: %s\r\n" % (number, b"x" * 480) for number in range(120))
+    with under_attack(attacked_natively):
+        (caller,) = connect(attacked_natively.http, 1)
+        for number in range(100):
+            caller.sendall(LIVE + b"Number: %d\r\n" % number + fields + b"\r\n")
+            assert caller.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "noise", [b"\r\n", b"1\r\nx\r\n", b"1;extension=%d\r\nx\r\n" % 10**15], ids=["lines", "chunks", "extensions"]
+)
+def test_noise_without_end(
+    attacked_natively: Penstock, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]], noise: bytes
+) -> None:
+    """Empty lines, tiny chunks, chunk extensions: refused before they cost anything."""
+    head = (
+        b""
+        if noise == b"\r\n"
+        else b"POST /v2/models/huge/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    with under_attack(attacked_natively):
+        for caller in connect(attacked_natively.http, 2):
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                caller.sendall(head)
+                for _ in range(20):
+                    caller.sendall(noise * (READ_BYTES // len(noise)))
+            with contextlib.suppress(ConnectionResetError), caller.makefile("rb") as stream:
+                assert re.match(rb"HTTP/1.1 4\d\d ", stream.read())
+
+
+def test_answers_that_nobody_reads(
+    impatient: Penstock,
+    under_attack: UnderAttack,
+    connect: Callable[..., list[socket.socket]],
+    wait_until: Callable[..., None],
+) -> None:
+    size = 16 * MIB
+    with under_attack(impatient):
+        callers = connect(impatient.http, 8, binary(size) + bytes(size))
+        limit = 6 * size
+        wait_until(lambda: impatient.rss_bytes > limit, "the answers are held", 20)
+        wait_until(lambda: impatient.rss_bytes < limit, "they are given up", 20)
+        for caller in callers:
+            wait_until(lambda caller=caller: is_over(caller), "the connection is closed", 20)
+
+
+def test_an_answer_that_is_read_slowly_arrives(
+    impatient: Penstock, connect: Callable[..., list[socket.socket]]
+) -> None:
+    """Thrice as long as a caller may stand still."""
+    size = 32 * MIB
+    (caller,) = connect(impatient.http, 1, binary(size) + bytes(size))
+    received, pause = 0, 6.0 / 64
+    while received < size:
+        select.select([], [], [], pause)
+        piece = caller.recv(512 * 1024)
+        assert piece
+        received += len(piece)
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunks"])
+def test_bodies_that_drip(
+    impatient: Penstock,
+    under_attack: UnderAttack,
+    connect: Callable[..., list[socket.socket]],
+    wait_until: Callable[..., None],
+    chunked: bool,
+) -> None:
+    head = binary(MIB)
+    if chunked:
+        head = re.sub(
+            rb"Content-Length: \d+\r\n\r\n.*",
+            b"Transfer-Encoding: chunked\r\n\r\n",
+            head.replace(b"Inference-Header-", b"X-"),
+            flags=re.DOTALL,
+        )
+    with under_attack(impatient):
+        callers = connect(impatient.http, 50, head + (b"10000\r\n" if chunked else b"") + bytes(50_000))
+
+        def drip() -> bool:
+            for caller in callers:
+                with contextlib.suppress(OSError):
+                    caller.send(b"x")
+            select.select([], [], [], 0.2)
+            return all(map(is_over, callers))
+
+        wait_until(drip, "all are given up", 20)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /v2", LIVE, LIVE + b"\r\n"], ids=["silent", "line", "head", "idle"])
+def test_connections_that_wait(
+    impatient: Penstock,
+    port: int,
+    under_attack: UnderAttack,
+    connect: Callable[..., list[socket.socket]],
+    wait_until: Callable[..., None],
+    sent: bytes,
+) -> None:
+    """For a first byte, for the end of a head, for the next request."""
+    with under_attack(impatient):
+        callers = connect(port, 150, sent)
+        wait_until(lambda: all(map(is_over, callers)), "all are closed", 20)
+
+
+def test_more_connections_than_there_may_be(
+    impatient: Penstock, port: int, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]]
+) -> None:
+    """New callers are served: those who have been idle for longest give way, or the newest is told to come later."""
+    with under_attack(impatient):
+        for _ in range(5):
+            connect(port, 150, LIVE + b"\r\n")
+    open_sockets = sum(
+        1 for entry in Path(f"/proc/{impatient.process.pid}/fd").iterdir() if "socket:" in str(entry.readlink())
+    )
+    assert open_sockets < 230
