@@ -10,8 +10,8 @@ from penstock.frontends.http.limits import Limits
 _HEX = b"0123456789abcdefABCDEF"
 #: Digits of a size, without zeros in front, and what a line with a size may have without being bounded.
 _SIZE_DIGITS, _LINE_BYTES = 15, 20
-#: Chunks that are taken in one turn of the event loop: about a millisecond.
-_PER_TURN = 256
+#: Chunks that are taken in one turn of the event loop: a fraction of a millisecond.
+_PER_TURN = 32
 
 
 class ChunkedBody:
