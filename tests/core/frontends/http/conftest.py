@@ -197,7 +197,7 @@ class Peer:
         self.turns: list[Callable[[], None]] = []
         self.takes_turns = True
         self.connections = Connections(self.dispatch, limits)
-        self.connections.call_soon = self.turns.append  # type: ignore[method-assign]
+        self.connections.call_soon = self.turns.append  # type: ignore[method-assign, assignment]
         if beside is not None:
             shared = beside.connections
             self.connections.known_heads = shared.known_heads

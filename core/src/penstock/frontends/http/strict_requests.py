@@ -71,15 +71,16 @@ class StrictRequests:
                 self._complete()
             return True
         if self._chunked is not None:
-            is_whole = self._chunked.feed(rest)
-            if gathered := self._chunked.body:  # as one chunk, however many it came in
+            chunked = self._chunked
+            is_whole = chunked.feed(rest)
+            if gathered := chunked.body:  # as one chunk, however many it came in
                 passed += b"%x\r\n%s\r\n" % (len(gathered), gathered)
                 gathered.clear()
             if is_whole:
                 passed += b"0\r\n\r\n"
                 self._chunked = None
                 self._complete()
-            return is_whole or self._chunked.has_more
+            return is_whole or chunked.has_more
         return self._take_head(passed)
 
     def _take_head(self, passed: bytearray) -> bool:
