@@ -167,12 +167,7 @@ def test_the_server_is_live_and_ready(client: Client) -> None:
 
 def test_an_unknown_model_or_version_is_not_ready(client: Client) -> None:
     for model, version in (("nosuch", ""), ("versions", "2")):
-        if client.is_http:
-            assert not client.is_model_ready(model, version)
-        else:
-            with pytest.raises(InferenceServerException) as caught:
-                client.is_model_ready(model, version)
-            assert caught.value.status() == "StatusCode.NOT_FOUND"
+        assert not client.is_model_ready(model, version)
 
 
 def test_the_server_says_who_it_is(client: Client) -> None:

@@ -30,24 +30,27 @@ def read_fields(raw: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], dict[
         raise Malformed("a line does not end in CRLF")
     if len(lines) > most:
         raise Malformed(f"more than {most} headers", 431)
+    if raw.translate(None, _VALUE) != b"\r\n" * len(lines):
+        raise Malformed("a header has a control character, or a line does not end in CRLF")
     fields: list[tuple[bytes, bytes]] = []
     by_name: dict[bytes, bytes] = {}
     for line in lines:
-        field, name = _short_field(line) if len(line) < _LONG else _field(line)
-        fields.append(field)
-        by_name[name] = field[1] if name not in by_name else by_name[name] + b", " + field[1]
+        name, colon, value = line.partition(b":")
+        if not colon:
+            raise Malformed("a header is a token, a colon and a value")
+        value = value.strip(b" \t")
+        fields.append((name, value))
+        name = _known_key(name) if len(name) < _LONG else _key(name)
+        by_name[name] = value if name not in by_name else by_name[name] + b", " + value
     return fields, by_name
 
 
-def _field(line: bytes) -> tuple[tuple[bytes, bytes], bytes]:
-    """Name and value, and the name in lower case."""
-    name, colon, value = line.partition(b":")
-    if not colon or not name or name.translate(None, TOKEN):
+def _key(name: bytes) -> bytes:
+    """``name`` in lower case; raises `Malformed` if it is no token."""
+    if not name or name.translate(None, TOKEN):
         raise Malformed("a header is a token, a colon and a value")
-    if value.translate(None, _VALUE):
-        raise Malformed("a header has a control character, or a line does not end in CRLF")
-    return (name, value.strip(b" \t")), name.lower()
+    return name.lower()
 
 
-#: The same few lines come again and again, whatever else changes from request to request.
-_short_field = lru_cache(1024)(_field)
+#: The same few names come again and again, whatever else changes from request to request.
+_known_key = lru_cache(1024)(_key)
