@@ -12,6 +12,7 @@ import http.client
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,9 +117,10 @@ def under_attack(
             assert bystander.stdout is not None
             try:
                 assert bystander.stdout.readline() == b"watching\n"
+                end = time.monotonic() + PROBES * 0.005
                 yield
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    bystander.wait(PROBES * 0.005)
+                    bystander.wait(max(0.0, end - time.monotonic()))
                 bystander.stdin.close()
                 seen = json.loads(bystander.stdout.read())
             finally:

@@ -129,7 +129,13 @@ def test_idle_connections_do_not_hold_the_exit(serve: Start, root: Path, add_mod
 
 @pytest.mark.parametrize("http_host", ["native", "hypercorn"])
 def test_kept_alive_connections_are_served_while_others_are_answered_and_end_with_them(
-    serve: Start, root: Path, gate: Gate, gated: Mapping[str, str], infer: Any, http_host: str
+    serve: Start,
+    root: Path,
+    gate: Gate,
+    gated: Mapping[str, str],
+    infer: Any,
+    http_host: str,
+    wait_until: Callable[..., None],
 ) -> None:
     """As by Triton; which goes on until the time is over, though nothing is in flight."""
     server = serve(f"--model-repository={root}", f"--http-server={http_host}", environ=gated)
@@ -143,6 +149,7 @@ def test_kept_alive_connections_are_served_while_others_are_answered_and_end_wit
         gate.wait_until_running()
         server.process.send_signal(signal.SIGTERM)
         server.wait_for_line("stopping")
+        wait_until(lambda: is_closed(server.http), "the port is closed")
         kept[0].request("GET", "/v2")
         answer = kept[0].getresponse()
         assert (answer.status, answer.getheader("Connection")) == (200, "close")

@@ -89,8 +89,8 @@ def test_a_client_brings_the_whole_model(client: Any) -> None:
         client.load_model("brought")
 
 
-NAMES = ["..", "../plain", "plain/1", "/etc", "\\", "%2e%2e", "a\0b", "\u2215etc", "C:", "plain ", " ", "", "x" * 5000]
-FILES = ["../x", "/etc/x", "1/../../x", "", ".", "a\0b", "x" * 300]
+NAMES = ["..", "../plain", "plain/1", "/etc", "\\", "%2e%2e", "a\0b", "\u2215etc", "C:", "plain/ ", " ", "", "x" * 5000]
+FILES = ["../x", "/../x", "1/../../x", "", ".", "a\0b", "x" * 300]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))

@@ -14,6 +14,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as triton
 
 from penstock.config.model_config_pb2 import ModelConfig
+from penstock.config.options import ServerOptions
 from penstock.errors import BackendError, Code, NotFound, PenstockError, Unavailable
 from penstock.frontends.forwarding import HeaderForwarding
 from penstock.frontends.grpc import stream
@@ -59,6 +60,7 @@ class Desk:
         self.submitted: asyncio.Queue[InferRequest] = asyncio.Queue()
         self.refusal: Exception | None = None
         self.large_work = LargeWork()
+        self.options = ServerOptions(model_repository=("models",))
 
     def resolve(self, name: str, version: str = "") -> StandIn:
         if name not in self.models:

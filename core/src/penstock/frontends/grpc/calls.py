@@ -281,6 +281,8 @@ class SingleCall(Call):
         except Exception as error:
             self.fail(error)
             self.done()
+        finally:
+            del outcome  # an error and the frame that has it would keep each other, and the body, for the collector
 
     def look(self, now: float) -> None:
         if not (self.is_busy or self.is_ended):

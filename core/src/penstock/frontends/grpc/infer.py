@@ -96,6 +96,8 @@ def _infer_large(inference: Inference, parcel: Parcel, forwarded: Mapping[str, s
             answer.settle(CallerError("Unable to parse request", Code.INTERNAL))
         except Exception as error:
             answer.settle(worded(error))
+        finally:
+            del outcome  # an error and the frame that has it would keep each other, and the message, for the collector
 
     leave = inference.server.large_work.begin(partial(decode_large, answer.model, parcel, answer, forwarded), submit)
 

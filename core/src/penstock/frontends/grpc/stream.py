@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.errors import CallerError, Code, InternalError, PenstockError, Unavailable
 from penstock.frontends.disclosure import shown
-from penstock.frontends.failures import tell
+from penstock.frontends.failures import Failure, tell
 from penstock.frontends.grpc.context import Context, Send, first
 from penstock.frontends.grpc.encode import encode, encode_empty
 from penstock.frontends.grpc.infer import SHUTTING_DOWN, Inference, decode_large
@@ -260,7 +260,7 @@ class _Stream:
             log.exception("a response on a gRPC stream could not be encoded")
             reason = InternalError("internal error; the server's log has the details")
         asked = turn.message
-        tell(reason, "Infer", asked.model_name, asked.model_version, asked.id)
+        tell(Failure.of(reason), "Infer", asked.model_name, asked.model_version, asked.id)
         if self._errors_end and turn.is_queued:
             raise reason
         return turn.encode_error(reason, final)

@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
-from penstock.frontends.failures import log, tell
+from penstock.frontends.failures import Failure, log, tell
 from penstock.frontends.grpc.context import Cancel, Context, Reply, Send
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _unary(name: str, handler: Unary) -> Unary:
             return await handler(request, context)
         except PenstockError as error:
             model = getattr(request, "model_name", "") or getattr(request, "name", "")
-            tell(error, name, model, getattr(request, "version", ""))
+            tell(Failure.of(error), name, model, getattr(request, "version", ""))
             raise
         finally:
             step(number, "COMPLETE")
@@ -64,7 +64,7 @@ def _direct(name: str, handler: Direct) -> Direct:
 
         def told(answer: bytes | PenstockError) -> None:
             if isinstance(answer, PenstockError):
-                tell(answer, "Infer", message.model_name, message.model_version, message.id)
+                tell(Failure.of(answer), "Infer", message.model_name, message.model_version, message.id)
             step(number, "COMPLETE")
             reply(answer)
             step(number, "FINISH")

@@ -101,8 +101,8 @@ class Inference:
                         self._forward(http, request)
                     current.submit(request)
                 except PenstockError as error:
-                    outcome = error
-            if outcome is not None:
+                    answer.settle(error)
+            else:
                 answer.settle(worded(outcome))
 
         leave = self._large.begin(read, submit)

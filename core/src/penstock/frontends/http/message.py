@@ -13,6 +13,7 @@ import orjson
 
 from penstock.errors import Code, PenstockError
 from penstock.frontends.disclosure import shown
+from penstock.frontends.failures import Failure
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -57,7 +58,7 @@ class HttpReply(NamedTuple):
 class ErrorReply(HttpReply):
     """The answer to a request that failed, which remembers why. The log may say more than the answer does."""
 
-    error: PenstockError
+    failure: Failure
 
 
 #: Takes the one answer to a request. Event loop only.
@@ -79,7 +80,7 @@ def json_type_reply() -> HttpReply:
 def error_reply(error: PenstockError) -> HttpReply:
     """``error`` as Triton words errors: one JSON object with the single key ``error``."""
     reply = ErrorReply(*text_error(STATUS[error.code], shown(error.message)))
-    reply.error = error
+    reply.failure = Failure.of(error)
     return reply
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import orjson
 
-from penstock.errors import CallerError, PenstockError
+from penstock.errors import CallerError
 from penstock.frontends import failures
 from penstock.frontends.http.message import HEADER_LENGTH, Cancel, ErrorReply, HttpReply, HttpRequest, Reply
 from penstock.messages.request import InferRequest
@@ -64,7 +64,7 @@ class _Watcher:
         target = self._target(request.path)
         model, version = ("", "") if target is None else (target.name, target.version)
         what = "Infer" if request.path.endswith("/infer") else f"{request.method} {request.path}"
-        failures.tell(_error_of(reply), what, model, version, self._request_id() if what == "Infer" else "")
+        failures.tell(_failure_of(reply), what, model, version, self._request_id() if what == "Infer" else "")
 
     def _request_id(self) -> str:
         """From the request that was submitted, or from the body of one that was not."""
@@ -83,7 +83,7 @@ class _Watcher:
         return given if isinstance(given, str) else ""
 
 
-def _error_of(reply: HttpReply) -> PenstockError:
+def _failure_of(reply: HttpReply) -> failures.Failure:
     if isinstance(reply, ErrorReply):
-        return reply.error
-    return CallerError(orjson.loads(reply.parts[0])["error"])
+        return reply.failure
+    return failures.Failure.of(CallerError(orjson.loads(reply.parts[0])["error"]))
