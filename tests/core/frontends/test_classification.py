@@ -76,3 +76,12 @@ def test_huge_items_are_refused_and_huge_batches_are_not() -> None:
 
 def test_count_beyond_the_elements_is_cut() -> None:
     assert classify(np.zeros(3, np.int8), 2**31, (), is_batched=False).shape == (3,)
+
+
+@pytest.mark.parametrize("count", [9_000, 20_000])
+def test_many_classes_are_made_in_slices(count: int) -> None:
+    array = np.random.default_rng(1).permutation(40_000).reshape(2, 20_000)
+    got = strings(classify(array, count, (), is_batched=True))
+    for row, ranked in zip(array.tolist(), got, strict=True):
+        order = sorted(range(len(row)), key=row.__getitem__, reverse=True)[:count]
+        assert ranked == [f"{row[index]}:{index}".encode() for index in order]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import sys
 import threading
 import weakref
@@ -94,3 +95,25 @@ async def test_the_lock_is_given_up_sooner_while_work_is_done_and_only_then() ->
     usual = sys.getswitchinterval()
     assert await LargeWork().run(sys.getswitchinterval) == pytest.approx(large.SWITCH_S, rel=0.01)
     assert sys.getswitchinterval() == usual
+
+
+@on_a_loop
+async def test_what_was_refused_is_free_at_once() -> None:
+    """Whether or not the collector of cycles has its turn."""
+
+    def refuse(document: Held) -> None:
+        raise InvalidArgument("no")
+
+    document = Held()
+    held = weakref.ref(document)
+    job = functools.partial(refuse, document)
+    del document
+    gc.disable()
+    try:
+        await LargeWork().run(job)
+    except InvalidArgument:
+        pass
+    finally:
+        gc.enable()
+    del job
+    assert held() is None

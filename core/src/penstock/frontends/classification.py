@@ -14,6 +14,8 @@ from penstock.messages.tensor import BytesTensor, Tensor, data_type
 
 #: The most elements per item that are ranked.
 MAX_ELEMENTS = 1_000_000
+#: Strings that are made at a time: to join a million would hold the interpreter's lock for as long as it takes.
+_SLICE = 8192
 _UNRANKED = ("FP16", "BF16", "BOOL", "BYTES")
 
 
@@ -32,17 +34,26 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], is_batched: bool
     if elements > MAX_ELEMENTS:
         raise InvalidArgument("classification output tensor too large")
     k = min(count, elements)
-    strings: list[bytes] = []
+    buffer, strings = bytearray(), list[bytes]()
     for item in tensor.reshape(prod(batch), elements) if elements else ():
-        strings += _top(item, k, labels)
-    return BytesTensor.from_items(strings, (*batch, k))
+        order = _descending(item, k)
+        for begin in range(0, k, _SLICE):
+            strings += _worded(item, order[begin : begin + _SLICE], labels)
+            if len(strings) >= _SLICE:
+                buffer += BytesTensor.from_items(strings, (len(strings),)).buffer
+                strings.clear()
+    last = BytesTensor.from_items(strings, (*batch, k))
+    if not buffer:
+        return last
+    buffer += last.buffer
+    return BytesTensor(buffer, (*batch, k))
 
 
-def _top(item: npt.NDArray[Any], k: int, labels: Sequence[str]) -> list[bytes]:
-    order = _descending(item, k)
+def _worded(item: npt.NDArray[Any], order: npt.NDArray[np.intp], labels: Sequence[str]) -> list[bytes]:
+    indices = order.tolist()
     pattern = "%.6f:%d" if item.dtype.kind == "f" else "%d:%d"
-    scored = [pattern % pair for pair in zip(item[order].tolist(), order.tolist(), strict=True)]
-    return [_labelled(text, index, labels) for text, index in zip(scored, order.tolist(), strict=True)]
+    scored = [pattern % pair for pair in zip(item[order].tolist(), indices, strict=True)]
+    return [_labelled(text, index, labels) for text, index in zip(scored, indices, strict=True)]
 
 
 def _labelled(text: str, index: int, labels: Sequence[str]) -> bytes:

@@ -96,12 +96,17 @@ class LargeWork:
         """What ``work`` returns, or raises, on a thread. Cancelling lets it go as `begin` says."""
         future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
         cancel = self.begin(work, lambda outcome: None if future.done() else future.set_result(outcome))
+        del work  # the job has it, and lets it go
         try:
             outcome = await future
         finally:
             cancel()
         if isinstance(outcome, Exception):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                # Its traceback holds this frame: what was received would wait for the collector.
+                del outcome, future
         return outcome
 
     def close(self) -> None:

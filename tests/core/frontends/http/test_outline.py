@@ -82,7 +82,9 @@ def test_a_long_string_is_read_in_parts(text: str, ascii_only: bool) -> None:
 @pytest.mark.parametrize(("body", "text"), [
     (b"[" * 300_000 + b"]" * 300_000, "JSON nesting depth exceeds maximum allowed limit (100)"),
     (b"[" * 250_000, "failed to parse the request JSON buffer: Invalid value. at 250000"),
-    (b'{"x":[' + b"1," * 300_000 + b"1]}", "the JSON of the request has more than 262144 values besides tensors"),
+    (b'{"x":[' + b"1," * 300_000 + b"1]}", "the JSON of the request has more than 65536 values besides tensors"),
+    (b'{"id":"' + b"x" * 5_000_000 + b'","inputs":[{"data":[' + b"1," * 90_000 + b"1]}]}",
+     "the JSON of the request has 5000030 bytes besides tensors, the most is 4194304"),
     (b'{"inputs":[{"data":[' + b"[]," * 30_000 + b"1]}]}",
      "the 'data' of an input has an empty array, which is not read in a request of this size"),
 ])  # fmt: skip

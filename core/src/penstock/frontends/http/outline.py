@@ -32,7 +32,9 @@ _SHORT_BYTES = 256
 #: A piece is longer only for a string that is.
 _LONG_PIECE_BYTES = 3 * SLICE_BYTES
 #: Values that a large document may have besides tensors: each is an object. No request comes near.
-MAX_VALUES = 256 * 1024
+MAX_VALUES = 64 * 1024
+#: What a large document may be besides tensors: it is parsed in one go. No request comes near.
+MAX_REST_BYTES = 4 << 20
 #: Stands for an array that was cut out, with its number behind it. No caller knows it.
 _TOKEN = os.urandom(12).hex()
 
@@ -106,9 +108,15 @@ def _without_brackets(piece: bytes, at: int) -> bytes:
 def read_document(body: memoryview) -> Any:
     """The document in ``body``, with `Pieces` in place of the long ``data`` of its ``inputs``.
 
-    Raises `InvalidArgument`: malformed as far as it was read, nested too deep, or of more than `MAX_VALUES`.
+    Raises `InvalidArgument`: malformed as far as it was read, nested too deep, of more than `MAX_VALUES`, or with
+    more than `MAX_REST_BYTES` besides tensors.
     """
     arrays = _arrays(body)
+    rest_bytes = body.nbytes - sum(array.end - array.begin for array in arrays)
+    if rest_bytes > MAX_REST_BYTES:
+        raise InvalidArgument(
+            f"the JSON of the request has {rest_bytes} bytes besides tensors, the most is {MAX_REST_BYTES}"
+        )
     parts, end = list[bytes | memoryview](), 0
     for number, array in enumerate(arrays):
         parts += (body[end : array.begin], b'["%s%d"]' % (_TOKEN.encode(), number))

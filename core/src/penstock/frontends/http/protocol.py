@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 _NO_BODY = memoryview(b"")
 #: Requests of one connection that are taken in one turn of the event loop.
 _PER_TURN = 8
+#: From here on the parts of a reply are written one after the other. ``writelines`` of Python 3.11 joins them and
+#: copies them twice more: a tenth of a second for 32 MiB, in which nobody else is served.
+_JOINED_BYTES = 1 << 20
 
 
 class Phase(enum.Enum):
@@ -167,8 +170,11 @@ class HttpProtocol(asyncio.BufferedProtocol):
                 buffers[0] = buffers[0][len(BEGINNING) :]
             if len(buffers) == 1:
                 self._transport.write(buffers[0])
-            else:
+            elif sum(map(len, buffers)) < _JOINED_BYTES:
                 self._transport.writelines(buffers)
+            else:
+                for buffer in buffers:
+                    self._transport.write(buffer)
             if exchange.closes:
                 self._end()
                 return

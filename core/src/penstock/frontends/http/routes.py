@@ -165,7 +165,8 @@ class Routes:
                 reply(await coroutine(request, target))
             except PenstockError as error:
                 self._tell(error, request)
-                reply(error_reply(error))
+                # Without its frames, which hold the request for as long as anybody holds the error.
+                reply(error_reply(error.with_traceback(None)))
             except Exception:
                 log.exception("a request to %r failed", request.path[:1000])
                 reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
