@@ -51,7 +51,17 @@ class Figures:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--health-p99-ms", type=float, default=PATIENCE_MS, help="what an attack may cost a bystander")
+    parser.addoption(
+        "--health-p99-ms", type=float, help=f"what an attack may cost a bystander, {PATIENCE_MS:g} unless given"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Attackers who come together come when attacks are asked for by name: `nox -s attack`. One at a time always."""
+    if config.getoption("--health-p99-ms", None) is None:
+        left_out = [item for item in items if item.nodeid.endswith("-together]")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -103,7 +113,7 @@ def under_attack(
 ) -> Callable[[Penstock], contextlib.AbstractContextManager[None]]:
     """``with under_attack(server): ...`` judges what the block did to everybody else."""
     # Declared only where this folder is named on the command line.
-    allowed_ms: float = request.config.getoption("--health-p99-ms", PATIENCE_MS)
+    allowed_ms: float = request.config.getoption("--health-p99-ms", None) or PATIENCE_MS
 
     @contextlib.contextmanager
     def frame(server: Penstock) -> Iterator[None]:
