@@ -20,6 +20,8 @@ import pytest
 PENSTOCK = Path(sys.executable).with_name("penstock")
 #: The machine may be busy: a deadline only ends what hangs.
 DEADLINE_S = 40.0
+#: For models that have an environment made for them.
+LOAD_DEADLINE_S = 3 * DEADLINE_S
 #: Said when a port is listened on, before the models are loaded, and once more when they are.
 _LISTENING = re.compile(r"(GRPCInferenceService|HTTPService|Metrics Service) (?:listens )?at [\w.]+:(\d+)")
 
@@ -89,7 +91,7 @@ class Penstock:
 
     def wait_until_ready(self) -> Penstock:
         self.wait_until_listening()
-        wait_until(lambda: self.get("/v2/health/ready")[0] == 200, "the server is ready")
+        wait_until(lambda: self.get("/v2/health/ready")[0] == 200, "the server is ready", LOAD_DEADLINE_S)
         return self
 
     def get(self, path: str, port: int = 0) -> tuple[int, bytes]:
