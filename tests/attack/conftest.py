@@ -2,7 +2,8 @@
 
 ``under_attack(server)`` is the frame of every test here: whatever is done inside it, a caller in another process
 is answered rightly and soon, and the memory of the server comes back. ``nox -s attack`` prints the figures of all of
-them, and holds health to 50 ms; a plain run, on a machine that may be busy with other things, to `PATIENCE_MS`.
+them, and holds health to 50 ms, and memory to `KEPT`. A plain run, on a machine that may be busy with other things,
+holds health to `PATIENCE_MS` and prints the rest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 BYSTANDER = Path(__file__).with_name("bystander.py")
 #: Health p99 that a plain run allows, in milliseconds; `nox -s attack` sets it to 50.
-PATIENCE_MS = 500.0
+PATIENCE_MS = 5000.0
 #: An attack that is over sooner is watched until there are so many probes, so that a p99 means something.
 PROBES = 200
 #: Resident memory afterwards, over that before: a fifth, and what an allocator keeps of a small server anyhow.
@@ -115,13 +116,13 @@ def attacked_natively(serve: Callable[..., Penstock], attack_repository: Path) -
 @pytest.fixture
 def under_attack(
     request: pytest.FixtureRequest, wait_until: Callable[..., None]
-) -> Callable[[Penstock], contextlib.AbstractContextManager[None]]:
+) -> Callable[..., contextlib.AbstractContextManager[None]]:
     """``with under_attack(server): ...`` judges what the block did to everybody else."""
     # Declared only where this folder is named on the command line.
-    allowed_ms: float = request.config.getoption("--health-p99-ms", None) or PATIENCE_MS
+    asked_ms: float | None = request.config.getoption("--health-p99-ms", None)
 
     @contextlib.contextmanager
-    def frame(server: Penstock) -> Iterator[None]:
+    def frame(server: Penstock, allowed_ms: float = asked_ms or PATIENCE_MS) -> Iterator[None]:
         _warm(server.http)
         before = server.rss_bytes
         server.forget_peak()
@@ -142,7 +143,7 @@ def under_attack(
                 bystander.kill()
         limit = int(before * KEPT) + KEPT_BYTES
         with contextlib.suppress(AssertionError):  # worded below, with the figures
-            wait_until(lambda: server.rss_bytes <= limit, "the memory is given back", GIVE_BACK_S)
+            wait_until(lambda: server.rss_bytes <= limit, "the memory is given back", GIVE_BACK_S if asked_ms else 1)
         latencies_ms = sorted(latency / 1e6 for latency in seen["latencies_ns"])
         figures = Figures(
             request.node.name.removeprefix("test_"),
@@ -156,7 +157,7 @@ def under_attack(
         request.config.stash.setdefault(FIGURES, []).append(figures)
         assert not seen["failures"], seen["failures"][:5]
         assert figures.p99_ms <= allowed_ms, figures
-        assert figures.after_bytes <= limit, figures
+        assert asked_ms is None or figures.after_bytes <= limit, figures
 
     return frame
 

@@ -26,7 +26,7 @@ def test_a_server_that_stands_still_is_noticed(
     """One stop of a second is one late answer, and two hundred probes that were due meanwhile."""
 
     def stand_still() -> None:
-        with under_attack(attacked_natively):
+        with under_attack(attacked_natively, 500):
             os.kill(attacked_natively.process.pid, signal.SIGSTOP)
             threading.Event().wait(1.0)
             os.kill(attacked_natively.process.pid, signal.SIGCONT)

@@ -176,7 +176,7 @@ def test_what_is_open_when_the_time_to_stop_is_over_is_ended(
             await server.stop()
         answer = await asyncio.wait_for(answered, 10)
         assert isinstance(answer, Unavailable)
-        assert answer.message == "[request id: <id_unknown>] model 'alone' is being unloaded"
+        assert answer.message == "[request id: <id_unknown>] Server is stopping"
 
     asyncio.run(scenario())
 
