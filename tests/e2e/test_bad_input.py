@@ -302,9 +302,9 @@ def test_more_than_a_million_elements_are_not_ranked(server: Penstock, post: Cal
 
 
 def test_a_flood_of_inputs_is_refused_by_number(server: Penstock, post: Callable[..., Any]) -> None:
-    tensors = [{**TENSOR, "name": f"I{number}"} for number in range(100_000)]
+    tensors = [{**TENSOR, "name": f"I{number}"} for number in range(5000)]
     reply = post(server, INFER, {"inputs": tensors})
-    assert (reply.status, reply.error) == (400, "request has 100000 inputs, the limit is 4096")
+    assert (reply.status, reply.error) == (400, "request has 5000 inputs, the limit is 4096")
 
 
 def test_a_million_dims_are_refused_without_multiplying_them_out(server: Penstock, post: Callable[..., Any]) -> None:
