@@ -37,7 +37,7 @@ GIVE_BACK_S = 10.0
 HOSTS = {"native": (), "others": ("--http-server=hypercorn", "--grpc-server=grpcio")}
 
 _ATTACKS = Path(__file__).parent
-_LEFT_OUT = re.compile(r"\[.*\b(?:others|together)\b.*\]$")
+_LEFT_OUT = re.compile(r"\[.*\b(?:others|together)\b.*\]$|_over_grpcio$")
 
 FIGURES = pytest.StashKey[list["Figures"]]()
 
