@@ -412,7 +412,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("optional", body(), 400,
      RID + "expected number of inputs between 1 and 2 but got 0 inputs for model 'optional'. "),
     ("pair", body(changed(ROW, name="IN0", shape=[1, 2], data=[1, 2]), changed(ROW, name="IN1", shape=[2, 2])), 400,
-     RID + "input 'IN1' batch size does not match other inputs for 'pair'"),
+     RID + "input 'IN0' batch size does not match other inputs for 'pair'"),
     ("batched", body(changed(DATA, shape=[9, 4], data=[0.0] * 36)), 400,
      RID + "inference request batch-size must be <= 8 for 'batched'"),
     ("batched", body(changed(DATA, shape=[], data=[1.0])), 400,

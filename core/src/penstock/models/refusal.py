@@ -1,6 +1,10 @@
 """Why a request does not fit a signature, in Triton's order and words.
 
 Source: behaviours.md section 3.2. Called only for requests that `Signature.check` refused.
+
+Where several inputs are wrong, Triton names the one that was sent last: it walks a hash table, which has the newest
+entry in front. (Names that share a bucket, and more than 13 inputs, come in another order there. That is chance, and
+not followed.) Requested outputs it has in a sorted set.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ _BATCH_NOTE = (
 
 def explain(signature: Signature, request: InferRequest) -> PenstockError:
     """The first rule that ``request`` breaks, as an error to raise."""
-    rules = (_outputs, _count, _unknown, _batch, _datatypes, _shapes, _sizes, _strings)
+    rules = (_outputs, _count, _unknown, _batch, _inputs)
     reasons = chain.from_iterable(rule(signature, request) for rule in rules)
     return InvalidArgument(next(reasons, f"{request.log_id}request does not fit model '{signature.name}'"))
 
@@ -45,7 +49,7 @@ def _outputs(signature: Signature, request: InferRequest) -> Iterator[str]:
         if name in seen:
             yield f"{request.log_id}output '{name}' already exists in request"
         seen.add(name)
-    for name in request.outputs:
+    for name in sorted(seen):
         if name not in signature.outputs:
             yield f"unexpected inference output '{name}' for model '{signature.name}'"
 
@@ -62,13 +66,14 @@ def _count(signature: Signature, request: InferRequest) -> Iterator[str]:
     else:
         return  # the right number with a wrong name: the next rule names it
     yield (
-        f"{request.log_id}{expected} for model '{signature.name}'. Got input(s) [{_quoted(request.inputs)}], but "
-        f"missing required input(s) [{_quoted(missing)}]. Please provide all required input(s)."
+        f"{request.log_id}{expected} for model '{signature.name}'. Got input(s) "
+        f"[{_quoted(tuple(reversed(request.inputs)))}], but missing required input(s) [{_quoted(missing)}]. Please "
+        "provide all required input(s)."
     )
 
 
 def _unknown(signature: Signature, request: InferRequest) -> Iterator[str]:
-    for name in request.inputs:
+    for name in reversed(request.inputs):
         if name not in signature.inputs:
             yield f"unexpected inference input '{name}' for model '{signature.name}'"
 
@@ -77,7 +82,7 @@ def _batch(signature: Signature, request: InferRequest) -> Iterator[str]:
     if not signature.batched:
         return
     rows = None
-    for name, tensor in request.inputs.items():
+    for name, tensor in reversed(request.inputs.items()):
         if not tensor.shape:
             yield (
                 f"{request.log_id}input '{name}' has no shape but model requires batch dimension for '{signature.name}'"
@@ -91,60 +96,59 @@ def _batch(signature: Signature, request: InferRequest) -> Iterator[str]:
         yield f"{request.log_id}inference request batch-size must be <= {limit} for '{signature.name}'"
 
 
-def _datatypes(signature: Signature, request: InferRequest) -> Iterator[str]:
-    for name, tensor in request.inputs.items():
-        got, expected = _datatype_name(tensor), signature.inputs[name].datatype.name
-        if got != expected:
-            yield (
-                f"{request.log_id}inference input '{name}' data-type is '{got}', but model '{signature.name}' "
-                f"expects '{expected}'"
-            )
+def _inputs(signature: Signature, request: InferRequest) -> Iterator[str]:
+    for name, tensor in reversed(request.inputs.items()):
+        for rule in (_datatype, _shape, _size, _strings):
+            for reason in rule(signature, name, tensor):
+                yield f"{request.log_id}{reason}"
 
 
-def _shapes(signature: Signature, request: InferRequest) -> Iterator[str]:
-    for name, tensor in request.inputs.items():
-        shape, expected = tensor.shape, signature.wire_shape(signature.inputs[name])
-        if any(dim < 0 for dim in shape):
-            yield (
-                f"{request.log_id}All input dimensions should be specified for input '{name}' for model "
-                f"'{signature.name}', got {bracket(shape)}"
-            )
-        if len(shape) == len(expected) and all(want in (-1, got) for want, got in zip(expected, shape, strict=True)):
-            continue
+def _datatype(signature: Signature, name: str, tensor: Tensor | Undecoded) -> Iterator[str]:
+    got, expected = _datatype_name(tensor), signature.inputs[name].datatype.name
+    if got != expected:
+        yield f"inference input '{name}' data-type is '{got}', but model '{signature.name}' expects '{expected}'"
+
+
+def _shape(signature: Signature, name: str, tensor: Tensor | Undecoded) -> Iterator[str]:
+    shape, expected = tensor.shape, signature.wire_shape(signature.inputs[name])
+    if any(dim < 0 for dim in shape):
         yield (
-            f"{request.log_id}unexpected shape for input '{name}' for model '{signature.name}'. Expected "
-            f"{bracket(expected)}, got {bracket(shape)}. {_BATCH_NOTE if signature.batched else ''}"
+            f"All input dimensions should be specified for input '{name}' for model '{signature.name}', got "
+            f"{bracket(shape)}"
+        )
+    if len(shape) != len(expected) or any(want not in (-1, got) for want, got in zip(expected, shape, strict=True)):
+        yield (
+            f"unexpected shape for input '{name}' for model '{signature.name}'. Expected {bracket(expected)}, got "
+            f"{bracket(shape)}. {_BATCH_NOTE if signature.batched else ''}"
         )
 
 
-def _sizes(signature: Signature, request: InferRequest) -> Iterator[str]:
-    for name, tensor in request.inputs.items():
-        spec = signature.inputs[name]
-        if isinstance(tensor, Undecoded) and spec.datatype is not dtypes.BYTES:
-            yield (
-                f"{request.log_id}input byte size mismatch for input '{name}' for model '{signature.name}'. Expected "
-                f"{tensor.element_count * spec.datatype.itemsize}, got {tensor.buffer.nbytes}"
-            )
+def _size(signature: Signature, name: str, tensor: Tensor | Undecoded) -> Iterator[str]:
+    datatype = signature.inputs[name].datatype
+    if isinstance(tensor, Undecoded) and datatype is not dtypes.BYTES:
+        yield (
+            f"input byte size mismatch for input '{name}' for model '{signature.name}'. Expected "
+            f"{tensor.element_count * datatype.itemsize}, got {tensor.buffer.nbytes}"
+        )
 
 
-def _strings(signature: Signature, request: InferRequest) -> Iterator[str]:
-    for name, tensor in request.inputs.items():
-        if not isinstance(tensor, BytesTensor | Undecoded):
-            continue
-        found, left = _count_strings(tensor.buffer)
-        what = f"for inference input '{name}' for model '{signature.name}'"
-        expected = prod(tensor.shape)
-        if left is not None and left < 4:
-            yield (
-                f"{request.log_id}incomplete string length indicator {what}, expecting 4 bytes but only {left} bytes "
-                "available. Please make sure the string length indicator is in one buffer."
-            )
-        elif left is not None:
-            yield f"{request.log_id}incomplete string data {what}, element {found} is longer than the data"
-        elif found > expected:
-            yield f"{request.log_id}unexpected number of string elements {found} {what}, expecting {expected}"
-        elif found < expected:
-            yield f"{request.log_id}expected {expected} string elements {what}, got {found}"
+def _strings(signature: Signature, name: str, tensor: Tensor | Undecoded) -> Iterator[str]:
+    if not isinstance(tensor, BytesTensor | Undecoded):
+        return
+    found, left = _count_strings(tensor.buffer)
+    what = f"for inference input '{name}' for model '{signature.name}'"
+    expected = prod(tensor.shape)
+    if left is not None and left < 4:
+        yield (
+            f"incomplete string length indicator {what}, expecting 4 bytes but only {left} bytes available. Please "
+            "make sure the string length indicator is in one buffer."
+        )
+    elif left is not None:
+        yield f"incomplete string data {what}, element {found} is longer than the data"
+    elif found > expected:
+        yield f"unexpected number of string elements {found} {what}, expecting {expected}"
+    elif found < expected:
+        yield f"expected {expected} string elements {what}, got {found}"
 
 
 def _count_strings(buffer: memoryview) -> tuple[int, int | None]:
