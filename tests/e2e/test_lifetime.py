@@ -177,6 +177,47 @@ def test_a_caller_who_has_stopped_sending_does_not_hold_the_exit(
         assert server.finish() == 0
 
 
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n"
+
+
+@pytest.mark.parametrize("http_host", ["native", "hypercorn"])
+@pytest.mark.parametrize("rest", [b"", LIVE], ids=["whole", "and a part"])
+def test_pipelined_requests_do_not_hold_the_exit(
+    serve: Start, root: Path, add_model: AddModel, http_host: str, rest: bytes, wait_until: Callable[..., None]
+) -> None:
+    add_model(root, "echo")
+    server = serve(f"--model-repository={root}", f"--http-server={http_host}")
+    request = LIVE + b"Connection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+    count = (1 << 15) // len(request)
+    with socket.create_connection(("127.0.0.1", server.http), timeout=30) as caller:
+        caller.sendall(request * count + rest)
+        answer = caller.recv(1 << 16)
+        server.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(ConnectionResetError):
+            while piece := caller.recv(1 << 16):
+                answer += piece
+        assert 0 < answer.count(b"HTTP/1.1 ") <= count
+        assert b"\r\nconnection: close\r\n" in answer[answer.rindex(b"HTTP/1.1 ") :].lower()
+        wait_until(lambda: server.process.poll() is not None, "the server ends", 8)
+    assert server.finish() == 0
+
+
+@pytest.mark.parametrize("http_host", ["native", "hypercorn"])
+def test_a_caller_who_leaves_behind_pipelined_requests_does_not_hold_the_exit(
+    serve: Start, root: Path, add_model: AddModel, http_host: str, wait_until: Callable[..., None]
+) -> None:
+    add_model(root, "echo")
+    server = serve(f"--model-repository={root}", f"--http-server={http_host}")
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", server.http), timeout=30) as caller:
+            caller.sendall((LIVE + b"\r\n") * 900)
+            assert caller.recv(1)
+    assert server.get("/v2/health/live")[0] == 200
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: server.process.poll() is not None, "the server ends", 8)
+    assert server.finish() == 0
+
+
 @pytest.mark.parametrize("hosts", [(), ("--http-server=hypercorn", "--grpc-server=grpcio")])
 def test_the_exit_timeout_ends_what_does_not_end_with_code_1_and_answers_every_caller(
     run_penstock: Start, root: Path, gate: Gate, gated: Mapping[str, str], post: Any, hosts: tuple[str, ...]

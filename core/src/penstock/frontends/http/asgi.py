@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from penstock.errors import InvalidArgument
 from penstock.frontends.http.body import aligned
 from penstock.frontends.http.fields import Malformed
-from penstock.frontends.http.heads import path_of
+from penstock.frontends.http.heads import malformed, path_of
 from penstock.frontends.http.limits import Limits, flagged, too_many_chunks
-from penstock.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply, text_error
+from penstock.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply
 from penstock.frontends.http.routes import Routes
 from penstock.frontends.uploads import host_of
 
@@ -87,7 +87,7 @@ async def _serve(routes: Routes, limits: Limits, scope: Scope, receive: Receive,
     except _Gone:
         return
     except Malformed as error:
-        await _send(send, text_error(error.status, f"malformed HTTP request: {error}"), scope["method"])
+        await _send(send, malformed(error), scope["method"])
         return
     except InvalidArgument as error:
         await _send(send, error_reply(error), scope["method"])

@@ -51,6 +51,11 @@ class Refused(Exception):
         self.reply = reply
 
 
+def malformed(error: Malformed) -> HttpReply:
+    """The answer to what breaks the grammar."""
+    return text_error(error.status, f"malformed HTTP request: {error}")
+
+
 def parse_head(raw: bytes, most_fields: int) -> Head:
     """The head that ``raw`` is, up to and with its empty line. Linear in its length.
 
@@ -68,7 +73,7 @@ def parse_head(raw: bytes, most_fields: int) -> Head:
             raise Malformed("the Host is not one host")  # two would be joined by a comma and a blank
         body_bytes = _body_bytes(headers, minor)
     except Malformed as error:
-        raise Refused(text_error(error.status, f"malformed HTTP request: {error}")) from None
+        raise Refused(malformed(error)) from None
     # HTTP/1.0 would need a header to be kept alive; its callers can do without.
     closes = not minor or (b"connection" in headers and "close" in tokens(headers[b"connection"]))
     waits = b"expect" in headers and minor > 0 and headers[b"expect"].lower() == b"100-continue"

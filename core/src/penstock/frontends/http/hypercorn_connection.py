@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.frontends.http.limits import Limits
-from penstock.frontends.http.message import text_error
+from penstock.frontends.http.message import HttpReply, text_error
 from penstock.frontends.http.pace import Pace, has_left, unsent_bytes
 from penstock.frontends.http.strict_requests import StrictRequests
 from penstock.frontends.http.writing import BEGINNING
@@ -46,6 +46,8 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         self.is_stopping = False
         #: Set when no further request will come.
         self.ended = asyncio.Event()
+        #: Set when nothing more can be answered either.
+        self.lost = asyncio.Event()
 
     # ------------------------------------------------------------------ the transport calls
 
@@ -58,6 +60,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
         self.ended.set()
+        self.lost.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -84,10 +87,14 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         """Have ``app`` answer one request."""
         call = _Call(self, scope, receive, send)
         self._calls.add(call)
+        refusal = self._requests.refusal
         try:
-            await app(scope, call.receive, call.send)
+            if refusal is not None and self._answered == self._requests.whole:
+                await call.refuse(refusal)
+            else:
+                await app(scope, call.receive, call.send)
         except _Late:
-            await call.refuse()
+            await call.refuse(text_error(408, "the request did not arrive in time"))
         finally:
             self._calls.discard(call)
             self._answered += 1
@@ -184,9 +191,8 @@ class _Call:
             more = message.get("more_body", False) or begin + _PIECE_BYTES < len(body)
             await self._pass_on({**message, "body": body[begin : begin + _PIECE_BYTES], "more_body": more})
 
-    async def refuse(self) -> None:
-        """Say that the request did not arrive in time."""
-        reply = text_error(408, "the request did not arrive in time")
+    async def refuse(self, reply: HttpReply) -> None:
+        """Answer ``reply`` to what is no request, or not a whole one, and end the connection with it."""
         self._is_receiving = False
         size = sum(len(part) for part in reply.parts)
         headers = [(name.lower(), value) for name, value in reply.headers]

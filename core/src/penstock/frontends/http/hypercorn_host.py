@@ -17,6 +17,9 @@ from penstock.frontends.http.hypercorn_connection import HypercornConnection
 from penstock.frontends.http.limits import Limits, flagged
 from penstock.frontends.listening import BACKLOG
 
+#: Between two attempts to end what serves a connection that is gone.
+_AGAIN_S = 0.1
+
 
 class HypercornHost(Host):
     """Accepts connections on the server's own event loop; hypercorn speaks on each."""
@@ -46,16 +49,16 @@ class HypercornHost(Host):
     async def _serve(
         self, connection: HypercornConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
         loop, state, context = asyncio.get_running_loop(), {"connection": connection}, WorkerContext(None)
-        ending = loop.create_task(_end(connection, context))
-        try:
-            await TCPServer(self._wrapped, loop, self._config, context, state, reader, writer)
-        finally:
-            ending.cancel()
+        server = TCPServer(self._wrapped, loop, self._config, context, state, reader, writer)
+        serving = loop.create_task(server.run())
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+        ending = loop.create_task(_end(connection, context, serving))
+        await asyncio.wait((serving,))
+        ending.cancel()
+        if not serving.cancelled():
+            serving.result()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -63,7 +66,15 @@ class HypercornHost(Host):
             await connection.answer(self._app, scope, receive, send)
 
 
-async def _end(connection: HypercornConnection, context: WorkerContext) -> None:
-    """hypercorn waits for the next request of a caller who has gone, unless it is told that all is over."""
+async def _end(connection: HypercornConnection, context: WorkerContext, serving: asyncio.Task[None]) -> None:
+    """hypercorn waits for the next request of a caller who has gone, unless it is told that all is over.
+
+    Behind a pipelined request that cannot be answered any more it does so for ever, and sometimes takes its
+    cancellation for that of a task of its own.
+    """
     await connection.ended.wait()
     await context.terminated.set()
+    await connection.lost.wait()
+    while True:
+        serving.cancel()
+        await asyncio.sleep(_AGAIN_S)

@@ -24,7 +24,16 @@ from penstock.frontends.http.body import DIRECT_BYTES, DirectBody
 from penstock.frontends.http.chunked import ChunkedBody
 from penstock.frontends.http.exchange import Exchange
 from penstock.frontends.http.fields import Malformed
-from penstock.frontends.http.heads import CHUNKED, END, Head, Refused, drop_empty_lines, head_end, parse_head
+from penstock.frontends.http.heads import (
+    CHUNKED,
+    END,
+    Head,
+    Refused,
+    drop_empty_lines,
+    head_end,
+    malformed,
+    parse_head,
+)
 from penstock.frontends.http.limits import Limits, too_many_chunks
 from penstock.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply, text_error
 from penstock.frontends.http.pace import Pace, has_left, unsent_bytes
@@ -276,7 +285,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         except Refused as refused:
             self._refuse(refused.reply)
         except Malformed as error:
-            self._refuse(text_error(error.status, f"malformed HTTP request: {error}"))
+            self._refuse(malformed(error))
         finally:
             self._is_taking = False
         self._has_more |= self._chunked is not None and self._chunked.has_more

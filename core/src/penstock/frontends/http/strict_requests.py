@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from penstock.frontends.http.chunked import ChunkedBody
 from penstock.frontends.http.fields import Malformed
-from penstock.frontends.http.heads import CHUNKED, Head, Refused, drop_empty_lines, head_end, parse_head
+from penstock.frontends.http.heads import CHUNKED, Head, Refused, drop_empty_lines, head_end, malformed, parse_head
 from penstock.frontends.http.limits import Limits
+from penstock.frontends.http.message import HttpReply
 
 _HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-#: A head that nobody takes for one.
+#: Stands for a head that was refused, and is answered with the refusal.
+_REFUSED = b"GET / HTTP/1.1\r\nHost: refused\r\nConnection: close\r\n\r\n"
+#: What nobody takes for a head, nor for a chunk.
 _RUBBISH = b"\0\r\n\r\n"
 
 
 class StrictRequests:
-    """Passes requests on byte for byte, and the first that is none as rubbish, which is answered 400 in its turn.
+    """Passes requests on byte for byte, and for the first head that is none another one, to be answered `refusal`.
+
+    A body that breaks the rules is passed on as rubbish, which is answered 400.
 
     An upgrade is not passed on: the connection goes on in HTTP/1.1. What begins as HTTP/2 is passed on as it is.
     """
@@ -26,6 +31,8 @@ class StrictRequests:
         #: Requests that have been passed on to their last byte.
         self.whole = 0
         self.is_http_2 = False
+        #: The answer to the request behind the `whole` ones.
+        self.refusal: HttpReply | None = None
         self._limits = limits
         self._rest = bytearray()
         self._searched = self._empty_lines = 0
@@ -54,8 +61,12 @@ class StrictRequests:
         try:
             while self._rest and self._take(passed):
                 pass
-        except (Malformed, Refused):
-            passed += _RUBBISH
+        except (Malformed, Refused) as error:
+            if self._missing or self._chunked is not None:
+                passed += _RUBBISH
+            else:
+                self.refusal = error.reply if isinstance(error, Refused) else malformed(error)
+                passed += _REFUSED
             self._end()
         return bytes(passed)
 
