@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import subprocess
 import sys
@@ -44,7 +45,10 @@ FIGURES = pytest.StashKey[list["Figures"]]()
 
 @dataclass(frozen=True)
 class Figures:
-    """What one attack did to a server: latencies of health in milliseconds, resident memory in bytes."""
+    """What one attack did to a server: latencies of health in milliseconds, resident memory in bytes.
+
+    ``stolen_ms`` is how long this machine's cores were meanwhile given to other machines, as its hypervisor says.
+    """
 
     name: str
     p50_ms: float
@@ -53,6 +57,15 @@ class Figures:
     before_bytes: int
     peak_bytes: int
     after_bytes: int
+    stolen_ms: float
+
+    @property
+    def line(self) -> str:
+        mib = [round(size / 2**20) for size in (self.before_bytes, self.peak_bytes, self.after_bytes)]
+        return (
+            f"{self.p50_ms:5.1f} {self.p99_ms:5.1f} {self.worst_ms:6.1f}"
+            f"  {mib[0]:6} {mib[1]:6} {mib[2]:6}  {self.stolen_ms:6.0f}  {self.name}"
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,15 +89,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not figures:
         return
     terminalreporter.section("attacks")
-    width = max(len(each.name) for each in figures)
-    terminalreporter.line(f"{'':{width}}      health ms         resident MiB")
-    terminalreporter.line(f"{'':{width}}   p50   p99  worst  before   most  after")
+    terminalreporter.line("     health ms         resident MiB      stolen")
+    terminalreporter.line("  p50   p99  worst  before   most  after      ms")
     for each in figures:
-        mib = [round(size / 2**20) for size in (each.before_bytes, each.peak_bytes, each.after_bytes)]
-        terminalreporter.line(
-            f"{each.name:{width}} {each.p50_ms:5.1f} {each.p99_ms:5.1f} {each.worst_ms:6.1f}"
-            f"  {mib[0]:6} {mib[1]:6} {mib[2]:6}"
-        )
+        terminalreporter.line(each.line)
 
 
 @pytest.fixture(scope="session")
@@ -124,7 +132,7 @@ def under_attack(
     @contextlib.contextmanager
     def frame(server: Penstock, allowed_ms: float = asked_ms or PATIENCE_MS) -> Iterator[None]:
         _warm(server.http)
-        before = server.rss_bytes
+        before, stolen_ms = server.rss_bytes, _stolen_ms()
         server.forget_peak()
         with subprocess.Popen(
             [sys.executable, str(BYSTANDER), str(server.http)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -141,6 +149,7 @@ def under_attack(
                 seen = json.loads(bystander.stdout.read())
             finally:
                 bystander.kill()
+        stolen_ms = _stolen_ms() - stolen_ms
         limit = int(before * KEPT) + KEPT_BYTES
         with contextlib.suppress(AssertionError):  # worded below, with the figures
             wait_until(lambda: server.rss_bytes <= limit, "the memory is given back", GIVE_BACK_S if asked_ms else 1)
@@ -153,13 +162,31 @@ def under_attack(
             before,
             server.peak_rss_bytes,
             server.rss_bytes,
+            stolen_ms,
         )
         request.config.stash.setdefault(FIGURES, []).append(figures)
+        if asked_ms:
+            _show(request.config, figures.line)
         assert not seen["failures"], seen["failures"][:5]
-        assert figures.p99_ms <= allowed_ms, figures
+        assert figures.p99_ms <= allowed_ms + stolen_ms, figures
         assert asked_ms is None or figures.after_bytes <= limit, figures
 
     return frame
+
+
+def _stolen_ms() -> float:
+    """Milliseconds so far, of all cores together, in which this machine would have run and was not let."""
+    times = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return int(times[8]) / os.sysconf("SC_CLK_TCK") * 1000
+
+
+def _show(config: pytest.Config, line: str) -> None:
+    """Write ``line`` to the terminal now: a run of all attacks takes half an hour."""
+    reporter, capture = map(config.pluginmanager.get_plugin, ("terminalreporter", "capturemanager"))
+    if reporter is not None and capture is not None:
+        with capture.global_and_fixture_disabled():
+            reporter.ensure_newline()
+            reporter.write_line(line)
 
 
 def _warm(port: int) -> None:
