@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -189,6 +189,14 @@ def wait_until(condition: Callable[[], bool], claim: str, deadline_s: float = DE
     while not condition():
         assert time.monotonic() < end, f"not within {deadline_s} s: {claim}"
         pause.wait(0.01)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What tests of hostile text have logged travels from pytest's workers as UTF-8, which has no lone surrogates."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.fixture(scope="session", name="wait_until")

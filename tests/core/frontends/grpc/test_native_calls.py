@@ -182,7 +182,7 @@ def test_an_unknown_encoding_is_refused_and_the_known_are_named(peer: Peer) -> N
     assert set(named) == {"identity", "gzip", "deflate"}
 
 
-@pytest.mark.parametrize("damaged", [b"", b"noise", gzip.compress(b"x" * 100)[:-9]])
+@pytest.mark.parametrize("damaged", [b"", b"noise", gzip.compress(b"x" * 100, mtime=0)[:-9]])
 def test_a_packed_message_that_is_damaged_is_refused(peer: Peer, damaged: bytes) -> None:
     peer.call(1, "ModelInfer", damaged, ("grpc-encoding", "gzip"), packed=1)
     assert peer.answer(1).status == INTERNAL

@@ -656,7 +656,7 @@ def test_bomb_is_stopped_at_the_limit_and_its_memory_freed(make_caller: MakeCall
     ("body", "text"),
     [
         (b"", "nothing to be decompressed"),
-        (gzip.compress(b"{}" * 99)[:-9], "compressed request body is truncated"),
+        (gzip.compress(b"{}" * 99, mtime=0)[:-9], "compressed request body is truncated"),
         (b"plain", "compressed request body is malformed"),
     ],
 )

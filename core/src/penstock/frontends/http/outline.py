@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.errors import InvalidArgument
-from penstock.frontends.http.documents import MAX_DEPTH, parse, parse_object, too_deep, unreadable
+from penstock.frontends.http.documents import MAX_DEPTH, parse, too_deep, unreadable
 from penstock.frontends.http.structure import Window, blank_strings, is_complete, safe_cuts, windows
 from penstock.frontends.large import SLICE_BYTES
 
@@ -35,8 +35,8 @@ _LONG_PIECE_BYTES = 3 * SLICE_BYTES
 MAX_VALUES = 64 * 1024
 #: What a large document may be besides tensors: it is parsed in one go. No request comes near.
 MAX_REST_BYTES = 4 << 20
-#: Stands for an array that was cut out, with its number behind it. No caller knows it.
-_TOKEN = os.urandom(12).hex()
+#: Stands for what was cut out, with its number behind it. No caller knows it.
+TOKEN = os.urandom(12).hex()
 
 
 class Pieces(NamedTuple):
@@ -117,11 +117,7 @@ def read_document(body: memoryview) -> Any:
         raise InvalidArgument(
             f"the JSON of the request has {rest_bytes} bytes besides tensors, the most is {MAX_REST_BYTES}"
         )
-    parts, end = list[bytes | memoryview](), 0
-    for number, array in enumerate(arrays):
-        parts += (body[end : array.begin], b'["%s%d"]' % (_TOKEN.encode(), number))
-        end = array.end
-    rest = b"".join((*parts, body[end:]))
+    rest = without(body, [(array.begin, array.end) for array in arrays], b'["%s%d"]')
     if len(rest) > MAX_VALUES and sum(map(rest.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise InvalidArgument(f"the JSON of the request has more than {MAX_VALUES} values besides tensors")
     document = parse(memoryview(rest))
@@ -130,24 +126,21 @@ def read_document(body: memoryview) -> Any:
     return document
 
 
-def read_object(body: memoryview) -> dict[str, Any]:
-    """`parse_object` for a large ``body``. Raises `InvalidArgument`, too, if it has more than `MAX_VALUES`."""
-    if (
-        sum(window.content.tobytes().count(mark) for window in windows(body) for mark in (b",", b"[", b"{"))
-        > MAX_VALUES
-    ):
-        _check_depth(body)
-        raise InvalidArgument(f"the JSON of the request has more than {MAX_VALUES} values")
-    return parse_object(body)
+def without(body: memoryview, spans: list[tuple[int, int]], mark: bytes) -> bytes:
+    """``body`` with ``mark``, which `TOKEN` and a number complete, in the place of each of ``spans``."""
+    parts, end = list[bytes | memoryview](), 0
+    for number, (begin, behind) in enumerate(spans):
+        parts += (body[end:begin], mark % (TOKEN.encode(), number))
+        end = behind
+    return b"".join((*parts, body[end:]))
 
 
-def _check_depth(body: memoryview) -> None:
-    if any(int(window.depth.max()) > _PARSED_DEPTH for window in windows(body)):
-        raise _deep_or_open(body)
-
-
-def _deep_or_open(body: memoryview) -> InvalidArgument:
-    return too_deep() if is_complete(body) else unreadable("Invalid value.", body.nbytes)
+def check_depth(window: Window, body: memoryview) -> int:
+    """How deep ``window`` of ``body`` is nested. Raises `InvalidArgument` where the parser would not follow."""
+    deepest = int(window.depth.max())
+    if deepest > _PARSED_DEPTH:
+        raise too_deep() if is_complete(body) else unreadable("Invalid value.", body.nbytes)
+    return deepest
 
 
 def _put_back(document: Any, arrays: list[Pieces]) -> None:
@@ -155,11 +148,11 @@ def _put_back(document: Any, arrays: list[Pieces]) -> None:
     left = dict(enumerate(arrays))
     entries = document.get("inputs") if type(document) is dict else None
     places = [
-        (entry, key, int(value[0][len(_TOKEN) :]))
+        (entry, key, int(value[0][len(TOKEN) :]))
         for entry in (entries if type(entries) is list else ())
         if type(entry) is dict
         for key, value in entry.items()
-        if type(value) is list and len(value) == 1 and type(value[0]) is str and value[0].startswith(_TOKEN)
+        if type(value) is list and len(value) == 1 and type(value[0]) is str and value[0].startswith(TOKEN)
     ]
     for entry, key, number in places:
         if key == "data":
@@ -176,9 +169,7 @@ def _arrays(body: memoryview) -> list[Pieces]:
     """The arrays of at least `_SHORT_BYTES` that stand where the ``data`` of inputs does."""
     arrays, open_array = list[Pieces](), _Open(-1)
     for window in windows(body):
-        deepest = int(window.depth.max())
-        if deepest > _PARSED_DEPTH:
-            raise _deep_or_open(body)
+        deepest = check_depth(window, body)
         opened, closed = (window.at + places for places in window.crossings(_DATA_DEPTH))
         open_array.is_deep |= deepest >= _DATA_DEPTH + MAX_DEPTH
         if open_array.begin >= 0:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.frontends.disclosure import shown
 from penstock.frontends.http.documents import as_boolean, as_object, as_string, malformed, parse_object
+from penstock.frontends.http.long_strings import LongString, read_object
 from penstock.frontends.http.message import HttpReply, HttpRequest, json_reply, json_type_reply
-from penstock.frontends.http.outline import read_object
 from penstock.frontends.http.target import Target
-from penstock.frontends.large import LARGE_BYTES, SLICE_BYTES
+from penstock.frontends.large import LARGE_BYTES
 from penstock.frontends.uploads import Uploads
 
 if TYPE_CHECKING:
@@ -78,20 +79,26 @@ def _load_values(given: dict[str, Any]) -> dict[str, str | bytes]:
 
 def _load_value(name: str, value: Any) -> str | bytes:
     """``config`` as text and ``file:...`` as the bytes that its base64 stands for."""
-    text = as_string(value, None)
+    parts = value.parts() if isinstance(value, LongString) else iter((as_string(value, None),))
     if name == "config":
-        return text
+        return "".join(parts)
     if not name.startswith("file:"):
         raise malformed("unexpected error on creating Triton parameter")
     try:
-        return _decode(text)
+        return b"".join(_decode(parts))
     except (binascii.Error, ValueError) as error:
         raise InvalidArgument(f"load parameter '{name}' is not base64: {error}") from None
 
 
-def _decode(text: str) -> bytes:
-    """``text`` out of base64, in slices between which other threads have their turn."""
-    if 0 <= text.find("=") < len(text) - 2:
-        raise ValueError("Excess data after padding")
-    step = 4 * SLICE_BYTES
-    return b"".join([b64decode(text[at : at + step], validate=True) for at in range(0, len(text), step)])
+def _decode(parts: Iterable[str]) -> Iterator[bytes]:
+    """What ``parts`` of a text in base64 stand for. Between two of them other threads have their turn."""
+    left, is_padded = "", False
+    for part in parts:
+        left += part
+        end = len(left) - len(left) % 4
+        if is_padded or 0 <= left.find("=") < len(left) - 2:
+            raise ValueError("Excess data after padding")
+        is_padded = "=" in left[:end]
+        yield b64decode(left[:end], validate=True)
+        left = left[end:]
+    yield b64decode(left, validate=True)
