@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.errors import InternalError, InvalidArgument, PenstockError, Unavailable
+from penstock.frontends.trimming import trim
 from penstock.messages.request import InferRequest
 from penstock.messages.tensor import BytesTensor
 from penstock.models.refusal import explain
@@ -41,6 +42,8 @@ THREADS = 2
 SWITCH_S = 0.0005
 #: Pieces of work that may wait for a thread. Each holds what was received, which is bounded elsewhere.
 WAITING = 1024
+#: How long nothing large was done before what it took goes back to the system.
+QUIET_S = 1.0
 
 
 class Large(Exception):
@@ -78,6 +81,7 @@ class LargeWork:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "penstock-large")
         self._count = 0
+        self._giving_back: asyncio.TimerHandle | None = None
 
     def begin(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> Callable[[], None]:
         """Let a thread call ``work``, and then the event loop ``done`` with what it returned or raised.
@@ -88,6 +92,8 @@ class LargeWork:
         if self._count >= WAITING:
             raise Unavailable(f"{WAITING} large requests and answers wait to be read or packed, try again later")
         self._count += 1
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         job = _Job(asyncio.get_running_loop(), self._deliver, work, done)
         self._pool.submit(job)
         return job.cancel
@@ -111,6 +117,8 @@ class LargeWork:
 
     def close(self) -> None:
         """No further work. What runs goes on, and is not heard."""
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _deliver(self, job: _Job[T], outcome: T | Exception) -> None:
@@ -118,6 +126,19 @@ class LargeWork:
         done, job.done = job.done, None
         if done is not None:
             done(outcome)
+        if not self._count:
+            self._giving_back = asyncio.get_running_loop().call_later(QUIET_S, self._give_back)
+
+    def _give_back(self) -> None:
+        together = threading.Barrier(THREADS)
+
+        def give_back() -> None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(QUIET_S)  # so that every thread has one
+            trim()
+
+        for _ in range(THREADS):
+            self._pool.submit(give_back)
 
 
 class _Yielding:

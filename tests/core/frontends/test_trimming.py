@@ -1,0 +1,41 @@
+"""The C library gives memory back when it is told to; in a process of its own, whose memory nothing else changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+THREAD = """
+import gc, re, threading
+from pathlib import Path
+from penstock.frontends.trimming import trim
+
+def resident_mib():
+    return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+
+def work():
+    del [bytes(24 << 20)][:]  # from here on blocks below this lie in the thread's own heap
+    before = resident_mib()
+    block = b"x" * (20 << 20)
+    lives_on = bytearray({above})
+    del block
+    kept = resident_mib() - before
+    trim()
+    print(kept, resident_mib() - before)
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the heaps are glibc's")
+@pytest.mark.parametrize("above", [0, 600], ids=["at its end", "below what lives on"])
+def test_the_heap_of_a_thread_shrinks_to_what_it_was(above: int) -> None:
+    code = THREAD.replace("{above}", str(above))
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    kept_mib, left_mib = map(int, ran.stdout.split())
+    assert kept_mib >= 19  # else the C library needs no telling
+    assert left_mib <= 2
