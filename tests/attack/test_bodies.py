@@ -125,7 +125,7 @@ def test_gzip_of_what_is_hard_to_read(attacked: Penstock, under_attack: Attack) 
     bodies = [gzip.compress(JSON_BODIES[name], 1) for name in ("empty arrays", "arrays of one", "not a tensor")]
     with under_attack(attacked), ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda body: post(attacked, body, Content_Encoding="gzip"), bodies))
-    assert all(status in (400, 500) for status, _ in answers), answers
+    assert [status for status, _ in answers] == [400, 200, 400], [answer[:200] for _, answer in answers]
 
 
 def test_gzip_of_many_strings(attacked: Penstock, under_attack: Attack) -> None:

@@ -187,8 +187,8 @@ def test_metrics_and_the_log_can_be_looked_at(
     code = """
     class TritonPythonModel:
         def initialize(self, args):
-            family = pb_utils.MetricFamily("seen", "Seen", pb_utils.MetricFamily.COUNTER)
-            self.metric = family.Metric(labels={"b": "2", "a": "1"})
+            self.family = pb_utils.MetricFamily("seen", "Seen", pb_utils.MetricFamily.COUNTER)
+            self.metric = self.family.Metric(labels={"b": "2", "a": "1"})
         def execute(self, requests):
             self.metric.increment(2)
             pb_utils.Logger.log_warn("hello")

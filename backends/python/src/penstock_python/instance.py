@@ -134,8 +134,9 @@ class PythonInstance(DeferredInstance):
             request._finish(failure)
 
     def _failure(self, error: BaseException) -> BackendError:
-        text = whole = str(error)
-        if not isinstance(error, Refused):
+        if isinstance(error, Refused):
+            text = whole = str(error)
+        else:  # the model's, which may not even have a text
             text, whole = describe(error, self._home), describe(error)
         failures.error("'%s' failed: %s", self.name, whole)
         return BackendError(f"Failed to process the request(s) for model '{self.name}', message: {text}")

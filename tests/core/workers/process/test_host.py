@@ -223,7 +223,8 @@ def test_a_model_whose_reader_stops_stops_too(run_trial: Run, wait_until: WaitUn
     wait_until(lambda: sent() > UNREAD, "it is as far ahead as it may be")
     for _ in range(100):
         reader.next()
-    wait_until(lambda: sent() > UNREAD + 100, "it goes on")
+    # No further for certain: it may have been stopped on the way, and then waits until half of that is read.
+    wait_until(lambda: sent() > UNREAD // 2 + 100, "it goes on")
     model.on_loop(reader.request.cancel)
     while not (last := reader.next())[1]:
         pass
