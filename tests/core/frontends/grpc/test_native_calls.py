@@ -429,6 +429,37 @@ def test_a_stop_does_not_wait_for_those_who_do_not_read(serve_native: Serve, con
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_a_stop_of_grpcio_does_not_wait_for_those_who_do_not_read(
+    serve_native: Serve, connect: Connect, method: str
+) -> None:
+    server = serve_native("--exit-timeout-secs=30", "--grpc-server=grpcio")
+    peer = connect(server.grpc, {4: 0})
+    peer.credits = False
+    peer.call(1, method, peer.infer(content=bytes(4000)))
+    peer.until(frames.HeadersFrame, 1)
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 0
+    assert time.monotonic() - began < 8
+
+
+def test_a_stop_of_grpcio_says_farewell_to_those_who_ask_for_nothing(serve_native: Serve, connect: Connect) -> None:
+    """A stream between two requests, and one that has had none."""
+    server = serve_native("--exit-timeout-secs=30", "--grpc-server=grpcio")
+    peer = connect(server.grpc)
+    peer.start(1, "ModelStreamInfer").send(peer.data(1, peer.framed(peer.infer())))
+    peer.until(frames.DataFrame, 1)
+    peer.start(3, "ModelStreamInfer")
+    peer.settle()
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert [peer.answer(stream).status for stream in (1, 3)] == [UNAVAILABLE] * 2
+    assert {peer.answers[stream].trailers["grpc-message"] for stream in (1, 3)} == {SHUTTING_DOWN}
+    assert server.process.wait(20) == 0
+    assert time.monotonic() - began < 5
+
+
 def test_a_stop_tells_those_whom_it_has_no_time_for(serve_native: Serve, connect: Connect, gate: Gate) -> None:
     server = serve_native("--exit-timeout-secs=1")
     peer = connect(server.grpc)

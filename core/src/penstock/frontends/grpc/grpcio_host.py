@@ -42,6 +42,8 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _LOOK_SECONDS, _LAST_WORDS_SECONDS = 0.1, 0.2
 #: For clients to read, when the server stops and waits for nothing else.
 _HURRY_SECONDS = 0.5
+#: For clients to read the answers of unary calls.
+_UNREAD_SECONDS = 2.0
 
 
 class GrpcioHost(Host):
@@ -91,20 +93,18 @@ class GrpcioHost(Host):
     async def _stopped(self, stopping: asyncio.Future[None]) -> None:
         """Wait while there is time, and calls that still work or whose clients read."""
         loop = asyncio.get_running_loop()
-        self._wrote = began = loop.time()
+        self._wrote = worked = now = loop.time()
         seconds = self.options.exit_timeout_secs
-        while not stopping.done():
-            # Answers that clients do not read are not what the exit timeout expires for.
-            end = (
-                seconds + LAST_WORDS_S - _LAST_WORDS_SECONDS
-                if self._running
-                else seconds - min(_HURRY_SECONDS, seconds / 4)
-            )
-            left = began + end - loop.time()
-            if left <= 0:
-                return
-            await asyncio.wait((stopping,), timeout=min(left, _LOOK_SECONDS))
-            if self._running and len(self._running) == self._writing and loop.time() - self._wrote > _HURRY_SECONDS:
+        end = now + seconds + LAST_WORDS_S - _LAST_WORDS_SECONDS
+        while not stopping.done() and now < end:
+            await asyncio.wait((stopping,), timeout=min(end - now, _LOOK_SECONDS))
+            now = loop.time()
+            if not self._running:  # what is left is to be sent by grpc's core, which does not say how far it is
+                if now - worked > min(_UNREAD_SECONDS, seconds / 4):
+                    return
+                continue
+            worked = now
+            if len(self._running) == self._writing and now - self._wrote > _HURRY_SECONDS:
                 return
 
     def _handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
