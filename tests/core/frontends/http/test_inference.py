@@ -580,9 +580,9 @@ def test_deep_data_is_refused_quickly(make_caller: MakeCaller, depth: int) -> No
     data = b"[" * depth + b"1" + b"]" * depth
     body = b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1],"data":' + data + b"}]}"
     caller = make_caller(FOUR)
-    began = time.thread_time()  # what a busy machine adds is not ours
+    began = time.process_time()  # of all threads; what a busy machine adds is not ours
     reply, answer = caller.infer(body)
-    assert time.thread_time() - began < 0.5
+    assert time.process_time() - began < 1
     assert (reply.status, error_of(answer)) == (400, "JSON nesting depth exceeds maximum allowed limit (100)")
 
 
