@@ -156,8 +156,9 @@ def under_attack(
                 bystander.kill()
         stolen_ms = _stolen_ms() - stolen_ms
         limit = int(before * KEPT) + KEPT_BYTES
+        patience_s = GIVE_BACK_S if asked_ms and not is_known else 1
         with contextlib.suppress(AssertionError):  # worded below, with the figures
-            wait_until(lambda: server.rss_bytes <= limit, "the memory is given back", GIVE_BACK_S if asked_ms and not is_known else 1)
+            wait_until(lambda: server.rss_bytes <= limit, "the memory is given back", patience_s)
         latencies_ms = sorted(latency / 1e6 for latency in seen["latencies_ns"])
         figures = Figures(
             request.node.name.removeprefix("test_"),
