@@ -60,9 +60,9 @@ def build(session: nox.Session) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
     sources = ["./core", *[f"./{folder}" for folder in _folders()]]
     session.run("pip", "wheel", "-q", "--no-deps", "-w", str(wheels), *sources)
-    session.install("-q", *PINS, *map(str, wheels.glob("penstock-*.whl")))
-    session.run("penstock", "--help", silent=True)
-    session.run("penstock", "plugins")
+    session.install("-q", *PINS, *map(str, wheels.glob("headrace-*.whl")))
+    session.run("headrace", "--help", silent=True)
+    session.run("headrace", "plugins")
     session.install("-q", *PINS, *map(str, wheels.glob("*.whl")), *GROUPS["test"])
     session.install("-q", *PINS, *WEIGHTS)
     session.run("pytest", "tests/e2e/test_examples.py")
@@ -134,7 +134,7 @@ def protos(session: nox.Session) -> None:
     """Regenerate the *_pb2 modules and their stubs from the .proto files."""
     # These bring protoc 30, whose code runs on any protobuf from 6.30.
     session.install("-q", "grpcio-tools==1.72.2", "mypy-protobuf==3.6.0")
-    sources = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("core/src/penstock/**/*.proto"))]
+    sources = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("core/src/headrace/**/*.proto"))]
     outputs = ["--python_out=core/src", "--mypy_out=quiet:core/src"]
     session.run("python", "-m", "grpc_tools.protoc", "-Icore/src", *outputs, *sources)
 

@@ -1,4 +1,4 @@
-"""Penstock beside ONNX Runtime called in a loop with the batch sizes that Penstock ran."""
+"""Headrace beside ONNX Runtime called in a loop with the batch sizes that Headrace ran."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ THREADS = 1
 def engines(settings: Settings) -> Section:
     """mlp and convnet over HTTP at 16 connections."""
     need_wrk()
-    section = Section("ONNX models: Penstock and ONNX Runtime called directly", LOAD_COLUMNS)
+    section = Section("ONNX models: Headrace and ONNX Runtime called directly", LOAD_COLUMNS)
     for model, shape in SHAPES.items():
         with tempfile.TemporaryDirectory() as folder:
             repository = settings.repository(Path(folder), model)
@@ -44,18 +44,18 @@ def _model(settings: Settings, section: Section, model: str, shape: tuple[int, .
     ours: list[Run] = []
     direct: list[float] = []
     session = _session(repository / model / "1" / "model.onnx")
-    with servers.penstock(repository) as penstock:
+    with servers.headrace(repository) as headrace:
         for _ in range(settings.runs):
-            [run] = compare(case, [penstock], 1, seconds)["penstock"]
+            [run] = compare(case, [headrace], 1, seconds)["headrace"]
             ours.append(run)
             direct.append(_rows_per_second(session, shape, run.batches, seconds))
     share = sorted(run.rps / rate for run, rate in zip(ours, direct, strict=True))[len(ours) // 2]
-    section.rows.append(load_row(case.name, "penstock", ours))
+    section.rows.append(load_row(case.name, "headrace", ours))
     rate = sorted(direct)[len(direct) // 2]
     spread = f"{rate:,.0f} ({min(direct):,.0f}..{max(direct):,.0f})"
     batch = f"{median(ours, 'batch'):.1f}"
     section.rows.append((case.name, "ONNX Runtime in a loop", spread, "", "", "", "", batch, ""))
-    section.raw[case.name] = {"direct_rows_per_second": direct, **as_json({"penstock": ours})}
+    section.raw[case.name] = {"direct_rows_per_second": direct, **as_json({"headrace": ours})}
     section.targets.append(
         Target(
             f"{case.name}: share of ONNX Runtime alone",

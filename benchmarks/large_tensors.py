@@ -33,11 +33,11 @@ def large_tensors(settings: Settings) -> Section:
     )
     with (
         tempfile.TemporaryDirectory() as folder,
-        servers.penstock(settings.repository(Path(folder), "identity")) as penstock,
+        servers.headrace(settings.repository(Path(folder), "identity")) as headrace,
         servers.echo("hypercorn") as hypercorn,
         servers.echo("uvicorn") as uvicorn,
     ):
-        running = [penstock, hypercorn, uvicorn]
+        running = [headrace, hypercorn, uvicorn]
         before = {server.name: _status_mib(server.pid, "VmRSS") for server in running}
         found = compare(case, running, settings.runs, settings.seconds)
         peaks = {server.name: _status_mib(server.pid, "VmHWM") - before[server.name] for server in running}

@@ -40,9 +40,9 @@ def mixed_load(settings: Settings) -> Section:
     section = Section("Mixed load", ("figure", "value"))
     with tempfile.TemporaryDirectory() as folder:
         repository = settings.repository(Path(folder), "identity", "tiny_add", "mlp")
-        with servers.penstock(repository) as penstock:
-            samples = _soak(penstock, settings.soak_minutes * 60)
-            requests = {name: _requests(penstock, name) for name in ("identity", "tiny_add", "mlp")}
+        with servers.headrace(repository) as headrace:
+            samples = _soak(headrace, settings.soak_minutes * 60)
+            requests = {name: _requests(headrace, name) for name in ("identity", "tiny_add", "mlp")}
     warm = [(at, mib) for at, mib in samples if at >= samples[-1][0] * WARM_UP]
     slope = 60 * _slope(warm)
     section.rows += [

@@ -103,8 +103,8 @@ def small(settings: Settings) -> Section:
     with tempfile.TemporaryDirectory() as folder:
         repository = settings.repository(Path(folder), "pyident")
         with (
-            servers.penstock(repository, name="processes") as processes,
-            servers.penstock(repository, THREADS, name="threads") as threads,
+            servers.headrace(repository, name="processes") as processes,
+            servers.headrace(repository, THREADS, name="threads") as threads,
             servers.triton(settings.yardsticks, repository) as triton,
         ):
             for name, put in loads.items():
@@ -129,7 +129,7 @@ def large(settings: Settings) -> Section:
     with tempfile.TemporaryDirectory() as folder:
         repository = settings.repository(Path(folder), "pyident")
         with (
-            servers.penstock(repository, name="processes") as processes,
+            servers.headrace(repository, name="processes") as processes,
             servers.triton(settings.yardsticks, repository) as triton,
         ):
             for mib in (1, 16):
@@ -170,13 +170,13 @@ def strings(settings: Settings) -> Section:
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder), "echo", _ECHO, _IO.format("TYPE_STRING"))
         for host, flags in {"processes": (), "threads": (THREADS,)}.items():
-            with servers.penstock(Path(folder), *flags) as running:
+            with servers.headrace(Path(folder), *flags) as running:
                 found = compare(
                     Case(f"strings, {host}", lambda server: "echo", partial(_one_by_one, body)),
                     [running],
                     settings.runs,
                     settings.seconds,
-                )["penstock"]
+                )["headrace"]
             cpu_ms = median(found, "server_us") / 1000
             section.rows.append((host, f"{cpu_ms:,.0f}", f"{median(found, 'p50_us') / 1000:,.0f}"))
             section.targets.append(
@@ -195,7 +195,7 @@ def calls(settings: Settings) -> Section:
         (Path(folder) / "identity/1").mkdir(parents=True)
         (Path(folder) / "identity/config.pbtxt").write_text('backend: "identity"\n' + config)
         for host, flags in {"processes": (), "threads": (THREADS,)}.items():
-            with servers.penstock(Path(folder), *flags) as running:
+            with servers.headrace(Path(folder), *flags) as running:
                 found = {
                     title: sorted(_seconds_of_calls(running, model) / CALLS * 1e6 for _ in range(settings.runs + 1))
                     for model, title in {"caller": "exec, one by one", "gatherer": "async_exec, together"}.items()
@@ -227,7 +227,7 @@ def cycles(settings: Settings) -> Section:
 
     with tempfile.TemporaryDirectory() as folder:
         repository = settings.repository(Path(folder), "pyident")
-        with servers.penstock(repository, *EXPLICIT) as running:
+        with servers.headrace(repository, *EXPLICIT) as running:
             load.wrk(running, body, 16, 2)
             _reload(running, 3)
             first = look("warm-up", running)

@@ -1,8 +1,8 @@
-"""Measures Penstock: ``python benchmarks/run.py``; ``--help`` for parts of it and shorter runs.
+"""Measures Headrace: ``python benchmarks/run.py``; ``--help`` for parts of it and shorter runs.
 
 Needs Linux, ``wrk`` and the test requirements. With ``../shared/bench`` beside the repository the
 models come from there; with ``--yardsticks DIR``, set up by ``../shared/bench/setup.sh DIR``, the
-real Triton runs beside Penstock. What is missing is skipped, and said.
+real Triton runs beside Headrace. What is missing is skipped, and said.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Running:
 
 
 @contextlib.contextmanager
-def penstock(repository: Path, *flags: str, name: str = "penstock") -> Iterator[Running]:
-    with _v2(name, [sys.executable, "-m", "penstock.cli", "serve"], repository, flags) as running:
+def headrace(repository: Path, *flags: str, name: str = "headrace") -> Iterator[Running]:
+    with _v2(name, [sys.executable, "-m", "headrace.cli", "serve"], repository, flags) as running:
         yield running
 
 

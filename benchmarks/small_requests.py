@@ -14,7 +14,7 @@ from servers import Running
 from settings import Missing, Settings, need_wrk
 
 #: The model asked on each server.
-IDENTITIES = {"penstock": "identity", "triton": "pyident"}
+IDENTITIES = {"headrace": "identity", "triton": "pyident"}
 INPUTS = ("INPUT0", "INPUT1")
 SERVER_CPU_US = 60
 RATE = 20_000
@@ -28,7 +28,7 @@ def tiny_add(settings: Settings) -> Section:
     need_wrk()
     if not (servers.SHARED / "prototypes").exists():
         raise Missing("../shared/prototypes/http_path.py")
-    section = Section("tiny_add over HTTP: Penstock and the prototype", LOAD_COLUMNS)
+    section = Section("tiny_add over HTTP: Headrace and the prototype", LOAD_COLUMNS)
     bodies = {
         "binary": load.binary_body("tiny_add", dict.fromkeys(INPUTS, (1, 16))),
         "JSON": load.json_body("tiny_add", dict.fromkeys(INPUTS, 16)),
@@ -36,14 +36,14 @@ def tiny_add(settings: Settings) -> Section:
     with tempfile.TemporaryDirectory() as folder:
         repository = settings.repository(Path(folder), "tiny_add")
         with (
-            servers.penstock(repository) as penstock,
+            servers.headrace(repository) as headrace,
             servers.prototype(repository / "tiny_add" / "1" / "model.onnx") as prototype,
         ):
             for form, body in bodies.items():
                 for connections in (16, 1):
                     name = f"tiny_add {form}, {connections} connections"
                     case = Case(name, lambda server: "tiny_add", partial(_wrk, body, connections))
-                    found = compare(case, [penstock, prototype], settings.runs, settings.seconds)
+                    found = compare(case, [headrace, prototype], settings.runs, settings.seconds)
                     section.rows += [load_row(case.name, name, runs) for name, runs in found.items()]
                     section.raw[case.name] = as_json(found)
                     if connections == 16:
@@ -61,8 +61,8 @@ def _perf_analyzer(program: Path, protocol: str, connections: int, server: Runni
 
 
 def _targets(name: str, found: dict[str, list[Run]]) -> list[Target]:
-    ours, theirs = median(found["penstock"], "rps"), median(found["prototype"], "rps")
-    cpu_us = median(found["penstock"], "server_us")
+    ours, theirs = median(found["headrace"], "rps"), median(found["prototype"], "rps")
+    cpu_us = median(found["headrace"], "server_us")
     rate = RATE * theirs / PROTOTYPE_RATE
     return [
         Target(f"{name}: server CPU", f"<= {SERVER_CPU_US} µs/request", f"{cpu_us:.1f}", cpu_us <= SERVER_CPU_US),
@@ -82,14 +82,14 @@ def _targets(name: str, found: dict[str, list[Run]]) -> list[Target]:
 
 
 def pyident(settings: Settings) -> Section:
-    """Penstock's identity backend beside the real Triton's Python identity, HTTP and gRPC."""
+    """Headrace's identity backend beside the real Triton's Python identity, HTTP and gRPC."""
     analyzer = settings.yardstick("perf_analyzer")
     settings.yardstick("tritonserver")
-    section = Section("identity of 16 floats: Penstock and Triton (pyident)", LOAD_COLUMNS)
+    section = Section("identity of 16 floats: Headrace and Triton (pyident)", LOAD_COLUMNS)
     with (
         tempfile.TemporaryDirectory() as ours,
         tempfile.TemporaryDirectory() as theirs,
-        servers.penstock(settings.repository(Path(ours), "identity")) as penstock,
+        servers.headrace(settings.repository(Path(ours), "identity")) as headrace,
         servers.triton(settings.yardsticks, settings.repository(Path(theirs), "pyident")) as triton,
     ):
         for protocol in ("http", "grpc"):
@@ -99,7 +99,7 @@ def pyident(settings: Settings) -> Section:
                     lambda server: IDENTITIES[server.name],
                     partial(_perf_analyzer, analyzer, protocol, connections),
                 )
-                found = compare(case, [penstock, triton], settings.runs, settings.seconds)
+                found = compare(case, [headrace, triton], settings.runs, settings.seconds)
                 section.rows += [load_row(case.name, name, runs) for name, runs in found.items()]
                 section.raw[case.name] = as_json(found)
                 section.targets += _beside_triton(case.name, protocol, connections, found)
@@ -108,7 +108,7 @@ def pyident(settings: Settings) -> Section:
 
 def _beside_triton(name: str, protocol: str, connections: int, found: dict[str, list[Run]]) -> list[Target]:
     ratios = {
-        field: median(found["penstock"], field) / median(found["triton"], field) for field in ("p50_us", "server_us")
+        field: median(found["headrace"], field) / median(found["triton"], field) for field in ("p50_us", "server_us")
     }
     targets = []
     if connections == 1:

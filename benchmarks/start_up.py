@@ -1,4 +1,4 @@
-"""What it costs to import Penstock, to start it, and to let it wait."""
+"""What it costs to import Headrace, to start it, and to let it wait."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ENGINES = ("onnxruntime", "torch", "tensorflow", "tensorrt", "openvino")
 def start_up(settings: Settings) -> Section:
     """Import time, start-up time and idle memory of a server with one small model."""
     section = Section("Import, start and idle", ("figure", "value"))
-    seconds = {code: [_python_s(code) for _ in range(IMPORTS)] for code in ("pass", "import penstock")}
-    import_ms = 1000 * (statistics.median(seconds["import penstock"]) - statistics.median(seconds["pass"]))
-    loaded = _output(f"import sys, penstock; print(*[name for name in {ENGINES} if name in sys.modules])")
+    seconds = {code: [_python_s(code) for _ in range(IMPORTS)] for code in ("pass", "import headrace")}
+    import_ms = 1000 * (statistics.median(seconds["import headrace"]) - statistics.median(seconds["pass"]))
+    loaded = _output(f"import sys, headrace; print(*[name for name in {ENGINES} if name in sys.modules])")
     section.rows += [
-        ("`import penstock`, above an empty Python", f"{import_ms:.0f} ms"),
+        ("`import headrace`, above an empty Python", f"{import_ms:.0f} ms"),
         ("engines it imports", loaded or "none"),
         ("slowest modules in it, alone", ", ".join(_slowest())),
     ]
     section.targets += [
-        Target("import penstock", f"< {IMPORT_MS} ms", f"{import_ms:.0f} ms", import_ms < IMPORT_MS),
+        Target("import headrace", f"< {IMPORT_MS} ms", f"{import_ms:.0f} ms", import_ms < IMPORT_MS),
         Target("engines imported by it", "none", loaded or "none", not loaded),
     ]
     for model in ("identity", "tiny_add"):
@@ -51,11 +51,11 @@ def _idle(settings: Settings, model: str) -> tuple[float, float]:
     for _ in range(3):
         with (
             tempfile.TemporaryDirectory() as folder,
-            servers.penstock(settings.repository(Path(folder), model)) as penstock,
+            servers.headrace(settings.repository(Path(folder), model)) as headrace,
         ):
             time.sleep(2)
-            starts.append(penstock.start_s)
-            memories.append(machine.rss_mib(penstock.pid))
+            starts.append(headrace.start_s)
+            memories.append(machine.rss_mib(headrace.pid))
     return statistics.median(starts), statistics.median(memories)
 
 
@@ -71,7 +71,7 @@ def _output(code: str) -> str:
 
 def _slowest() -> list[str]:
     """The five modules with the most time of their own, by ``-X importtime``."""
-    command = [sys.executable, "-X", "importtime", "-c", "import penstock"]
+    command = [sys.executable, "-X", "importtime", "-c", "import headrace"]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stderr.splitlines()
     fields = [line.removeprefix("import time:").split("|") for line in lines if line.startswith("import time:")]
     own = [(int(us), name.strip()) for us, _, name in fields if us.strip().isdigit()]

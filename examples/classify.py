@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             labels = _classify_all(protocol, _classifier(client, url, options.model), digits, options.batch_size)
         except (OSError, tritonclient.http.InferenceServerException) as error:
             print(f"{protocol} at {url}: {error}", file=sys.stderr)
-            print("Is it running?  penstock serve --model-repository=examples/models", file=sys.stderr)
+            print("Is it running?  headrace serve --model-repository=examples/models", file=sys.stderr)
             return 1
     for row in _misread(labels, digits)[: options.pictures]:
         print(f"\n{_drawing(digits.images[row])}\n  a {WORDS[digits.numbers[row]]}, read as {labels[row]}")

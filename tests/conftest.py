@@ -1,4 +1,4 @@
-"""Real ``penstock serve`` processes, for the tests that look at a server from the outside."""
+"""Real ``headrace serve`` processes, for the tests that look at a server from the outside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-PENSTOCK = Path(sys.executable).with_name("penstock")
+HEADRACE = Path(sys.executable).with_name("headrace")
 #: The machine may be busy: a deadline only ends what hangs.
 DEADLINE_S = 40.0
 #: For models that have an environment made for them.
@@ -26,8 +26,8 @@ LOAD_DEADLINE_S = 3 * DEADLINE_S
 _LISTENING = re.compile(r"(GRPCInferenceService|HTTPService|Metrics Service) (?:listens )?at [\w.]+:(\d+)")
 
 
-class Penstock:
-    """``penstock serve`` with ``words``, on free ports of 127.0.0.1. Its log is read line by line.
+class Headrace:
+    """``headrace serve`` with ``words``, on free ports of 127.0.0.1. Its log is read line by line.
 
     If ``interactive``, `type` writes to its terminal and `wait_for_prompt` reads from it.
     """
@@ -36,7 +36,7 @@ class Penstock:
         addresses = [
             f"--{name}-{what}" for name in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")
         ]
-        command = [str(PENSTOCK), "serve", *addresses, *words]
+        command = [str(HEADRACE), "serve", *addresses, *words]
         terminal = subprocess.PIPE if interactive else None
         self.process = subprocess.Popen(
             command, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env={**os.environ, **(environ or {})}
@@ -83,13 +83,13 @@ class Penstock:
                 return line
         raise AssertionError(f"the server ended with {self.process.wait()}, no line has {pattern!r}:\n{self.log}")
 
-    def wait_until_listening(self) -> Penstock:
+    def wait_until_listening(self) -> Headrace:
         """Until all ports are known; the models may still be being loaded."""
         while len(self.ports) < 3:
             self.wait_for_line(_LISTENING.pattern)
         return self
 
-    def wait_until_ready(self) -> Penstock:
+    def wait_until_ready(self) -> Headrace:
         self.wait_until_listening()
         wait_until(lambda: self.get("/v2/health/ready")[0] == 200, "the server is ready", LOAD_DEADLINE_S)
         return self
@@ -206,7 +206,7 @@ def _wait_until() -> Callable[..., None]:
 
 GATE = """
 import time
-from penstock import Backend, Instance, hookimpl
+from headrace import Backend, Instance, hookimpl
 
 class Gated(Backend):
     name = "gated"
@@ -271,11 +271,11 @@ def make_gate() -> Callable[[Path], Gate]:
 def gated_environ(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """The environment of processes in which a third party's backend ``gated`` is installed."""
     site = tmp_path_factory.mktemp("site")
-    (site / "penstock_gated.py").write_text(GATE)
-    info = site / "penstock_gated-1.5.dist-info"
+    (site / "headrace_gated.py").write_text(GATE)
+    info = site / "headrace_gated-1.5.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock-gated\nVersion: 1.5\n")
-    (info / "entry_points.txt").write_text("[penstock]\ngated = penstock_gated\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headrace-gated\nVersion: 1.5\n")
+    (info / "entry_points.txt").write_text("[headrace]\ngated = headrace_gated\n")
     return {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
 
 
@@ -286,12 +286,12 @@ def gated(gated_environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 @pytest.fixture(scope="session")
-def keep_serving() -> Iterator[Callable[..., Penstock]]:
+def keep_serving() -> Iterator[Callable[..., Headrace]]:
     """Starts servers that live as long as the session, and must end in order."""
-    started: list[Penstock] = []
+    started: list[Headrace] = []
 
-    def start(*words: str, environ: Mapping[str, str] | None = None) -> Penstock:
-        started.append(Penstock(*words, environ=environ))
+    def start(*words: str, environ: Mapping[str, str] | None = None) -> Headrace:
+        started.append(Headrace(*words, environ=environ))
         return started[-1].wait_until_ready()
 
     yield start
@@ -304,12 +304,12 @@ def keep_serving() -> Iterator[Callable[..., Penstock]]:
 
 
 @pytest.fixture
-def run_penstock() -> Iterator[Callable[..., Penstock]]:
+def run_headrace() -> Iterator[Callable[..., Headrace]]:
     """Starts servers that may go wrong; whatever still runs at the end of the test is killed."""
-    started: list[Penstock] = []
+    started: list[Headrace] = []
 
-    def start(*words: str, environ: Mapping[str, str] | None = None, interactive: bool = False) -> Penstock:
-        started.append(Penstock(*words, environ=environ, interactive=interactive))
+    def start(*words: str, environ: Mapping[str, str] | None = None, interactive: bool = False) -> Headrace:
+        started.append(Headrace(*words, environ=environ, interactive=interactive))
         return started[-1]
 
     yield start
@@ -318,12 +318,12 @@ def run_penstock() -> Iterator[Callable[..., Penstock]]:
 
 
 @pytest.fixture
-def serve(run_penstock: Callable[..., Penstock]) -> Iterator[Callable[..., Penstock]]:
+def serve(run_headrace: Callable[..., Headrace]) -> Iterator[Callable[..., Headrace]]:
     """Starts servers that must end in order when the test is over, unless it has ended them."""
-    started: list[Penstock] = []
+    started: list[Headrace] = []
 
-    def start(*words: str, environ: Mapping[str, str] | None = None, interactive: bool = False) -> Penstock:
-        started.append(run_penstock(*words, environ=environ, interactive=interactive))
+    def start(*words: str, environ: Mapping[str, str] | None = None, interactive: bool = False) -> Headrace:
+        started.append(run_headrace(*words, environ=environ, interactive=interactive))
         return started[-1].wait_until_ready()
 
     yield start

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model, summary = shorten(tritonclient.http.InferenceServerClient(options.http), _read(options.file))
     except (OSError, tritonclient.http.InferenceServerException) as error:
         print(f"HTTP at {options.http}: {error}", file=sys.stderr)
-        print("Is it running?  penstock serve --model-repository=examples/choose/models", file=sys.stderr)
+        print("Is it running?  headrace serve --model-repository=examples/choose/models", file=sys.stderr)
         return 1
     print(f"{model}: {summary}")
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_python.testing import OpenModel
+from headrace_python.testing import OpenModel
 
 MODELS = Path(__file__).parent / "models"
 LONG = (MODELS.parent / "texts/long.txt").read_text()

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     break
     except InferenceServerException as error:
         print(f"gRPC at {options.grpc}: {error}", file=sys.stderr)
-        print("Is it running?  penstock serve --model-repository=examples/stream/models", file=sys.stderr)
+        print("Is it running?  headrace serve --model-repository=examples/stream/models", file=sys.stderr)
         return 1
     print()
     return 0

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         embeddings = embed(tritonclient.http.InferenceServerClient(options.http), options.sentences)
     except (OSError, tritonclient.http.InferenceServerException) as error:
         print(f"HTTP at {options.http}: {error}", file=sys.stderr)
-        print("Is it running?  penstock serve --model-repository=examples/text/models", file=sys.stderr)
+        print("Is it running?  headrace serve --model-repository=examples/text/models", file=sys.stderr)
         return 1
     similarities = embeddings @ embeddings.T  # cosines, for every embedding has length 1
     for row, sentence in enumerate(options.sentences):

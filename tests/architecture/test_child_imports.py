@@ -1,4 +1,4 @@
-"""What runs in a child process needs the standard library, NumPy and Penstock, and nothing else:
+"""What runs in a child process needs the standard library, NumPy and Headrace, and nothing else:
 the interpreter may be that of a model's own environment."""
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
-    "penstock": ROOT / "core/src",
-    "penstock_python": ROOT / "backends/python/src",
+    "headrace": ROOT / "core/src",
+    "headrace_python": ROOT / "backends/python/src",
     "triton_python_backend_utils": ROOT / "backends/python/src",
 }
-BOOTSTRAP = ROOT / "core/src/penstock/workers/process/bootstrap.py"
+BOOTSTRAP = ROOT / "core/src/headrace/workers/process/bootstrap.py"
 
 #: The entry that the bootstrap calls: imports ``wanted`` where nothing else can be found.
 PROBE = """
 import sys
 from importlib import import_module
 
-ALLOWED = {*sys.stdlib_module_names, "numpy", "penstock", "penstock_python", "triton_python_backend_utils", "probe"}
+ALLOWED = {*sys.stdlib_module_names, "numpy", "headrace", "headrace_python", "triton_python_backend_utils", "probe"}
 
 
 class Wall:
@@ -49,14 +49,14 @@ def run(tmp_path: Path, *wanted: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
 
 
-@pytest.mark.parametrize("wanted", ["penstock.workers.process.serving", "penstock_python.entry"])
+@pytest.mark.parametrize("wanted", ["headrace.workers.process.serving", "headrace_python.entry"])
 def test_a_child_imports_nothing_but_numpy(tmp_path: Path, wanted: str) -> None:
     found = run(tmp_path, wanted)
     assert found.stdout == "imported 1\n", found.stderr
 
 
 def test_an_import_of_anything_else_is_found(tmp_path: Path) -> None:
-    found = run(tmp_path, "penstock.config.model_config_pb2")
+    found = run(tmp_path, "headrace.config.model_config_pb2")
     assert "a child imports google" in found.stderr
 
 

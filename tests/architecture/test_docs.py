@@ -14,7 +14,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*
 
 def hook_signatures() -> list[str]:
     """Every hook as ``name(arguments) -> result``, in the order of hookspecs.py."""
-    tree = ast.parse((ROOT / "core/src/penstock/hookspecs.py").read_text())
+    tree = ast.parse((ROOT / "core/src/headrace/hookspecs.py").read_text())
     hooks = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [f"{hook.name}({ast.unparse(hook.args)}) -> {ast.unparse(hook.returns)}" for hook in hooks if hook.returns]
 
@@ -49,7 +49,7 @@ DESCRIBED = {"name", "labels"}
 def members(part: str) -> list[str]:
     """The public methods, properties and fields of the class, in order, as ``name(arguments) -> result`` or
     ``name: type``."""
-    tree = ast.parse((ROOT / "core/src/penstock" / PARTS[part]).read_text())
+    tree = ast.parse((ROOT / "core/src/headrace" / PARTS[part]).read_text())
     (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == part]
     shown = []
     for node in found.body:
@@ -76,10 +76,10 @@ def test_docs_list_every_method_of_a_part_with_its_signature_in_order(part: str)
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_that_the_docs_list_is_exported(part: str) -> None:
-    import penstock
+    import headrace
 
-    assert part in penstock.__all__
-    assert part in dir(penstock)
+    assert part in headrace.__all__
+    assert part in dir(headrace)
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
@@ -91,7 +91,7 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 def test_readme_serves_with_one_command() -> None:
     serve = commands("README.md")[0]
     assert re.fullmatch(
-        r"\.ci/venv && .* \./core \./backends/onnx && \.venv/bin/penstock serve --model-repository=\S+", serve
+        r"\.ci/venv && .* \./core \./backends/onnx && \.venv/bin/headrace serve --model-repository=\S+", serve
     )
 
 

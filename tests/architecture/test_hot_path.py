@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2] / "core/src/penstock"
+ROOT = Path(__file__).parents[2] / "core/src/headrace"
 PATH = sorted(path for folder in ("messages", "schedulers", "workers") for path in (ROOT / folder).rglob("*.py"))
 #: Once per life of a child process, or for settings that few requests have.
 RARE = {

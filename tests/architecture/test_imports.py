@@ -56,7 +56,7 @@ ENGINES = {"onnx", "onnxruntime", "openvino", "sklearn", "tensorflow", "tensorrt
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One name imported: ``penstock.messages.tensor``. ``typing_only`` if under TYPE_CHECKING."""
+    """One name imported: ``headrace.messages.tensor``. ``typing_only`` if under TYPE_CHECKING."""
 
     module: str
     line: int
@@ -69,7 +69,7 @@ class Import:
 
     @property
     def part(self) -> str:
-        """The part of penstock it lies in: ``messages``; ``__init__`` for names of penstock itself."""
+        """The part of headrace it lies in: ``messages``; ``__init__`` for names of headrace itself."""
         words = self.module.split(".")
         return words[1] if len(words) > 1 and words[1] in MAY_IMPORT.keys() | COMPOSITION else "__init__"
 
@@ -102,7 +102,7 @@ def upward(part: str, source: str) -> list[str]:
         return []
     wrong = []
     for found in imports(source):
-        if found.top != "penstock" or found.part == part or found.part in MAY_IMPORT[part]:
+        if found.top != "headrace" or found.part == part or found.part in MAY_IMPORT[part]:
             continue
         if not (found.typing_only and (part, found.part) in HANDED_IN):
             wrong.append(f"line {found.line}: {part} imports {found.module}")
@@ -114,11 +114,11 @@ def modules(folder: Path) -> list[Path]:
 
 
 def engines_of(backend: Path) -> set[str]:
-    """The import names of what a backend's distribution needs, beside Penstock and NumPy."""
+    """The import names of what a backend's distribution needs, beside Headrace and NumPy."""
     (block,) = re.findall(
         r"^dependencies = \[(.*?)\]", (backend / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE
     )
-    return set(re.findall(r'"(\w+)', block)) - {"penstock", "numpy"}
+    return set(re.findall(r'"(\w+)', block)) - {"headrace", "numpy"}
 
 
 def name_of(path: Path) -> str:
@@ -127,23 +127,23 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", modules(CORE), ids=name_of)
 def test_core_imports_point_down_the_path(path: Path) -> None:
-    part = path.relative_to(CORE / "penstock").parts[0].removesuffix(".py")
+    part = path.relative_to(CORE / "headrace").parts[0].removesuffix(".py")
     assert part in MAY_IMPORT.keys() | COMPOSITION, f"say in this test what {part} may import"
     assert upward(part, path.read_text()) == []
 
 
-@pytest.mark.parametrize("path", modules(CORE / "penstock/frontends/http2"), ids=name_of)
+@pytest.mark.parametrize("path", modules(CORE / "headrace/frontends/http2"), ids=name_of)
 def test_http2_knows_neither_grpc_nor_the_server(path: Path) -> None:
     allowed = {found.module for found in imports(path.read_text()) if found.top in sys.stdlib_module_names | {"hpack"}}
     ours = {found.module for found in imports(path.read_text())} - allowed
-    assert [module for module in sorted(ours) if not module.startswith("penstock.frontends.http2.")] == []
+    assert [module for module in sorted(ours) if not module.startswith("headrace.frontends.http2.")] == []
 
 
 def test_grpc_is_imported_by_its_host_and_nowhere_else() -> None:
     """Whoever serves by the native host does without."""
     early = {
         path.name
-        for path in modules(CORE / "penstock")
+        for path in modules(CORE / "headrace")
         for found in imports(path.read_text())
         if found.top == "grpc" and not (found.typing_only or found.in_function)
     }
@@ -156,9 +156,9 @@ def test_core_imports_no_engine_anywhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=name_of)
-def test_a_backend_imports_penstock_itself_and_its_engine_only_inside_functions(backend: Path) -> None:
+def test_a_backend_imports_headrace_itself_and_its_engine_only_inside_functions(backend: Path) -> None:
     packages = {path.name for path in (backend / "src").iterdir() if path.is_dir()}
-    known = sys.stdlib_module_names | {"penstock", "numpy", "ml_dtypes", "google"} | packages
+    known = sys.stdlib_module_names | {"headrace", "numpy", "ml_dtypes", "google"} | packages
     engines = engines_of(backend)
     for path in modules(backend / "src"):
         allowed = known | engines | ({"pytest"} if path.name == "testing.py" else set())  # pytest's own entry point
@@ -170,12 +170,12 @@ def test_a_backend_imports_penstock_itself_and_its_engine_only_inside_functions(
 
 @pytest.mark.parametrize("path", modules(ROOT / "tests/core"), ids=name_of)
 def test_the_tests_of_core_need_no_backend_distribution(path: Path) -> None:
-    assert [found.module for found in imports(path.read_text()) if found.top.startswith("penstock_")] == []
+    assert [found.module for found in imports(path.read_text()) if found.top.startswith("headrace_")] == []
 
 
 @pytest.mark.parametrize("path", [path for folder in (CORE, *BACKENDS) for path in modules(folder)], ids=name_of)
 def test_private_names_stay_in_their_module(path: Path) -> None:
-    ours = [found for found in imports(path.read_text()) if found.top.startswith("penstock")]
+    ours = [found for found in imports(path.read_text()) if found.top.startswith("headrace")]
     private = [found.module for found in ours if re.search(r"\._[a-z]", found.module)]
     assert private == []
 
@@ -183,14 +183,14 @@ def test_private_names_stay_in_their_module(path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "source"),
     [
-        ("workers", "from penstock.schedulers.base import Scheduler"),
-        ("schedulers", "import penstock.models.served"),
-        ("messages", "from penstock.frontends import http"),
-        ("models", "def late():\n    from penstock.server import Server"),
-        ("frontends", "from penstock.schedulers.queue import Queue"),
-        ("frontends", "from penstock.server import Server"),
-        ("models", "if TYPE_CHECKING:\n    from penstock.server import Server"),
-        ("backends", "from penstock import Server"),
+        ("workers", "from headrace.schedulers.base import Scheduler"),
+        ("schedulers", "import headrace.models.served"),
+        ("messages", "from headrace.frontends import http"),
+        ("models", "def late():\n    from headrace.server import Server"),
+        ("frontends", "from headrace.schedulers.queue import Queue"),
+        ("frontends", "from headrace.server import Server"),
+        ("models", "if TYPE_CHECKING:\n    from headrace.server import Server"),
+        ("backends", "from headrace import Server"),
     ],
 )
 def test_an_upward_import_is_found(part: str, source: str) -> None:
@@ -198,10 +198,10 @@ def test_an_upward_import_is_found(part: str, source: str) -> None:
 
 
 def test_a_frontend_may_name_the_server_it_is_handed() -> None:
-    assert upward("frontends", "if TYPE_CHECKING:\n    from penstock.server import Server") == []
+    assert upward("frontends", "if TYPE_CHECKING:\n    from headrace.server import Server") == []
 
 
-@pytest.mark.parametrize("module", ["penstock", "penstock.cli", "penstock.server", "penstock_onnx"])
+@pytest.mark.parametrize("module", ["headrace", "headrace.cli", "headrace.server", "headrace_onnx"])
 def test_importing_the_module_imports_no_engine(module: str) -> None:
     program = f"import sys, {module}; print(*sorted(set(sys.modules) & set(sys.argv[1:])))"
     answer = subprocess.run([sys.executable, "-c", program, *ENGINES], capture_output=True, text=True, check=True)

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import Server, hookimpl
-from penstock.config.support import SUPPORT, State, flag
+from headrace import Server, hookimpl
+from headrace.config.support import SUPPORT, State, flag
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for path in (ROOT / "core/src").rglob("*.py") if not path.name.endswith("_pb2.py"))
-PACKAGE = ROOT / "core/src/penstock"
+PACKAGE = ROOT / "core/src/headrace"
 TEMPLATE = ROOT / "backends/_template"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
 
@@ -63,7 +63,7 @@ def test_the_architecture_page_names_code_and_files() -> None:
 
 @pytest.mark.parametrize("code", CODE)
 def test_what_the_architecture_page_names_exists(code: str) -> None:
-    assert [part for part in code.split(".") if part not in KNOWN | {"penstock", "tritonclient"}] == []
+    assert [part for part in code.split(".") if part not in KNOWN | {"headrace", "tritonclient"}] == []
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -93,7 +93,7 @@ def test_users_of_triton_are_told_every_refusal_in_its_words() -> None:
 
 
 def test_the_page_on_backends_shows_what_new_backend_writes() -> None:
-    files = ("src/penstock_template/__init__.py", "pyproject.toml", "tests/test_template.py")
+    files = ("src/headrace_template/__init__.py", "pyproject.toml", "tests/test_template.py")
     written = [(TEMPLATE / file).read_text().replace("template", "acme").replace("Template", "Acme") for file in files]
     module, test = blocks("docs/write-a-backend.md", "python")
     (project,) = blocks("docs/write-a-backend.md", "toml")

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from penstock.frontends import disclosure
-from penstock.frontends.http.routes import Routes
-from penstock.server import Server
+from headrace.frontends import disclosure
+from headrace.frontends.http.routes import Routes
+from headrace.server import Server
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*ROOT.glob("core/src/**/*.py"), *ROOT.glob("backends/*/src/**/*.py")])
@@ -61,8 +61,8 @@ def _written(call: ast.Call, form: str) -> re.Pattern[Any] | None:
 
 #: Patterns that are put together elsewhere: where, and those that come of it.
 MADE: dict[str, Callable[[], list[re.Pattern[Any]]]] = {
-    "core/src/penstock/frontends/disclosure.py": lambda: [disclosure._paths()],
-    "core/src/penstock/frontends/http/routes.py": lambda: [route.pattern for route in Routes(Server("nowhere")).table],
+    "core/src/headrace/frontends/disclosure.py": lambda: [disclosure._paths()],
+    "core/src/headrace/frontends/http/routes.py": lambda: [route.pattern for route in Routes(Server("nowhere")).table],
 }
 
 

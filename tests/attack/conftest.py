@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 BYSTANDER = Path(__file__).with_name("bystander.py")
 #: Health p99 that a plain run allows, in milliseconds; `nox -s attack` sets it to 50.
@@ -113,13 +113,13 @@ def attack_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=list(HOSTS))
-def attacked(request: pytest.FixtureRequest, serve: Callable[..., Penstock], attack_repository: Path) -> Penstock:
+def attacked(request: pytest.FixtureRequest, serve: Callable[..., Headrace], attack_repository: Path) -> Headrace:
     """A server of its own for each test, on our hosts of HTTP and gRPC, and on the others."""
     return serve(f"--model-repository={attack_repository}", *HOSTS[request.param])
 
 
 @pytest.fixture
-def attacked_natively(serve: Callable[..., Penstock], attack_repository: Path) -> Penstock:
+def attacked_natively(serve: Callable[..., Headrace], attack_repository: Path) -> Headrace:
     """The same on our hosts only, for attacks on what only they have."""
     return serve(f"--model-repository={attack_repository}")
 
@@ -135,7 +135,7 @@ def under_attack(
     usual_ms = PATIENCE_MS if asked_ms is None else KNOWN_MS if is_known else asked_ms
 
     @contextlib.contextmanager
-    def frame(server: Penstock, allowed_ms: float = usual_ms) -> Iterator[None]:
+    def frame(server: Headrace, allowed_ms: float = usual_ms) -> Iterator[None]:
         _warm(server.http)
         before, stolen_ms = server.rss_bytes, _stolen_ms()
         server.forget_peak()

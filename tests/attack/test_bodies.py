@@ -22,9 +22,9 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
-    Attack = Callable[[Penstock], AbstractContextManager[None]]
+    Attack = Callable[[Headrace], AbstractContextManager[None]]
 
 MIB = 1 << 20
 #: --http-max-input-size and --grpc-max-decompressed-size, by default.
@@ -32,7 +32,7 @@ LIMIT = 64 * MIB
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
-def post(server: Penstock, body: bytes, path: str = "/v2/models/huge/infer", **headers: str) -> tuple[int, bytes]:
+def post(server: Headrace, body: bytes, path: str = "/v2/models/huge/infer", **headers: str) -> tuple[int, bytes]:
     """Status and body of the answer; header names have underscores."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=120)
     try:
@@ -44,7 +44,7 @@ def post(server: Penstock, body: bytes, path: str = "/v2/models/huge/infer", **h
 
 
 def call(
-    server: Penstock, message: bytes, method: str = MODEL_INFER, compression: Any = None
+    server: Headrace, message: bytes, method: str = MODEL_INFER, compression: Any = None
 ) -> tuple[grpc.StatusCode, bytes]:
     """Status and answer of a unary gRPC call with ``message``."""
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -96,7 +96,7 @@ JSON_BODIES = {
 
 
 @pytest.mark.parametrize("body", list(JSON_BODIES))
-def test_json(attacked: Penstock, under_attack: Attack, body: str) -> None:
+def test_json(attacked: Headrace, under_attack: Attack, body: str) -> None:
     with under_attack(attacked):
         status, answer = post(attacked, JSON_BODIES[body])
     assert status in (200, 400, 500), answer
@@ -105,14 +105,14 @@ def test_json(attacked: Penstock, under_attack: Attack, body: str) -> None:
 
 @pytest.mark.parametrize("body", ["quotes behind NaN", "not a tensor", "members", "deep", "deep and open"])
 @pytest.mark.parametrize("path", ["index", "models/huge/load", "models/huge/unload"])
-def test_json_elsewhere(attacked_natively: Penstock, under_attack: Attack, path: str, body: str) -> None:
+def test_json_elsewhere(attacked_natively: Headrace, under_attack: Attack, path: str, body: str) -> None:
     with under_attack(attacked_natively):
         status, answer = post(attacked_natively, JSON_BODIES[body], f"/v2/repository/{path}")
     assert status in (400, 500)
     assert json.loads(answer)["error"]
 
 
-def test_gzip_over_http(attacked: Penstock, under_attack: Attack) -> None:
+def test_gzip_over_http(attacked: Headrace, under_attack: Attack) -> None:
     """Three at a time, of a gibibyte each."""
     packed = bomb(1024 * MIB)
     with under_attack(attacked), ThreadPoolExecutor(3) as pool:
@@ -121,14 +121,14 @@ def test_gzip_over_http(attacked: Penstock, under_attack: Attack) -> None:
     assert b"Decompressed data size exceeds the maximum allowed value of 67108864 bytes" in answers[0][1]
 
 
-def test_gzip_of_what_is_hard_to_read(attacked: Penstock, under_attack: Attack) -> None:
+def test_gzip_of_what_is_hard_to_read(attacked: Headrace, under_attack: Attack) -> None:
     bodies = [gzip.compress(JSON_BODIES[name], 1) for name in ("empty arrays", "arrays of one", "not a tensor")]
     with under_attack(attacked), ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda body: post(attacked, body, Content_Encoding="gzip"), bodies))
     assert [status for status, _ in answers] == [400, 200, 400], [answer[:200] for _, answer in answers]
 
 
-def test_gzip_of_many_strings(attacked: Penstock, under_attack: Attack) -> None:
+def test_gzip_of_many_strings(attacked: Headrace, under_attack: Attack) -> None:
     """Each string of a tensor is looked for, wherever it lies."""
     count = 15 * MIB
     head = json.dumps({"inputs": [
@@ -146,7 +146,7 @@ def raw(size_bytes: int, **parameters: Any) -> tuple[bytes, dict[str, str]]:
     return head + bytes(size_bytes), {"Inference_Header_Content_Length": str(len(head))}
 
 
-def test_an_answer_to_be_compressed(attacked: Penstock, under_attack: Attack) -> None:
+def test_an_answer_to_be_compressed(attacked: Headrace, under_attack: Attack) -> None:
     noise = np.random.default_rng(1).integers(0, 64, 16 * MIB, np.uint8).tobytes()
     body, headers = raw(16 * MIB, parameters={"binary_data_output": True})
     body = body[: -16 * MIB] + noise
@@ -156,7 +156,7 @@ def test_an_answer_to_be_compressed(attacked: Penstock, under_attack: Attack) ->
     assert gzip.decompress(answer).endswith(noise)
 
 
-def test_an_answer_to_be_printed(attacked: Penstock, under_attack: Attack) -> None:
+def test_an_answer_to_be_printed(attacked: Headrace, under_attack: Attack) -> None:
     body, headers = raw(16 * MIB)
     with under_attack(attacked):
         status, answer = post(attacked, body, **headers)
@@ -165,7 +165,7 @@ def test_an_answer_to_be_printed(attacked: Penstock, under_attack: Attack) -> No
 
 
 @pytest.mark.parametrize("count", [3, 1_000_000])
-def test_classification(attacked: Penstock, under_attack: Attack, count: int) -> None:
+def test_classification(attacked: Headrace, under_attack: Attack, count: int) -> None:
     size = 1_000_000
     body, headers = raw(size, outputs=[{"name": "OUT", "parameters": {"classification": count}}])
     with under_attack(attacked):
@@ -174,7 +174,7 @@ def test_classification(attacked: Penstock, under_attack: Attack, count: int) ->
     assert json.loads(answer)["outputs"][0]["data"][:3] == ["0:0", "0:1", "0:2"]
 
 
-def test_a_load_of_files(attacked_natively: Penstock, under_attack: Attack) -> None:
+def test_a_load_of_files(attacked_natively: Headrace, under_attack: Attack) -> None:
     text = base64.b64encode(bytes(40 * MIB)).decode()
     body = json.dumps({"parameters": {"config": "{}", "file:1/x": text}}).encode()
     with under_attack(attacked_natively):
@@ -229,7 +229,7 @@ MESSAGES: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("message", list(MESSAGES))
 @pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip], ids=["plain", "gzip"])
-def test_message(attacked: Penstock, under_attack: Attack, message: str, compression: Any) -> None:
+def test_message(attacked: Headrace, under_attack: Attack, message: str, compression: Any) -> None:
     body = MESSAGES[message]()
     with under_attack(attacked):
         code, details = call(attacked, body, compression=compression)
@@ -237,14 +237,14 @@ def test_message(attacked: Penstock, under_attack: Attack, message: str, compres
 
 
 @pytest.mark.parametrize("method", ["ServerMetadata", "TraceSetting", "RepositoryModelLoad", "ModelStatistics"])
-def test_message_of_another_kind(attacked: Penstock, under_attack: Attack, method: str) -> None:
+def test_message_of_another_kind(attacked: Headrace, under_attack: Attack, method: str) -> None:
     body = field(1, b"") * (16 * MIB)
     with under_attack(attacked):
         code, _ = call(attacked, body, f"/inference.GRPCInferenceService/{method}")
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_gzip_over_grpc(attacked_natively: Penstock, under_attack: Attack) -> None:
+def test_gzip_over_grpc(attacked_natively: Headrace, under_attack: Attack) -> None:
     """Three at a time, of two gibibytes each."""
     message = _framed(bomb(2032 * MIB))
     with under_attack(attacked_natively), ThreadPoolExecutor(3) as pool:
@@ -252,7 +252,7 @@ def test_gzip_over_grpc(attacked_natively: Penstock, under_attack: Attack) -> No
     assert statuses == ["8"] * 3  # RESOURCE_EXHAUSTED
 
 
-def test_gzip_over_grpcio(serve: Callable[..., Penstock], attack_repository: Any, under_attack: Attack) -> None:
+def test_gzip_over_grpcio(serve: Callable[..., Headrace], attack_repository: Any, under_attack: Attack) -> None:
     """grpcio unpacks where we cannot bound it but by the size of any message; what it holds, it gives back."""
     server = serve(f"--model-repository={attack_repository}", "--grpc-server=grpcio")
     with under_attack(server):
@@ -263,7 +263,7 @@ def _framed(packed: bytes) -> bytes:
     return b"\1" + len(packed).to_bytes(4, "big") + packed
 
 
-def _send_framed(server: Penstock, message: bytes) -> str:
+def _send_framed(server: Headrace, message: bytes) -> str:
     """The status of ``ModelInfer`` with ``message`` as it is, compressed already."""
 
     import h2.connection
@@ -290,11 +290,11 @@ def _send_framed(server: Penstock, message: bytes) -> str:
 
 
 @pytest.fixture
-def packing(serve: Callable[..., Penstock], attack_repository: Any) -> Penstock:
+def packing(serve: Callable[..., Headrace], attack_repository: Any) -> Headrace:
     return serve(f"--model-repository={attack_repository}", "--grpc-infer-response-compression-level=high")
 
 
-def test_a_grpc_answer_to_be_compressed(packing: Penstock, under_attack: Attack) -> None:
+def test_a_grpc_answer_to_be_compressed(packing: Headrace, under_attack: Attack) -> None:
     request = service_pb2.ModelInferRequest(model_name="huge")
     request.inputs.add(name="IN", datatype="UINT8", shape=[16 * MIB])
     noise = np.random.default_rng(1).integers(0, 64, 16 * MIB, np.uint8).tobytes()
@@ -306,7 +306,7 @@ def test_a_grpc_answer_to_be_compressed(packing: Penstock, under_attack: Attack)
     assert service_pb2.ModelInferResponse.FromString(answer).raw_output_contents[0] == noise
 
 
-def test_classification_over_grpc(attacked: Penstock, under_attack: Attack) -> None:
+def test_classification_over_grpc(attacked: Headrace, under_attack: Attack) -> None:
     request = service_pb2.ModelInferRequest(model_name="huge")
     request.inputs.add(name="IN", datatype="UINT8", shape=[1_000_000])
     request.raw_input_contents.append(bytes(1_000_000))

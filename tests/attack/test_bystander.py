@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 
-def test_a_server_at_peace(attacked: Penstock, under_attack: Callable[..., AbstractContextManager[None]]) -> None:
+def test_a_server_at_peace(attacked: Headrace, under_attack: Callable[..., AbstractContextManager[None]]) -> None:
     with under_attack(attacked):
         pass
 
 
 def test_a_server_that_stands_still_is_noticed(
-    attacked_natively: Penstock, under_attack: Callable[..., AbstractContextManager[None]]
+    attacked_natively: Headrace, under_attack: Callable[..., AbstractContextManager[None]]
 ) -> None:
     """One stop of a second is one late answer, and two hundred probes that were due meanwhile."""
 

@@ -15,7 +15,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as triton
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 SERVICE = "/inference.GRPCInferenceService/"
 SECONDS = 3.0
@@ -35,7 +35,7 @@ def model_infer(channel: grpc.Channel) -> Any:
     )
 
 
-def test_a_client_that_cancels_as_fast_as_it_can(attacked: Penstock, under_attack: Frame) -> None:
+def test_a_client_that_cancels_as_fast_as_it_can(attacked: Headrace, under_attack: Frame) -> None:
     """Other calls of the same channel all succeed: no GOAWAY, though nothing is answered for thousands of calls."""
 
     def cancel(call: Any, end: float) -> int:
@@ -70,20 +70,20 @@ def test_a_client_that_cancels_as_fast_as_it_can(attacked: Penstock, under_attac
         attack(SECONDS)
 
 
-def test_a_stream_of_answers_that_nobody_reads(attacked: Penstock) -> None:
+def test_a_stream_of_answers_that_nobody_reads(attacked: Headrace) -> None:
     """A thousand requests of a megabyte each, none of whose answers is read: 1 GB, of which the server takes 64 MB."""
     unread(attacked)
 
 
 def test_a_stream_of_answers_that_nobody_reads_disturbs_nobody(
-    attacked_natively: Penstock, under_attack: Frame
+    attacked_natively: Headrace, under_attack: Frame
 ) -> None:
     unread(attacked_natively)  # what an allocator keeps of the first time it keeps once
     with under_attack(attacked_natively):
         unread(attacked_natively)
 
 
-def unread(server: Penstock) -> None:
+def unread(server: Headrace) -> None:
     asked = triton.ModelInferRequest(model_name="huge", raw_input_contents=[bytes(1 << 20)])
     asked.inputs.add(name="IN", datatype="UINT8", shape=[1 << 20])
     done, taken = threading.Event(), 0

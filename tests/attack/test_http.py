@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
-    UnderAttack = Callable[[Penstock], AbstractContextManager[None]]
+    UnderAttack = Callable[[Headrace], AbstractContextManager[None]]
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n"
 READ_BYTES = 64 * 1024
@@ -28,13 +28,13 @@ LIMITS = ("--http-header-timeout-secs=2", "--http-keepalive-timeout-secs=2", "--
 
 
 @pytest.fixture
-def impatient(serve: Callable[..., Penstock], attack_repository: Path) -> Penstock:
+def impatient(serve: Callable[..., Headrace], attack_repository: Path) -> Headrace:
     """A server whose limits are reached in seconds."""
     return serve(f"--model-repository={attack_repository}", *LIMITS)
 
 
 @pytest.fixture(params=["http", "metrics"])
-def port(request: pytest.FixtureRequest, impatient: Penstock) -> int:
+def port(request: pytest.FixtureRequest, impatient: Headrace) -> int:
     return impatient.http if request.param == "http" else impatient.ports["Metrics Service"]
 
 
@@ -79,7 +79,7 @@ def binary(size: int) -> bytes:
     ids=["", "upgrade", "expect"],
 )
 def test_pipelined_requests(
-    attacked: Penstock, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]], rest: bytes
+    attacked: Headrace, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]], rest: bytes
 ) -> None:
     """A thousand in one read: all are answered, and nobody waits for them."""
     request = LIVE + rest + b"\r\n"
@@ -91,7 +91,7 @@ def test_pipelined_requests(
 
 
 def test_pipelined_scrapes(
-    attacked_natively: Penstock, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]]
+    attacked_natively: Headrace, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]]
 ) -> None:
     scrape = b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n"
     with under_attack(attacked_natively):
@@ -102,7 +102,7 @@ def test_pipelined_scrapes(
 
 
 def test_heads_that_never_repeat(
-    attacked_natively: Penstock, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]]
+    attacked_natively: Headrace, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]]
 ) -> None:
     """As large as they may be, and all different."""
     fields = b"".join(b"Field-%03d: %s\r\n" % (number, b"x" * 480) for number in range(120))
@@ -117,7 +117,7 @@ def test_heads_that_never_repeat(
     "noise", [b"\r\n", b"1\r\nx\r\n", b"1;extension=%d\r\nx\r\n" % 10**15], ids=["lines", "chunks", "extensions"]
 )
 def test_noise_without_end(
-    attacked_natively: Penstock, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]], noise: bytes
+    attacked_natively: Headrace, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]], noise: bytes
 ) -> None:
     """Empty lines, tiny chunks, chunk extensions: refused before they cost anything."""
     head = (
@@ -136,7 +136,7 @@ def test_noise_without_end(
 
 
 def test_answers_that_nobody_reads(
-    impatient: Penstock,
+    impatient: Headrace,
     under_attack: UnderAttack,
     connect: Callable[..., list[socket.socket]],
     wait_until: Callable[..., None],
@@ -152,7 +152,7 @@ def test_answers_that_nobody_reads(
 
 
 def test_an_answer_that_is_read_slowly_arrives(
-    impatient: Penstock, connect: Callable[..., list[socket.socket]]
+    impatient: Headrace, connect: Callable[..., list[socket.socket]]
 ) -> None:
     """Thrice as long as a caller may stand still."""
     size = 32 * MIB
@@ -167,7 +167,7 @@ def test_an_answer_that_is_read_slowly_arrives(
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunks"])
 def test_bodies_that_drip(
-    impatient: Penstock,
+    impatient: Headrace,
     under_attack: UnderAttack,
     connect: Callable[..., list[socket.socket]],
     wait_until: Callable[..., None],
@@ -196,7 +196,7 @@ def test_bodies_that_drip(
 
 @pytest.mark.parametrize("sent", [b"", b"GET /v2", LIVE, LIVE + b"\r\n"], ids=["silent", "line", "head", "idle"])
 def test_connections_that_wait(
-    impatient: Penstock,
+    impatient: Headrace,
     port: int,
     under_attack: UnderAttack,
     connect: Callable[..., list[socket.socket]],
@@ -210,7 +210,7 @@ def test_connections_that_wait(
 
 
 def test_more_connections_than_there_may_be(
-    impatient: Penstock, port: int, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]]
+    impatient: Headrace, port: int, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]]
 ) -> None:
     """New callers are served: those who have been idle for longest give way, or the newest is told to come later."""
     with under_attack(impatient):

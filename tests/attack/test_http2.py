@@ -24,7 +24,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as triton
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 DATA, HEADERS, PRIORITY, RESET, SETTINGS, PING, UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 8, 9
 END_STREAM, END_HEADERS, PADDED = 1, 4, 8
@@ -276,7 +276,7 @@ def innocents(port: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("count", [pytest.param(1, id="alone"), pytest.param(16, id="together")])
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood(attacked_natively: Penstock, under_attack: Frame, name: str, count: int) -> None:
+def test_a_flood(attacked_natively: Headrace, under_attack: Frame, name: str, count: int) -> None:
     opening, piece = FLOODS[name]()
     flood = piece * max(1, PIECE_BYTES // len(piece))
     with under_attack(attacked_natively), innocents(attacked_natively.grpc):
@@ -285,7 +285,7 @@ def test_a_flood(attacked_natively: Penstock, under_attack: Frame, name: str, co
 
 @pytest.mark.parametrize("count", [pytest.param(1, id="alone"), pytest.param(16, id="together")])
 @pytest.mark.parametrize("name", ONCE)
-def test_a_flood_of_calls(attacked_natively: Penstock, under_attack: Frame, name: str, count: int) -> None:
+def test_a_flood_of_calls(attacked_natively: Headrace, under_attack: Frame, name: str, count: int) -> None:
     calls = ONCE[name]()
     with under_attack(attacked_natively), innocents(attacked_natively.grpc):
         Attackers(attacked_natively.grpc, b"", calls + raw(PING, bytes(8)) * 20_000, count).join()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
-    Under = Callable[[Penstock], AbstractContextManager[None]]
+    Under = Callable[[Headrace], AbstractContextManager[None]]
 
 #: Sent in each attack, and what the log may grow by in the meantime: about ten lines with tracebacks of each kind.
 SENT_BYTES, LOG_BYTES = 128 * 1024, 64 * 1024
@@ -139,7 +139,7 @@ def flood(port: int, pieces: Iterator[bytes], is_one_connection: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_nonsense_makes_few_lines(attacked: Penstock, under_attack: Under, kind: str) -> None:
+def test_nonsense_makes_few_lines(attacked: Headrace, under_attack: Under, kind: str) -> None:
     name, make, is_one_connection = KINDS[kind]
     before = len(attacked.log)
     with under_attack(attacked):

@@ -15,19 +15,19 @@ from typing import Any, ClassVar, Protocol
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
-from penstock.backends.base import Backend, Instance, Model, Tensors
-from penstock.errors import LoadError
-from penstock.registry import PluginInfo
-from penstock.server import Server
-from penstock.telemetry import pacing
+from headrace.backends.base import Backend, Instance, Model, Tensors
+from headrace.errors import LoadError
+from headrace.registry import PluginInfo
+from headrace.server import Server
+from headrace.telemetry import pacing
 
 
 @pytest.fixture(autouse=True)
 def loop_guard() -> Iterator[BlockBuster]:
     """Fails a test in which the event loop is blocked by a sleep, a lock, a file or a socket."""
-    with blockbuster_ctx("penstock") as guard:
+    with blockbuster_ctx("headrace") as guard:
         for function in guard.functions.values():
-            function.can_block_in("penstock/plugins.py", {"discover", "option_parser"})  # before the server has begun
+            function.can_block_in("headrace/plugins.py", {"discover", "option_parser"})  # before the server has begun
         # The collector may run finalizers of another test's executors anywhere, and those take locks.
         gc.disable()
         yield guard

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from penstock.backends.base import Backend, Model, StreamInstance
-from penstock.errors import Unsupported
-from penstock.frontends.grpc.frontend import GrpcFrontend
-from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
-from penstock.registry import PluginInfo
-from penstock.server import Server
+from headrace.backends.base import Backend, Model, StreamInstance
+from headrace.errors import Unsupported
+from headrace.frontends.grpc.frontend import GrpcFrontend
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.registry import PluginInfo
+from headrace.server import Server
 
 CONFIG = """
 backend: "countdown" model_transaction_policy { decoupled: true }

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from penstock.backends.base import Backend, Call, DeferredInstance, Model
-from penstock.errors import InternalError, Unavailable
-from penstock.messages.request import UNREAD, InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.registry import PluginInfo
-from penstock.server import Server
+from headrace.backends.base import Backend, Call, DeferredInstance, Model
+from headrace.errors import InternalError, Unavailable
+from headrace.messages.request import UNREAD, InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.registry import PluginInfo
+from headrace.server import Server
 
 CONFIG = """
 backend: "held" max_batch_size: 8 dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 20000000 }

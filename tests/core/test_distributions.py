@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import LoadError
-from penstock.plugins import Plugins
+from headrace.errors import LoadError
+from headrace.plugins import Plugins
 
 #: As Triton 2.51 says it.
 TRITON = "unable to find backend library for backend '{}', try specifying runtime on the model configuration."
@@ -16,13 +16,13 @@ TRITON = "unable to find backend library for backend '{}', try specifying runtim
     [
         (
             "pytorch",
-            " Its distribution, penstock-pytorch, is not published yet; no plugin provides backend 'pytorch'; ",
+            " Its distribution, headrace-pytorch, is not published yet; no plugin provides backend 'pytorch'; ",
         ),
         (
             "onnxruntime",
-            " It comes with the distribution penstock-onnx: pip install penstock-onnx; no plugin provides ",
+            " It comes with the distribution headrace-onnx: pip install headrace-onnx; no plugin provides ",
         ),
-        ("python", " It comes with the distribution penstock-python: pip install penstock-python; no plugin provides "),
+        ("python", " It comes with the distribution headrace-python: pip install headrace-python; no plugin provides "),
         ("nobody", " no plugin provides backend 'nobody'; installed: identity"),
         ("identitty", " no plugin provides backend 'identitty'; did you mean 'identity'? installed: identity"),
     ],

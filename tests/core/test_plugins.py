@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from penstock import hookspecs
-from penstock.backends.base import Backend
-from penstock.config.options import ServerOptions
-from penstock.errors import ConfigError, LoadError, PluginError
-from penstock.models.parts import make_backend
-from penstock.plugins import Plugins
-from penstock.registry import PluginInfo
-from penstock.server import Phase, Server
+from headrace import hookspecs
+from headrace.backends.base import Backend
+from headrace.config.options import ServerOptions
+from headrace.errors import ConfigError, LoadError, PluginError
+from headrace.models.parts import make_backend
+from headrace.plugins import Plugins
+from headrace.registry import PluginInfo
+from headrace.server import Phase, Server
 
 Install = Callable[..., None]
 
 BACKEND = """
-from penstock import Backend, Instance, hookimpl
+from headrace import Backend, Instance, hookimpl
 
 class Toy(Backend):
     name = "{name}"
@@ -48,7 +48,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         info = tmp_path / f"{module}-1.2.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
-        (info / "entry_points.txt").write_text(f"[penstock]\n{entry} = {module}\n")
+        (info / "entry_points.txt").write_text(f"[headrace]\n{entry} = {module}\n")
 
     return write
 
@@ -59,11 +59,11 @@ def info(plugins: Plugins, name: str) -> PluginInfo:
 
 
 def test_an_installed_plugin_is_found_with_its_version_and_parts(install: Install) -> None:
-    install("penstock-toy", "toy", BACKEND.format(name="toy"))
+    install("headrace-toy", "toy", BACKEND.format(name="toy"))
     plugins = Plugins.discover()
     assert plugins.backends.get("toy").name == "toy"
     found = info(plugins, "toy")
-    assert (found.distribution, found.version, found.parts) == ("penstock-toy", "1.2", ["backend toy"])
+    assert (found.distribution, found.version, found.parts) == ("headrace-toy", "1.2", ["backend toy"])
 
 
 def test_the_built_in_parts_come_through_the_same_hooks() -> None:
@@ -78,18 +78,18 @@ def test_the_built_in_parts_come_through_the_same_hooks() -> None:
         ("import no_such_engine", "ModuleNotFoundError: No module named 'no_such_engine'"),
         ("raise RuntimeError('half installed')", "RuntimeError: half installed"),
         (
-            "from penstock import hookimpl\n@hookimpl\ndef register_backend():\n    return []",
+            "from headrace import hookimpl\n@hookimpl\ndef register_backend():\n    return []",
             "there is no hook 'register_backend'; did you mean 'register_backends'?",
         ),
-        ("from penstock import hookimpl\n@hookimpl\ndef register_backends(extra):\n    return []", "extra"),
+        ("from headrace import hookimpl\n@hookimpl\ndef register_backends(extra):\n    return []", "extra"),
         (
-            "from penstock import hookimpl\n@hookimpl\ndef register_backends():\n    return [1]",
+            "from headrace import hookimpl\n@hookimpl\ndef register_backends():\n    return [1]",
             "no subclass of Backend",
         ),
     ],
 )
 def test_a_broken_plugin_stops_only_the_model_that_needs_it(install: Install, source: str, reason: str) -> None:
-    install("penstock-sick", "sick", source)
+    install("headrace-sick", "sick", source)
     plugins = Plugins.discover()
     error = info(plugins, "sick").error
     assert error is not None
@@ -97,7 +97,7 @@ def test_a_broken_plugin_stops_only_the_model_that_needs_it(install: Install, so
     assert plugins.backends.get("identity").name == "identity"
     with pytest.raises(LoadError) as refusal:
         plugins.backends.get("sick")
-    assert "'sick' of penstock-sick 1.2 is broken" in refusal.value.message
+    assert "'sick' of headrace-sick 1.2 is broken" in refusal.value.message
     assert reason in refusal.value.message
 
 
@@ -105,8 +105,8 @@ def test_a_broken_plugin_stops_only_the_model_that_needs_it(install: Install, so
 WHOLE = (
     BACKEND.format(name="toy")
     + """
-from penstock.schedulers.direct import DirectScheduler
-from penstock.frontends.metrics import MetricsFrontend
+from headrace.schedulers.direct import DirectScheduler
+from headrace.frontends.metrics import MetricsFrontend
 
 class ToyScheduler(DirectScheduler):
     name = "toy"
@@ -145,7 +145,7 @@ def server_started(server):
     ],
 )
 def test_a_broken_plugin_contributes_nothing(install: Install, fault: str) -> None:
-    install("penstock-half", "half", f"{WHOLE}\n{fault}\n")
+    install("headrace-half", "half", f"{WHOLE}\n{fault}\n")
     plugins = Plugins.discover()
     assert "--toy" not in plugins.option_parser().format_help()
     broken = info(plugins, "half")
@@ -160,8 +160,8 @@ def test_a_broken_plugin_contributes_nothing(install: Install, fault: str) -> No
 
 @pytest.mark.parametrize(
     ("distribution", "entry", "wanted"),
-    [("penstock-toy", "engine", "toy"), ("Penstock_Toy", "engine", "toy"), ("toy-things", "toy", "toy"),
-     ("penstock-my-toy", "engine", "my_toy")],
+    [("headrace-toy", "engine", "toy"), ("Headrace_Toy", "engine", "toy"), ("toy-things", "toy", "toy"),
+     ("headrace-my-toy", "engine", "my_toy")],
 )  # fmt: skip
 def test_the_reason_of_a_broken_plugin_reaches_the_model_whatever_gave_the_plugin_its_name(
     install: Install, distribution: str, entry: str, wanted: str
@@ -186,12 +186,12 @@ def test_what_nobody_provides_is_answered_with_the_plugins_that_might_have(insta
 
 
 PARTS = {
-    "backends": "from penstock.backends.identity import Identity as Base",
-    "schedulers": "from penstock.schedulers.direct import DirectScheduler as Base",
-    "frontends": "from penstock.frontends.metrics import MetricsFrontend as Base",
+    "backends": "from headrace.backends.identity import Identity as Base",
+    "schedulers": "from headrace.schedulers.direct import DirectScheduler as Base",
+    "frontends": "from headrace.frontends.metrics import MetricsFrontend as Base",
 }
 TWIN = """
-from penstock import hookimpl
+from headrace import hookimpl
 {source}
 
 class Twin(Base):
@@ -205,10 +205,10 @@ def register_{kind}():
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_two_plugins_that_claim_one_name_are_both_named(install: Install, kind: str) -> None:
-    for distribution in ("penstock-one", "penstock-two"):
+    for distribution in ("headrace-one", "headrace-two"):
         install(distribution, distribution[9:], TWIN.format(kind=kind, source=PARTS[kind], name="twin"))
     plugins = Plugins.discover()
-    text = rf"{kind[:-1]} 'twin' is claimed by both 'one' of penstock-one 1\.2 and 'two' of penstock-two 1\.2"
+    text = rf"{kind[:-1]} 'twin' is claimed by both 'one' of headrace-one 1\.2 and 'two' of headrace-two 1\.2"
     registry: Any = getattr(plugins, kind)
     for look in (lambda: registry.get("twin"), lambda: list(registry)):
         with pytest.raises(LoadError, match=text):
@@ -222,13 +222,13 @@ def test_two_plugins_that_claim_one_name_are_both_named(install: Install, kind: 
 def test_a_second_frontend_of_a_name_stops_the_start_instead_of_making_both_vanish(
     install: Install, tmp_path: Path
 ) -> None:
-    install("penstock-two", "two", TWIN.format(kind="frontends", source=PARTS["frontends"], name="http"))
+    install("headrace-two", "two", TWIN.format(kind="frontends", source=PARTS["frontends"], name="http"))
 
     async def scenario() -> None:
         (tmp_path / "models").mkdir()
         async with Server(tmp_path / "models", http_port=0, grpc_port=0, metrics_port=0) as server:
             with pytest.raises(
-                LoadError, match=r"frontend 'http' is claimed by both 'builtins' of penstock .* and 'two'"
+                LoadError, match=r"frontend 'http' is claimed by both 'builtins' of headrace .* and 'two'"
             ):
                 await server.start_frontends()
             assert server.frontends == []
@@ -237,7 +237,7 @@ def test_a_second_frontend_of_a_name_stops_the_start_instead_of_making_both_vani
 
 
 LISTENER = """
-from penstock import hookimpl
+from headrace import hookimpl
 
 @hookimpl
 def {hook}({argument}):
@@ -254,14 +254,14 @@ def test_a_plugin_that_raises_keeps_no_other_from_being_told(
     heard: list[str] = []
     for name in ("one", "two", "three"):
         body = "raise ValueError('tired')" if name == "two" else f"{argument}.append('{name}')"
-        install(f"penstock-{name}", name, LISTENER.format(hook=hook, argument=argument, body=body))
+        install(f"headrace-{name}", name, LISTENER.format(hook=hook, argument=argument, body=body))
     Plugins.discover().tell(hook, **{argument: heard})
     assert sorted(heard) == ["one", "three"]
-    assert f"plugin 'penstock-two:two' failed in {hook}" in caplog.text
+    assert f"plugin 'headrace-two:two' failed in {hook}" in caplog.text
 
 
 OPTIONS = """
-from penstock import hookimpl
+from headrace import hookimpl
 
 @hookimpl
 def add_options(parser):
@@ -271,7 +271,7 @@ def add_options(parser):
 
 
 def test_an_embedded_server_has_the_options_of_its_plugins(install: Install, tmp_path: Path) -> None:
-    install("penstock-toy", "toy", OPTIONS.format(required=False))
+    install("headrace-toy", "toy", OPTIONS.format(required=False))
     assert Server(tmp_path).options.plugin_options == argparse.Namespace(depth=3, colour=None)
     given = argparse.Namespace(colour="red")
     assert Server(tmp_path, plugin_options=given).options.plugin_options == argparse.Namespace(depth=3, colour="red")
@@ -279,14 +279,14 @@ def test_an_embedded_server_has_the_options_of_its_plugins(install: Install, tmp
 
 
 def test_an_option_of_a_plugin_that_is_required_and_missing_is_named(install: Install, tmp_path: Path) -> None:
-    install("penstock-toy", "toy", OPTIONS.format(required=True))
+    install("headrace-toy", "toy", OPTIONS.format(required=True))
     with pytest.raises(ConfigError, match="--colour"):
         Server(tmp_path)
     assert Server(tmp_path, plugin_options=argparse.Namespace(colour="red")).phase is Phase.NEW
 
 
 def test_an_allow_list_leaves_the_others_unimported(install: Install) -> None:
-    install("penstock-toy", "toy", "raise SystemError('imported')")
+    install("headrace-toy", "toy", "raise SystemError('imported')")
     plugins = Plugins.discover(())
     assert [plugin.name for plugin in plugins.plugins] == ["builtins"]
 
@@ -297,7 +297,7 @@ def test_an_unknown_backend_is_answered_with_the_nearest_and_the_installed() -> 
 
 
 def test_every_hook_is_documented_and_typed() -> None:
-    hooks: dict[str, Any] = {n: f for n, f in vars(hookspecs).items() if hasattr(f, "penstock_spec")}
+    hooks: dict[str, Any] = {n: f for n, f in vars(hookspecs).items() if hasattr(f, "headrace_spec")}
     assert len(hooks) >= 8
     for name, hook in hooks.items():
         assert len(hook.__doc__ or "") > 80, name
@@ -305,7 +305,7 @@ def test_every_hook_is_documented_and_typed() -> None:
 
 
 FINDER = """
-from penstock import Backend, hookimpl
+from headrace import Backend, hookimpl
 
 class Found(Backend):
     name = "found"
@@ -327,23 +327,23 @@ def make(name: str) -> Backend:
 
 
 def test_a_backend_that_nobody_has_registered_is_asked_for_by_name(install: Install) -> None:
-    install("penstock-finder", "finder", FINDER)
+    install("headrace-finder", "finder", FINDER)
     found = make("there")
     assert (found.name, found.options) == ("found", {"key": "value"})
 
 
 def test_a_registered_backend_goes_before_one_that_would_be_found(install: Install) -> None:
-    install("penstock-finder", "finder", FINDER)
+    install("headrace-finder", "finder", FINDER)
     assert make("identity").name == "identity"
 
 
 def test_a_backend_that_nobody_knows_is_told_as_before(install: Install) -> None:
-    install("penstock-finder", "finder", FINDER)
+    install("headrace-finder", "finder", FINDER)
     with pytest.raises(LoadError, match="no plugin provides backend 'nobody'"):
         make("nobody")
 
 
 def test_a_plugin_that_raises_while_it_looks_is_told(install: Install) -> None:
-    install("penstock-finder", "finder", FINDER)
+    install("headrace-finder", "finder", FINDER)
     with pytest.raises(PluginError, match="a plugin failed to find backend 'sick': ValueError: lost"):
         make("sick")

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import penstock
-from penstock.frontends.base import Frontend
-from penstock.server import Phase, Server
+import headrace
+from headrace.frontends.base import Frontend
+from headrace.server import Phase, Server
 
 MakeServer = Callable[..., Server]
 GATED = """
@@ -30,13 +30,13 @@ def x(*rows: float) -> dict[str, Any]:
     return {"x": np.array(rows, np.float32).reshape(-1, 1)}
 
 
-def y(answer: penstock.InferResponse) -> npt.NDArray[Any]:
+def y(answer: headrace.InferResponse) -> npt.NDArray[Any]:
     return np.asarray(answer.outputs["y"])
 
 
 def test_with_and_infer_serve_a_repository_from_a_script(write_model: Any, repository: Path) -> None:
     write_model("m")
-    with penstock.Server(repository) as server:
+    with headrace.Server(repository) as server:
         answer = server.infer("m", x(1, 2))
         assert y(answer).tolist() == [[1], [2]]
         assert (answer.model_name, answer.model_version) == ("m", "1")
@@ -46,7 +46,7 @@ def test_async_with_and_infer_async_serve_it_from_async_code(write_model: Any, r
     write_model("m")
 
     async def scenario() -> None:
-        async with penstock.Server(repository) as server:
+        async with headrace.Server(repository) as server:
             answers = await asyncio.gather(*(server.infer_async("m", x(number)) for number in range(50)))
             assert [float(y(answer)[0, 0]) for answer in answers] == list(range(50))
 
@@ -55,21 +55,21 @@ def test_async_with_and_infer_async_serve_it_from_async_code(write_model: Any, r
 
 def test_infer_async_may_be_awaited_on_another_loop(write_model: Any, repository: Path) -> None:
     write_model("m")
-    with penstock.Server(repository) as server:
+    with headrace.Server(repository) as server:
         answer = asyncio.run(server.infer_async("m", x(5)))
     assert y(answer).tolist() == [[5]]
 
 
 def test_infer_before_start_and_after_stop_says_how_to_run_the_server(write_model: Any, repository: Path) -> None:
     write_model("m")
-    server = penstock.Server(repository)
-    with pytest.raises(penstock.Unavailable, match="inside 'with Server"):
+    server = headrace.Server(repository)
+    with pytest.raises(headrace.Unavailable, match="inside 'with Server"):
         server.infer("m", x(1))
     with server:
         pass
-    with pytest.raises(penstock.Unavailable, match="inside 'with Server"):
+    with pytest.raises(headrace.Unavailable, match="inside 'with Server"):
         server.infer("m", x(1))
-    with pytest.raises(penstock.Unavailable, match="inside 'with Server"):
+    with pytest.raises(headrace.Unavailable, match="inside 'with Server"):
         asyncio.run(server.infer_async("m", x(1)))
 
 
@@ -77,8 +77,8 @@ def test_infer_on_the_servers_own_loop_is_refused_instead_of_hanging(write_model
     write_model("m")
 
     async def scenario() -> None:
-        async with penstock.Server(repository) as server:
-            with pytest.raises(penstock.Unsupported, match="await infer_async"):
+        async with headrace.Server(repository) as server:
+            with pytest.raises(headrace.Unsupported, match="await infer_async"):
                 server.infer("m", x(1))
 
     asyncio.run(scenario())
@@ -87,33 +87,33 @@ def test_infer_on_the_servers_own_loop_is_refused_instead_of_hanging(write_model
 def test_an_exception_in_a_script_still_stops_the_server(write_model: Any, repository: Path) -> None:
     write_model("m")
     before = threading.active_count()
-    with pytest.raises(ZeroDivisionError), penstock.Server(repository):
+    with pytest.raises(ZeroDivisionError), headrace.Server(repository):
         raise ZeroDivisionError
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-m")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("headrace-m")]
     assert threading.active_count() <= before + 1
 
 
 def test_a_script_is_told_why_a_repository_does_not_load(write_model: Any, repository: Path) -> None:
     write_model("m", 'backend: "onnxrunime"')
-    with pytest.raises(penstock.PenstockError, match="failed to load all models"), penstock.Server(repository):
+    with pytest.raises(headrace.HeadraceError, match="failed to load all models"), headrace.Server(repository):
         pass
 
 
 @pytest.mark.parametrize(
     ("model", "version", "kind", "text"),
     [
-        ("nobody", "", penstock.NotFound, "Request for unknown model: 'nobody' is not found"),
-        ("m", "9", penstock.NotFound, "Request for unknown model: 'm' version 9 is not found"),
-        ("m", "a", penstock.InvalidArgument, "failed to get model version from specified version string 'a'"),
-        ("m", "-1", penstock.InvalidArgument, "invalid model version specified '-1' , version should be"),
-        ("m", "9" * 30, penstock.InvalidArgument, "failed to get model version from specified version string"),
+        ("nobody", "", headrace.NotFound, "Request for unknown model: 'nobody' is not found"),
+        ("m", "9", headrace.NotFound, "Request for unknown model: 'm' version 9 is not found"),
+        ("m", "a", headrace.InvalidArgument, "failed to get model version from specified version string 'a'"),
+        ("m", "-1", headrace.InvalidArgument, "invalid model version specified '-1' , version should be"),
+        ("m", "9" * 30, headrace.InvalidArgument, "failed to get model version from specified version string"),
     ],
 )
 def test_unknown_models_and_versions_are_refused_in_tritons_words(
     write_model: Any, repository: Path, model: str, version: str, kind: type[Exception], text: str
 ) -> None:
     write_model("m")
-    with penstock.Server(repository) as server, pytest.raises(kind, match=text):
+    with headrace.Server(repository) as server, pytest.raises(kind, match=text):
         server.infer(model, x(1), version=version)
 
 
@@ -170,10 +170,10 @@ def test_stopping_gives_up_after_the_exit_timeout(write_model: Any, make_server:
         model = server.resolve("m")
         while model.scheduler.pending != 1:
             await asyncio.sleep(0)
-        with pytest.raises(penstock.Unavailable, match=r"^Exit timeout expired"):
+        with pytest.raises(headrace.Unavailable, match=r"^Exit timeout expired"):
             await server.stop()
         for caller in waiting:  # the one that is executed, and the one that waits
-            with pytest.raises(penstock.Unavailable, match="Server is stopping"):
+            with pytest.raises(headrace.Unavailable, match="Server is stopping"):
                 await caller
         gated.gate.set()
         await asyncio.to_thread(model.join)
@@ -253,11 +253,11 @@ def test_any_interleaving_of_requests_gives_each_caller_its_own_rows(
         'backend: "identity" max_batch_size: 4 dynamic_batching { } instance_group { count: 3 } '
         'input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }',
     )
-    with penstock.Server(repository) as server, ThreadPoolExecutor(8) as callers:
+    with headrace.Server(repository) as server, ThreadPoolExecutor(8) as callers:
         answers = list(callers.map(lambda rows: y(server.infer("m", x(*rows))).ravel().tolist(), requests))
     assert answers == requests
 
 
 def test_the_public_names_are_what_all_says_and_sorted() -> None:
-    assert sorted(penstock.__all__) == penstock.__all__
-    assert all(hasattr(penstock, name) for name in penstock.__all__)
+    assert sorted(headrace.__all__) == headrace.__all__
+    assert all(hasattr(headrace, name) for name in headrace.__all__)

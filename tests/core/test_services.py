@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.backends.services import Services
-from penstock.errors import Code, PenstockError
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
+from headrace.backends.services import Services
+from headrace.errors import Code, HeadraceError
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
 
 FIRST, SECOND = InferResponse({}, id="first"), InferResponse({}, id="second")
-REFUSED = PenstockError("no", Code.UNAVAILABLE)
+REFUSED = HeadraceError("no", Code.UNAVAILABLE)
 
 
 def asked(answer: Callable[[InferRequest], None]) -> Answer:

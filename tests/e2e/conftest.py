@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 #: An input and an output of any length; ``backend`` is put in front.
 ECHO = """
@@ -30,7 +30,7 @@ class Reply(NamedTuple):
         return text
 
 
-def call(server: Penstock, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
+def call(server: Headrace, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
     """A POST over a connection of its own. A body that is not bytes becomes JSON."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=30)
     try:
@@ -51,7 +51,7 @@ def post() -> Callable[..., Reply]:
 def infer() -> Callable[..., list[float]]:
     """What a model answers over HTTP: ``infer(server, model, values)``."""
 
-    def infer(server: Penstock, model: str = "echo", values: tuple[float, ...] = (1.0, 2.0)) -> list[float]:
+    def infer(server: Headrace, model: str = "echo", values: tuple[float, ...] = (1.0, 2.0)) -> list[float]:
         tensor = {"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": values}
         reply = call(server, f"/v2/models/{model}/infer", {"inputs": [tensor]})
         assert reply.status == 200, reply.body

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 MIB = 1 << 20
 LIMIT = 64 * MIB  # --http-max-input-size, by default
@@ -32,15 +32,15 @@ TOO_MANY = "Chunked request body exceeds maximum of 65536 non-empty chunks. Send
 
 @pytest.fixture(scope="module")
 def running(
-    keep_serving: Callable[..., Penstock], add_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Penstock:
+    keep_serving: Callable[..., Headrace], add_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Headrace:
     root = tmp_path_factory.mktemp("models")
     add_model(root, "echo")
     return keep_serving(f"--model-repository={root}")
 
 
 @pytest.fixture
-def server(running: Penstock, infer: Callable[..., list[float]]) -> Iterator[Penstock]:
+def server(running: Headrace, infer: Callable[..., list[float]]) -> Iterator[Headrace]:
     """The server, which after the test answers as before and has kept no more than it may."""
     before = running.rss_bytes
     running.forget_peak()
@@ -51,7 +51,7 @@ def server(running: Penstock, infer: Callable[..., list[float]]) -> Iterator[Pen
     running.wait_until_rss(before + 2 * LIMIT)
 
 
-def talk(server: Penstock, head: str, body: bytes = b"", path: str = INFER) -> tuple[int, str]:
+def talk(server: Headrace, head: str, body: bytes = b"", path: str = INFER) -> tuple[int, str]:
     """Send a POST as it is spelled out, for as long as the server listens. Status and error text."""
     with socket.create_connection(("127.0.0.1", server.http), timeout=30) as caller, ThreadPoolExecutor(1) as pool:
         pool.submit(send_all, caller, f"POST {path} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode(), body)
@@ -84,7 +84,7 @@ def read_reply(caller: socket.socket) -> tuple[int, str]:
 
 
 def test_three_megabytes_in_chunks_of_one_byte_are_refused_and_hold_nobody(
-    server: Penstock, infer: Callable[..., list[float]]
+    server: Headrace, infer: Callable[..., list[float]]
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         flood = pool.submit(talk, server, CHUNKED, b"1\r\n \r\n" * 3_000_000)
@@ -93,7 +93,7 @@ def test_three_megabytes_in_chunks_of_one_byte_are_refused_and_hold_nobody(
         assert flood.result() == (400, TOO_MANY)
 
 
-def test_one_chunk_over_the_limit_is_one_too_many(server: Penstock) -> None:
+def test_one_chunk_over_the_limit_is_one_too_many(server: Headrace) -> None:
     text = json.dumps({"inputs": [TENSOR]}).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in text.rjust(65536))
     assert talk(server, CHUNKED, chunks + b"0\r\n\r\n") == (200, "")
@@ -102,7 +102,7 @@ def test_one_chunk_over_the_limit_is_one_too_many(server: Penstock) -> None:
 
 @pytest.mark.parametrize("path", JSON_ROUTES)
 @pytest.mark.parametrize("depth", [101, 1_000_000])
-def test_deep_json_is_refused_on_every_route(server: Penstock, post: Callable[..., Any], path: str, depth: int) -> None:
+def test_deep_json_is_refused_on_every_route(server: Headrace, post: Callable[..., Any], path: str, depth: int) -> None:
     nested = b"[" * depth + b"]" * depth
     objects = b'{"a":' * depth + b"1" + b"}" * depth
     for text in (nested, objects, b'{"inputs":' + nested + b"}", b'{"parameters":' + objects + b"}",
@@ -113,14 +113,14 @@ def test_deep_json_is_refused_on_every_route(server: Penstock, post: Callable[..
 
 
 @pytest.mark.parametrize("depth", [101, 1_000_000])
-def test_deep_tensor_data_is_refused_with_the_limit(server: Penstock, post: Callable[..., Any], depth: int) -> None:
+def test_deep_tensor_data_is_refused_with_the_limit(server: Headrace, post: Callable[..., Any], depth: int) -> None:
     nested = "[" * depth + "1.0" + "]" * depth
     text = f'{{"inputs":[{{"name":"IN","datatype":"FP32","shape":[1],"data":{nested}}}]}}'
     reply = post(server, INFER, text.encode())
     assert (reply.status, reply.error) == (400, "JSON nesting depth exceeds maximum allowed limit (100)")
 
 
-def test_deep_json_inside_a_string_is_refused(server: Penstock, post: Callable[..., Any]) -> None:
+def test_deep_json_inside_a_string_is_refused(server: Headrace, post: Callable[..., Any]) -> None:
     config = '{"a":' * 1_000_000
     reply = post(server, "/v2/repository/models/echo/load", {"parameters": {"config": config}})
     assert reply.status in (400, 503)
@@ -138,7 +138,7 @@ HEADS = {"gzip": b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff", "deflate": b"\x78\
 
 @pytest.mark.parametrize("encoding", HEADS)
 def test_ten_gigabytes_in_ten_megabytes_are_refused_at_the_limit(
-    server: Penstock, post: Callable[..., Any], encoding: str
+    server: Headrace, post: Callable[..., Any], encoding: str
 ) -> None:
     packed = bomb(HEADS[encoding], 640)
     assert len(packed) < 12 * MIB
@@ -153,33 +153,33 @@ def test_ten_gigabytes_in_ten_megabytes_are_refused_at_the_limit(
 
 @pytest.mark.parametrize("content", [zlib.compress(b"{}" * 999)[:-9], b"\x1f\x8b", b"nothing of the kind",
                                      zlib.compress(zlib.compress(b"{}"))])  # fmt: skip
-def test_broken_compression_is_refused(server: Penstock, post: Callable[..., Any], content: bytes) -> None:
+def test_broken_compression_is_refused(server: Headrace, post: Callable[..., Any], content: bytes) -> None:
     assert post(server, INFER, content, {"Content-Encoding": "gzip"}).status in (400, 500)
 
 
 # ---------------------------------------------------------------------- lengths
 
 
-def test_a_terabyte_is_refused_when_it_is_announced(server: Penstock) -> None:
+def test_a_terabyte_is_refused_when_it_is_announced(server: Headrace) -> None:
     status, text = talk(server, f"Content-Length: {1 << 40}\r\n")
     assert status == 400
     assert str(1 << 40) in text
 
 
-def test_a_body_one_byte_over_the_limit_is_refused_before_it_is_sent(server: Penstock) -> None:
+def test_a_body_one_byte_over_the_limit_is_refused_before_it_is_sent(server: Headrace) -> None:
     status, text = talk(server, f"Content-Length: {LIMIT + 1}\r\n")
     assert status == 400
     assert f"exceeds the maximum allowed input size of {LIMIT} bytes" in text
 
 
-def test_a_chunked_body_of_no_end_is_refused_at_the_limit(server: Penstock) -> None:
+def test_a_chunked_body_of_no_end_is_refused_at_the_limit(server: Headrace) -> None:
     status, text = talk(server, CHUNKED, (b"100000\r\n" + b" " * MIB + b"\r\n") * 65)
     assert status == 400
     assert "Use --http-max-input-size to increase the limit." in text
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "abc", "9" * 99, "0x10", "+5", "5,5", "5 5", ""])
-def test_a_content_length_that_is_none_is_refused(server: Penstock, value: str) -> None:
+def test_a_content_length_that_is_none_is_refused(server: Headrace, value: str) -> None:
     assert talk(server, f"Content-Length: {value}\r\nConnection: close\r\n", b"x" * 20)[0] in (400, 500)
 
 
@@ -199,7 +199,7 @@ SMUGGLED = [
 
 
 @pytest.mark.parametrize("head", SMUGGLED)
-def test_a_body_whose_end_is_in_doubt_ends_the_connection(server: Penstock, head: str) -> None:
+def test_a_body_whose_end_is_in_doubt_ends_the_connection(server: Headrace, head: str) -> None:
     """Else what follows could be taken for a request of another caller behind the same proxy."""
     with socket.create_connection(("127.0.0.1", server.http), timeout=30) as caller:
         hidden = b"0\r\n\r\nGET /v2/health/live HTTP/1.1\r\nHost: hidden\r\n\r\n"
@@ -210,7 +210,7 @@ def test_a_body_whose_end_is_in_doubt_ends_the_connection(server: Penstock, head
     assert text.count(b"HTTP/1.1 ") == 1
 
 
-def test_half_open_connections_hold_nobody(server: Penstock, infer: Callable[..., list[float]]) -> None:
+def test_half_open_connections_hold_nobody(server: Headrace, infer: Callable[..., list[float]]) -> None:
     """Heads that never end, and large bodies that never come, cost no memory that was not sent."""
     before = server.rss_bytes
     heads = [b"", b"POST ", f"POST {INFER} HTTP/1.1\r\nHost:".encode(),
@@ -226,7 +226,7 @@ def test_half_open_connections_hold_nobody(server: Penstock, infer: Callable[...
             caller.close()
 
 
-def test_a_slow_drip_holds_nobody_and_is_answered(server: Penstock, infer: Callable[..., list[float]]) -> None:
+def test_a_slow_drip_holds_nobody_and_is_answered(server: Headrace, infer: Callable[..., list[float]]) -> None:
     text = json.dumps({"inputs": [TENSOR]})
     whole = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
     with socket.create_connection(("127.0.0.1", server.http), timeout=30) as caller:
@@ -240,29 +240,29 @@ def test_a_slow_drip_holds_nobody_and_is_answered(server: Penstock, infer: Calla
 
 @pytest.mark.parametrize("head", ["".join(f"H{number}: v\r\n" for number in range(5000)), f"H: {'v' * MIB}\r\n",
                                   f"{'H' * MIB}: v\r\n"])  # fmt: skip
-def test_a_flood_of_headers_is_refused(server: Penstock, head: str) -> None:
+def test_a_flood_of_headers_is_refused(server: Headrace, head: str) -> None:
     assert talk(server, head)[0] in (400, 431)
 
 
-def test_a_path_of_a_megabyte_is_refused(server: Penstock) -> None:
+def test_a_path_of_a_megabyte_is_refused(server: Headrace) -> None:
     assert talk(server, "Content-Length: 0\r\n", path="/" + "x" * MIB)[0] in (400, 404, 414, 431)
 
 
-def test_trailers_are_bounded_too(server: Penstock) -> None:
+def test_trailers_are_bounded_too(server: Headrace) -> None:
     assert talk(server, CHUNKED, b"0\r\n" + b"X: y\r\n" * 200_000)[0] in (400, 431)
 
 
 @pytest.mark.parametrize("port", ["HTTPService", "GRPCInferenceService", "Metrics Service"])
 @pytest.mark.parametrize("noise", [b"\x00" * 1000, b"\xff" * 1000, b"GET\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
                                    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000, b"\n" * 100_000])  # fmt: skip
-def test_noise_on_a_port_harms_nobody(server: Penstock, port: str, noise: bytes) -> None:
+def test_noise_on_a_port_harms_nobody(server: Headrace, port: str, noise: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.ports[port]), timeout=30) as caller:
         send_all(caller, noise)
     assert server.get("/v2/health/live")[0] == 200
     assert server.get("/metrics", server.ports["Metrics Service"])[0] == 200
 
 
-def test_tls_on_a_plain_port_harms_nobody(server: Penstock) -> None:
+def test_tls_on_a_plain_port_harms_nobody(server: Headrace) -> None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection(("127.0.0.1", server.http), timeout=30) as caller:
@@ -274,25 +274,25 @@ def test_tls_on_a_plain_port_harms_nobody(server: Penstock) -> None:
 # ---------------------------------------------------------------------- counts
 
 
-def test_a_hundred_thousand_outputs_are_refused(server: Penstock, post: Callable[..., Any]) -> None:
+def test_a_hundred_thousand_outputs_are_refused(server: Headrace, post: Callable[..., Any]) -> None:
     for outputs in ([{"name": "OUT"}] * 100_000, [{"name": f"O{number}"} for number in range(100_000)]):
         reply = post(server, INFER, {"inputs": [TENSOR], "outputs": outputs})
         assert reply.status == 400
         assert len(reply.error) < 1000
 
 
-def test_a_hundred_thousand_inputs_are_refused(server: Penstock, post: Callable[..., Any]) -> None:
+def test_a_hundred_thousand_inputs_are_refused(server: Headrace, post: Callable[..., Any]) -> None:
     reply = post(server, INFER, {"inputs": [{**TENSOR, "name": f"I{number}"} for number in range(100_000)]})
     assert reply.status == 400
 
 
 @pytest.mark.parametrize("count", [2**31, 2**63, 10**30])
-def test_an_absurd_number_of_classes_is_refused(server: Penstock, post: Callable[..., Any], count: int) -> None:
+def test_an_absurd_number_of_classes_is_refused(server: Headrace, post: Callable[..., Any], count: int) -> None:
     outputs = [{"name": "OUT", "parameters": {"classification": count}}]
     assert post(server, INFER, {"inputs": [TENSOR], "outputs": outputs}).status in (400, 500)
 
 
-def test_more_than_a_million_elements_are_not_ranked(server: Penstock, post: Callable[..., Any]) -> None:
+def test_more_than_a_million_elements_are_not_ranked(server: Headrace, post: Callable[..., Any]) -> None:
     tensor = {"name": "IN", "datatype": "FP32", "shape": [1_000_001], "parameters": {"binary_data_size": 4_000_004}}
     outputs = [{"name": "OUT", "parameters": {"classification": 1}}]
     text = json.dumps({"inputs": [tensor], "outputs": outputs}).encode()
@@ -301,19 +301,19 @@ def test_more_than_a_million_elements_are_not_ranked(server: Penstock, post: Cal
     assert (reply.status, reply.error) == (400, "classification output tensor too large")
 
 
-def test_a_flood_of_inputs_is_refused_by_number(server: Penstock, post: Callable[..., Any]) -> None:
+def test_a_flood_of_inputs_is_refused_by_number(server: Headrace, post: Callable[..., Any]) -> None:
     tensors = [{**TENSOR, "name": f"I{number}"} for number in range(5000)]
     reply = post(server, INFER, {"inputs": tensors})
     assert (reply.status, reply.error) == (400, "request has 5000 inputs, the limit is 4096")
 
 
-def test_a_million_dims_are_refused_without_multiplying_them_out(server: Penstock, post: Callable[..., Any]) -> None:
+def test_a_million_dims_are_refused_without_multiplying_them_out(server: Headrace, post: Callable[..., Any]) -> None:
     reply = post(server, INFER, {"inputs": [{**TENSOR, "shape": [2**63 - 1] * 1_000_000}]})
     assert reply.status == 400
 
 
 @pytest.mark.parametrize("shape", [[2**31, 2**31, 2], [2**32, 2**32], [0, 2**63], [2**63 - 1], [2**62, 3], [1] * 65])
-def test_an_absurd_shape_is_refused(server: Penstock, post: Callable[..., Any], shape: list[int]) -> None:
+def test_an_absurd_shape_is_refused(server: Headrace, post: Callable[..., Any], shape: list[int]) -> None:
     for tensor in ({**TENSOR, "shape": shape}, {"name": "IN", "datatype": "FP32", "shape": shape,
                                                "parameters": {"binary_data_size": 8}}):  # fmt: skip
         text = json.dumps({"inputs": [tensor]}).encode()
@@ -322,7 +322,7 @@ def test_an_absurd_shape_is_refused(server: Penstock, post: Callable[..., Any], 
         assert reply.status in (400, 500)
 
 
-def test_refusals_keep_no_memory(server: Penstock, post: Callable[..., Any]) -> None:
+def test_refusals_keep_no_memory(server: Headrace, post: Callable[..., Any]) -> None:
     """Half a gigabyte of refused tensors leaves nothing behind."""
     text = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [3], "parameters": {
         "binary_data_size": 16 * MIB}}]}).encode()  # fmt: skip

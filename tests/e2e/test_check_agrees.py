@@ -1,4 +1,4 @@
-"""``penstock check`` and ``penstock serve`` agree: on which models are served, and on why the others are not.
+"""``headrace check`` and ``headrace serve`` agree: on which models are served, and on why the others are not.
 
 One repository of wrong models, and a few right ones, is given to both commands.
 """
@@ -111,7 +111,7 @@ CASES: dict[str, Case] = {
     "pair": Case(ONNX + IO + 'platform: "nonsense"', "unexpected 'platform' and 'backend' pair"),
     "no_backend": Case(IO, "Could not determine backend for model 'no_backend'"),
     "unknown_backend": Case(GOOD.replace("identity", "identty"), "did you mean 'identity'?"),
-    "pytorch": Case(GOOD.replace("identity", "pytorch"), "penstock-pytorch, is not published yet"),
+    "pytorch": Case(GOOD.replace("identity", "pytorch"), "headrace-pytorch, is not published yet"),
     "runtime": Case(GOOD + 'runtime: "libnothere.so"', "unable to find backend library 'libnothere.so'"),
     "runtime_file": Case(GOOD + 'runtime: "other.py"', "unable to find backend library 'other.py'"),
     "runtime_out": Case(GOOD + 'runtime: "../x.so"', "escapes backend directory"),
@@ -266,8 +266,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checked(repository: Path) -> dict[str, list[str]]:
-    """Model to what ``penstock check`` says about it."""
-    command = [sys.executable, "-m", "penstock.cli", "check", "--json", str(repository)]
+    """Model to what ``headrace check`` says about it."""
+    command = [sys.executable, "-m", "headrace.cli", "check", "--json", str(repository)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 1, done.stderr
     return {found["model"]: [problem["message"] for problem in found["problems"]] for found in json.loads(done.stdout)}
@@ -275,8 +275,8 @@ def checked(repository: Path) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def served(repository: Path) -> dict[str, str]:
-    """Model to the reason that the index of ``penstock serve`` shows; empty for one that is ready."""
-    command = [sys.executable, "-m", "penstock.cli", "serve", f"--model-repository={repository}"]
+    """Model to the reason that the index of ``headrace serve`` shows; empty for one that is ready."""
+    command = [sys.executable, "-m", "headrace.cli", "serve", f"--model-repository={repository}"]
     flags = ["--exit-on-error=false", "--strict-parameters=true", "--http-address=127.0.0.1", "--http-port=0"]
     # At a verbose level the index names files of the machine, as check does.
     others = ["--allow-grpc=false", "--allow-metrics=false", "--exit-timeout-secs=10", "--log-verbose=1"]

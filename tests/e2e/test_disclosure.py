@@ -14,9 +14,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 if TYPE_CHECKING:
-    from tests.conftest import Gate, Penstock
+    from tests.conftest import Gate, Headrace
 
-    Start = Callable[..., Penstock]
+    Start = Callable[..., Headrace]
 
 HOSTS = {"native": (), "others": ("--http-server=hypercorn", "--grpc-server=grpcio")}
 TENSOR = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}
@@ -38,20 +38,20 @@ def gate(root: Path, add_model: Callable[..., Path], echo: str, make_gate: Calla
 
 @pytest.fixture(params=list(HOSTS))
 def start(request: pytest.FixtureRequest, serve: Start, gated: Mapping[str, str], root: Path, gate: Gate) -> Start:
-    def start(*words: str) -> Penstock:
+    def start(*words: str) -> Headrace:
         words = ("--exit-on-error=false", "--strict-readiness=false", *HOSTS[request.param], *words)
         return serve(f"--model-repository={root}", *words, environ=gated)
 
     return start
 
 
-def told_over_http(server: Penstock, post: Callable[..., Any]) -> Iterator[str]:
+def told_over_http(server: Headrace, post: Callable[..., Any]) -> Iterator[str]:
     yield post(server, "/v2/models/slow/infer", {"inputs": [TENSOR]}).error
     index = json.loads(post(server, "/v2/repository/index", {}).body)
     yield from (entry["reason"] for entry in index if entry["name"] == "broken")
 
 
-def told_over_grpc(server: Penstock) -> Iterator[str]:
+def told_over_grpc(server: Headrace) -> Iterator[str]:
     given = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
     asked = pb.ModelInferRequest(model_name="slow", inputs=[given], raw_input_contents=[bytes(4)])
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:

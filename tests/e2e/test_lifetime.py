@@ -19,9 +19,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 if TYPE_CHECKING:
-    from tests.conftest import Gate, Penstock
+    from tests.conftest import Gate, Headrace
 
-    Start = Callable[..., Penstock]
+    Start = Callable[..., Headrace]
     AddModel = Callable[..., Path]
 
 
@@ -37,7 +37,7 @@ def gate(root: Path, add_model: AddModel, echo: str, make_gate: Callable[[Path],
     return make_gate(add_model(root, "slow", f'backend: "gated"{echo}'))
 
 
-def ask(server: Penstock, model: str, count: int) -> Callable[..., list[Any]]:
+def ask(server: Headrace, model: str, count: int) -> Callable[..., list[Any]]:
     """Send ``count`` gRPC requests; what is returned waits for the answers, or for the errors that they must be."""
     channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc}")
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -220,10 +220,10 @@ def test_a_caller_who_leaves_behind_pipelined_requests_does_not_hold_the_exit(
 
 @pytest.mark.parametrize("hosts", [(), ("--http-server=hypercorn", "--grpc-server=grpcio")])
 def test_the_exit_timeout_ends_what_does_not_end_with_code_1_and_answers_every_caller(
-    run_penstock: Start, root: Path, gate: Gate, gated: Mapping[str, str], post: Any, hosts: tuple[str, ...]
+    run_headrace: Start, root: Path, gate: Gate, gated: Mapping[str, str], post: Any, hosts: tuple[str, ...]
 ) -> None:
     flags = (f"--model-repository={root}", "--exit-timeout-secs=1", *hosts)
-    server = run_penstock(*flags, environ=gated).wait_until_ready()
+    server = run_headrace(*flags, environ=gated).wait_until_ready()
     gate.close()
     asked = {"inputs": [{"name": "IN", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}]}
     with ThreadPoolExecutor(2) as pool:
@@ -246,12 +246,12 @@ def test_the_exit_timeout_ends_what_does_not_end_with_code_1_and_answers_every_c
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "metrics"])
 def test_a_port_in_use_is_named_and_ends_the_start_with_code_1(
-    run_penstock: Start, root: Path, add_model: AddModel, protocol: str
+    run_headrace: Start, root: Path, add_model: AddModel, protocol: str
 ) -> None:
     add_model(root, "echo")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = run_penstock(f"--model-repository={root}", f"--{protocol}-port={port}")
+        server = run_headrace(f"--model-repository={root}", f"--{protocol}-port={port}")
         assert server.finish() == 1
     assert re.search(rf"error: creating server: .*127\.0\.0\.1:{port}.* in use", server.log)
     assert "Traceback" not in server.log
@@ -276,8 +276,8 @@ def broken(root: Path, add_model: AddModel) -> Path:
     return root
 
 
-def test_a_broken_model_ends_the_start_with_code_1_and_its_reason(run_penstock: Start, broken: Path) -> None:
-    server = run_penstock(f"--model-repository={broken}")
+def test_a_broken_model_ends_the_start_with_code_1_and_its_reason(run_headrace: Start, broken: Path) -> None:
+    server = run_headrace(f"--model-repository={broken}")
     assert server.finish() == 1
     assert "error: creating server: Internal - failed to load all models" in server.log
     assert "Traceback" not in server.log
@@ -299,8 +299,8 @@ def test_the_others_are_served_when_asked_so(serve: Start, broken: Path, post: A
         assert (reply.status, reply.error[:27]) == (404, "Request for unknown model: ")
 
 
-def test_a_model_that_failed_makes_a_strict_server_not_ready_but_live(run_penstock: Start, broken: Path) -> None:
-    server = run_penstock(f"--model-repository={broken}", "--exit-on-error=false")
+def test_a_model_that_failed_makes_a_strict_server_not_ready_but_live(run_headrace: Start, broken: Path) -> None:
+    server = run_headrace(f"--model-repository={broken}", "--exit-on-error=false")
     server.wait_for_line("Started Metrics Service")
     assert server.get("/v2/health/ready") == (400, b"")
     assert server.get("/v2/health/live") == (200, b"")
@@ -309,13 +309,13 @@ def test_a_model_that_failed_makes_a_strict_server_not_ready_but_live(run_pensto
 
 
 def test_a_model_of_two_repositories_is_served_from_neither(
-    run_penstock: Start, tmp_path: Path, add_model: AddModel, post: Any, infer: Any
+    run_headrace: Start, tmp_path: Path, add_model: AddModel, post: Any, infer: Any
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     for folder, name in ((one, "echo"), (one, "both"), (two, "both")):
         add_model(folder, name)
     flags = [f"--model-repository={one}", f"--model-repository={two}"]
-    server = run_penstock(*flags, "--exit-on-error=false")
+    server = run_headrace(*flags, "--exit-on-error=false")
     server.wait_for_line("Started Metrics Service")
     assert infer(server) == [1.0, 2.0]
     index = json.loads(post(server, "/v2/repository/index", {}).body)
@@ -340,7 +340,7 @@ def loading(root: Path, add_model: AddModel, gate: Gate) -> Gate:
 
 @pytest.mark.parametrize("hosts", [(), ("--http-server=hypercorn", "--grpc-server=grpcio")])
 def test_a_server_that_loads_is_live_and_not_ready_and_refuses_what_is_asked_of_models(
-    run_penstock: Start,
+    run_headrace: Start,
     root: Path,
     loading: Gate,
     gated: Mapping[str, str],
@@ -350,7 +350,7 @@ def test_a_server_that_loads_is_live_and_not_ready_and_refuses_what_is_asked_of_
     hosts: tuple[str, ...],
 ) -> None:
     flags = (f"--model-repository={root}", "--model-control-mode=explicit", "--load-model=*", *hosts)
-    server = run_penstock(*flags, environ=gated).wait_until_listening()
+    server = run_headrace(*flags, environ=gated).wait_until_listening()
     loading.wait_until_loading()
     server.wait_for_line("successfully loaded 'echo'")
     assert server.get("/v2/health/live") == (200, b"")
@@ -400,9 +400,9 @@ def test_a_server_that_loads_is_live_and_not_ready_and_refuses_what_is_asked_of_
 
 
 def test_a_signal_ends_a_server_that_loads_and_what_it_has_loaded_in_order(
-    run_penstock: Start, root: Path, loading: Gate, gated: Mapping[str, str], wait_until: Callable[..., None]
+    run_headrace: Start, root: Path, loading: Gate, gated: Mapping[str, str], wait_until: Callable[..., None]
 ) -> None:
-    server = run_penstock(f"--model-repository={root}", environ=gated).wait_until_listening()
+    server = run_headrace(f"--model-repository={root}", environ=gated).wait_until_listening()
     loading.wait_until_loading()
     server.wait_for_line("successfully loaded 'echo'")
     assert server.finish(signal.SIGTERM) == 0
@@ -412,21 +412,21 @@ def test_a_signal_ends_a_server_that_loads_and_what_it_has_loaded_in_order(
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(
-    run_penstock: Start, root: Path, loading: Gate, gated: Mapping[str, str]
+    run_headrace: Start, root: Path, loading: Gate, gated: Mapping[str, str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = run_penstock(f"--model-repository={root}", f"--http-port={taken.getsockname()[1]}", environ=gated)
+        server = run_headrace(f"--model-repository={root}", f"--http-port={taken.getsockname()[1]}", environ=gated)
         assert server.finish() == 1  # although the load never ends
     assert not (loading.path / "seen").exists()
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_port_that_is_shared_with_another_server_is_not_taken_before_the_models_are_loaded(
-    run_penstock: Start, root: Path, loading: Gate, gated: Mapping[str, str], protocol: str
+    run_headrace: Start, root: Path, loading: Gate, gated: Mapping[str, str], protocol: str
 ) -> None:
     """The other one answers meanwhile: callers must not be sent to one that cannot."""
     service = {"http": "HTTPService", "grpc": "GRPCInferenceService"}[protocol]
-    server = run_penstock(f"--model-repository={root}", f"--reuse-{protocol}-port=1", environ=gated)
+    server = run_headrace(f"--model-repository={root}", f"--reuse-{protocol}-port=1", environ=gated)
     server.wait_for_line("Metrics Service listens")
     loading.wait_until_loading()
     assert len(server.ports) == 2
@@ -438,10 +438,10 @@ def test_a_port_that_is_shared_with_another_server_is_not_taken_before_the_model
 
 @pytest.mark.parametrize("flag", ["--model-control-mode=none", "--model-control-mode=poll"])
 def test_a_server_without_its_repository_is_up_and_not_live_when_asked_so(
-    run_penstock: Start, tmp_path: Path, post: Any, flag: str
+    run_headrace: Start, tmp_path: Path, post: Any, flag: str
 ) -> None:
     """As Triton's."""
-    server = run_penstock(f"--model-repository={tmp_path / 'nowhere'}", "--exit-on-error=false", flag)
+    server = run_headrace(f"--model-repository={tmp_path / 'nowhere'}", "--exit-on-error=false", flag)
     server.wait_for_line("Started Metrics Service")
     assert "repository path is not a valid directory" in server.log
     assert server.get("/v2/health/live") == (400, b"")

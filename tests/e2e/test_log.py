@@ -15,9 +15,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 if TYPE_CHECKING:
-    from tests.conftest import Gate, Penstock
+    from tests.conftest import Gate, Headrace
 
-    Start = Callable[..., Penstock]
+    Start = Callable[..., Headrace]
 
 FAKE = "I0101 00:00:00.000000 1 server.cc:1] all is well"
 #: Line ends of every kind, and what a terminal obeys.
@@ -34,7 +34,7 @@ def gate(tmp_path: Path, add_model: Callable[..., Path], echo: str, make_gate: C
     return make_gate(add_model(tmp_path / "models", "slow", f'backend: "gated"{echo}'))
 
 
-def attack(server: Penstock, post: Callable[..., Any]) -> None:
+def attack(server: Headrace, post: Callable[..., Any]) -> None:
     """Put `EVIL` wherever the protocols have room for text."""
     tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}
     for document in (
@@ -104,7 +104,7 @@ HOSTS = {"native": (), "others": ("--http-server=hypercorn", "--grpc-server=grpc
 INPUT = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}
 
 
-def ask_wrongly(server: Penstock, post: Callable[..., Any]) -> None:
+def ask_wrongly(server: Headrace, post: Callable[..., Any]) -> None:
     """Seven requests that are their callers' fault, each with the id ``id-of-<number>`` where it has one."""
     post(server, "/v2/models/slow/infer", {"id": "id-of-1", "inputs": [{**INPUT, "name": "NO"}]})
     post(server, "/v2/models/slow/versions/9/infer", {"id": "id-of-2", "inputs": [INPUT]})
@@ -120,7 +120,7 @@ def ask_wrongly(server: Penstock, post: Callable[..., Any]) -> None:
             stub.ModelMetadata(pb.ModelMetadataRequest(name="none"), timeout=30)
 
 
-def fail_inside(server: Penstock, post: Callable[..., Any]) -> None:
+def fail_inside(server: Headrace, post: Callable[..., Any]) -> None:
     """Three requests at which the model fails."""
     assert post(server, "/v2/models/slow/infer", {"id": "id-of-8", "inputs": [INPUT]}).status == 500
     given = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
@@ -143,7 +143,7 @@ def test_a_failed_request_is_a_line_where_the_log_is_verbose(
     fail_inside(server, post)
     assert server.finish(15) == 0
     records = [json.loads(line) for line in server.log.split("\n")[:-1]]
-    failed = [record for record in records if record["logger"] == "penstock.requests" and "code" in record]
+    failed = [record for record in records if record["logger"] == "headrace.requests" and "code" in record]
     by_caller = [record for record in failed if record["level"] == "VERBOSE"]
     assert len(by_caller) == 7
     assert {record.get("request_id") for record in by_caller} == {None, *(f"id-of-{n}" for n in (1, 2, 3, 5, 6))}
@@ -254,10 +254,10 @@ def test_the_steps_of_loading_are_tritons(
 
 CHATTY = """
 import logging, sys, warnings
-from penstock import Backend, Instance, hookimpl
+from headrace import Backend, Instance, hookimpl
 
 own = logging.getLogger("a_plugin_of_mine")
-ours = logging.getLogger("penstock.chatty")
+ours = logging.getLogger("headrace.chatty")
 
 class Chatty(Backend):
     name = "chatty"
@@ -292,7 +292,7 @@ def chatty(tmp_path: Path, add_model: Callable[..., Path], echo: str) -> Mapping
     info.mkdir(parents=True)
     (site / "chatty.py").write_text(CHATTY)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chatty\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[penstock]\nchatty = chatty\n")
+    (info / "entry_points.txt").write_text("[headrace]\nchatty = chatty\n")
     add_model(tmp_path / "models", "inside", f'backend: "chatty"{echo}')
     process = 'parameters { key: "isolation" value { string_value: "process" } }'
     add_model(tmp_path / "models", "apart", f'backend: "chatty"{echo}{process}')
@@ -313,7 +313,7 @@ def test_every_line_of_a_json_log_is_a_record_that_names_its_model(
     for model in ("inside", "apart"):
         of_model = [record["message"] for record in printed if record.get("model") == model]
         assert of_model == [f"loading {model}", f"no newline of {model}"]
-        for logger, text in (("stderr", "to stderr"), ("penstock.chatty", "a verbose line")):
+        for logger, text in (("stderr", "to stderr"), ("headrace.chatty", "a verbose line")):
             found = [r for r in logged if r.get("model") == model and r["message"] == text]
             assert found, (model, text)
             assert found[0]["logger"] == logger or model == "apart"

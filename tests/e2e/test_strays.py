@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
-    Start = Callable[..., Penstock]
+    Start = Callable[..., Headrace]
 
 KINDS = ["SystemExit", "CancelledError", "KeyboardInterrupt", "GeneratorExit"]
 MODEL = """
@@ -37,7 +37,7 @@ class TritonPythonModel:
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 @pytest.mark.parametrize("how", ["", "async "])
 def test_it_fails_the_request_and_the_next_one_is_served(
-    run_penstock: Start,
+    run_headrace: Start,
     tmp_path: Path,
     add_model: Callable[..., Path],
     echo: str,
@@ -49,7 +49,7 @@ def test_it_fails_the_request_and_the_next_one_is_served(
     setting = f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}'
     version = add_model(tmp_path, "m", f'backend: "python"{echo}{setting}')
     (version / "model.py").write_text(MODEL.format(how=how))
-    server = run_penstock(f"--model-repository={tmp_path}", "--exit-timeout-secs=20").wait_until_ready()
+    server = run_headrace(f"--model-repository={tmp_path}", "--exit-timeout-secs=20").wait_until_ready()
     for number, kind in enumerate(KINDS):
         tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [number]}
         reply = post(server, "/v2/models/m/infer", {"inputs": [tensor]})

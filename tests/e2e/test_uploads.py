@@ -16,9 +16,9 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
-    Start = Callable[..., Penstock]
+    Start = Callable[..., Headrace]
 
 HOSTS = {"native": (), "others": ("--http-server=hypercorn", "--grpc-server=grpcio")}
 CONFIG = (
@@ -47,7 +47,7 @@ def own_address() -> str:
 
 @pytest.fixture(params=list(HOSTS))
 def start(request: pytest.FixtureRequest, serve: Start, add_model: Callable[..., Path], tmp_path: Path) -> Start:
-    def start(*words: str) -> Penstock:
+    def start(*words: str) -> Headrace:
         add_model(tmp_path / "models", "echo")
         everywhere = ("--http-address=0.0.0.0", "--grpc-address=0.0.0.0", "--model-control-mode=explicit")
         return serve(f"--model-repository={tmp_path / 'models'}", *everywhere, *HOSTS[request.param], *words)
@@ -55,7 +55,7 @@ def start(request: pytest.FixtureRequest, serve: Start, add_model: Callable[...,
     return start
 
 
-def load(server: Penstock, address: str, files: bool = True, headers: Mapping[str, str] | None = None) -> list[str]:
+def load(server: Headrace, address: str, files: bool = True, headers: Mapping[str, str] | None = None) -> list[str]:
     """Load over HTTP and over gRPC: what each says, empty if it has worked."""
     brings = {"config": CONFIG, "files": FILES} if files else {}
     told = []

@@ -23,7 +23,7 @@ import tritonclient.http.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 if TYPE_CHECKING:
-    from tests.conftest import Gate, Penstock
+    from tests.conftest import Gate, Headrace
 
 #: Data type on the wire to that of the config.
 DATATYPES = {
@@ -108,13 +108,13 @@ def flags(repository: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def server(keep_serving: Callable[..., Penstock], flags: list[str], gated: Mapping[str, str]) -> Penstock:
+def server(keep_serving: Callable[..., Headrace], flags: list[str], gated: Mapping[str, str]) -> Headrace:
     """The server as it is by default."""
     return keep_serving(*flags, environ=gated)
 
 
 @pytest.fixture(scope="session")
-def hypercorn(keep_serving: Callable[..., Penstock], flags: list[str], gated: Mapping[str, str]) -> Penstock:
+def hypercorn(keep_serving: Callable[..., Headrace], flags: list[str], gated: Mapping[str, str]) -> Headrace:
     return keep_serving(*flags, "--http-server=hypercorn", environ=gated)
 
 
@@ -157,9 +157,9 @@ def hold(gates: dict[str, Gate]) -> Iterator[Callable[[Any, str], Held]]:
 
 
 @pytest.fixture(scope="session", params=["native", "hypercorn"])
-def http_server(request: pytest.FixtureRequest) -> Penstock:
+def http_server(request: pytest.FixtureRequest) -> Headrace:
     """Both hosts, for whatever HTTP says."""
-    found: Penstock = request.getfixturevalue("server" if request.param == "native" else "hypercorn")
+    found: Headrace = request.getfixturevalue("server" if request.param == "native" else "hypercorn")
     return found
 
 
@@ -189,7 +189,7 @@ def send() -> Callable[..., Reply]:
     """
 
     def send(
-        server: Penstock, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+        server: Headrace, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
         connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=30)
         try:
@@ -205,7 +205,7 @@ def send() -> Callable[..., Reply]:
 
 
 @pytest.fixture
-def stub(server: Penstock, gates: object) -> Iterator[Any]:
+def stub(server: Headrace, gates: object) -> Iterator[Any]:
     """The generated gRPC stub, below the client."""
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -271,11 +271,11 @@ MODULES = {
 
 
 @pytest.fixture(scope="session")
-def connect() -> Iterator[Callable[[str, Penstock], Client]]:
+def connect() -> Iterator[Callable[[str, Headrace], Client]]:
     """Makes, and closes, a client: ``connect("http.aio", server)``. The same arguments give the same client."""
     clients: dict[tuple[str, int], Client] = {}
 
-    def connect(name: str, server: Penstock) -> Client:
+    def connect(name: str, server: Headrace) -> Client:
         port = server.http if name.startswith("http") else server.grpc
         if (name, port) not in clients:
             clients[name, port] = Client(name, MODULES[name], f"127.0.0.1:{port}")
@@ -290,20 +290,20 @@ OVER_HTTP = ["http", "http.aio", "http hypercorn", "http.aio hypercorn"]
 
 
 @pytest.fixture(params=[*OVER_HTTP, "grpc", "grpc.aio"])
-def client(request: pytest.FixtureRequest, connect: Callable[[str, Penstock], Client]) -> Client:
+def client(request: pytest.FixtureRequest, connect: Callable[[str, Headrace], Client]) -> Client:
     """Every stock client, the HTTP ones against both hosts."""
     name, _, host = request.param.partition(" ")
     return connect(name, request.getfixturevalue(host or "server"))
 
 
 @pytest.fixture(params=OVER_HTTP)
-def http_client(request: pytest.FixtureRequest, connect: Callable[[str, Penstock], Client]) -> Client:
+def http_client(request: pytest.FixtureRequest, connect: Callable[[str, Headrace], Client]) -> Client:
     name, _, host = request.param.partition(" ")
     return connect(name, request.getfixturevalue(host or "server"))
 
 
 @pytest.fixture(scope="session")
-def identity_of_triton(keep_serving: Callable[..., Penstock], tmp_path_factory: pytest.TempPathFactory) -> Penstock:
+def identity_of_triton(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempPathFactory) -> Headrace:
     """Serves, on another backend, the one model that the recorded Triton served."""
     repository = tmp_path_factory.mktemp("triton")
     (repository / "pyident" / "1").mkdir(parents=True)

@@ -11,7 +11,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
     from tests.protocol.conftest import Client
 
 INTEGERS = [f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)]
@@ -238,7 +238,7 @@ def test_an_error_has_the_same_text_over_every_client(client: Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["http", "grpc"])
-def test_many_requests_may_be_under_way(server: Penstock, connect: Any, name: str) -> None:
+def test_many_requests_may_be_under_way(server: Headrace, connect: Any, name: str) -> None:
     client = connect(name, server)
     tensors = [np.full((1, 4), row, np.float32) for row in range(20)]
     inputs = [[client.input("IN", each, "FP32")] for each in tensors]

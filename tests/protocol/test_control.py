@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
-    from tests.conftest import Gate, Penstock
+    from tests.conftest import Gate, Headrace
 
 IDENTITY = {
     "backend": "identity",
@@ -40,7 +40,7 @@ def write_model(root: Path, name: str, backend: str = "identity") -> Path:
 
 
 @pytest.fixture(scope="module")
-def controlled(keep_serving: Callable[..., Penstock], tmp_path_factory: pytest.TempPathFactory) -> Penstock:
+def controlled(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempPathFactory) -> Headrace:
     root = tmp_path_factory.mktemp("controlled")
     write_model(root, "plain")
     write_model(root, "other")
@@ -48,7 +48,7 @@ def controlled(keep_serving: Callable[..., Penstock], tmp_path_factory: pytest.T
 
 
 @pytest.fixture(params=["http", "http.aio", "grpc", "grpc.aio"])
-def client(request: pytest.FixtureRequest, connect: Any, controlled: Penstock) -> Any:
+def client(request: pytest.FixtureRequest, connect: Any, controlled: Headrace) -> Any:
     return connect(request.param, controlled)
 
 
@@ -94,7 +94,7 @@ FILES = ["../x", "/../x", "1/../../x", "", ".", "a\0b", "x" * 300]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
-def test_no_name_leads_out_of_the_repository(controlled: Penstock, name: str) -> None:
+def test_no_name_leads_out_of_the_repository(controlled: Headrace, name: str) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{controlled.grpc}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
@@ -106,7 +106,7 @@ def test_no_name_leads_out_of_the_repository(controlled: Penstock, name: str) ->
 
 
 @pytest.mark.parametrize("name", FILES, ids=range(len(FILES)))
-def test_no_file_leads_out_of_its_model(controlled: Penstock, name: str) -> None:
+def test_no_file_leads_out_of_its_model(controlled: Headrace, name: str) -> None:
     parameters = {
         "config": pb.ModelRepositoryParameter(string_param=json.dumps(IDENTITY)),
         f"file:{name}": pb.ModelRepositoryParameter(bytes_param=b"x"),
@@ -121,7 +121,7 @@ def test_no_file_leads_out_of_its_model(controlled: Penstock, name: str) -> None
 
 
 def test_a_client_that_leaves_while_its_model_loads_finds_it_loaded(
-    serve: Callable[..., Penstock],
+    serve: Callable[..., Headrace],
     gated: Mapping[str, str],
     make_gate: Callable[[Path], Gate],
     tmp_path: Path,
@@ -141,7 +141,7 @@ def test_a_client_that_leaves_while_its_model_loads_finds_it_loaded(
 
 
 def test_files_that_were_brought_are_gone_after_kill_9_and_a_new_start(
-    run_penstock: Callable[..., Penstock], connect: Any, tmp_path: Path
+    run_headrace: Callable[..., Headrace], connect: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "tmp").mkdir()
@@ -150,21 +150,21 @@ def test_files_that_were_brought_are_gone_after_kill_9_and_a_new_start(
     def secrets() -> list[str]:
         return [path.name for path in (tmp_path / "tmp").rglob("secret-weights")]
 
-    first = run_penstock(*words, environ=environ).wait_until_ready()
+    first = run_headrace(*words, environ=environ).wait_until_ready()
     connect("grpc", first).load_model("m", config=json.dumps(IDENTITY), files={"file:1/secret-weights": b"x"})
     assert secrets() == ["secret-weights"]
     assert first.finish(signal.SIGKILL) == -signal.SIGKILL
     assert secrets() == ["secret-weights"]
-    second = run_penstock(*words, environ=environ).wait_until_ready()
+    second = run_headrace(*words, environ=environ).wait_until_ready()
     assert secrets() == []
     connect("grpc", second).load_model("m", config=json.dumps(IDENTITY), files={"file:1/secret-weights": b"x"})
     second.stop()
     left = [str(path.relative_to(tmp_path / "tmp")) for path in (tmp_path / "tmp").rglob("*")]
-    assert [name for name in left if name not in (f"penstock-{os.geteuid()}", f"penstock-{os.geteuid()}/.lock")] == []
+    assert [name for name in left if name not in (f"headrace-{os.geteuid()}", f"headrace-{os.geteuid()}/.lock")] == []
 
 
 def test_unloading_answers_what_is_in_flight(
-    serve: Callable[..., Penstock],
+    serve: Callable[..., Headrace],
     gated: Mapping[str, str],
     make_gate: Callable[[Path], Gate],
     connect: Any,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
     from tests.protocol.conftest import Reply
 
     Send = Callable[..., Reply]
@@ -46,7 +46,7 @@ def binary(document: dict[str, Any], tail: bytes, **headers: str) -> tuple[bytes
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/add/ready",
                                   "/v2/models/versions/versions/3/ready"])  # fmt: skip
-def test_health_is_an_empty_success(http_server: Penstock, send: Send, path: str) -> None:
+def test_health_is_an_empty_success(http_server: Headrace, send: Send, path: str) -> None:
     reply = send(http_server, "GET", path)
     assert (reply.status, reply.body) == (200, b"")
 
@@ -55,7 +55,7 @@ def test_health_is_an_empty_success(http_server: Penstock, send: Send, path: str
                                   "/v2/models//infer", "/v2/models/add/versions/x/ready", "/v2/models/add/predict",
                                   "/v2//health/live", "/v2/models/a/b/ready", "/V2/health/live",
                                   "/v2/models/../add"])  # fmt: skip
-def test_a_path_that_is_none_of_ours_is_not_found(http_server: Penstock, send: Send, path: str) -> None:
+def test_a_path_that_is_none_of_ours_is_not_found(http_server: Headrace, send: Send, path: str) -> None:
     reply = send(http_server, "GET", path)
     assert (reply.status, reply.error) == (404, "Not Found")
 
@@ -64,12 +64,12 @@ def test_a_path_that_is_none_of_ours_is_not_found(http_server: Penstock, send: S
                                               ("DELETE", "/v2/models/add"), ("PUT", "/v2/models/add/config"),
                                               ("GET", "/v2/repository/index"), ("POST", "/v2/models/stats"),
                                               ("GET", "/v2/repository/models/add/load")])  # fmt: skip
-def test_the_wrong_method_is_not_allowed(http_server: Penstock, send: Send, method: str, path: str) -> None:
+def test_the_wrong_method_is_not_allowed(http_server: Headrace, send: Send, method: str, path: str) -> None:
     reply = send(http_server, method, path)
     assert (reply.status, reply.error) == (405, "Method Not Allowed")
 
 
-def test_a_query_is_ignored(http_server: Penstock, send: Send) -> None:
+def test_a_query_is_ignored(http_server: Headrace, send: Send) -> None:
     assert send(http_server, "GET", "/v2/health/live?probe=1&x=/v2").status == 200
 
 
@@ -86,7 +86,7 @@ LOOKUPS = [
 @pytest.mark.parametrize(("path", "status", "text"), LOOKUPS)
 @pytest.mark.parametrize(("method", "suffix"), [("GET", ""), ("GET", "/config"), ("GET", "/ready"), ("POST", "/infer")])
 def test_a_model_that_is_not_there(
-    http_server: Penstock, send: Send, method: str, suffix: str, path: str, status: int, text: str
+    http_server: Headrace, send: Send, method: str, suffix: str, path: str, status: int, text: str
 ) -> None:
     reply = send(http_server, method, path.format(suffix), body(DATA) if method == "POST" else None)
     assert reply.status == status
@@ -98,13 +98,13 @@ def test_a_model_that_is_not_there(
     ("/v2/models/add/versions/9/stats", "requested model version is not available for model 'add'"),
 ])  # fmt: skip
 def test_statistics_of_what_is_not_there_are_a_bad_request(
-    http_server: Penstock, send: Send, path: str, text: str
+    http_server: Headrace, send: Send, path: str, text: str
 ) -> None:
     reply = send(http_server, "GET", path)
     assert (reply.status, reply.error) == (400, text)
 
 
-def test_statistics_of_all_models_name_each_version_once(http_server: Penstock, send: Send) -> None:
+def test_statistics_of_all_models_name_each_version_once(http_server: Headrace, send: Send) -> None:
     entries = send(http_server, "GET", "/v2/models/stats").json["model_stats"]
     names = [(entry["name"], entry["version"]) for entry in entries]
     assert len(names) == len(set(names))
@@ -116,7 +116,7 @@ def test_statistics_of_all_models_name_each_version_once(http_server: Penstock, 
         assert all(set(each) == {"count", "ns"} for each in entry["inference_stats"].values())
 
 
-def test_the_config_prints_every_primitive_and_dims_as_numbers(http_server: Penstock, send: Send) -> None:
+def test_the_config_prints_every_primitive_and_dims_as_numbers(http_server: Headrace, send: Send) -> None:
     config = send(http_server, "GET", "/v2/models/batched/config").json
     assert config["input"] == [
         {"name": "IN", "data_type": "TYPE_FP32", "format": "FORMAT_NONE", "dims": [4], "is_shape_tensor": False,
@@ -130,20 +130,20 @@ def test_the_config_prints_every_primitive_and_dims_as_numbers(http_server: Pens
 
 @pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/repository/anything/index"])
 @pytest.mark.parametrize("content", [None, b"", {}, {"ready": False}, {"ready": True}])
-def test_the_index_lists_models(http_server: Penstock, send: Send, path: str, content: Any) -> None:
+def test_the_index_lists_models(http_server: Headrace, send: Send, path: str, content: Any) -> None:
     reply = send(http_server, "POST", path, content)
     assert reply.headers["Content-Type"] == "application/json"
     assert {"name": "add", "version": "1", "state": "READY"} in reply.json
 
 
 @pytest.mark.parametrize("ready", ["x", 1, None, [], {}])
-def test_the_index_wants_a_boolean(http_server: Penstock, send: Send, ready: object) -> None:
+def test_the_index_wants_a_boolean(http_server: Headrace, send: Send, ready: object) -> None:
     reply = send(http_server, "POST", "/v2/repository/index", {"ready": ready})
     assert (reply.status, reply.error) == (400, "Invalid value for 'ready': expected a boolean")
 
 
 @pytest.mark.parametrize("action", ["load", "unload"])
-def test_a_repository_name_is_not_supported_in_control_calls(http_server: Penstock, send: Send, action: str) -> None:
+def test_a_repository_name_is_not_supported_in_control_calls(http_server: Headrace, send: Send, action: str) -> None:
     reply = send(http_server, "POST", f"/v2/repository/mine/models/add/{action}", {})
     assert (reply.status, reply.error) == (501, "'repository_name' specification is not supported")
     refused = send(http_server, "POST", f"/v2/repository/models/add/{action}")
@@ -154,7 +154,7 @@ def test_a_repository_name_is_not_supported_in_control_calls(http_server: Pensto
 # ---------------------------------------------------------------------- answers
 
 
-def test_an_answer_in_json_has_tritons_keys_in_tritons_order(http_server: Penstock, send: Send) -> None:
+def test_an_answer_in_json_has_tritons_keys_in_tritons_order(http_server: Headrace, send: Send) -> None:
     reply = send(http_server, "POST", INFER, body(DATA, id="a"))
     assert reply.headers["Content-Type"] == "application/json"
     assert reply.headers[LENGTH] is None
@@ -164,16 +164,16 @@ def test_an_answer_in_json_has_tritons_keys_in_tritons_order(http_server: Pensto
     )
 
 
-def test_an_empty_id_is_left_out(http_server: Penstock, send: Send) -> None:
+def test_an_empty_id_is_left_out(http_server: Headrace, send: Send) -> None:
     assert "id" not in send(http_server, "POST", INFER, body(DATA, id="")).json
 
 
-def test_fp32_is_printed_as_the_double_that_it_is(http_server: Penstock, send: Send) -> None:
+def test_fp32_is_printed_as_the_double_that_it_is(http_server: Headrace, send: Send) -> None:
     reply = send(http_server, "POST", INFER, body(changed(DATA, shape=[1], data=[0.1])))
     assert b'"data":[0.10000000149011612]' in reply.body
 
 
-def test_numbers_that_are_none_are_read_and_printed_bare(http_server: Penstock, send: Send) -> None:
+def test_numbers_that_are_none_are_read_and_printed_bare(http_server: Headrace, send: Send) -> None:
     text = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[4],"data":[NaN,Infinity,-Infinity,Inf]}]}'
     reply = send(http_server, "POST", INFER, text)
     assert reply.status == 200
@@ -181,13 +181,13 @@ def test_numbers_that_are_none_are_read_and_printed_bare(http_server: Penstock, 
 
 
 @pytest.mark.parametrize("data", [[1, 2, 3, 4], [[1, 2], [3, 4]], [[[1], [2]], [[3, 4]]], [1, [2, [3, [4]]]]])
-def test_nesting_need_not_match_the_shape(http_server: Penstock, send: Send, data: list[Any]) -> None:
+def test_nesting_need_not_match_the_shape(http_server: Headrace, send: Send, data: list[Any]) -> None:
     reply = send(http_server, "POST", INFER, body(changed(DATA, data=data)))
     assert reply.json["outputs"][0]["data"] == [1.0, 2.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize(("value", "kept"), [(300, 44), (-1, -1), (128, -128), (2**40 + 5, 5)])
-def test_integers_are_cut_to_their_width(http_server: Penstock, send: Send, value: int, kept: int) -> None:
+def test_integers_are_cut_to_their_width(http_server: Headrace, send: Send, value: int, kept: int) -> None:
     reply = send(http_server, "POST", "/v2/models/echo_int8/infer",
                  body({"name": "IN", "datatype": "INT8", "shape": [1], "data": [value]}))  # fmt: skip
     assert reply.json["outputs"][0]["data"] == [kept]
@@ -201,7 +201,7 @@ def test_integers_are_cut_to_their_width(http_server: Penstock, send: Send, valu
     ({"binary_data_output": True}, [{"name": "OUT", "parameters": {"binary_data": False}}], False),
 ])  # fmt: skip
 def test_who_decides_whether_an_output_is_binary(
-    http_server: Penstock, send: Send, parameters: Any, outputs: Any, is_binary: bool
+    http_server: Headrace, send: Send, parameters: Any, outputs: Any, is_binary: bool
 ) -> None:
     reply = send(http_server, "POST", INFER, body(DATA, parameters=parameters, outputs=outputs))
     assert (LENGTH in reply.headers) is is_binary
@@ -215,7 +215,7 @@ def test_who_decides_whether_an_output_is_binary(
         assert output["data"] == DATA["data"]
 
 
-def test_binary_and_json_outputs_stand_side_by_side(http_server: Penstock, send: Send) -> None:
+def test_binary_and_json_outputs_stand_side_by_side(http_server: Headrace, send: Send) -> None:
     inputs = [{"name": n, "datatype": "FP32", "shape": [1, 2], "data": [k, k]} for n, k in (("IN0", 1.0), ("IN1", 2.0))]
     outputs = [{"name": "OUT1", "parameters": {"binary_data": True}}, {"name": "OUT0"}]
     reply = send(http_server, "POST", "/v2/models/pair/infer", body(*inputs, outputs=outputs))
@@ -226,19 +226,19 @@ def test_binary_and_json_outputs_stand_side_by_side(http_server: Penstock, send:
     assert reply.body[length:] == struct.pack("<2f", 2.0, 2.0)
 
 
-def test_an_answer_whose_binary_outputs_are_empty_is_json(http_server: Penstock, send: Send) -> None:
+def test_an_answer_whose_binary_outputs_are_empty_is_json(http_server: Headrace, send: Send) -> None:
     reply = send(http_server, "POST", INFER, body(changed(DATA, shape=[0]), parameters={"binary_data_output": True}))
     assert reply.headers["Content-Type"] == "application/json"
     assert reply.headers[LENGTH] is None
     assert reply.json["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
 
-def test_data_of_a_tensor_without_elements_is_not_read(http_server: Penstock, send: Send) -> None:
+def test_data_of_a_tensor_without_elements_is_not_read(http_server: Headrace, send: Send) -> None:
     assert send(http_server, "POST", INFER, body(changed(DATA, shape=[0], data=["what", {}]))).status == 200
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_precision_leaves_in_binary_only(http_server: Penstock, send: Send, datatype: str) -> None:
+def test_half_precision_leaves_in_binary_only(http_server: Headrace, send: Send, datatype: str) -> None:
     tensor = {"name": "IN", "datatype": datatype, "shape": [2], "parameters": {"binary_data_size": 4}}
     path = f"/v2/models/echo_{datatype.lower()}/infer"
     reply = send(http_server, "POST", path, *binary(body(tensor), bytes(4)))
@@ -256,7 +256,7 @@ def test_half_precision_leaves_in_binary_only(http_server: Penstock, send: Send,
 @pytest.mark.parametrize(("model", "content", "shape"), [("echo_fp32", bytes(8), [2]), ("batched", bytes(16), [1, 4]),
                                                          ("matrix", bytes(24), [2, 3])])  # fmt: skip
 def test_a_raw_request_is_its_one_tensor(
-    http_server: Penstock, send: Send, model: str, content: bytes, shape: list[int]
+    http_server: Headrace, send: Send, model: str, content: bytes, shape: list[int]
 ) -> None:
     reply = send(http_server, "POST", f"/v2/models/{model}/infer", content, {LENGTH: "0"})
     assert reply.status == 200, reply.body
@@ -265,7 +265,7 @@ def test_a_raw_request_is_its_one_tensor(
     assert reply.body[length:] == content
 
 
-def test_a_raw_request_of_a_model_with_two_inputs_is_refused(http_server: Penstock, send: Send) -> None:
+def test_a_raw_request_of_a_model_with_two_inputs_is_refused(http_server: Headrace, send: Send) -> None:
     reply = send(http_server, "POST", "/v2/models/pair/infer", bytes(16), {LENGTH: "0"})
     assert reply.status == 400
     assert reply.error == (
@@ -274,7 +274,7 @@ def test_a_raw_request_of_a_model_with_two_inputs_is_refused(http_server: Pensto
     )
 
 
-def test_a_raw_request_over_the_limit_is_refused(http_server: Penstock, send: Send) -> None:
+def test_a_raw_request_over_the_limit_is_refused(http_server: Headrace, send: Send) -> None:
     reply = send(http_server, "POST", INFER, bytes(MAX + 4), {LENGTH: "0"})
     assert (reply.status, reply.error) == (
         400,
@@ -293,7 +293,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": z
 @pytest.mark.parametrize("named", PACK)
 @pytest.mark.parametrize("packed", PACK)
 def test_either_compression_is_read_under_either_name(
-    http_server: Penstock, send: Send, named: str, packed: str
+    http_server: Headrace, send: Send, named: str, packed: str
 ) -> None:
     text, headers = binary(body(changed(DATA, data=None, parameters={"binary_data_size": 16})), bytes(16))
     reply = send(http_server, "POST", INFER, PACK[packed](text), {**headers, "Content-Encoding": named})
@@ -305,31 +305,31 @@ def test_either_compression_is_read_under_either_name(
     ("gzip;q=0.5, deflate;q=0.8", "deflate"), ("gzip;q=0.5, identity", None), ("br", None), ("identity", None),
     ("gzip;q=x, deflate;q=0.1", "deflate"), ("*", None),
 ])  # fmt: skip
-def test_the_heaviest_encoding_is_chosen(http_server: Penstock, send: Send, accepted: str, chosen: str | None) -> None:
+def test_the_heaviest_encoding_is_chosen(http_server: Headrace, send: Send, accepted: str, chosen: str | None) -> None:
     reply = send(http_server, "POST", INFER, body(DATA), {"Accept-Encoding": accepted})
     assert reply.headers["Content-Encoding"] == chosen
     assert json.loads(UNPACK[chosen](reply.body))["outputs"][0]["data"] == DATA["data"]
 
 
-def test_nothing_else_is_compressed(http_server: Penstock, send: Send) -> None:
+def test_nothing_else_is_compressed(http_server: Headrace, send: Send) -> None:
     assert send(http_server, "GET", "/v2", headers={"Accept-Encoding": "gzip"}).headers["Content-Encoding"] is None
 
 
 @pytest.mark.parametrize("encoding", ["br", "GZIP", "gzip, deflate"])
 def test_other_encodings_are_refused_with_those_that_are_known(
-    http_server: Penstock, send: Send, encoding: str
+    http_server: Headrace, send: Send, encoding: str
 ) -> None:
     reply = send(http_server, "POST", INFER, b"x", {"Content-Encoding": encoding})
     assert (reply.status, reply.error) == (501, "Unsupported compression type")
     assert reply.headers["Accept-Encoding"] == "gzip, deflate"
 
 
-def test_nothing_compressed_is_refused(http_server: Penstock, send: Send) -> None:
+def test_nothing_compressed_is_refused(http_server: Headrace, send: Send) -> None:
     reply = send(http_server, "POST", INFER, b"", {"Content-Encoding": "gzip"})
     assert (reply.status, reply.error) == (400, "nothing to be decompressed")
 
 
-def test_what_unpacks_to_more_than_the_limit_is_refused(http_server: Penstock, send: Send) -> None:
+def test_what_unpacks_to_more_than_the_limit_is_refused(http_server: Headrace, send: Send) -> None:
     reply = send(http_server, "POST", INFER, gzip.compress(b" " * (MAX + 1)), {"Content-Encoding": "gzip"})
     assert (reply.status, reply.error) == (
         400,
@@ -437,7 +437,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
 
 @pytest.mark.parametrize(("model", "content", "status", "text"), REFUSED, ids=range(len(REFUSED)))
 def test_a_document_is_refused_in_tritons_words(
-    http_server: Penstock, send: Send, model: str, content: Any, status: int, text: str
+    http_server: Headrace, send: Send, model: str, content: Any, status: int, text: str
 ) -> None:
     reply = send(http_server, "POST", f"/v2/models/{model}/infer", content)
     assert (reply.status, reply.error[: len(text)]) == (status, text)
@@ -452,7 +452,7 @@ WRONG_NUMBERS = ["1.5", "-1", "1e309", '"1"', "true", "null", "18446744073709551
     '"outputs":[{"name":"OUT","parameters":{"classification":%s}}]',
 ])  # fmt: skip
 def test_what_counts_something_must_be_an_unsigned_integer(
-    http_server: Penstock, send: Send, where: str, value: str
+    http_server: Headrace, send: Send, where: str, value: str
 ) -> None:
     text = json.dumps(body(DATA))[:-1] + "," + where % value + "}"
     reply = send(http_server, "POST", INFER, text.encode())
@@ -462,7 +462,7 @@ def test_what_counts_something_must_be_an_unsigned_integer(
 
 @pytest.mark.parametrize("value", ["0", *WRONG_NUMBERS])
 @pytest.mark.parametrize("field", ["shape", "binary_data_size"])
-def test_a_size_that_is_none_is_refused(http_server: Penstock, send: Send, field: str, value: str) -> None:
+def test_a_size_that_is_none_is_refused(http_server: Headrace, send: Send, field: str, value: str) -> None:
     """Zero is a size, but not that of these tensors."""
     shape, size = (f"[{value}]", "16") if field == "shape" else ("[4]", value)
     text = (
@@ -473,7 +473,7 @@ def test_a_size_that_is_none_is_refused(http_server: Penstock, send: Send, field
     assert reply.error
 
 
-def test_the_json_is_bounded(http_server: Penstock, send: Send) -> None:
+def test_the_json_is_bounded(http_server: Headrace, send: Send) -> None:
     size = MAX + 1
     reply = send(http_server, "POST", INFER, b" " * size)
     assert (reply.status, reply.error) == (
@@ -483,7 +483,7 @@ def test_the_json_is_bounded(http_server: Penstock, send: Send) -> None:
     )
 
 
-def test_binary_tensors_are_not_bounded_by_the_size_of_json(http_server: Penstock, send: Send) -> None:
+def test_binary_tensors_are_not_bounded_by_the_size_of_json(http_server: Headrace, send: Send) -> None:
     sent = np.arange(MAX // 2, dtype=np.float32)
     tensor = changed(DATA, shape=[sent.size], data=None, parameters={"binary_data_size": sent.nbytes})
     asked = body(tensor, parameters={"binary_data_output": True})
@@ -497,14 +497,14 @@ def test_binary_tensors_are_not_bounded_by_the_size_of_json(http_server: Penstoc
     (0, "unexpected size for input 'IN', expecting 16 additional bytes for model 'echo_fp32'"),
     (17, "unexpected additional input data for model 'echo_fp32'"),
 ])  # fmt: skip
-def test_a_tail_of_the_wrong_length_is_refused(http_server: Penstock, send: Send, tail: int, text: str) -> None:
+def test_a_tail_of_the_wrong_length_is_refused(http_server: Headrace, send: Send, tail: int, text: str) -> None:
     tensor = changed(DATA, data=None, parameters={"binary_data_size": 16})
     content = json.dumps(body(tensor)).encode() + bytes(tail)
     reply = send(http_server, "POST", INFER, content, {LENGTH: str(len(content) - tail)})
     assert (reply.status, reply.error) == (400, text)
 
 
-def test_a_binary_size_that_is_not_the_shapes_is_refused(http_server: Penstock, send: Send) -> None:
+def test_a_binary_size_that_is_not_the_shapes_is_refused(http_server: Headrace, send: Send) -> None:
     tensor = changed(DATA, data=None, parameters={"binary_data_size": 12})
     reply = send(http_server, "POST", INFER, *binary(body(tensor), bytes(12)))
     assert (reply.status, reply.error) == (
@@ -521,7 +521,7 @@ def test_a_binary_size_that_is_not_the_shapes_is_refused(http_server: Penstock, 
     (1, b"\xff\xff\xff\xffa", ""),
 ])  # fmt: skip
 def test_strings_that_do_not_add_up_are_refused(
-    http_server: Penstock, send: Send, count: int, content: bytes, text: str
+    http_server: Headrace, send: Send, count: int, content: bytes, text: str
 ) -> None:
     tensor = {"name": "IN", "datatype": "BYTES", "shape": [count], "parameters": {"binary_data_size": len(content)}}
     reply = send(http_server, "POST", "/v2/models/echo_bytes/infer", *binary(body(tensor), content))
@@ -539,13 +539,13 @@ def test_strings_that_do_not_add_up_are_refused(
      "got: " + "9" * 99),
     ("12, 12", "Unable to parse Inference-Header-Content-Length, got: 12, 12"),
 ])  # fmt: skip
-def test_a_header_length_that_is_none_is_refused(http_server: Penstock, send: Send, value: str, text: str) -> None:
+def test_a_header_length_that_is_none_is_refused(http_server: Headrace, send: Send, value: str, text: str) -> None:
     content = json.dumps(body(DATA)).encode()
     reply = send(http_server, "POST", INFER, content, {LENGTH: value})
     assert (reply.status, reply.error) == (400, text.format(size=len(content)))
 
 
-def test_one_connection_carries_requests_after_refusals(http_server: Penstock) -> None:
+def test_one_connection_carries_requests_after_refusals(http_server: Headrace) -> None:
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", http_server.http, timeout=30)
@@ -557,7 +557,7 @@ def test_one_connection_carries_requests_after_refusals(http_server: Penstock) -
     connection.close()
 
 
-def test_pipelined_requests_are_answered_in_order(http_server: Penstock) -> None:
+def test_pipelined_requests_are_answered_in_order(http_server: Headrace) -> None:
     with socket.create_connection(("127.0.0.1", http_server.http), timeout=30) as caller:
         for number in range(20):
             content = json.dumps(body(DATA, id=f"n{number}")).encode()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 DATA = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.0]}]}).encode()
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n"
@@ -242,7 +242,7 @@ ROWS = [
 @pytest.fixture(scope="session", params=["native", "hypercorn", "metrics"])
 def port(request: pytest.FixtureRequest) -> tuple[str, int]:
     """Its name, and the number."""
-    server: Penstock = request.getfixturevalue("hypercorn" if request.param == "hypercorn" else "server")
+    server: Headrace = request.getfixturevalue("hypercorn" if request.param == "hypercorn" else "server")
     return request.param, server.ports["Metrics Service"] if request.param == "metrics" else server.http
 
 
@@ -286,7 +286,7 @@ def expected(row: Row, port: str) -> tuple[int, ...]:
     return (*(inferred if status == INFERRED else status for status in answers), *[200] * stays)
 
 
-def inferences(server: Penstock) -> int:
+def inferences(server: Headrace) -> int:
     stats = json.loads(server.get("/v2/models/echo_fp32/stats")[1])
     count: int = stats["model_stats"][0]["inference_count"]
     return count
@@ -294,7 +294,7 @@ def inferences(server: Penstock) -> int:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_caller_is_answered_as_the_rfc_says(
-    port: tuple[str, int], row: Row, server: Penstock, hypercorn: Penstock
+    port: tuple[str, int], row: Row, server: Headrace, hypercorn: Headrace
 ) -> None:
     """Cold, and again when the server may know the head."""
     name, number = port
@@ -309,12 +309,12 @@ def test_a_caller_is_answered_as_the_rfc_says(
 
 @pytest.mark.parametrize("row", [row for row in ROWS if len(row.sent) < 600], ids=lambda row: row.name)
 @pytest.mark.parametrize("step", [1, 7])
-def test_pieces_change_no_answer(server: Penstock, row: Row, step: int) -> None:
+def test_pieces_change_no_answer(server: Headrace, row: Row, step: int) -> None:
     assert statuses(ask(server.http, row.sent + LAST, step), row.sent) == expected(row, "native")
 
 
 @pytest.mark.parametrize("sent", [HIDDEN, INFER + CHUNKED + chunks(DATA), HIDDEN * 3], ids=["one", "chunks", "three"])
-def test_a_caller_who_says_no_more_is_answered(http_server: Penstock, sent: bytes) -> None:
+def test_a_caller_who_says_no_more_is_answered(http_server: Headrace, sent: bytes) -> None:
     """Half-closed behind the last byte of a whole request."""
     with socket.create_connection(("127.0.0.1", http_server.http), timeout=30) as caller:
         caller.sendall(sent)

@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
     from tests.protocol.conftest import Held
 
     Hold = Callable[[Any, str], Held]
@@ -40,7 +40,7 @@ def asked(model: str, **parameters: Any) -> Any:
 @given(requests=st.lists(st.tuples(st.sampled_from(["http", "grpc"]), st.integers(0, 16)), min_size=1, max_size=24))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_interleaving_gives_each_caller_its_own_rows(
-    connect: Callable[..., Any], server: Penstock, requests: list[tuple[str, int]]
+    connect: Callable[..., Any], server: Headrace, requests: list[tuple[str, int]]
 ) -> None:
     """All requests are under way at once, and the server batches them as they come."""
     callers = {name: connect(name, server) for name in ("http", "grpc")}
@@ -67,7 +67,7 @@ def test_any_interleaving_gives_each_caller_its_own_rows(
         assert (response["id"] if isinstance(response, dict) else response.id) == str(number)
 
 
-def infer_http(server: Penstock, model: str) -> np.ndarray[Any, Any]:
+def infer_http(server: Headrace, model: str) -> np.ndarray[Any, Any]:
     """One request over a client of its own: a blocking client belongs to one thread."""
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         tensor = tritonclient.http.InferInput("IN", [1, 4], "FP32")
@@ -76,7 +76,7 @@ def infer_http(server: Penstock, model: str) -> np.ndarray[Any, Any]:
         return answer
 
 
-def test_a_cancelled_call_leaves_its_neighbours_answered(server: Penstock, stub: Any, hold: Hold) -> None:
+def test_a_cancelled_call_leaves_its_neighbours_answered(server: Headrace, stub: Any, hold: Hold) -> None:
     held = hold(stub, "slow")
     calls = [stub.ModelInfer.future(asked("slow")) for _ in range(3)]
     server.wait_until_pending("slow", 3)
@@ -88,14 +88,14 @@ def test_a_cancelled_call_leaves_its_neighbours_answered(server: Penstock, stub:
     server.wait_until_pending("slow", 0)
 
 
-def test_a_cancelled_call_is_answered_to_nobody_though_it_runs(server: Penstock, stub: Any, hold: Hold) -> None:
+def test_a_cancelled_call_is_answered_to_nobody_though_it_runs(server: Headrace, stub: Any, hold: Hold) -> None:
     held = hold(stub, "slow")
     held.running.cancel()
     held.gate.open()
     assert stub.ModelInfer(asked("slow")).model_name == "slow"
 
 
-def test_a_deadline_ends_the_call_and_leaves_the_queue(server: Penstock, stub: Any, hold: Hold) -> None:
+def test_a_deadline_ends_the_call_and_leaves_the_queue(server: Headrace, stub: Any, hold: Hold) -> None:
     held = hold(stub, "slow")
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(asked("slow"), timeout=0.05)
@@ -104,7 +104,7 @@ def test_a_deadline_ends_the_call_and_leaves_the_queue(server: Penstock, stub: A
     held.release()
 
 
-def test_closing_a_stream_cancels_its_requests_only(server: Penstock, stub: Any, hold: Hold) -> None:
+def test_closing_a_stream_cancels_its_requests_only(server: Headrace, stub: Any, hold: Hold) -> None:
     held = hold(stub, "slow")
     stream = stub.ModelStreamInfer(iter([asked("slow"), asked("slow")]))
     other = stub.ModelInfer.future(asked("slow"))
@@ -115,7 +115,7 @@ def test_closing_a_stream_cancels_its_requests_only(server: Penstock, stub: Any,
     assert other.result(30).model_name == "slow"
 
 
-def send_and_keep(server: Penstock, model: str) -> socket.socket:
+def send_and_keep(server: Headrace, model: str) -> socket.socket:
     """A connection over which a request has been sent."""
     content = json.dumps({"inputs": [ROW]}).encode()
     caller = socket.create_connection(("127.0.0.1", server.http), timeout=30)
@@ -124,7 +124,7 @@ def send_and_keep(server: Penstock, model: str) -> socket.socket:
     return caller
 
 
-def test_a_caller_who_hangs_up_leaves_the_neighbours_answered(http_server: Penstock, hold: Hold) -> None:
+def test_a_caller_who_hangs_up_leaves_the_neighbours_answered(http_server: Headrace, hold: Hold) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel, ThreadPoolExecutor(1) as pool:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         cancelled = http_server.metric("nv_inference_request_failure", "slow", reason="CANCELED")
@@ -148,7 +148,7 @@ def test_a_request_that_waits_too_long_is_refused(stub: Any, hold: Hold) -> None
     held.release()  # at its deadline, not when the instance was free
 
 
-def test_a_full_queue_refuses_at_once(server: Penstock, stub: Any, hold: Hold, connect: Callable[..., Any]) -> None:
+def test_a_full_queue_refuses_at_once(server: Headrace, stub: Any, hold: Hold, connect: Callable[..., Any]) -> None:
     held = hold(stub, "queue")
     calls = [stub.ModelInfer.future(asked("queue")) for _ in range(2)]
     server.wait_until_pending("queue", 2)
@@ -160,7 +160,7 @@ def test_a_full_queue_refuses_at_once(server: Penstock, stub: Any, hold: Hold, c
     assert all(call.result(30).model_name == "queue" for call in calls)
 
 
-def test_the_lower_priority_number_is_served_first(server: Penstock, stub: Any, hold: Hold) -> None:
+def test_the_lower_priority_number_is_served_first(server: Headrace, stub: Any, hold: Hold) -> None:
     done: queue.Queue[str] = queue.Queue()
     held, calls = hold(stub, "queue"), []
     for name, priority in (("late", 2), ("early", 1)):
@@ -171,7 +171,7 @@ def test_the_lower_priority_number_is_served_first(server: Penstock, stub: Any, 
     assert [done.get(timeout=30) for _ in calls] == ["early", "late"]
 
 
-def test_requests_that_wait_are_batched(server: Penstock, stub: Any, hold: Hold) -> None:
+def test_requests_that_wait_are_batched(server: Headrace, stub: Any, hold: Hold) -> None:
     """Four rows wait while one runs: one more execution does for all."""
     before = server.metric("nv_inference_exec_count", "slow")
     held = hold(stub, "slow")
@@ -182,7 +182,7 @@ def test_requests_that_wait_are_batched(server: Penstock, stub: Any, hold: Hold)
     assert server.metric("nv_inference_exec_count", "slow") == before + 2
 
 
-def test_a_stream_keeps_the_order_of_its_requests(server: Penstock, stub: Any, hold: Hold) -> None:
+def test_a_stream_keeps_the_order_of_its_requests(server: Headrace, stub: Any, hold: Hold) -> None:
     """The first one waits for the instance, and those of a quick model wait behind it."""
     held = hold(stub, "slow")
     requests = [asked("slow"), asked("batched"), asked("batched")]
@@ -218,7 +218,7 @@ def test_without_that_wish_the_error_is_an_answer_with_a_final_flag(stub: Any, h
     held.release()
 
 
-def test_a_client_that_gives_up_in_time_is_told_so(server: Penstock, stub: Any, hold: Hold) -> None:
+def test_a_client_that_gives_up_in_time_is_told_so(server: Headrace, stub: Any, hold: Hold) -> None:
     """The stock clients' own time-outs are callers who have gone, to the server."""
     held, x = hold(stub, "slow"), np.ones((1, 4), np.float32)
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
@@ -230,7 +230,7 @@ def test_a_client_that_gives_up_in_time_is_told_so(server: Penstock, stub: Any, 
     held.release()
 
 
-def test_a_model_whose_instance_is_sick_is_not_ready(server: Penstock, gates: Any, stub: Any) -> None:
+def test_a_model_whose_instance_is_sick_is_not_ready(server: Headrace, gates: Any, stub: Any) -> None:
     sick = gates["slow"].path / "sick"
     sick.touch()
     try:
@@ -244,7 +244,7 @@ def test_a_model_whose_instance_is_sick_is_not_ready(server: Penstock, gates: An
     assert server.get("/v2/health/ready")[0] == 200
 
 
-def test_liveness_is_answered_while_every_instance_is_busy(server: Penstock, stub: Any, hold: Hold) -> None:
+def test_liveness_is_answered_while_every_instance_is_busy(server: Headrace, stub: Any, hold: Hold) -> None:
     held = [hold(stub, model) for model in ("slow", "queue")]
     assert server.get("/v2/health/live")[0] == 200
     assert stub.ServerLive(pb.ServerLiveRequest()).live

@@ -1,7 +1,7 @@
 """A real Triton's answers to the same raw requests, recorded in ``triton.json``.
 
 Triton 2.51 is the newest that can be had as a wheel; the specification is of 2.73. Where the two
-differ, or where Penstock means to differ, a question carries its ``deviation``.
+differ, or where Headrace means to differ, a question carries its ``deviation``.
 
 ``python tests/protocol/test_triton.py PORT`` asks a Triton that serves only the bench model
 ``pyident`` there again, and writes down its answers; the deviations stay.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 RECORD = Path(__file__).with_name("triton.json")
 QUESTIONS: list[dict[str, Any]] = json.loads(RECORD.read_text())
@@ -45,8 +45,8 @@ def meaning(body: str) -> Any:
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=[f"{i}-{q['method']}-{q['path']}" for i, q in enumerate(QUESTIONS)])
-def test_penstock_answers_as_triton_does_or_has_a_reason(
-    identity_of_triton: Penstock, question: dict[str, Any]
+def test_headrace_answers_as_triton_does_or_has_a_reason(
+    identity_of_triton: Headrace, question: dict[str, Any]
 ) -> None:
     status, body = ask(identity_of_triton.http, question)
     answer = status, meaning(body)

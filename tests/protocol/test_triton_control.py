@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 RECORD = Path(__file__).with_name("triton_control.json")
 QUESTIONS: list[dict[str, Any]] = json.loads(RECORD.read_text())
@@ -73,8 +73,8 @@ def ask(port: int, backend: str, question: dict[str, Any]) -> tuple[int, str]:
         assert time.monotonic() < end, text
 
 
-def test_penstock_controls_models_as_triton_does_or_has_a_reason(
-    serve: Callable[..., Penstock], tmp_path: Path
+def test_headrace_controls_models_as_triton_does_or_has_a_reason(
+    serve: Callable[..., Headrace], tmp_path: Path
 ) -> None:
     write_repository(tmp_path / "models", "identity")
     server = serve(f"--model-repository={tmp_path / 'models'}", "--model-control-mode=explicit", "--load-model=plain")

@@ -18,14 +18,14 @@ from google.protobuf import text_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 RECORD = Path(__file__).with_name("triton_grpc.json")
 QUESTIONS: list[dict[str, Any]] = json.loads(RECORD.read_text())
 
 
 @pytest.fixture(scope="module")
-def stub(identity_of_triton: Penstock) -> Any:
+def stub(identity_of_triton: Headrace) -> Any:
     with grpc.insecure_channel(f"127.0.0.1:{identity_of_triton.grpc}") as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
@@ -45,7 +45,7 @@ def ask(stub: Any, question: dict[str, Any]) -> tuple[str, str]:
 @pytest.mark.parametrize(
     "question", QUESTIONS, ids=[f"{index}-{question['rpc']}" for index, question in enumerate(QUESTIONS)]
 )
-def test_penstock_answers_as_triton_does_or_has_a_reason(stub: Any, question: dict[str, Any]) -> None:
+def test_headrace_answers_as_triton_does_or_has_a_reason(stub: Any, question: dict[str, Any]) -> None:
     answer = ask(stub, question)
     recorded = question["status"], question["answer"]
     if "deviation" in question:

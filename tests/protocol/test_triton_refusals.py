@@ -20,7 +20,7 @@ import pytest
 from tests.protocol.test_triton import ask, meaning
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 RECORD = Path(__file__).with_name("triton_refusals.json")
 QUESTIONS: list[dict[str, Any]] = json.loads(RECORD.read_text())
@@ -54,14 +54,14 @@ def write_repository(root: Path, backend: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def port(keep_serving: Callable[..., Penstock], tmp_path_factory: pytest.TempPathFactory) -> int:
+def port(keep_serving: Callable[..., Headrace], tmp_path_factory: pytest.TempPathFactory) -> int:
     repository = tmp_path_factory.mktemp("refusing")
     write_repository(repository, "identity")
     return keep_serving(f"--model-repository={repository}").http
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=[f"{i}-{q['path'].split('/')[3]}" for i, q in enumerate(QUESTIONS)])
-def test_penstock_names_the_mistake_that_triton_names_or_has_a_reason(port: int, question: dict[str, Any]) -> None:
+def test_headrace_names_the_mistake_that_triton_names_or_has_a_reason(port: int, question: dict[str, Any]) -> None:
     status, body = ask(port, question)
     is_same = (status, meaning(body)) == (question["status"], meaning(question["answer"]))
     assert is_same is ("deviation" not in question), body

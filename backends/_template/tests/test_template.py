@@ -3,11 +3,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.testing import BackendConformance, Example
+from headrace.testing import BackendConformance, Example
 
 
 class TestTemplate(BackendConformance):
-    plugin, backend, heavy = "penstock_template", "template", ()  # heavy: the modules of your engine
+    plugin, backend, heavy = "headrace_template", "template", ()  # heavy: the modules of your engine
 
     @pytest.fixture
     def example(self, tmp_path: Path) -> Example:

@@ -15,9 +15,9 @@ import pytest
 from google.protobuf import text_format
 from onnx import TensorProto, helper
 
-from penstock import Backend, Device, Instance, Model
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock_onnx import OnnxRuntime, Parameters
+from headrace import Backend, Device, Instance, Model
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace_onnx import OnnxRuntime, Parameters
 
 
 class Graphs:

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from onnx import TensorProto, helper
 
-from penstock import Code, ConfigError, PenstockError
+from headrace import Code, ConfigError, HeadraceError
 
 A = 'input { name: "A" data_type: TYPE_FP32 dims: [16] }'
 B = 'input { name: "B" data_type: TYPE_FP32 dims: [16] }'
 S = 'output { name: "S" data_type: TYPE_FP32 dims: [16] }'
 
 
-def refusal(graphs: Any, path: Any, config: str) -> PenstockError:
-    with pytest.raises(PenstockError) as caught:
+def refusal(graphs: Any, path: Any, config: str) -> HeadraceError:
+    with pytest.raises(HeadraceError) as caught:
         graphs.serve(path, config)
     return caught.value
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from onnx import TensorProto, helper
 
-from penstock import Code, ConfigError, LoadError
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock_onnx import OnnxRuntime
+from headrace import Code, ConfigError, LoadError
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace_onnx import OnnxRuntime
 
 
 def completed(graphs: Any, path: Any, config: str = "", **options: str) -> ModelConfig:

@@ -11,13 +11,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from penstock.testing import BackendConformance, Example
+from headrace.testing import BackendConformance, Example
 
 ELEMENTS = {"FP16": "FLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE", "BF16": "BFLOAT16", "BYTES": "STRING"}
 
 
 class TestOnnxRuntime(BackendConformance):
-    plugin, backend, heavy = "penstock_onnx", "onnxruntime", ("onnxruntime", "onnx")
+    plugin, backend, heavy = "headrace_onnx", "onnxruntime", ("onnxruntime", "onnx")
 
     @pytest.fixture
     def example(self, graphs: Any) -> Example:

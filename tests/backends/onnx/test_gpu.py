@@ -8,8 +8,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto
 
-from penstock import Device, Instance
-from penstock_onnx import OnnxRuntime, providers
+from headrace import Device, Instance
+from headrace_onnx import OnnxRuntime, providers
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from penstock import BackendError, BytesTensor, Code, InvalidArgument
-from penstock_onnx import OnnxRuntime, Parameters
-from penstock_onnx.instance import OnnxInstance
+from headrace import BackendError, BytesTensor, Code, InvalidArgument
+from headrace_onnx import OnnxRuntime, Parameters
+from headrace_onnx.instance import OnnxInstance
 
 
 def test_answers_are_those_of_arithmetic_and_of_the_engine_called_directly(graphs: Any, pair: Any) -> None:

@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from penstock import ConfigError, Device, LoadError
-from penstock_onnx import Parameters, providers, references
-from penstock_onnx.allowed import CUDA, OPENVINO, SESSION
+from headrace import ConfigError, Device, LoadError
+from headrace_onnx import Parameters, providers, references
+from headrace_onnx.allowed import CUDA, OPENVINO, SESSION
 
 IO: tuple[int, list[Any]] = (TensorProto.FLOAT, ["n", 4])
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from penstock import BytesTensor, InvalidArgument, Server
-from penstock.testing.serving import on_loop, serve
+from headrace import BytesTensor, InvalidArgument, Server
+from headrace.testing.serving import on_loop, serve
 
 
 @pytest.fixture

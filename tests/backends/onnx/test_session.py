@@ -14,9 +14,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from penstock import Code, ConfigError, Device, LoadError
-from penstock_onnx import OnnxRuntime, Parameters, engine, providers
-from penstock_onnx.session import default_intra_op_threads, open_session
+from headrace import Code, ConfigError, Device, LoadError
+from headrace_onnx import OnnxRuntime, Parameters, engine, providers
+from headrace_onnx.session import default_intra_op_threads, open_session
 
 AB = """
     max_batch_size: 4
@@ -191,13 +191,13 @@ def test_the_arena_can_be_shrunk_after_every_run(graphs: Any, pair: Any) -> None
 def test_the_cores_are_divided_among_the_cpu_instances(
     graphs: Any, monkeypatch: pytest.MonkeyPatch, groups: str, cores: int, expected: int
 ) -> None:
-    monkeypatch.setattr("penstock_onnx.session.available_cores", lambda: cores)
+    monkeypatch.setattr("headrace_onnx.session.available_cores", lambda: cores)
     assert default_intra_op_threads(graphs.model(graphs.add(), groups).config, 2) == expected
 
 
 def test_cores_are_those_that_this_process_may_use() -> None:
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    code += "from penstock_onnx.engine import available_cores; print(available_cores())"
+    code += "from headrace_onnx.engine import available_cores; print(available_cores())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "1"
 
@@ -207,9 +207,9 @@ import sys, threading
 import numpy as np
 from pathlib import Path
 from google.protobuf import text_format
-from penstock import Model
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock_onnx import OnnxRuntime, Parameters
+from headrace import Model
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace_onnx import OnnxRuntime, Parameters
 path = Path(sys.argv[1])
 backend = OnnxRuntime({"enable-global-threadpool": "1", "intra_op_thread_count": "2", "inter_op_thread_count": "1"})
 threads = []

@@ -9,11 +9,11 @@ from textwrap import dedent, indent
 import psutil
 import pytest
 
-from penstock.backends.base import Model
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.config.parse import parse_text
-from penstock.errors import LoadError
-from penstock_python.completion import complete
+from headrace.backends.base import Model
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.parse import parse_text
+from headrace.errors import LoadError
+from headrace_python.completion import complete
 
 HEAD = """
 import os, sys, threading, time

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.testing import BackendConformance, Example
+from headrace.testing import BackendConformance, Example
 
 ADD_SUB = """
 import numpy as np
@@ -41,7 +41,7 @@ class TritonPythonModel:
 
 class Python(BackendConformance):
     __test__ = False
-    plugin, backend, heavy = "penstock_python.plugin", "python", ()
+    plugin, backend, heavy = "headrace_python.plugin", "python", ()
     isolation: ClassVar[str]
 
     @pytest.fixture

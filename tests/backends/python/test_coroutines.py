@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from penstock_python.coroutines import Coroutines
+from headrace_python.coroutines import Coroutines
 
 WHO = contextvars.ContextVar("WHO", default="nobody")
 

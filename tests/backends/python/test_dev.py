@@ -1,4 +1,4 @@
-"""``penstock serve --dev``: save a model and ask it again, or stop inside it."""
+"""``headrace serve --dev``: save a model and ask it again, or stop inside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Penstock
+    from tests.conftest import Headrace
 
 CONFIG = """
 backend: "python" max_batch_size: 8
@@ -42,7 +42,7 @@ def save(root: Path, statement: str, name: str = "m") -> Path:
     return file
 
 
-def ask(server: Penstock, name: str = "m") -> Any:
+def ask(server: Headrace, name: str = "m") -> Any:
     """What the model makes of 1 and 2; None if it is not served."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=40)
     try:
@@ -62,7 +62,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_saved_model_is_served_and_one_that_cannot_be_loaded_is_not(
-    serve: Callable[..., Penstock], root: Path, wait_until: Callable[..., None]
+    serve: Callable[..., Headrace], root: Path, wait_until: Callable[..., None]
 ) -> None:
     save(root, "given = given + 1")
     server = serve(f"--model-repository={root}", "--dev")
@@ -84,7 +84,7 @@ def test_a_saved_model_is_served_and_one_that_cannot_be_loaded_is_not(
 
 
 def test_a_breakpoint_stops_the_model_in_the_terminal_and_nobody_else(
-    serve: Callable[..., Penstock], root: Path
+    serve: Callable[..., Headrace], root: Path
 ) -> None:
     save(root, "breakpoint()")
     save(root, "given = given + 1", "other")
@@ -101,7 +101,7 @@ def test_a_breakpoint_stops_the_model_in_the_terminal_and_nobody_else(
     assert answers == [[7.0, 14.0]]
 
 
-def test_the_isolation_that_is_asked_for_wins_over_dev(serve: Callable[..., Penstock], root: Path) -> None:
+def test_the_isolation_that_is_asked_for_wins_over_dev(serve: Callable[..., Headrace], root: Path) -> None:
     save(root, "import os; given = given * 0 + os.getpid()")
     in_thread = serve(f"--model-repository={root}", "--dev")
     assert ask(in_thread) == [in_thread.process.pid] * 2

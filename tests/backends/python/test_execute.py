@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_python.harness import PythonModel, Response
-from penstock_python.testing import OpenModel
+from headrace_python.harness import PythonModel, Response
+from headrace_python.testing import OpenModel
 
 ZOO = """
 import threading

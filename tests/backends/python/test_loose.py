@@ -1,4 +1,4 @@
-"""What a model may do on Triton that its config, or good manners, would not let it: served by ``penstock serve``.
+"""What a model may do on Triton that its config, or good manners, would not let it: served by ``headrace serve``.
 
 Every test of the served repository runs twice: with each instance in a process of its own, and in a thread.
 """
@@ -155,7 +155,7 @@ def test_a_model_that_ignores_cancel_still_delivers(client: http.InferenceServer
 
 
 def test_the_command_line_of_a_models_process_has_nothing_of_ours(
-    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any]
+    tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any]
 ) -> None:
     code = """
     import sys
@@ -170,7 +170,7 @@ def test_the_command_line_of_a_models_process_has_nothing_of_ours(
             return [pb_utils.InferenceResponse([out]) for _ in requests]
     """
     write_python(tmp_path, "m", code, 'input { name: "IN" data_type: TYPE_INT32 dims: [1] }')
-    server = run_penstock(f"--model-repository={tmp_path}").wait_until_ready()
+    server = run_headrace(f"--model-repository={tmp_path}").wait_until_ready()
     with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         assert client.infer("m", given(http, np.zeros(1, np.int32))).as_numpy("OUT").tolist() == [b""]
         assert client.get_model_config("m")["output"][0]["dims"] == [1]
@@ -178,10 +178,10 @@ def test_the_command_line_of_a_models_process_has_nothing_of_ours(
 
 
 def test_a_model_without_its_file_is_named_in_the_log_as_triton_does(
-    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any]
+    tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any]
 ) -> None:
     file = write_python(tmp_path, "m", "", INT_CONFIG) / "1" / "model.py"
     file.unlink()
-    server = run_penstock(f"--model-repository={tmp_path}")
+    server = run_headrace(f"--model-repository={tmp_path}")
     said = f"Python model file not found in '{file}'"
     server.wait_for_line(re.escape(f"Failed to preinitialize Python stub: {said}"))

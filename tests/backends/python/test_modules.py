@@ -12,9 +12,9 @@ from textwrap import dedent
 
 import pytest
 
-from penstock.errors import LoadError
-from penstock_python.description import model_file
-from penstock_python.private import PrivateModules
+from headrace.errors import LoadError
+from headrace_python.description import model_file
+from headrace_python.private import PrivateModules
 from triton_python_backend_utils.runtime import Runtime, current
 
 
@@ -177,7 +177,7 @@ def test_alone_a_model_is_a_module_of_its_version_and_its_folders_are_searched_l
     script = f"""
     import sys
     from pathlib import Path
-    from penstock_python.module import load_class
+    from headrace_python.module import load_class
     file = Path({str(file)!r})
     print(load_class(file, 1).SAID, sys.path[-2:] == [str(file.parent), str(file.parent.parent)])
     """
@@ -206,6 +206,6 @@ def test_the_instance_imports_nothing_that_a_models_environment_may_lack() -> No
     script = """
     import sys
     sys.modules.update(dict.fromkeys(["google", "pluggy", "ml_dtypes", "orjson", "grpc"]))
-    import penstock_python.entry
+    import headrace_python.entry
     """
     subprocess.run([sys.executable, "-c", dedent(script)], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Python models as users write them, served by ``penstock serve`` and asked by the stock client.
+"""Python models as users write them, served by ``headrace serve`` and asked by the stock client.
 
 The models are those of the public documentation of Triton's Python backend, written anew. Every test
 runs twice: with each instance in a process of its own, and in a thread of the server.
@@ -494,7 +494,7 @@ def test_is_ready_of_a_model_decides_its_readiness(client: http.InferenceServerC
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_a_model_is_initialized_and_finalized_once_and_an_error_of_finalize_is_logged(
-    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+    tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any], isolation: str
 ) -> None:
     said = tmp_path / "said"
     code = f"""
@@ -511,7 +511,7 @@ def test_a_model_is_initialized_and_finalized_once_and_an_error_of_finalize_is_l
             raise ValueError("too late")
     """
     write_python(tmp_path / "models", "life", code, INT_CONFIG)
-    server = run_penstock(
+    server = run_headrace(
         f"--model-repository={tmp_path / 'models'}", f"--backend-config=python,isolation={isolation}"
     ).wait_until_ready()
     server.stop()
@@ -522,7 +522,7 @@ def test_a_model_is_initialized_and_finalized_once_and_an_error_of_finalize_is_l
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_what_a_model_raises_reaches_the_client_with_its_frames_and_the_log_with_whole_paths(
-    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str, verbose: int
+    tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any], isolation: str, verbose: int
 ) -> None:
     code = """
     class TritonPythonModel:
@@ -532,7 +532,7 @@ def test_what_a_model_raises_reaches_the_client_with_its_frames_and_the_log_with
     path = write_python(tmp_path, "raises", code, INT_CONFIG) / "1" / "model.py"
     words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
     words.append(f"--log-verbose={verbose}")
-    server = run_penstock(*words).wait_until_ready()
+    server = run_headrace(*words).wait_until_ready()
     with (
         http.InferenceServerClient(f"127.0.0.1:{server.http}") as client,
         pytest.raises(InferenceServerException) as caught,
@@ -548,7 +548,7 @@ def test_what_a_model_raises_reaches_the_client_with_its_frames_and_the_log_with
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_a_model_that_fails_at_every_request_does_not_fill_the_log(
-    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+    tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any], isolation: str
 ) -> None:
     code = """
     class TritonPythonModel:
@@ -558,7 +558,7 @@ def test_a_model_that_fails_at_every_request_does_not_fill_the_log(
     """
     write_python(tmp_path, "raises", code, INT_CONFIG)
     words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
-    server = run_penstock(*words).wait_until_ready()
+    server = run_headrace(*words).wait_until_ready()
     with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         for _ in range(60):
             with pytest.raises(InferenceServerException):
@@ -572,7 +572,7 @@ def test_a_model_that_fails_at_every_request_does_not_fill_the_log(
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_a_request_whose_sender_is_kept_for_ever_is_ended_when_the_server_stops(
-    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+    tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any], isolation: str
 ) -> None:
     code = """
     class TritonPythonModel:
@@ -584,7 +584,7 @@ def test_a_request_whose_sender_is_kept_for_ever_is_ended_when_the_server_stops(
     """
     write_python(tmp_path, "keeps", code, INT_CONFIG)
     words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
-    server = run_penstock(*words, "--exit-timeout-secs=2").wait_until_ready()
+    server = run_headrace(*words, "--exit-timeout-secs=2").wait_until_ready()
     with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         client.async_infer(
@@ -599,7 +599,7 @@ def test_a_request_whose_sender_is_kept_for_ever_is_ended_when_the_server_stops(
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_a_reloaded_model_has_the_new_text_of_all_its_modules(
-    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+    tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any], isolation: str
 ) -> None:
     code = """
     class TritonPythonModel:
@@ -610,7 +610,7 @@ def test_a_reloaded_model_has_the_new_text_of_all_its_modules(
     """
     words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
     write_python(tmp_path, "m", code.replace("NUMBER", "1"), INT_CONFIG, helper="X = 1")
-    server = run_penstock(*words, "--model-control-mode=explicit", "--load-model=m").wait_until_ready()
+    server = run_headrace(*words, "--model-control-mode=explicit", "--load-model=m").wait_until_ready()
     with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         for number in range(1, 4):
             write_python(tmp_path, "m", code.replace("NUMBER", str(number)), INT_CONFIG, helper=f"X = {number}")
@@ -622,7 +622,7 @@ def test_a_reloaded_model_has_the_new_text_of_all_its_modules(
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_each_instance_is_told_its_own_name_and_kind(
-    tmp_path: Path, write_python: Callable[..., Path], run_penstock: Callable[..., Any], isolation: str
+    tmp_path: Path, write_python: Callable[..., Path], run_headrace: Callable[..., Any], isolation: str
 ) -> None:
     code = """
     from pathlib import Path
@@ -635,6 +635,6 @@ def test_each_instance_is_told_its_own_name_and_kind(
     """
     path = write_python(tmp_path, "m", code, INT_CONFIG + "instance_group { kind: KIND_MODEL count: 2 }")
     words = [f"--model-repository={tmp_path}", f"--backend-config=python,isolation={isolation}"]
-    run_penstock(*words).wait_until_ready().stop()
+    run_headrace(*words).wait_until_ready().stop()
     told = {name: (path / name).read_text() for name in ("m_0_0", "m_1_0", "m_1_1")}
     assert told == {"m_0_0": "CPU 0", "m_1_0": "MODEL 0", "m_1_1": "MODEL 0"}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backends.base import Model
-from penstock.config.model_config_pb2 import ModelConfig, ModelParameter
-from penstock.config.parameters import parse_parameters
-from penstock.errors import Code, ConfigError
-from penstock_python.backend import PythonBackend
-from penstock_python.parameters import Parameters
+from headrace.backends.base import Model
+from headrace.config.model_config_pb2 import ModelConfig, ModelParameter
+from headrace.config.parameters import parse_parameters
+from headrace.errors import Code, ConfigError
+from headrace_python.backend import PythonBackend
+from headrace_python.parameters import Parameters
 
 
 @pytest.mark.parametrize(

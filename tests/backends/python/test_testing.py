@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as pb_utils
-from penstock.errors import LoadError
-from penstock_python.testing import OpenModel
+from headrace.errors import LoadError
+from headrace_python.testing import OpenModel
 
 
 class TritonPythonModel:
@@ -78,7 +78,7 @@ def test_a_finalized_model_can_still_be_looked_at(python_model: OpenModel) -> No
     assert model.model.is_closed
 
 
-@pytest.mark.parametrize("package", ["penstock_python", "triton_python_backend_utils"])
+@pytest.mark.parametrize("package", ["headrace_python", "triton_python_backend_utils"])
 def test_what_a_test_imports_says_that_it_is_typed(package: str) -> None:
     assert (files(package) / "py.typed").is_file()
 
@@ -195,7 +195,7 @@ def test_metrics_and_the_log_can_be_looked_at(
             return [pb_utils.InferenceResponse([])]
     """
     model = python_model(write_model("m", code))
-    with caplog.at_level(logging.INFO, "penstock.python"):
+    with caplog.at_level(logging.INFO, "headrace.python"):
         model.infer({})
     assert model.services.metrics["seen", (("a", "1"), ("b", "2"))].value == 2
     assert "hello" in caplog.text

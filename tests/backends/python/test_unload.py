@@ -12,7 +12,7 @@ import pytest
 import tritonclient.http as client
 from tritonclient.utils import InferenceServerException
 
-from tests.conftest import Penstock, wait_until
+from tests.conftest import Headrace, wait_until
 
 STUCK = """
 import time
@@ -26,7 +26,7 @@ class TritonPythonModel:
 
 
 def test_unloading_ends_a_load_that_never_would(
-    serve: Callable[..., Penstock], write_model: Callable[..., Path], tmp_path: Path
+    serve: Callable[..., Headrace], write_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     stuck = write_model("stuck", STUCK)
     server = serve(f"--model-repository={tmp_path}", "--model-control-mode=explicit", "--log-verbose=0")
@@ -64,11 +64,11 @@ class TritonPythonModel:
 
 
 def test_a_finalize_that_hangs_is_ended_in_time_after_requests_that_took_theirs(
-    run_penstock: Callable[..., Penstock], write_model: Callable[..., Path], tmp_path: Path
+    run_headrace: Callable[..., Headrace], write_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Four fifths of the time to stop are more than the request has left of it."""
     model = write_model("m", NEVER_FINALIZED)
-    server = run_penstock(f"--model-repository={tmp_path}", "--exit-timeout-secs=5").wait_until_ready()
+    server = run_headrace(f"--model-repository={tmp_path}", "--exit-timeout-secs=5").wait_until_ready()
     answers: list[float] = []
 
     def ask() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import ConfigError
-from penstock.plugins import Plugins
-from penstock.telemetry import exposition
+from headrace.errors import ConfigError
+from headrace.plugins import Plugins
+from headrace.telemetry import exposition
 from tests.core.conftest import IDENTITY, WriteModel
 
 ISOLATED = IDENTITY + 'parameters { key: "isolation" value { string_value: "process" } }'

@@ -25,10 +25,10 @@ DEADLINE_S = 30
 
 
 class Process:
-    """A running ``penstock``, whose stderr is read line by line with a deadline."""
+    """A running ``headrace``, whose stderr is read line by line with a deadline."""
 
     def __init__(self, *words: str, environ: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "penstock.cli", *words]
+        command = [sys.executable, "-m", "headrace.cli", *words]
         self.popen = subprocess.Popen(
             command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})}
         )
@@ -80,8 +80,8 @@ class Process:
 
 
 @pytest.fixture
-def penstock() -> Iterator[Callable[..., Process]]:
-    """Starts ``penstock`` with the given words; whatever still runs at the end is killed."""
+def headrace() -> Iterator[Callable[..., Process]]:
+    """Starts ``headrace`` with the given words; whatever still runs at the end is killed."""
     started: list[Process] = []
 
     def start(*words: str, environ: dict[str, str] | None = None) -> Process:
@@ -113,23 +113,23 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def distribute(site: Path) -> Callable[[str, str], None]:
-    """Installs a distribution ``penstock-<name>`` 1.5 with one plugin, as pip would lay it out."""
+    """Installs a distribution ``headrace-<name>`` 1.5 with one plugin, as pip would lay it out."""
 
     def install(name: str, source: str) -> None:
         (site / f"plugin_{name}.py").write_text(source)
-        info = site / f"penstock_{name}-1.5.dist-info"
+        info = site / f"headrace_{name}-1.5.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: penstock-{name}\nVersion: 1.5\n")
-        (info / "entry_points.txt").write_text(f"[penstock]\n{name} = plugin_{name}\n")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: headrace-{name}\nVersion: 1.5\n")
+        (info / "entry_points.txt").write_text(f"[headrace]\n{name} = plugin_{name}\n")
 
     return install
 
 
 @pytest.fixture
-def serve(penstock: Callable[..., Process], repository: Path) -> Callable[..., Process]:
-    """Starts ``penstock serve`` on ``repository`` and on free ports."""
+def serve(headrace: Callable[..., Process], repository: Path) -> Callable[..., Process]:
+    """Starts ``headrace serve`` on ``repository`` and on free ports."""
 
     def start(*words: str, environ: dict[str, str] | None = None) -> Process:
-        return penstock("serve", f"--model-repository={repository}", *FREE_PORTS, *words, environ=environ)
+        return headrace("serve", f"--model-repository={repository}", *FREE_PORTS, *words, environ=environ)
 
     return start

@@ -1,4 +1,4 @@
-"""``penstock check``: places, nearest names, completions, exit codes."""
+"""``headrace check``: places, nearest names, completions, exit codes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import main
-from penstock.cli.culprit import locate
-from penstock.models.repository import is_model
+from headrace.cli import main
+from headrace.cli.culprit import locate
+from headrace.models.repository import is_model
 
 
 def write(repository: Path, name: str, config: str) -> Path:
@@ -93,8 +93,8 @@ def test_what_was_filled_in_is_shown_with_its_source(repository: Path, capsys: p
     write(repository, "batched", config)
     _, found = check(capsys, str(repository))
     filled = {one["field"]: (one["value"], one["source"]) for one in found["batched"]["completed"]}
-    assert filled["name"] == ("batched", "Penstock")
-    assert filled["dynamic_batching.preferred_batch_size"] == ("[4]", "Penstock")
+    assert filled["name"] == ("batched", "Headrace")
+    assert filled["dynamic_batching.preferred_batch_size"] == ("[4]", "Headrace")
     assert "backend" not in filled
 
 
@@ -273,9 +273,9 @@ parameters {
 
 
 FILLER = """
-import penstock
+import headrace
 
-class Filler(penstock.Backend):
+class Filler(headrace.Backend):
     name = "filler"
     def load(self, model): ...
     def complete_config(self, model):
@@ -283,19 +283,19 @@ class Filler(penstock.Backend):
             raise KeyError("nowhere")
         model.config.input[0].dims.append(0)
 
-@penstock.hookimpl
+@headrace.hookimpl
 def register_backends(): return [Filler]
 """
 
 
 def test_what_a_backend_filled_in_wrongly_has_no_place(
-    penstock: Callable[..., Any], repository: Path, distribute: Callable[[str, str], None]
+    headrace: Callable[..., Any], repository: Path, distribute: Callable[[str, str], None]
 ) -> None:
     distribute("filler", FILLER)
     config = 'backend: "filler"\ninput { name: "a" data_type: TYPE_BOOL }'
     write(repository, "filled", config)
     write(repository, "broken", config)
-    process = penstock("check", "--json", str(repository))
+    process = headrace("check", "--json", str(repository))
     code, _ = process.finish()
     found = {one["model"]: one for one in json.load(process.popen.stdout)}
     assert code == 1
@@ -308,8 +308,8 @@ def test_what_a_backend_filled_in_wrongly_has_no_place(
 def test_a_device_that_the_backend_does_not_run_on_is_placed_at_its_group(
     repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.cli.inspection.available_gpus", lambda: (0,))
-    monkeypatch.setattr("penstock.models.configuring.available_gpus", lambda: (0,))
+    monkeypatch.setattr("headrace.cli.inspection.available_gpus", lambda: (0,))
+    monkeypatch.setattr("headrace.models.configuring.available_gpus", lambda: (0,))
     write(repository, "bad", CONFIG + "instance_group [ { kind: KIND_CPU },\n { kind: KIND_GPU } ]")
     _, found = check(capsys, str(repository))
     assert [one[:3] for one in placed(found["bad"])] == [(6, 10, "instance_group[1].kind")]
@@ -346,7 +346,7 @@ def test_colours_are_for_terminals(
 #: A backend that prints, and refuses the models whose name begins with "broken".
 BACKEND = """
 import os
-from penstock import Backend, Instance, LoadError, hookimpl
+from headrace import Backend, Instance, LoadError, hookimpl
 
 class Echo(Instance):
     def execute(self, inputs):
@@ -370,15 +370,15 @@ def register_backends():
 PICKY = CONFIG.replace("identity", "picky").replace("TYPE_BOOL", "TYPE_FP32")
 
 
-def checked(penstock: Callable[..., Any], *words: str) -> tuple[int, dict[str, Any], str]:
+def checked(headrace: Callable[..., Any], *words: str) -> tuple[int, dict[str, Any], str]:
     """The exit code, the findings and stderr of a process."""
-    process = penstock("check", "--json", *words)
+    process = headrace("check", "--json", *words)
     code, stderr = process.finish()
     return code, {found["model"]: found for found in json.loads(process.popen.stdout.read())}, stderr
 
 
 def test_a_model_that_does_not_load_or_warm_up_is_a_problem(
-    repository: Path, penstock: Callable[..., Any], distribute: Callable[[str, str], None]
+    repository: Path, headrace: Callable[..., Any], distribute: Callable[[str, str], None]
 ) -> None:
     distribute("picky", BACKEND)
     write(repository, "broken", PICKY)
@@ -388,7 +388,7 @@ def test_a_model_that_does_not_load_or_warm_up_is_a_problem(
     (repository / "cold" / "warmup").mkdir()
     (repository / "cold" / "warmup" / "one").write_bytes(struct.pack("f", 1.0))
     write(repository, "warm", PICKY + warm % "zero_data: true")
-    code, found, stderr = checked(penstock, str(repository))
+    code, found, stderr = checked(headrace, str(repository))
     assert code == 1
     assert found["warm"]["problems"] == found["echo"]["problems"] == []
     (problem,) = found["broken"]["problems"]
@@ -403,13 +403,13 @@ def test_a_model_that_does_not_load_or_warm_up_is_a_problem(
 
 
 def test_no_load_starts_no_engine(
-    repository: Path, penstock: Callable[..., Any], distribute: Callable[[str, str], None]
+    repository: Path, headrace: Callable[..., Any], distribute: Callable[[str, str], None]
 ) -> None:
     distribute("picky", BACKEND.replace("def load", "def complete_config(self, model):\n        1 / 0\n    def load"))
     write(repository, "broken", PICKY)
     write(repository, "incomplete", 'backend: "picky"')
     write(repository, "wrong", PICKY.replace("dims: 1", "dims: 0", 1))
-    code, found, stderr = checked(penstock, "--no-load", str(repository))
+    code, found, stderr = checked(headrace, "--no-load", str(repository))
     assert {name: len(one["problems"]) for name, one in found.items()} == {
         "broken": 0, "echo": 0, "incomplete": 0, "wrong": 1,
     }  # fmt: skip

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.command_line import allowed_plugins, read_options
-from penstock.cli.flags import FLAGS
-from penstock.config.options import RateLimitResource, Restriction, ServerOptions, TraceSetting
-from penstock.errors import ConfigError
+from headrace.cli.command_line import allowed_plugins, read_options
+from headrace.cli.flags import FLAGS
+from headrace.config.options import RateLimitResource, Restriction, ServerOptions, TraceSetting
+from headrace.errors import ConfigError
 
 REPOSITORY = "--model-repository=/r"
 

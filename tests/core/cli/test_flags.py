@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import usage
-from penstock.cli.flags import FLAGS, GROUPS, Flag
-from penstock.config.options import ServerOptions
-from penstock.config.support import SUPPORT
+from headrace.cli import usage
+from headrace.cli.flags import FLAGS, GROUPS, Flag
+from headrace.config.options import ServerOptions
+from headrace.config.support import SUPPORT
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "flags.md"
 

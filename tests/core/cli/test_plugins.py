@@ -1,4 +1,4 @@
-"""``penstock plugins``, and the options that plugins add, with real distributions on the path."""
+"""``headrace plugins``, and the options that plugins add, with real distributions on the path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Start = Callable[..., Any]
 Distribute = Callable[[str, str], None]
 
 GOOD = """
-from penstock import hookimpl
+from headrace import hookimpl
 
 @hookimpl
 def add_options(parser):
@@ -24,33 +24,33 @@ def server_started(server):
 BROKEN = "import a_module_that_does_not_exist\n"
 
 
-def test_every_plugin_is_listed_with_its_parts(penstock: Start, distribute: Distribute) -> None:
+def test_every_plugin_is_listed_with_its_parts(headrace: Start, distribute: Distribute) -> None:
     distribute("good", GOOD)
-    process = penstock("plugins", "--json")
+    process = headrace("plugins", "--json")
     found = {one["name"]: one for one in json.loads(process.popen.stdout.read())}
     assert found["good"] == {
-        "name": "good", "distribution": "penstock-good", "version": "1.5", "parts": [], "error": None,
+        "name": "good", "distribution": "headrace-good", "version": "1.5", "parts": [], "error": None,
         "withheld": [], "conflicts": [],
     }  # fmt: skip
     assert "backend identity" in found["builtins"]["parts"]
     assert process.finish()[0] == 0
 
 
-def test_a_broken_plugin_is_explained(penstock: Start, distribute: Distribute) -> None:
+def test_a_broken_plugin_is_explained(headrace: Start, distribute: Distribute) -> None:
     distribute("broken", BROKEN)
-    process = penstock("plugins")
+    process = headrace("plugins")
     text = process.popen.stdout.read()
     assert process.finish()[0] == 1
     reason = "ModuleNotFoundError: No module named 'a_module_that_does_not_exist'"
-    assert f"plugin 'broken' of penstock-broken 1.5 is broken: {reason}" in text
+    assert f"plugin 'broken' of headrace-broken 1.5 is broken: {reason}" in text
     assert "| builtins " in text
 
 
 def test_the_options_of_a_plugin_are_in_the_help_and_in_the_server(
-    penstock: Start, serve: Start, distribute: Distribute
+    headrace: Start, serve: Start, distribute: Distribute
 ) -> None:
     distribute("good", GOOD)
-    helped = penstock("serve", "--help")
+    helped = headrace("serve", "--help")
     text = helped.popen.stdout.read()
     assert "--colour COLOUR" in text
     assert "the colour of water" in text
@@ -74,14 +74,14 @@ def test_a_broken_plugin_stops_no_server_and_is_logged_once(serve: Start, distri
 
 
 def test_options_that_raise_break_their_plugin_only(serve: Start, distribute: Distribute) -> None:
-    source = "from penstock import hookimpl\n\n@hookimpl\ndef add_options(parser):\n    parser.no_such_method()\n"
+    source = "from headrace import hookimpl\n\n@hookimpl\ndef add_options(parser):\n    parser.no_such_method()\n"
     distribute("careless", source)
     serve().wait_for("exit_timeout")
 
 
 TWIN = """
-from penstock import hookimpl
-from penstock.backends.identity import Identity
+from headrace import hookimpl
+from headrace.backends.identity import Identity
 
 class Twin(Identity):
     name = "twin"
@@ -92,21 +92,21 @@ def register_backends():
 """
 
 
-def test_two_plugins_that_claim_one_name_are_not_ok(penstock: Start, distribute: Distribute) -> None:
+def test_two_plugins_that_claim_one_name_are_not_ok(headrace: Start, distribute: Distribute) -> None:
     distribute("one", TWIN)
     distribute("two", TWIN)
-    process = penstock("plugins")
+    process = headrace("plugins")
     text = process.popen.stdout.read()
     assert process.finish()[0] == 1
     assert re.search(r"^\| one .*\| conflict \|$", text, re.MULTILINE)
     assert re.search(r"^\| two .*\| conflict \|$", text, re.MULTILINE)
     assert re.search(r"^\| builtins .*\| ok +\|$", text, re.MULTILINE)
-    assert "backend 'twin' is claimed by both 'one' of penstock-one 1.5 and 'two' of penstock-two 1.5" in text
+    assert "backend 'twin' is claimed by both 'one' of headrace-one 1.5 and 'two' of headrace-two 1.5" in text
 
 
-def test_a_plugin_whose_options_raise_is_listed_as_broken(penstock: Start, distribute: Distribute) -> None:
+def test_a_plugin_whose_options_raise_is_listed_as_broken(headrace: Start, distribute: Distribute) -> None:
     distribute("careless", "def add_options(parser):\n    parser.no_such_method()\n")
-    process = penstock("plugins")
+    process = headrace("plugins")
     assert "| broken |" in process.popen.stdout.read()
     assert process.finish()[0] == 1
 
@@ -116,4 +116,4 @@ def test_a_second_frontend_of_a_name_stops_the_server(serve: Start, distribute: 
     distribute("two", source.replace('"twin"', '"http"').replace("register_backends", "register_frontends"))
     code, text = serve().finish()
     assert code == 1
-    assert "error: creating server: Internal - frontend 'http' is claimed by both 'builtins' of penstock " in text
+    assert "error: creating server: Internal - frontend 'http' is claimed by both 'builtins' of headrace " in text

@@ -1,4 +1,4 @@
-"""``penstock serve`` as a process: start, signals, exit codes, log (behaviours.md sections 5.11 and 8)."""
+"""``headrace serve`` as a process: start, signals, exit codes, log (behaviours.md sections 5.11 and 8)."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_endpoints_start_in_tritons_order_after_the_models(serve: Start) -> None
         server.wait_for(text)
 
 
-def test_without_a_repository_the_text_is_tritons(penstock: Start) -> None:
-    code, text = penstock("serve").finish()
+def test_without_a_repository_the_text_is_tritons(headrace: Start) -> None:
+    code, text = headrace("serve").finish()
     assert code == 1
-    assert text.startswith("Usage: penstock serve")
+    assert text.startswith("Usage: headrace serve")
     assert text.endswith("\n--model-repository must be specified\n")
 
 
@@ -93,8 +93,8 @@ def test_a_model_that_fails_is_left_out_when_asked(serve: Start, repository: Pat
     assert re.search(r"^\| echo +\| 1 +\| READY +\|$", text, re.MULTILINE)
 
 
-def test_a_repository_that_is_no_directory_stops_the_start(penstock: Start) -> None:
-    code, text = penstock("serve", "--model-repository=/nowhere").finish()
+def test_a_repository_that_is_no_directory_stops_the_start(headrace: Start) -> None:
+    code, text = headrace("serve", "--model-repository=/nowhere").finish()
     assert code == 1
     assert "error: creating server: " in text
     assert "repository path is not a valid directory" in text
@@ -113,7 +113,7 @@ def test_a_port_in_use_stops_the_start_and_is_named(serve: Start, flag: str) -> 
 
 SLOW = """
 import pathlib, time
-from penstock import Backend, Instance, hookimpl
+from headrace import Backend, Instance, hookimpl
 
 class Slow(Backend):
     name = "slow"
@@ -229,17 +229,17 @@ def test_no_secret_of_the_command_line_reaches_the_log(serve: Start) -> None:
     assert "canary" not in log
 
 
-def test_help_exits_with_0_and_everything_else_unknown_with_1(penstock: Start) -> None:
+def test_help_exits_with_0_and_everything_else_unknown_with_1(headrace: Start) -> None:
     for words, code in ((["serve", "--help"], 0), (["--help"], 0), (["--version"], 0), ([], 1), (["serv"], 1)):
-        assert penstock(*words).finish()[0] == code
+        assert headrace(*words).finish()[0] == code
 
 
-def test_an_unknown_command_gets_the_nearest_one(penstock: Start) -> None:
-    assert "did you mean 'serve'?" in penstock("serv").finish()[1]
+def test_an_unknown_command_gets_the_nearest_one(headrace: Start) -> None:
+    assert "did you mean 'serve'?" in headrace("serv").finish()[1]
 
 
 PRINTING = """
-from penstock import hookimpl
+from headrace import hookimpl
 
 @hookimpl
 def server_started(server):
@@ -267,7 +267,7 @@ def test_a_full_disk_under_log_or_output_changes_no_exit_code(
     with (
         Path("/dev/full").open("w") as no_space,
         subprocess.Popen(
-            [sys.executable, "-m", "penstock.cli", "serve", *words],
+            [sys.executable, "-m", "headrace.cli", "serve", *words],
             stdout=no_space if "stdout" in full else subprocess.DEVNULL,
             stderr=no_space if "stderr" in full else subprocess.DEVNULL,
             env={**os.environ, "PYTHONUNBUFFERED": ""},  # what is printed is still to be written at the end

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import main
-from penstock.errors import ConfigError
-from penstock.plugins import Plugins
+from headrace.cli import main
+from headrace.errors import ConfigError
+from headrace.plugins import Plugins
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -46,14 +46,14 @@ def test_each_command_says_what_it_cannot_read(
     words: list[str], usage: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, blank, *rest = refused(capsys, *words).splitlines()
-    assert first == f"Usage: penstock {usage}   (penstock {words[0]} --help lists them)"
+    assert first == f"Usage: headrace {usage}   (headrace {words[0]} --help lists them)"
     assert blank == ""
     assert text in "\n".join(rest)
 
 
 def test_a_command_that_there_is_not_leaves_with_the_same_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no command 'sreve'; did you mean 'serve'?" in refused(capsys, "sreve")
-    assert "Usage: penstock <command>" in refused(capsys)
+    assert "Usage: headrace <command>" in refused(capsys)
 
 
 def test_a_plugin_that_is_not_installed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +64,7 @@ def test_a_plugin_that_is_not_installed_is_refused(tmp_path: Path, capsys: pytes
 
 
 def test_plugins_are_named_by_themselves_or_by_their_distribution() -> None:
-    for name in ("onnxruntime", "penstock-onnx"):
+    for name in ("onnxruntime", "headrace-onnx"):
         assert [info.name for info in Plugins.discover([name]).plugins] == ["builtins", "onnxruntime"]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from penstock.config.derive import derive, fill_batching
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.errors import ConfigError
+from headrace.config.derive import derive, fill_batching
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import ConfigError
 
 Told = tuple[str, str, str]
 

@@ -9,8 +9,8 @@ import pytest
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as theirs
 
-from penstock.config.json_form import to_json
-from penstock.config.model_config_pb2 import ModelConfig
+from headrace.config.json_form import to_json
+from headrace.config.model_config_pb2 import ModelConfig
 
 TEXT = """
     name: "m" backend: "x" max_batch_size: 8 version_policy { specific { versions: [ 1, 9007199254740993 ] } }

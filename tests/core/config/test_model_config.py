@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as theirs
 
-from penstock.config import model_config_pb2 as ours
+from headrace.config import model_config_pb2 as ours
 
 Fact = tuple[Any, ...]
 
@@ -29,8 +29,8 @@ def test_the_comparison_covers_the_whole_schema() -> None:
 
 
 def test_our_package_and_file_are_not_tritons() -> None:
-    assert ours.DESCRIPTOR.package == "penstock"
-    assert ours.DESCRIPTOR.name == "penstock/config/model_config.proto"
+    assert ours.DESCRIPTOR.package == "headrace"
+    assert ours.DESCRIPTOR.name == "headrace/config/model_config.proto"
     assert theirs.DESCRIPTOR.package == "inference"
 
 
@@ -46,7 +46,7 @@ def test_bytes_mean_the_same_on_both_sides(size: int, name: str, dims: list[int]
 
 @pytest.mark.parametrize("name", ["ModelConfig", "ModelInput", "ModelSequenceBatching"])
 def test_both_schemas_stay_apart(name: str) -> None:
-    assert getattr(ours, name).DESCRIPTOR.full_name == f"penstock.{name}"
+    assert getattr(ours, name).DESCRIPTOR.full_name == f"headrace.{name}"
     assert getattr(theirs, name).DESCRIPTOR.full_name == f"inference.{name}"
 
 

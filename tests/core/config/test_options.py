@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock.config import support
-from penstock.config.options import Restriction, ServerOptions
-from penstock.config.support import SUPPORT, State
-from penstock.errors import ConfigError
+import headrace
+from headrace.config import support
+from headrace.config.options import Restriction, ServerOptions
+from headrace.config.support import SUPPORT, State
+from headrace.errors import ConfigError
 
 # Name and default, as written in behaviours.md section 8. Flags without a default are left out.
 TRITON_DEFAULTS = """
@@ -73,7 +73,7 @@ buffer-manager-thread-count 0
 allow-client-shm False
 """
 
-SOURCE = Path(penstock.__file__).parent
+SOURCE = Path(headrace.__file__).parent
 
 
 @pytest.mark.parametrize("line", TRITON_DEFAULTS.split("\n")[1:-1])

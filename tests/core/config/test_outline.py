@@ -9,8 +9,8 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.config.outline import Outline
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.outline import Outline
 
 MARK = "^"
 PLACES = [

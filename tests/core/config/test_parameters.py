@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.backends.base import NoParameters
-from penstock.config.model_config_pb2 import ModelConfig, ModelParameter
-from penstock.config.parameters import check, parse_parameters, read_isolation, unknown
-from penstock.errors import ConfigError, PluginError
+from headrace.backends.base import NoParameters
+from headrace.config.model_config_pb2 import ModelConfig, ModelParameter
+from headrace.config.parameters import check, parse_parameters, read_isolation, unknown
+from headrace.errors import ConfigError, PluginError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from google.protobuf import json_format, text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import model_config_pb2 as pb
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.config.parse import MAX_BYTES, find_config, parse_json, parse_text, read_config
-from penstock.errors import Code, ConfigError
+from headrace.config import model_config_pb2 as pb
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.parse import MAX_BYTES, find_config, parse_json, parse_text, read_config
+from headrace.errors import Code, ConfigError
 
 INT32 = "a whole number from -2147483648 to 2147483647"
 TYPES = (

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from google.protobuf import text_format
 
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.config.provenance import Completion, completions
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.provenance import Completion, completions
 
 BEFORE = """
     max_batch_size: 4

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from penstock.config.derive import derive
-from penstock.config.model_config_pb2 import DataType, ModelConfig
-from penstock.config.validation import Problem, problems
+from headrace.config.derive import derive
+from headrace.config.model_config_pb2 import DataType, ModelConfig
+from headrace.config.validation import Problem, problems
 
 IO = """
 input { name: "x" data_type: TYPE_FP32 dims: [4] }

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.config.validation import Problem, problems
-from penstock.errors import Code
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.validation import Problem, problems
+from headrace.errors import Code
 
 BASE = """
 name: "m" backend: "identity" max_batch_size: 8 version_policy { latest { num_versions: 1 } }

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from penstock.config.derive import derive
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.config.validation import problems
-from penstock.errors import Code
+from headrace.config.derive import derive
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.validation import problems
+from headrace.errors import Code
 
 LEVELS = "priority_levels: 3 default_priority_level: 1"
 BASE = 'name: "m" backend: "identity" max_batch_size: 8 '

@@ -1,6 +1,6 @@
 """A peer that speaks HTTP/2 frame by frame and keeps no rules, and a server process for it to speak to.
 
-Frames are made by ``hyperframe`` and header blocks by ``hpack``, so that nothing of Penstock's judges
+Frames are made by ``hyperframe`` and header blocks by ``hpack``, so that nothing of Headrace's judges
 itself. Whatever is no frame can be sent as bytes.
 """
 
@@ -21,7 +21,7 @@ from hyperframe import frame as frames
 from tritonclient.grpc import service_pb2 as triton
 
 if TYPE_CHECKING:
-    from tests.conftest import Gate, Penstock
+    from tests.conftest import Gate, Headrace
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SERVICE = "/inference.GRPCInferenceService"
@@ -300,16 +300,16 @@ def gate(grpc_gate: Gate) -> Iterator[Gate]:
 
 @pytest.fixture(scope="session")
 def native(
-    keep_serving: Callable[..., Penstock], grpc_models: Path, grpc_gate: Gate, gated_environ: Mapping[str, str]
-) -> Penstock:
+    keep_serving: Callable[..., Headrace], grpc_models: Path, grpc_gate: Gate, gated_environ: Mapping[str, str]
+) -> Headrace:
     """A server as it is by default, whose gRPC endpoint is the native one."""
     return keep_serving(f"--model-repository={grpc_models}", environ=gated_environ)
 
 
 @pytest.fixture
 def serve_native(
-    serve: Callable[..., Penstock], grpc_models: Path, grpc_gate: Gate, gated_environ: Mapping[str, str]
-) -> Callable[..., Penstock]:
+    serve: Callable[..., Headrace], grpc_models: Path, grpc_gate: Gate, gated_environ: Mapping[str, str]
+) -> Callable[..., Headrace]:
     """Starts a server with further flags."""
     return lambda *words: serve(f"--model-repository={grpc_models}", *words, environ=gated_environ)
 
@@ -328,7 +328,7 @@ def connect() -> Iterator[Callable[..., Peer]]:
 
 
 @pytest.fixture
-def peer(native: Penstock, connect: Callable[..., Peer]) -> Peer:
+def peer(native: Headrace, connect: Callable[..., Peer]) -> Peer:
     """A connection to ``native`` on which the settings have been exchanged."""
     found = connect(native.grpc)
     found.settle()

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.errors import InvalidArgument
-from penstock.frontends.classification import MAX_ELEMENTS, classify
-from penstock.messages.tensor import BytesTensor
+from headrace.errors import InvalidArgument
+from headrace.frontends.classification import MAX_ELEMENTS, classify
+from headrace.messages.tensor import BytesTensor
 
 ORDERED = [np.dtype(name) for name in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")]
 

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from penstock.frontends.disclosure import learn, shown
+from headrace.frontends.disclosure import learn, shown
 
 SECRET = "secret-folder"
 
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "penstock")
+    caplog.set_level(logging.INFO, "headrace")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_is_no_path_of_the_machine_stays(text: str) -> None:
 
 def test_a_verbose_log_lets_answers_say_it_all(caplog: pytest.LogCaptureFixture) -> None:
     text = "failed to stat file /tmp/secret-folder/models"
-    caplog.set_level(logging.DEBUG, "penstock")
+    caplog.set_level(logging.DEBUG, "headrace")
     assert shown(text) == text
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import InvalidArgument, Unavailable
-from penstock.frontends import large
-from penstock.frontends.large import LargeWork
+from headrace.errors import InvalidArgument, Unavailable
+from headrace.frontends import large
+from headrace.frontends.large import LargeWork
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

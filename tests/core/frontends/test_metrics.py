@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.config.options import ServerOptions
-from penstock.errors import ConfigError, Unavailable
-from penstock.frontends.metrics import MetricsFrontend
-from penstock.server import Server
-from penstock.telemetry.statistics import ModelStatistics
+from headrace.config.options import ServerOptions
+from headrace.errors import ConfigError, Unavailable
+from headrace.frontends.metrics import MetricsFrontend
+from headrace.server import Server
+from headrace.telemetry.statistics import ModelStatistics
 
 CONFIG = """
 backend: "identity" max_batch_size: 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.config.options import Restriction
-from penstock.frontends.restrictions import Restrictions
+from headrace.config.options import Restriction
+from headrace.frontends.restrictions import Restrictions
 
 RULES = Restrictions({"inference": Restriction("Admin-Key", "s3cret"), "health": Restriction("h", "")})
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.config.options import ModelFilesFrom
-from penstock.errors import Unsupported
-from penstock.frontends.uploads import Uploads, host_of, is_loopback
+from headrace.config.options import ModelFilesFrom
+from headrace.errors import Unsupported
+from headrace.frontends.uploads import Uploads, host_of, is_loopback
 
 FILES = ["config", "file:1/model.py"]
 

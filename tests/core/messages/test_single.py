@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from penstock.errors import InternalError, InvalidArgument, PenstockError
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.messages.single import AwaitedAnswer, SingleAnswer
+from headrace.errors import HeadraceError, InternalError, InvalidArgument
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.single import AwaitedAnswer, SingleAnswer
 
 ONE, TWO = InferResponse({}), InferResponse({})
 FIRST, SECOND = InvalidArgument("first"), InvalidArgument("second")
@@ -18,13 +18,13 @@ FIRST, SECOND = InvalidArgument("first"), InvalidArgument("second")
 class Kept(SingleAnswer):
     def __init__(self) -> None:
         super().__init__()
-        self.settled: list[InferResponse | PenstockError] = []
+        self.settled: list[InferResponse | HeadraceError] = []
 
-    def settle(self, answer: InferResponse | PenstockError) -> None:
+    def settle(self, answer: InferResponse | HeadraceError) -> None:
         self.settled.append(answer)
 
 
-def told(*answers: Answer) -> list[InferResponse | PenstockError]:
+def told(*answers: Answer) -> list[InferResponse | HeadraceError]:
     """What it settles on when told ``answers``, the last of them final."""
     kept = Kept()
     for answer in answers[:-1]:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidArgument
-from penstock.messages import strings
-from penstock.messages.tensor import BytesTensor
+from headrace.errors import InvalidArgument
+from headrace.messages import strings
+from headrace.messages.tensor import BytesTensor
 
 
 def walk(data: bytes) -> list[int]:

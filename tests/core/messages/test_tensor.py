@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
-from penstock.errors import InvalidArgument
-from penstock.messages import dtypes
-from penstock.messages.tensor import BytesTensor, as_tensor, concatenate, data_type, wire_view
+from headrace.errors import InvalidArgument
+from headrace.messages import dtypes
+from headrace.messages.tensor import BytesTensor, as_tensor, concatenate, data_type, wire_view
 
 strings = st.lists(st.binary(max_size=12), max_size=8)
 

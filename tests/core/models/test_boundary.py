@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.cli import main
-from penstock.config.options import ServerOptions
-from penstock.errors import PenstockError
-from penstock.models import boundary
-from penstock.models.repository import Repository
+from headrace.cli import main
+from headrace.config.options import ServerOptions
+from headrace.errors import HeadraceError
+from headrace.models import boundary
+from headrace.models.repository import Repository
 
 CONFIG = """
 backend: "identity" max_batch_size: 8
@@ -58,7 +58,7 @@ def test_a_link_that_leads_out_is_refused_unless_the_flag_says_otherwise(
     write(repository / "m")
     move(repository / "m" / what, tmp_path / "elsewhere")
     refusal = f"'{Path('m') / what}' is a link that leads out of the model repository; "
-    with pytest.raises(PenstockError, match="failed to load all models"):
+    with pytest.raises(HeadraceError, match="failed to load all models"):
         serves(make_server)
     # The reason is shown to clients, and names no directory of the machine.
     assert f"failed to load 'm': {refusal}--allow-external-links=true permits it" in caplog.messages
@@ -72,12 +72,12 @@ def test_a_link_behind_a_link_that_stays_and_one_that_leads_nowhere_are_refused(
     (repository / ".shared").mkdir()
     (repository / ".shared" / "secret").symlink_to("/etc/hostname")
     (model / "1" / "deep").symlink_to(repository / ".shared")
-    with pytest.raises(PenstockError, match="'m/1/deep/secret' is a link"):
+    with pytest.raises(HeadraceError, match="'m/1/deep/secret' is a link"):
         boundary.check(model, ())
     (repository / ".shared" / "secret").unlink()
     boundary.check(model, ())
     (model / "1" / "later").symlink_to(tmp_path / "nothing there yet")
-    with pytest.raises(PenstockError, match="'m/1/later' is a link"):
+    with pytest.raises(HeadraceError, match="'m/1/later' is a link"):
         boundary.check(model, ())
 
 
@@ -86,7 +86,7 @@ def test_a_neighbour_whose_name_begins_as_the_repository_s_is_outside(repository
     beside = repository.with_name(repository.name + "-secret")
     beside.write_text("x")
     (model / "1" / "w").symlink_to(beside)
-    with pytest.raises(PenstockError, match="'m/1/w' is a link"):
+    with pytest.raises(HeadraceError, match="'m/1/w' is a link"):
         boundary.check(model, ())
 
 
@@ -114,7 +114,7 @@ def test_a_repository_may_be_a_link_and_its_models_links_into_another(tmp_path: 
     (tmp_path / "second").mkdir()
     (tmp_path / "second" / "n").symlink_to(model)
     boundary.check(tmp_path / "second" / "n", [tmp_path / "mounted"])
-    with pytest.raises(PenstockError, match="'n' is a link"):
+    with pytest.raises(HeadraceError, match="'n' is a link"):
         boundary.check(tmp_path / "second" / "n", ())
 
 

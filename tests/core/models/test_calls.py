@@ -16,15 +16,15 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import pytest
 
-from penstock.backends.base import Backend, Call, DeferredInstance, Model, RequestInstance
-from penstock.errors import Code, InvalidArgument, PenstockError
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.models.calls import MAX_CALLERS
-from penstock.registry import PluginInfo
-from penstock.server import Server
+from headrace.backends.base import Backend, Call, DeferredInstance, Model, RequestInstance
+from headrace.errors import Code, HeadraceError, InvalidArgument
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.models.calls import MAX_CALLERS
+from headrace.registry import PluginInfo
+from headrace.server import Server
 
-Given: TypeAlias = "InferResponse | PenstockError"
+Given: TypeAlias = "InferResponse | HeadraceError"
 CONFIG = """
 backend: "asking"
 input { name: "x" data_type: TYPE_INT32 dims: [1] } output { name: "y" data_type: TYPE_INT32 dims: [1] }
@@ -148,8 +148,8 @@ async def ask(server: Server, model: str, x: int = 0) -> int:
     return int(np.asarray(answer.outputs["y"])[0])
 
 
-async def refusal(server: Server, model: str, x: int = 0) -> PenstockError:
-    with pytest.raises(PenstockError) as caught:
+async def refusal(server: Server, model: str, x: int = 0) -> HeadraceError:
+    with pytest.raises(HeadraceError) as caught:
         await ask(server, model, x)
     return caught.value
 
@@ -223,7 +223,7 @@ def test_two_chains_that_hold_what_the_other_needs_cost_one_error(serve: Serve) 
     async def scenario(server: Server) -> None:
         for _ in range(5):
             answers = await asyncio.gather(ask(server, "a", 1), ask(server, "b", 1), return_exceptions=True)
-            (error,) = (answer for answer in answers if isinstance(answer, PenstockError))
+            (error,) = (answer for answer in answers if isinstance(answer, HeadraceError))
             assert error.message in (knot("a", "b a b"), knot("b", "a b a"))
             assert 0 in answers
 
@@ -247,7 +247,7 @@ def test_many_chains_without_a_circle_all_answer(serve: Serve) -> None:
 def test_chains_that_may_knot_or_not_all_end(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         answers = await asyncio.gather(*(ask(server, "a", 2) for _ in range(64)), return_exceptions=True)
-        assert all(answer == 7 or isinstance(answer, PenstockError) for answer in answers)
+        assert all(answer == 7 or isinstance(answer, HeadraceError) for answer in answers)
         assert await ask(server, "a", 2) == 7
 
     serve(scenario, a=(instances(4), countdown))
@@ -286,7 +286,7 @@ def test_of_several_calls_at_once_the_one_that_can_be_answered_keeps_the_rest_fr
         for _ in range(2):
             assert done.acquire(timeout=PATIENCE_S)
         assert isinstance(got["b"], InferResponse)
-        assert isinstance(got["a"], PenstockError)
+        assert isinstance(got["a"], HeadraceError)
         return got["a"]
 
     async def scenario(server: Server) -> None:
@@ -386,7 +386,7 @@ def test_one_who_no_longer_waits_takes_the_request_out_of_the_queue(serve: Serve
         asking.services.cancel(message)
         assert answered.wait(PATIENCE_S)
         gate.set()
-        assert isinstance(got[0], PenstockError)
+        assert isinstance(got[0], HeadraceError)
         return got[0]
 
     def holds(asking: Asking) -> Given:
@@ -415,9 +415,9 @@ def test_services_of_a_server_that_has_stopped_refuse(serve: Serve) -> None:
 
     serve(scenario, a=(CONFIG, keeps))
     answer = kept[0].ask("a")
-    assert isinstance(answer, PenstockError)
+    assert isinstance(answer, HeadraceError)
     assert answer.message == "the server has stopped"
-    with pytest.raises(PenstockError, match="the server has stopped"):
+    with pytest.raises(HeadraceError, match="the server has stopped"):
         kept[0].services.is_model_ready("a", "")
 
 
@@ -454,7 +454,7 @@ def test_a_call_on_the_event_loop_is_refused_because_it_would_wait_for_itself(se
         assert await ask(server, "a") == 1
         (asking,) = asked
         answer = asking.services.ask(asking.message("b", 0, lambda answer, final: None))  # as a finalizer might
-        assert isinstance(answer, PenstockError)
+        assert isinstance(answer, HeadraceError)
         assert answer.message == "a call of another model would block the event loop that is to answer it"
 
     serve(scenario, a=(CONFIG, keeps), b=(CONFIG, identity))

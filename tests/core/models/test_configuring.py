@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import pytest
 
-from penstock.backends.base import AnyInstance, Backend, Model
-from penstock.cli import main
-from penstock.config.derive import derive
-from penstock.config.options import ServerOptions
-from penstock.config.parse import parse_text
-from penstock.errors import ConfigError, PenstockError
-from penstock.models.configuring import complete, fill, read
-from penstock.server import Server
+from headrace.backends.base import AnyInstance, Backend, Model
+from headrace.cli import main
+from headrace.config.derive import derive
+from headrace.config.options import ServerOptions
+from headrace.config.parse import parse_text
+from headrace.errors import ConfigError, HeadraceError
+from headrace.models.configuring import complete, fill, read
+from headrace.server import Server
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ MISTAKES = {
 
 def reasons(repository: Path, caplog: pytest.LogCaptureFixture, **options: object) -> str:
     """Why the model ``m`` is not served."""
-    with pytest.raises(PenstockError, match="failed to load all models"), Server(repository, **options):
+    with pytest.raises(HeadraceError, match="failed to load all models"), Server(repository, **options):
         pass
     return caplog.text
 

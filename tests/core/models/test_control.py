@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from penstock.errors import Code, NotFound, PenstockError, Unavailable
-from penstock.models.states import IndexEntry
-from penstock.server import Server
+from headrace.errors import Code, HeadraceError, NotFound, Unavailable
+from headrace.models.states import IndexEntry
+from headrace.server import Server
 
 T = TypeVar("T")
 MakeServer = Callable[..., Server]
@@ -56,7 +56,7 @@ def lines(entries: list[IndexEntry]) -> list[tuple[str, str, str]]:
 
 
 async def refusal(call: Coroutine[Any, Any, None]) -> tuple[Code, str]:
-    with pytest.raises(PenstockError) as caught:
+    with pytest.raises(HeadraceError) as caught:
         await call
     return caught.value.code, caught.value.message
 
@@ -89,7 +89,7 @@ def test_only_the_models_asked_for_are_loaded_at_start(write_model: Any, explici
 
 def test_a_model_asked_for_and_not_there_stops_the_start(write_model: Any, explicit: MakeServer) -> None:
     write_model("a")
-    with pytest.raises(PenstockError, match="failed to load all models"):
+    with pytest.raises(HeadraceError, match="failed to load all models"):
         run(explicit("a", "nope").start())
 
     async def scenario() -> None:
@@ -410,7 +410,7 @@ def test_a_bad_override_is_the_callers_fault_and_changes_nothing(
 
 def folders(scratch: Path) -> list[Path]:
     """The private directories of models."""
-    return [path for path in scratch.glob("penstock-*/*/*/*") if path.is_dir()]
+    return [path for path in scratch.glob("headrace-*/*/*/*") if path.is_dir()]
 
 
 def test_files_of_the_load_are_the_model_until_it_is_unloaded(

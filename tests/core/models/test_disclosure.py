@@ -14,9 +14,9 @@ from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from google.protobuf.text_format import Parse
 
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.errors import PenstockError
-from penstock.server import Server
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import HeadraceError
+from headrace.server import Server
 
 CANARY = "c4n4ry-bytes"
 CONFIG = """
@@ -100,7 +100,7 @@ def test_no_string_of_a_config_discloses_a_file(
                         text = MessageToJson(config_with(field, value))
                         try:
                             await server.load("m", {"config": text, **files})
-                        except PenstockError as error:
+                        except HeadraceError as error:
                             told.append(error.message)
                         for model in server.served():
                             assert CANARY not in repr((model.labels, model.config, model.inputs, model.outputs)), field

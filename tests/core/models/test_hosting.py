@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.backends.base import AnyInstance, Backend, Isolation, Model
-from penstock.config import parameters
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.errors import ConfigError
-from penstock.models.hosting import isolation_of
+from headrace.backends.base import AnyInstance, Backend, Isolation, Model
+from headrace.config import parameters
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import ConfigError
+from headrace.models.hosting import isolation_of
 
 OWN = Isolation(python="/usr/bin/python-of-the-model", environ={"A": "b"})
 

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.messages.request import InferRequest
-from penstock.models.knots import Knots
+from headrace.messages.request import InferRequest
+from headrace.models.knots import Knots
 
 
 class Clock:

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import pytest
 
-from penstock.backends.base import Backend, Instance, Model, Tensors
-from penstock.config.options import ServerOptions
-from penstock.errors import NotFound, OperatorError, PenstockError, Unavailable
-from penstock.models.repository import Entry, Repository
-from penstock.registry import PluginInfo
-from penstock.server import Server
+from headrace.backends.base import Backend, Instance, Model, Tensors
+from headrace.config.options import ServerOptions
+from headrace.errors import HeadraceError, NotFound, OperatorError, Unavailable
+from headrace.models.repository import Entry, Repository
+from headrace.registry import PluginInfo
+from headrace.server import Server
 
 T = TypeVar("T")
 MakeServer = Callable[..., Server]
@@ -304,7 +304,7 @@ def test_a_model_that_does_not_end_is_named_when_the_time_to_stop_is_over_and_no
 def test_a_start_up_failure_stops_the_server_unless_told_otherwise(write_model: Any, make_server: MakeServer) -> None:
     write_model("good")
     write_model("bad", 'backend: "nobody"')
-    with pytest.raises(PenstockError, match="failed to load all models"):
+    with pytest.raises(HeadraceError, match="failed to load all models"):
         run(make_server().start())
 
     async def scenario() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidArgument, PenstockError
-from penstock.models.overrides import parse_overrides, write_files
+from headrace.errors import HeadraceError, InvalidArgument
+from headrace.models.overrides import parse_overrides, write_files
 
 
 def test_a_config_is_json_and_files_are_bytes() -> None:
@@ -33,7 +33,7 @@ def test_a_config_is_json_and_files_are_bytes() -> None:
     ],
 )
 def test_what_is_no_override_is_refused(parameters: dict[str, str | bytes], text: str) -> None:
-    with pytest.raises(PenstockError) as caught:
+    with pytest.raises(HeadraceError) as caught:
         parse_overrides(parameters)
     assert caught.value.message.startswith(text)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.models.places import Places
+from headrace.models.places import Places
 
 
 def run(scenario: Callable[[Places], Coroutine[Any, Any, None]], count: int) -> None:

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.backends.base import Backend, Instance, Model, Tensors
-from penstock.models import progress
-from penstock.registry import PluginInfo
-from penstock.server import Server
+from headrace.backends.base import Backend, Instance, Model, Tensors
+from headrace.models import progress
+from headrace.registry import PluginInfo
+from headrace.server import Server
 
 CONFIG = """
 backend: "held" max_batch_size: 8
@@ -43,7 +43,7 @@ def server(make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, 
     """Serves ``fast`` and ``slow``, and says how far it is a hundred times a second."""
     Held.let_go = threading.Event()
     monkeypatch.setattr(progress, "INTERVAL_S", 0.01)
-    caplog.set_level("INFO", "penstock")
+    caplog.set_level("INFO", "headrace")
     made = make_server(model_control_mode="explicit", load_model=("*",), exit_on_error=False)
     made.plugins.backends.add(Held, PluginInfo("held", "tests", "0"))
     return made
@@ -113,7 +113,7 @@ def test_a_model_of_several_versions_is_said_to_be_loaded_once(
 def test_the_longest_is_counted_from_when_a_thread_has_begun_with_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "penstock")
+    caplog.set_level("INFO", "headrace")
     now = 0.0
     monkeypatch.setattr(progress, "monotonic", lambda: now)
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.backends.base import Backend, Instance, Model, Tensors
-from penstock.models import readiness
-from penstock.models.readiness import Readiness
-from penstock.models.states import ModelRecord, State, VersionRecord, index_of
-from penstock.registry import PluginInfo
-from penstock.server import Server
+from headrace.backends.base import Backend, Instance, Model, Tensors
+from headrace.models import readiness
+from headrace.models.readiness import Readiness
+from headrace.models.states import ModelRecord, State, VersionRecord, index_of
+from headrace.registry import PluginInfo
+from headrace.server import Server
 
 
 @dataclass
@@ -53,7 +53,7 @@ def test_all_instances_must_say_yes_and_a_raise_is_a_no(answers: list[Callable[[
 
 
 def test_why_an_instance_is_not_ready_is_logged_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "penstock")
+    caplog.set_level("INFO", "headrace")
     host = Asked(raises)
     found = readiness_of(host)
 
@@ -92,7 +92,7 @@ def test_those_who_ask_at_once_share_one_answer_and_the_next_gets_a_new_one() ->
             await asyncio.sleep(0)
         gate.set()
         assert await asyncio.gather(*asking) == [True] * 50
-        assert host.asked == ["penstock-ready"]
+        assert host.asked == ["headrace-ready"]
         assert await found.check()
         assert len(host.asked) == 2
 
@@ -157,7 +157,7 @@ def test_a_check_that_outlives_its_server_harms_nobody(monkeypatch: pytest.Monke
     problems: list[object] = []
     monkeypatch.setattr(threading, "excepthook", problems.append)
     assert not run(readiness_of(Asked(lambda: gate.wait(20))).check())
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "penstock-ready"]
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "headrace-ready"]
     gate.set()
     thread.join(20)
     assert problems == []

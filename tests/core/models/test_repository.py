@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
-from penstock.config.model_config_pb2 import ModelVersionPolicy
-from penstock.errors import OperatorError, PenstockError
-from penstock.models.repository import Repository, available_versions, select_versions
+from headrace.config.model_config_pb2 import ModelVersionPolicy
+from headrace.errors import HeadraceError, OperatorError
+from headrace.models.repository import Repository, available_versions, select_versions
 
 
 def make(root: Path, *names: str) -> Path:
@@ -40,7 +40,7 @@ def test_only_the_exact_name_of_a_model_finds_it(tmp_path: Path, name: str) -> N
 
 
 def test_a_root_that_is_no_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PenstockError, match=r"nowhere.*not a valid directory"):
+    with pytest.raises(HeadraceError, match=r"nowhere.*not a valid directory"):
         Repository([tmp_path / "nowhere"]).scan()
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import InvalidArgument, LoadError
-from penstock.models.scratch import Scratch, remove
+from headrace.errors import InvalidArgument, LoadError
+from headrace.models.scratch import Scratch, remove
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_nothing_is_left_behind(temporary: Path) -> None:
     assert not path.exists()
     scratch.close()
     scratch.close()
-    assert below(temporary) == [f"penstock-{os.geteuid()}"]
+    assert below(temporary) == [f"headrace-{os.geteuid()}"]
 
 
 def test_a_server_that_needs_none_makes_none(temporary: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_server_that_needs_none_makes_none(temporary: Path) -> None:
 
 ABANDON = """
 import sys, time
-from penstock.models.scratch import Scratch
+from headrace.models.scratch import Scratch
 path = Scratch().make("m")
 (path / "secret").touch()
 print(path, flush=True)
@@ -80,7 +80,7 @@ def test_what_a_killed_process_left_is_swept_and_what_a_live_one_has_is_not() ->
 
 
 def test_a_directory_that_somebody_else_could_have_prepared_is_not_used(temporary: Path) -> None:
-    prepared = temporary / f"penstock-{os.geteuid()}"
+    prepared = temporary / f"headrace-{os.geteuid()}"
     prepared.mkdir(mode=0o777)
     prepared.chmod(0o777)
     with pytest.raises(LoadError, match="not private"):

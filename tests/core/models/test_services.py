@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from penstock.backends.base import Backend, Instance, Model, Tensors
-from penstock.backends.services import LogLevel, Services
-from penstock.errors import NotFound, PenstockError
-from penstock.registry import PluginInfo
-from penstock.server import Server
-from penstock.telemetry import exposition
-from penstock.telemetry.logs import LineFormatter
+from headrace.backends.base import Backend, Instance, Model, Tensors
+from headrace.backends.services import LogLevel, Services
+from headrace.errors import HeadraceError, NotFound
+from headrace.registry import PluginInfo
+from headrace.server import Server
+from headrace.telemetry import exposition
+from headrace.telemetry.logs import LineFormatter
 
 CONFIG = """
 backend: "served" input { name: "x" data_type: TYPE_FP32 dims: [1] } output { name: "y" data_type: TYPE_FP32 dims: [1] }
@@ -113,7 +113,7 @@ def test_the_instances_of_a_version_load_side_by_side(run: Callable[..., None]) 
         found.append((threading.current_thread().name, model.instance_name))
 
     async def scenario(server: Server) -> None:
-        assert sorted(found) == [("penstock-m_0_0", "m_0_0"), ("penstock-m_0_1", "m_0_1")]
+        assert sorted(found) == [("headrace-m_0_0", "m_0_0"), ("headrace-m_0_1", "m_0_1")]
 
     run(scenario, meet, model_load_thread_count=1)
 
@@ -124,7 +124,7 @@ def test_when_all_instances_fail_to_load_the_first_says_why(run: Callable[..., N
 
     async def scenario(server: Server) -> None:
         write_model("m", CONFIG.replace("count: 2", "count: 32"))
-        with pytest.raises(PenstockError, match="failed to load 'm': ValueError: m_0_0 is broken"):
+        with pytest.raises(HeadraceError, match="failed to load 'm': ValueError: m_0_0 is broken"):
             await server.load("m", {})
 
     run(scenario, fail, **{**EXPLICIT, "load_model": ()})
@@ -151,7 +151,7 @@ def test_a_model_loads_unloads_and_asks_for_others(run: Callable[..., None]) -> 
         services.load_model("other", '{"name": "other", "backend": "identity", "max_batch_size": 3}', {})
         found.append(services.is_model_ready("other", ""))
         for call in (lambda: services.load_model("nobody", "", {}), lambda: services.is_model_ready("other", "x")):
-            with pytest.raises(PenstockError) as caught:
+            with pytest.raises(HeadraceError) as caught:
                 call()
             found.append(caught.value.message.partition(",")[0])
 
@@ -205,7 +205,7 @@ def test_a_model_that_is_being_loaded_may_unload_one_whose_load_waits_for_a_thre
 
     async def scenario(server: Server) -> None:
         first = asyncio.ensure_future(server.load("m", {}))
-        while not any(thread.name.startswith("penstock-m") for thread in threading.enumerate()):
+        while not any(thread.name.startswith("headrace-m") for thread in threading.enumerate()):
             await asyncio.sleep(0.01)
         second = asyncio.ensure_future(server.load("other", {}))
         await asyncio.sleep(0.1)  # it cannot be seen to wait for a thread; if it does not yet, nothing is at stake
@@ -225,7 +225,7 @@ def test_a_model_that_is_being_loaded_cannot_wait_for_itself(run: Callable[..., 
             services.unload_model("m", False)
 
     async def scenario(server: Server) -> None:
-        with pytest.raises(PenstockError, match="model 'm' is being loaded, and would wait for itself: 'm' -> 'm'"):
+        with pytest.raises(HeadraceError, match="model 'm' is being loaded, and would wait for itself: 'm' -> 'm'"):
             await server.load("m", {})
 
     run(scenario, work, **{**EXPLICIT, "load_model": ()})
@@ -238,7 +238,7 @@ def test_models_that_load_each_other_are_refused_with_the_path(run: Callable[...
         services.load_model("n" if model.name == "m" else "m", "", {})
 
     async def scenario(server: Server) -> None:
-        with pytest.raises(PenstockError, match=r"model 'n' is being loaded, .* itself: 'n' -> 'm' -> 'n'"):
+        with pytest.raises(HeadraceError, match=r"model 'n' is being loaded, .* itself: 'n' -> 'm' -> 'n'"):
             await server.load("m", {})
 
     run(scenario, work, **{**EXPLICIT, "load_model": ()})
@@ -251,7 +251,7 @@ def test_models_that_load_each_other_are_refused_with_the_path(run: Callable[...
 def test_a_line_of_a_models_log_shows_where_it_comes_from_on_one_line(
     run: Callable[..., None], caplog: pytest.LogCaptureFixture, level: LogLevel, number: int
 ) -> None:
-    caplog.set_level(logging.DEBUG, "penstock")
+    caplog.set_level(logging.DEBUG, "headrace")
 
     def work(services: Services) -> None:
         services.log(level, "hello\nworld \x1b[31m 100%", "/models/m/1/model.py", 91)
@@ -260,7 +260,7 @@ def test_a_line_of_a_models_log_shows_where_it_comes_from_on_one_line(
         await execute(server)
 
     run(scenario, on_execute=work)
-    (record,) = (record for record in caplog.records if record.name == "penstock.python")
+    (record,) = (record for record in caplog.records if record.name == "headrace.python")
     assert record.levelno == number
     shown = LineFormatter("default").format(record)
     assert shown.endswith(' model.py:91] "hello\\nworld \\u001b[31m 100%"')  # as a real Triton shows it

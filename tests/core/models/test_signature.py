@@ -10,12 +10,12 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.errors import Code, InvalidArgument
-from penstock.messages.request import InferRequest, Undecoded
-from penstock.messages.tensor import BytesTensor
-from penstock.models.refusal import explain
-from penstock.models.signature import Signature
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import Code, InvalidArgument
+from headrace.messages.request import InferRequest, Undecoded
+from headrace.messages.tensor import BytesTensor
+from headrace.models.refusal import explain
+from headrace.models.signature import Signature
 
 BATCHED = """
 name: "m" max_batch_size: 4

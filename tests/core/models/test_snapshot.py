@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.models.snapshot import take
+from headrace.models.snapshot import take
 
 
 @pytest.fixture

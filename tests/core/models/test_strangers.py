@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from penstock import hookimpl
-from penstock.backends.base import Backend, Instance, Isolation, Model, Tensors
-from penstock.messages.request import InferRequest
-from penstock.models.served import ServedModel
-from penstock.registry import PluginInfo
-from penstock.server import Server
-from penstock.telemetry.observer import Observer
-from penstock.telemetry.statistics import BatchTimes
+from headrace import hookimpl
+from headrace.backends.base import Backend, Instance, Isolation, Model, Tensors
+from headrace.messages.request import InferRequest
+from headrace.models.served import ServedModel
+from headrace.registry import PluginInfo
+from headrace.server import Server
+from headrace.telemetry.observer import Observer
+from headrace.telemetry.statistics import BatchTimes
 
 KINDS = [SystemExit, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit]
 ONE = {"x": np.ones((1, 1), np.float32)}

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from penstock.backends.base import Backend, Instance, Model, Tensors
-from penstock.registry import PluginInfo
-from penstock.server import Server
+from headrace.backends.base import Backend, Instance, Model, Tensors
+from headrace.registry import PluginInfo
+from headrace.server import Server
 
 LEAD = "Invalid argument: [request id: <id_unknown>] "
 

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from penstock.models.repository import Repository
-from penstock.models.watching import Watcher
-from penstock.server import Server
+from headrace.models.repository import Repository
+from headrace.models.watching import Watcher
+from headrace.server import Server
 
 T = TypeVar("T")
 ONE = {"x": np.ones((1, 2), np.float32)}

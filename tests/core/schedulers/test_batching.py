@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.messages.request import InferRequest
-from penstock.schedulers.batching import BatchRule, Decision, decide
+from headrace.messages.request import InferRequest
+from headrace.schedulers.batching import BatchRule, Decision, decide
 
 MS = 1_000_000
 

@@ -12,17 +12,17 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.errors import Cancelled, Code, PenstockError, Unavailable
-from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
-from penstock.schedulers.base import SchedulerContext
-from penstock.schedulers.direct import DirectScheduler
-from penstock.schedulers.dynamic import DynamicScheduler
-from penstock.telemetry.statistics import ModelStatistics
-from penstock.workers.bell import Bell
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import Cancelled, Code, HeadraceError, Unavailable
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.schedulers.base import SchedulerContext
+from headrace.schedulers.direct import DirectScheduler
+from headrace.schedulers.dynamic import DynamicScheduler
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.workers.bell import Bell
 
-Answer = InferResponse | PenstockError | None
+Answer = InferResponse | HeadraceError | None
 
 
 class Caller:
@@ -41,9 +41,9 @@ class Caller:
         self.scheduler.submit(request)
         return request
 
-    def error(self, name: str) -> PenstockError:
+    def error(self, name: str) -> HeadraceError:
         (answer,) = self.answers[name]
-        assert isinstance(answer, PenstockError)
+        assert isinstance(answer, HeadraceError)
         return answer
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from google.protobuf import text_format
 
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.schedulers.policy import Priorities, QueuePolicy
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.schedulers.policy import Priorities, QueuePolicy
 
 
 @pytest.mark.parametrize(

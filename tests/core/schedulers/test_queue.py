@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.messages.request import InferRequest
-from penstock.schedulers.queue import RequestQueue
+from headrace.messages.request import InferRequest
+from headrace.schedulers.queue import RequestQueue
 
 
 def request(name: str = "") -> InferRequest:

@@ -14,14 +14,14 @@ from time import monotonic_ns
 import pytest
 from google.protobuf import text_format
 
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.schedulers.base import SchedulerContext
-from penstock.schedulers.direct import DirectScheduler
-from penstock.schedulers.dynamic import DynamicScheduler
-from penstock.telemetry.statistics import ModelStatistics
-from penstock.workers.bell import Bell, LoopBell
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.schedulers.base import SchedulerContext
+from headrace.schedulers.direct import DirectScheduler
+from headrace.schedulers.dynamic import DynamicScheduler
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.workers.bell import Bell, LoopBell
 
 LONG = "max_queue_delay_microseconds: 60000000"
 LATE = "allow_timeout_override: true default_timeout_microseconds: 60000000"

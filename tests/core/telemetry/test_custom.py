@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.errors import AlreadyExists, InternalError, InvalidArgument, PenstockError, Unsupported
-from penstock.telemetry import exposition
-from penstock.telemetry.custom import CustomMetrics, Holding
-from penstock.telemetry.kinds import MetricKind, MetricOperation
+from headrace.errors import AlreadyExists, HeadraceError, InternalError, InvalidArgument, Unsupported
+from headrace.telemetry import exposition
+from headrace.telemetry.custom import CustomMetrics, Holding
+from headrace.telemetry.kinds import MetricKind, MetricOperation
 
 if TYPE_CHECKING:
     from tests.core.conftest import Interrupted
@@ -209,7 +209,7 @@ def test_a_counter_never_goes_back(metrics: CustomMetrics, value: float) -> None
 def test_no_increment_is_lost_and_nothing_is_left_among_many_threads(metrics: CustomMetrics) -> None:
     kept = Holding(metrics)
     counter = kept.metric(kept.family("c", "", "counter"), {}, None)
-    problems: list[PenstockError] = []
+    problems: list[HeadraceError] = []
 
     def work() -> None:
         try:
@@ -221,7 +221,7 @@ def test_no_increment_is_lost_and_nothing_is_left_among_many_threads(metrics: Cu
                 held.update(passing, "observe", 1)
                 page(metrics)
                 held.close()
-        except PenstockError as error:
+        except HeadraceError as error:
             problems.append(error)
 
     run_together(work, 8)

@@ -17,21 +17,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config.options import LogFormat, ServerOptions
-from penstock.telemetry import pacing
-from penstock.telemetry.logs import LOGGER, JsonFormatter, LineFormatter, Log, LogSettings, escape
-from penstock.telemetry.speaker import speak_for
+from headrace.config.options import LogFormat, ServerOptions
+from headrace.telemetry import pacing
+from headrace.telemetry.logs import LOGGER, JsonFormatter, LineFormatter, Log, LogSettings, escape
+from headrace.telemetry.speaker import speak_for
 
 HOSTILE = 'a"b\r\nI0101 00:00:00.000000 1 forged.py:1] "all is well"\x1b[31m\x9b2J\u2028\u202e\ud800\x00'
-log = logging.getLogger("penstock.test")
+log = logging.getLogger("headrace.test")
 
 #: Logs four lines into a file, of which the second and third exceed the size that files may have.
 WRITE = """
 import logging, resource, sys
-from penstock.telemetry import pacing
-from penstock.telemetry.logs import Log, LogSettings
+from headrace.telemetry import pacing
+from headrace.telemetry.logs import Log, LogSettings
 def limit(size): resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-opened, log = Log(LogSettings(file=sys.argv[1]), {}), logging.getLogger("penstock.test")
+opened, log = Log(LogSettings(file=sys.argv[1]), {}), logging.getLogger("headrace.test")
 log.error("one")
 if len(sys.argv) > 2:
     limit(int(sys.argv[2]))
@@ -56,7 +56,7 @@ def opened(path: Path) -> Iterator[Log]:
 
 
 def record(message: str, level: int = logging.INFO) -> logging.LogRecord:
-    return logging.LogRecord("penstock.x", level, "/src/file.py", 441, message, (), None)
+    return logging.LogRecord("headrace.x", level, "/src/file.py", 441, message, (), None)
 
 
 def test_default_line_is_tritons() -> None:
@@ -181,7 +181,7 @@ def test_every_logger_speaks_in_the_form_of_the_log(opened: Log, path: Path, for
     opened.change(LogSettings(format=form, verbose_level=1))
     logging.getLogger("somebodys_plugin.part").info("from a plugin")
     logging.getLogger("somebodys_plugin.part").debug("chatter of others")
-    logging.getLogger("penstock.somebody").debug("verbose of ours")
+    logging.getLogger("headrace.somebody").debug("verbose of ours")
     logging.getLogger("py.warnings").warning("mind this")
     thread = threading.Thread(target=lambda: [][0], name="worker-7")
     thread.start()

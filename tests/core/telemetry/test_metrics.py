@@ -9,13 +9,13 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.messages.request import InferRequest
-from penstock.telemetry import exposition
-from penstock.telemetry.metrics import ModelCollector
-from penstock.telemetry.settings import MetricsSettings
-from penstock.telemetry.statistics import BatchTimes, Duration, ModelStatistics, Snapshot
-from penstock.telemetry.summaries import Summaries
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.messages.request import InferRequest
+from headrace.telemetry import exposition
+from headrace.telemetry.metrics import ModelCollector
+from headrace.telemetry.settings import MetricsSettings
+from headrace.telemetry.statistics import BatchTimes, Duration, ModelStatistics, Snapshot
+from headrace.telemetry.summaries import Summaries
 
 TRITON_PAGE = (Path(__file__).parent / "triton.prom").read_text()
 US = 1000

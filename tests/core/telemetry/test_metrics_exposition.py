@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from penstock.telemetry import exposition
+from headrace.telemetry import exposition
 
 #: What Triton 2.51 answered to GET /metrics, with summaries on and a model with a metric tag.
 TRITON_PAGE = (Path(__file__).parent / "triton.prom").read_text()

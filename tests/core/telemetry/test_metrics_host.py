@@ -11,8 +11,8 @@ import psutil
 import pytest
 from prometheus_client import Metric
 
-from penstock.telemetry.gpu import GpuCollector
-from penstock.telemetry.host import HostCollector, PinnedPoolCollector
+from headrace.telemetry.gpu import GpuCollector
+from headrace.telemetry.host import HostCollector, PinnedPoolCollector
 
 needs_proc = pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="there is no /proc here")
 

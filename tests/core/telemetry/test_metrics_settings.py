@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import ConfigError
-from penstock.telemetry import settings
-from penstock.telemetry.settings import MetricsSettings
+from headrace.errors import ConfigError
+from headrace.telemetry import settings
+from headrace.telemetry.settings import MetricsSettings
 
 
 def test_defaults_are_tritons() -> None:

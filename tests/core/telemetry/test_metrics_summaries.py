@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.messages.request import InferRequest
-from penstock.telemetry.statistics import BatchTimes
-from penstock.telemetry.summaries import RELATIVE_ERROR, WINDOW_S, LatencySummaries, Summaries, Summary
+from headrace.messages.request import InferRequest
+from headrace.telemetry.statistics import BatchTimes
+from headrace.telemetry.summaries import RELATIVE_ERROR, WINDOW_S, LatencySummaries, Summaries, Summary
 
 SECOND = 1_000_000_000
 QUANTILES = (0.5, 0.9, 0.99)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.telemetry import pacing
-from penstock.telemetry.pacing import BURST, Pace, paced
+from headrace.telemetry import pacing
+from headrace.telemetry.pacing import BURST, Pace, paced
 
-log = logging.getLogger("penstock.test.pacing")
+log = logging.getLogger("headrace.test.pacing")
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_long_message_is_not_repeated_in_full(pace: Pace, lines: Callable[[], 
 
 
 def test_a_logger_is_paced_once() -> None:
-    first, second = paced("penstock.test.paced"), paced("penstock.test.paced")
+    first, second = paced("headrace.test.paced"), paced("headrace.test.paced")
     assert first is second
     assert len([each for each in first.filters if isinstance(each, Pace)]) == 1
 

@@ -12,8 +12,8 @@ import pytest
 
 BEGIN = """
 import os, sys, threading
-from penstock.telemetry import prints
-from penstock.telemetry.speaker import speak_for, speak_for_all
+from headrace.telemetry import prints
+from headrace.telemetry.speaker import speak_for, speak_for_all
 undo = prints.install()
 """
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.telemetry import tables
+from headrace.telemetry import tables
 
 
 def test_a_table_is_boxed_as_tritons_are() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.testing import BackendConformance, Example
-from penstock.testing.plugin import write_model as write_model  # not the fixture of tests/core
+from headrace.testing import BackendConformance, Example
+from headrace.testing.plugin import write_model as write_model  # not the fixture of tests/core
 
 #: A sound backend: ``y = scale * x`` in any float type, with the scale in ``scale.txt``.
 SOUND = """
@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 import os, threading
 import numpy as np
-from penstock import Backend, BackendError, Instance, LoadError, Model, RequestInstance
-from penstock import InferResponse, Tensors, hookimpl
+from headrace import Backend, BackendError, Instance, LoadError, Model, RequestInstance
+from headrace import InferResponse, Tensors, hookimpl
 
 UNDO = []  # what a saboteur leaves behind
 
@@ -58,9 +58,9 @@ def register_backends():
 
 
 class ToyConformance(BackendConformance):
-    """The kit, pointed at the backend ``toy`` of the module ``penstock_toy``."""
+    """The kit, pointed at the backend ``toy`` of the module ``headrace_toy``."""
 
-    plugin, backend, heavy = "penstock_toy", "toy", ("heavy_engine",)
+    plugin, backend, heavy = "headrace_toy", "toy", ("heavy_engine",)
 
     def example_of(self, kind: str, directory: Path) -> Example | None:
         dtype = {"FP16": np.float16, "FP64": np.float64, "SCALAR": np.float32}.get(kind)
@@ -95,21 +95,21 @@ def example(tmp_path: Path) -> Example:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """``install(source)`` makes ``source`` the module ``penstock_toy`` of an installed distribution,
+    """``install(source)`` makes ``source`` the module ``headrace_toy`` of an installed distribution,
     whose entry points are ``entry_points``."""
 
-    def write(source: str, entry_points: str = "[penstock]\ntoy = penstock_toy\n") -> None:
+    def write(source: str, entry_points: str = "[headrace]\ntoy = headrace_toy\n") -> None:
         site = tmp_path / "site"
-        info = site / "penstock_toy-1.0.dist-info"
+        info = site / "headrace_toy-1.0.dist-info"
         info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock-toy\nVersion: 1.0\n")
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headrace-toy\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(entry_points)
         (site / "heavy_engine.py").write_text("")
-        (site / "penstock_toy.py").write_text(source)
+        (site / "headrace_toy.py").write_text(source)
         monkeypatch.syspath_prepend(str(site))
 
     yield write
-    for undo in getattr(sys.modules.get("penstock_toy"), "UNDO", ()):
+    for undo in getattr(sys.modules.get("headrace_toy"), "UNDO", ()):
         undo()
-    for name in ("penstock_toy", "heavy_engine"):
+    for name in ("headrace_toy", "heavy_engine"):
         sys.modules.pop(name, None)

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.testing import BackendConformance, Example
-from penstock.testing.serving import WAYS
+from headrace.testing import BackendConformance, Example
+from headrace.testing.serving import WAYS
 
 AUTHORS_TEST = """
 import numpy as np, pytest
-from penstock.testing import BackendConformance, Example
+from headrace.testing import BackendConformance, Example
 
 class TestToy(BackendConformance):
-    plugin, backend, heavy = "penstock_toy", "toy", ("heavy_engine",)
+    plugin, backend, heavy = "headrace_toy", "toy", ("heavy_engine",)
 
     @pytest.fixture
     def example(self, tmp_path):
@@ -85,13 +85,13 @@ def test_a_sound_backend_that_answers_from_a_thread_of_its_own_passes(
 ) -> None:
     before, _, rest = sound.partition("class Scaler(Instance):")
     after = rest[rest.index("@hookimpl") :]
-    imports = "import queue\nfrom penstock import DeferredInstance\n"
+    imports = "import queue\nfrom headrace import DeferredInstance\n"
     install(before.replace("import os, threading\n", f"import os, threading\n{imports}") + DEFERRED + after)
     authors_run(tmp_path)
 
 
 def test_the_plugin_of_pytest_imports_no_engine_and_no_client() -> None:
-    code = "import sys, penstock.testing.plugin; print(sorted(sys.modules))"
+    code = "import sys, headrace.testing.plugin; print(sorted(sys.modules))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     for heavy in ("onnxruntime", "onnx", "tritonclient", "grpc", "hypercorn"):
@@ -112,13 +112,13 @@ def test_the_fixtures_serve_and_ask_over_every_frontend(
     install: Callable[..., None],
     example: Example,
     write_model: Callable[..., Path],
-    penstock_server: Callable[..., Any],
+    headrace_server: Callable[..., Any],
     infer: Callable[..., Any],
 ) -> None:
     install(sound)
     write_model(CONFIG, example.path)
     x = np.array([[1, 2], [3, 4]], np.float32)
-    outputs = infer(penstock_server(), "scaler", {"x": x}, over=over)
+    outputs = infer(headrace_server(), "scaler", {"x": x}, over=over)
     np.testing.assert_array_equal(outputs["y"], [[2, 4], [6, 8]])
 
 

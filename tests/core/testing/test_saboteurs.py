@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from penstock import Cancelled, InferRequest, Unavailable
-from penstock.schedulers.dynamic import DynamicScheduler
-from penstock.schedulers.policy import QueuePolicy
-from penstock.testing import BackendConformance, Example
+from headrace import Cancelled, InferRequest, Unavailable
+from headrace.schedulers.dynamic import DynamicScheduler
+from headrace.schedulers.policy import QueuePolicy
+from headrace.testing import BackendConformance, Example
 
 #: How a saboteur's exception may look: a failed assertion, or the backend's own error.
 FAILURES = (Exception, pytest.fail.Exception)
@@ -202,7 +202,7 @@ def test_a_plugin_without_an_entry_point_is_caught(
     sound: str, install: Callable[..., None], run: Callable[..., None]
 ) -> None:
     install(sound, entry_points="")
-    with pytest.raises(AssertionError, match=r"no installed distribution brings backend 'toy'.*toy = \"penstock_toy\""):
+    with pytest.raises(AssertionError, match=r"no installed distribution brings backend 'toy'.*toy = \"headrace_toy\""):
         run("test_a_server_finds_the_plugin")
 
 
@@ -210,7 +210,7 @@ def test_a_parser_that_takes_any_parameter_is_caught(
     sound: str, install: Callable[..., None], run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(sound)
-    monkeypatch.setattr("penstock.testing.checks.loading.unknown", lambda cls, given: [])
+    monkeypatch.setattr("headrace.testing.checks.loading.unknown", lambda cls, given: [])
     with pytest.raises(AssertionError, match="nothing is said of the parameter"):
         run("test_an_unknown_parameter_is_named_with_the_known")
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.base import Instance, RequestInstance, StreamInstance, Tensors
-from penstock.errors import BackendError, Cancelled, Code, InvalidArgument, PenstockError
-from penstock.messages import dtypes
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.messages.spec import Spec
-from penstock.messages.tensor import BytesTensor
-from penstock.workers.batch import run_batch, runner_for
-from penstock.workers.contract import Contract
+from headrace.backends.base import Instance, RequestInstance, StreamInstance, Tensors
+from headrace.errors import BackendError, Cancelled, Code, HeadraceError, InvalidArgument
+from headrace.messages import dtypes
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.spec import Spec
+from headrace.messages.tensor import BytesTensor
+from headrace.workers.batch import run_batch, runner_for
+from headrace.workers.contract import Contract
 
 CONTRACT = Contract("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)
 
@@ -116,7 +116,7 @@ class Returns(Instance):
 )
 def test_an_output_that_breaks_the_contract_is_named(result: Mapping[str, Any], text: str) -> None:
     (answer,), _ = run_batch(runner_for(Returns(result), CONTRACT), [request([1, 2])])
-    assert isinstance(answer, PenstockError)
+    assert isinstance(answer, HeadraceError)
     assert text in answer.message
 
 
@@ -126,13 +126,13 @@ def test_the_code_of_an_error_that_the_backend_chose_is_kept() -> None:
             raise InvalidArgument("no")
 
     (answer,), _ = run_batch(runner_for(Refuses(), CONTRACT), [request([1])])
-    assert isinstance(answer, PenstockError)
+    assert isinstance(answer, HeadraceError)
     assert (answer.code, answer.message) == (Code.INVALID_ARGUMENT, "no")
 
 
 class PerRequest(RequestInstance):
-    def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | PenstockError]:
-        answers: list[InferResponse | PenstockError] = []
+    def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | HeadraceError]:
+        answers: list[InferResponse | HeadraceError] = []
         for each in requests:
             x = np.asarray(each.inputs["x"])
             if x[0, 0] < 0:
@@ -152,7 +152,7 @@ def test_a_request_instance_fails_one_request_and_answers_the_other_with_paramet
 
 def test_a_request_instance_that_miscounts_its_answers_fails_the_batch() -> None:
     class Forgets(RequestInstance):
-        def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | PenstockError]:
+        def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | HeadraceError]:
             return []
 
     answers, _ = run_batch(runner_for(Forgets(), CONTRACT), [request([1]), request([2])])
@@ -219,7 +219,7 @@ def test_a_response_with_an_output_that_is_not_the_models_says_which_rule_it_bre
     given_outputs: Mapping[str, Any], text: str
 ) -> None:
     class Wrong(RequestInstance):
-        def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | PenstockError]:
+        def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | HeadraceError]:
             return [InferResponse(given_outputs)]
 
     (answer,), _ = run_batch(runner_for(Wrong(), CONTRACT), [request([1])])

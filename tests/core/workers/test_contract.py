@@ -7,12 +7,12 @@ import logging
 import numpy as np
 import pytest
 
-from penstock.errors import BackendError
-from penstock.messages import dtypes
-from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
-from penstock.messages.spec import Spec
-from penstock.workers.contract import Contract
+from headrace.errors import BackendError
+from headrace.messages import dtypes
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.messages.spec import Spec
+from headrace.workers.contract import Contract
 
 CONTRACT = Contract("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)
 ONE = np.zeros((1, 1), np.float32)

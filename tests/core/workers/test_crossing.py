@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.workers.crossing import Crossing
+from headrace.workers.crossing import Crossing
 
 
 def test_what_a_thread_sends_before_the_loop_looks_crosses_in_order_with_one_wake(

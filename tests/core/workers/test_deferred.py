@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.backends.base import Call, DeferredInstance
-from penstock.errors import BackendError, Cancelled, Code, InvalidArgument, PenstockError, Unavailable
-from penstock.messages import dtypes
-from penstock.messages.request import UNREAD, InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.messages.spec import Spec
-from penstock.workers.batch import run_batch, runner_for
-from penstock.workers.completion import complete
-from penstock.workers.contract import Contract
-from penstock.workers.runner import LATER, Runner
+from headrace.backends.base import Call, DeferredInstance
+from headrace.errors import BackendError, Cancelled, Code, HeadraceError, InvalidArgument, Unavailable
+from headrace.messages import dtypes
+from headrace.messages.request import UNREAD, InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.spec import Spec
+from headrace.workers.batch import run_batch, runner_for
+from headrace.workers.completion import complete
+from headrace.workers.contract import Contract
+from headrace.workers.runner import LATER, Runner
 
 CONTRACT = Contract("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)
 
@@ -155,7 +155,7 @@ def test_a_raise_of_an_error_with_a_code_keeps_the_code() -> None:
         raise InvalidArgument("no")
 
     (answer,), _ = runner_of(refuse)[0].run([request()])
-    assert isinstance(answer, PenstockError)
+    assert isinstance(answer, HeadraceError)
     assert (answer.code, answer.message) == (Code.INVALID_ARGUMENT, "no")
 
 
@@ -175,7 +175,7 @@ def test_an_output_that_breaks_the_contract_is_an_error_of_that_request_only(
         calls[1].send(response(1))
 
     wrong, right = runner_of(answer)[0].run([request(), request()])[0]
-    assert isinstance(wrong, PenstockError)
+    assert isinstance(wrong, HeadraceError)
     assert text in wrong.message
     assert value(right) == 1
 

@@ -7,11 +7,11 @@ from typing import ClassVar
 import pytest
 from google.protobuf import text_format
 
-from penstock.backends.base import Backend, Device, DeviceKind, Instance, Model, Tensors
-from penstock.config.model_config_pb2 import ModelConfig, ModelInstanceGroup
-from penstock.errors import ConfigError
-from penstock.workers import devices
-from penstock.workers.devices import available_gpus, fill_groups, plan_instances
+from headrace.backends.base import Backend, Device, DeviceKind, Instance, Model, Tensors
+from headrace.config.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from headrace.errors import ConfigError
+from headrace.workers import devices
+from headrace.workers.devices import available_gpus, fill_groups, plan_instances
 
 
 class Nothing(Instance):

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.backends.base import Instance, Tensors
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.errors import InternalError
-from penstock.messages import dtypes
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.messages.spec import Spec
-from penstock.schedulers.base import SchedulerContext
-from penstock.schedulers.direct import DirectScheduler
-from penstock.telemetry.statistics import ModelStatistics
-from penstock.workers import instance as instances
-from penstock.workers.batch import runner_for
-from penstock.workers.bell import Bell
-from penstock.workers.contract import Contract
-from penstock.workers.instance import InstanceThread
+from headrace.backends.base import Instance, Tensors
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import InternalError
+from headrace.messages import dtypes
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.spec import Spec
+from headrace.schedulers.base import SchedulerContext
+from headrace.schedulers.direct import DirectScheduler
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.workers import instance as instances
+from headrace.workers.batch import runner_for
+from headrace.workers.bell import Bell
+from headrace.workers.contract import Contract
+from headrace.workers.instance import InstanceThread
 
 
 class Echo(Instance):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.backends.base import Instance, Tensors
-from penstock.messages import dtypes
-from penstock.messages.request import InferRequest
-from penstock.messages.spec import Spec
-from penstock.telemetry.statistics import ModelStatistics
-from penstock.workers.batch import run_batch, runner_for
-from penstock.workers.contract import Contract
-from penstock.workers.ledger import Ledger
-from penstock.workers.runner import LATER
+from headrace.backends.base import Instance, Tensors
+from headrace.messages import dtypes
+from headrace.messages.request import InferRequest
+from headrace.messages.spec import Spec
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.workers.batch import run_batch, runner_for
+from headrace.workers.contract import Contract
+from headrace.workers.ledger import Ledger
+from headrace.workers.runner import LATER
 
 
 class Picky(Instance):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import Code, PenstockError
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.workers.outlet import LoopOutlet
+from headrace.errors import Code, HeadraceError
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.workers.outlet import LoopOutlet
 
 
 class Told:
@@ -139,7 +139,7 @@ def test_a_response_is_given_at_once_to_who_waits_for_it_and_to_the_loop_as_ever
     assert order == ["x at once", "the thread goes on"]
 
 
-@pytest.mark.parametrize("answer", [None, PenstockError("no", Code.INTERNAL)])
+@pytest.mark.parametrize("answer", [None, HeadraceError("no", Code.INTERNAL)])
 def test_what_is_no_response_waits_for_the_loop(answer: Answer) -> None:
     one = request("a")
     one.respond_at_once = lambda response: pytest.fail("this was no response")

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from penstock.backends.base import Instance, Tensors
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.errors import InternalError, PenstockError
-from penstock.messages import dtypes
-from penstock.messages.spec import Spec
-from penstock.messages.tensor import BytesTensor
-from penstock.workers.batch import runner_for
-from penstock.workers.contract import Contract
-from penstock.workers.warmup import Sample, read_samples
+from headrace.backends.base import Instance, Tensors
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import HeadraceError, InternalError
+from headrace.messages import dtypes
+from headrace.messages.spec import Spec
+from headrace.messages.tensor import BytesTensor
+from headrace.workers.batch import runner_for
+from headrace.workers.contract import Contract
+from headrace.workers.warmup import Sample, read_samples
 
 CONTRACT = Contract("m", "1", {"y": Spec("y", dtypes.FP32, (-1,))}, True)
 
@@ -107,6 +107,6 @@ def test_a_string_file_is_taken_in_wire_form(tmp_path: Path) -> None:
 def test_a_sample_that_cannot_be_made_says_why(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "warmup").mkdir()
     (tmp_path / "warmup" / "short").write_bytes(b"1234567")
-    with pytest.raises(PenstockError) as refusal:
+    with pytest.raises(HeadraceError) as refusal:
         read(warmup(text), tmp_path)
     assert message in refusal.value.message

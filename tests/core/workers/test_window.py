@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.messages.request import UNREAD, InferRequest
-from penstock.workers.window import Window
+from headrace.messages.request import UNREAD, InferRequest
+from headrace.workers.window import Window
 
 if TYPE_CHECKING:
     from tests.core.conftest import Interrupted

@@ -11,9 +11,9 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.errors import InvalidArgument
-from penstock.messages.request import InferRequest, Respond
-from penstock.messages.response import Answer
+from headrace.errors import InvalidArgument
+from headrace.messages.request import InferRequest, Respond
+from headrace.messages.response import Answer
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.flags import (
@@ -28,7 +28,7 @@ from triton_python_backend_utils.tensor import read_only
 if TYPE_CHECKING:
     import asyncio
 
-    from penstock.backends.services import Services
+    from headrace.backends.services import Services
     from triton_python_backend_utils.request import InferenceRequest
 
 Result = TypeVar("Result")

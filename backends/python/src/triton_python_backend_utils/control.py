@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from penstock.errors import PenstockError
+from headrace.errors import HeadraceError
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.arguments import Text, text, truth
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.runtime import Phase
 
 if TYPE_CHECKING:
-    from penstock.backends.services import Services
+    from headrace.backends.services import Services
 
 _LOAD = "Failed to load model: "
 _UNLOAD = "Failed to unload model: "
@@ -30,7 +30,7 @@ def load_model(model_name: Text, config: Text = "", files: Mapping[Text, bytes] 
     services = _services(_LOAD)
     try:
         services.load_model(name, json, given)
-    except PenstockError as error:
+    except HeadraceError as error:
         raise TritonModelException(f"{_LOAD}{error}") from error
 
 
@@ -40,7 +40,7 @@ def unload_model(model_name: Text, unload_dependents: bool = False) -> None:
     services = _services(_UNLOAD)
     try:
         services.unload_model(name, with_dependents)
-    except PenstockError as error:
+    except HeadraceError as error:
         raise TritonModelException(f"{_UNLOAD}{error}") from error
 
 
@@ -50,7 +50,7 @@ def is_model_ready(model_name: Text, model_version: Text = "") -> bool:
     services = _services(_READY)
     try:
         return services.is_model_ready(name, version)
-    except PenstockError as error:
+    except HeadraceError as error:
         raise TritonModelException(f"{_READY}{error}") from error
 
 

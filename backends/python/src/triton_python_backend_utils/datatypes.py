@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.messages import dtypes
-from penstock.messages.dtypes import DataType
+from headrace.messages import dtypes
+from headrace.messages.dtypes import DataType
 
 # BF16 is left out, as in Triton: NumPy has no such type.
 _KNOWN = [dtype for dtype in dtypes.ALL if dtype is not dtypes.BF16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar
 
-from penstock.errors import BackendError, Code, PenstockError
+from headrace.errors import BackendError, Code, HeadraceError
 from triton_python_backend_utils.arguments import Text, choice, lines
 
 
@@ -70,9 +70,9 @@ class TritonError:
     def __repr__(self) -> str:
         return f"TritonError({self._message!r}, TritonError.{self._code.name})"
 
-    def _as_penstock(self) -> PenstockError:
+    def _as_headrace(self) -> HeadraceError:
         return BackendError(self._message, _CODES[self._code])
 
     @classmethod
-    def _from_penstock(cls, error: PenstockError) -> TritonError:
+    def _from_headrace(cls, error: HeadraceError) -> TritonError:
         return cls(error.message, _NUMBERS[error.code])

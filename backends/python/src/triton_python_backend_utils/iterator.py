@@ -9,12 +9,12 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer
 from triton_python_backend_utils.response import InferenceResponse
 
 if TYPE_CHECKING:
-    from penstock.backends.services import Services
+    from headrace.backends.services import Services
 
 
 class ResponseIterator:

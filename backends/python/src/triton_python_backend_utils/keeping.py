@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.errors import InvalidArgument
-from penstock.telemetry.kinds import MetricKind, MetricOperation, check_update, without_value
+from headrace.errors import InvalidArgument
+from headrace.telemetry.kinds import MetricKind, MetricOperation, check_update, without_value
 
 
 class MetricStore(Protocol):
-    """The part of `penstock.backends.services.Services` that is about metrics."""
+    """The part of `headrace.backends.services.Services` that is about metrics."""
 
     def metric_family(self, name: str, description: str, kind: MetricKind) -> int: ...
 

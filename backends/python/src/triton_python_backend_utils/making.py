@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer
 from triton_python_backend_utils.arguments import INT64, UINT64, Text, items, text, texts, whole_number
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.parameters import Parameter, checked

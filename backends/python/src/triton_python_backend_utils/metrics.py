@@ -13,9 +13,9 @@ from math import inf, nan
 from typing import ClassVar
 from weakref import WeakSet
 
-from penstock.errors import PenstockError
-from penstock.telemetry.kinds import MetricKind as ServiceKind
-from penstock.telemetry.kinds import MetricOperation
+from headrace.errors import HeadraceError
+from headrace.telemetry.kinds import MetricKind as ServiceKind
+from headrace.telemetry.kinds import MetricOperation
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.arguments import Text, choice, lines, real_number
 from triton_python_backend_utils.error import TritonModelException
@@ -67,7 +67,7 @@ class MetricFamily:
         named, described = lines(name, "the name of a MetricFamily"), lines(description, "the description")
         try:
             self._handle = self._store.metric_family(named, described, _NAMES[self._kind])
-        except PenstockError as error:
+        except HeadraceError as error:
             raise TritonModelException(f"Error when creating MetricFamily: {error}") from error
 
     def Metric(  # noqa: N802  # Triton's name
@@ -100,7 +100,7 @@ class Metric:
         assert family._handle is not None
         try:
             self._handle = self._store.metric(family._handle, labels, buckets)
-        except PenstockError as error:
+        except HeadraceError as error:
             raise TritonModelException(f"{_CREATE}{error}") from error
 
     def increment(self, value: float) -> None:
@@ -121,7 +121,7 @@ class Metric:
             raise TritonModelException(f"Failed to get metric value: {_DELETED}")
         try:
             return self._store.metric_value(self._handle)
-        except PenstockError as error:
+        except HeadraceError as error:
             raise TritonModelException(f"Failed to get metric value: {error}") from error
 
     def __del__(self) -> None:
@@ -133,7 +133,7 @@ class Metric:
             raise TritonModelException(f"Failed to {operation} metric value: {_DELETED}")
         try:
             self._store.update_metric(self._handle, operation, amount)
-        except PenstockError as error:
+        except HeadraceError as error:
             raise TritonModelException(f"Failed to {operation} metric value: {error}") from error
 
     def _give_up(self) -> None:

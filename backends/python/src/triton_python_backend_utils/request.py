@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, overload
 
-from penstock.backends.base import Call
-from penstock.messages.response import Answer
+from headrace.backends.base import Call
+from headrace.messages.response import Answer
 from triton_python_backend_utils import bls
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.arguments import UINT32, Text, instance, truth, whole_number

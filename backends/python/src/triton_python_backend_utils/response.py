@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from penstock.errors import PenstockError
-from penstock.messages.response import InferResponse
+from headrace.errors import HeadraceError
+from headrace.messages.response import InferResponse
 from triton_python_backend_utils.error import TritonError, TritonModelException
 from triton_python_backend_utils.parameters import Parameter, checked
 from triton_python_backend_utils.tensor import Tensor, read_only
@@ -49,22 +49,22 @@ class InferenceResponse:
         """The parameters as JSON text."""
         return json.dumps(self._parameters)
 
-    def _message(self) -> InferResponse | PenstockError:
+    def _message(self) -> InferResponse | HeadraceError:
         """What is sent. Raises `TritonModelException` for a tensor on a device that cannot be copied to the host."""
         if self._error is not None:
-            return self._error._as_penstock()
+            return self._error._as_headrace()
         return InferResponse({tensor._name: tensor._wire() for tensor in self._outputs}, self._parameters)
 
     @classmethod
-    def _received(cls, answer: InferResponse | PenstockError | None, is_shared: bool = False) -> InferenceResponse:
+    def _received(cls, answer: InferResponse | HeadraceError | None, is_shared: bool = False) -> InferenceResponse:
         """The answer of another model, in memory of that model's if it ``is_shared``.
 
         None is the end of a decoupled one: no outputs, no error.
         """
         response = cls.__new__(cls)
         response._outputs, response._error, response._parameters = [], None, {}
-        if isinstance(answer, PenstockError):
-            response._error = TritonError._from_penstock(answer)
+        if isinstance(answer, HeadraceError):
+            response._error = TritonError._from_headrace(answer)
         elif answer is not None:
             outputs = answer.outputs
             if is_shared:

@@ -22,10 +22,10 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.backends.services import Services
-    from penstock.messages.request import InferRequest
+    from headrace.backends.services import Services
+    from headrace.messages.request import InferRequest
 
-MODULE_KEY = "__penstock_runtime__"
+MODULE_KEY = "__headrace_runtime__"
 
 
 class Phase(Enum):
@@ -82,7 +82,7 @@ class Entered:
             _ENTERED.reset(self._token)
 
 
-_ENTERED: ContextVar[Entered | None] = ContextVar("penstock_runtime", default=None)
+_ENTERED: ContextVar[Entered | None] = ContextVar("headrace_runtime", default=None)
 _only: list[Runtime] = []
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from threading import Lock
 
-from penstock.backends.base import Call
-from penstock.errors import BackendError, PenstockError
-from penstock.messages.response import Answer
+from headrace.backends.base import Call
+from headrace.errors import BackendError, HeadraceError
+from headrace.messages.response import Answer
 from triton_python_backend_utils.arguments import UINT32, whole_number
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.flags import TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -110,7 +110,7 @@ class InferenceResponseSender:
             (answer,), self._end = self._end, None
         self._call.send(answer, True)
 
-    def _unanswered(self) -> PenstockError:
+    def _unanswered(self) -> HeadraceError:
         return BackendError(f"model '{self._call.request.model_name}' released the response sender without a response")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.messages.tensor import BytesTensor
+from headrace.messages.tensor import BytesTensor
 
 
 def serialize_byte_tensor(input_tensor: npt.NDArray[Any]) -> bytes | tuple[()] | None:
@@ -27,7 +27,7 @@ def deserialize_bytes_tensor(
 ) -> npt.NDArray[np.object_]:
     """The strings of ``encoded_tensor`` as ``bytes``, in an object array of one dimension.
 
-    Raises `penstock.errors.InvalidArgument` for what is no wire form.
+    Raises `headrace.errors.InvalidArgument` for what is no wire form.
     """
     tensor = BytesTensor(np.frombuffer(encoded_tensor, np.uint8).data, ())
     return tensor.reshape((len(tensor.offsets) - 1,)).to_objects()

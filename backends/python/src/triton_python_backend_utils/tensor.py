@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from penstock.messages import dtypes
-from penstock.messages.dtypes import DataType
-from penstock.messages.tensor import BytesTensor
+from headrace.messages import dtypes
+from headrace.messages.dtypes import DataType
+from headrace.messages.tensor import BytesTensor
 from triton_python_backend_utils import dlpack, recall
 from triton_python_backend_utils.arguments import Text, text
 from triton_python_backend_utils.dlpack import DeviceMemory

@@ -61,7 +61,7 @@ def packed_environment(virtual_environment: Path, tmp_path_factory: pytest.TempP
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of this test's own."""
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 

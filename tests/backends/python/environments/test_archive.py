@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import LoadError
-from penstock_python import archive as archives
-from penstock_python import unpacking
-from penstock_python.archive import unpack
+from headrace.errors import LoadError
+from headrace_python import archive as archives
+from headrace_python import unpacking
+from headrace_python.archive import unpack
 
 Pack = Callable[..., Path]
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import LoadError
-from penstock_python.cache import cached
+from headrace.errors import LoadError
+from headrace_python.cache import cached
 
 MAKE_AND_HANG = """
 import sys, time
-from penstock_python.cache import cached
+from headrace_python.cache import cached
 def make(into):
     into.mkdir()
     (into / "half").touch()
@@ -93,14 +93,14 @@ def test_a_cache_that_others_may_write_is_refused(cache: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "file"))
-    with pytest.raises(LoadError, match="Not a directory; PENSTOCK_CACHE may name another directory"):
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(LoadError, match="Not a directory; HEADRACE_CACHE may name another directory"):
         cached("a", make)
 
 
 def test_without_a_variable_the_cache_is_in_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PENSTOCK_CACHE", "XDG_CACHE_HOME"):
+    for name in ("HEADRACE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cached("a", make) == tmp_path / ".cache/penstock/environments/a/env"
-    assert (tmp_path / ".cache/penstock/environments").stat().st_mode & 0o777 == 0o700
+    assert cached("a", make) == tmp_path / ".cache/headrace/environments/a/env"
+    assert (tmp_path / ".cache/headrace/environments").stat().st_mode & 0o777 == 0o700

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import LoadError
-from penstock_python.environment import Environment, find
+from headrace.errors import LoadError
+from headrace_python.environment import Environment, find
 
 VERSION_38 = "#!/bin/sh\necho '{\"version\": [3, 8]}'\n"
 
@@ -38,7 +38,7 @@ def test_a_virtual_environment_is_used_where_it_is(virtual_environment: Path, tm
     found = find(str(virtual_environment), tmp_path)
     assert run(found, "import colour, numpy, sys; print(colour.NAME, sys.prefix)") == f"blue {virtual_environment}"
     with pytest.raises(subprocess.CalledProcessError):
-        run(found, "import penstock")
+        run(found, "import headrace")
 
 
 def test_the_variables_are_those_that_activate_sets(
@@ -166,7 +166,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        (VERSION_38, r"has Python 3\.8; Penstock needs 3\.10 or newer"),
+        (VERSION_38, r"has Python 3\.8; Headrace needs 3\.10 or newer"),
         ("#!/bin/sh\nexit 7\n", "is no Python that runs: it exited with status 7"),
         ("#!/bin/sh\nkill -9 $$\n", "is no Python that runs: it was killed by SIGKILL"),
         ("#!/no/such/interpreter\n", "cannot be run: No such file or directory"),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import LoadError
-from penstock_python import program
-from penstock_python.requirements import install
+from headrace.errors import LoadError
+from headrace_python import program
+from headrace_python.requirements import install
 
 Wheels = Callable[..., str]
 
@@ -36,7 +36,7 @@ def write(path: Path, text: str) -> Path:
 def test_what_is_required_is_installed_and_numpy_beside_it(
     model: Path, cache: Path, wheels: Wheels, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.INFO, "penstock.python")
+    caplog.set_level(logging.INFO, "headrace.python")
     monkeypatch.setattr(program, "TELL_S", 0.2)
     digest = wheels("colour", code="print('blue')")
     wheels("shape", code="print('round')")

@@ -116,17 +116,17 @@ def test_requirements_beside_the_config_become_the_models_environment(
     assert "this is done once" in server.log
 
 
-def test_an_environment_in_a_thread_is_refused(tmp_path: Path, run_penstock: Serve, virtual_environment: Path) -> None:
+def test_an_environment_in_a_thread_is_refused(tmp_path: Path, run_headrace: Serve, virtual_environment: Path) -> None:
     thread = 'parameters { key: "isolation" value { string_value: "thread" } }'
     write(tmp_path / "m", WORD, f'backend: "python" {thread} {parameter(str(virtual_environment))}')
-    server = run_penstock(f"--model-repository={tmp_path}")
+    server = run_headrace(f"--model-repository={tmp_path}")
     server.wait_for_line(r"model 'm' has EXECUTION_ENV_PATH, which needs a process: isolation is 'thread'")
     assert server.finish() == 1
 
 
-def test_an_environment_that_is_missing_is_told_in_tritons_words(tmp_path: Path, run_penstock: Serve) -> None:
+def test_an_environment_that_is_missing_is_told_in_tritons_words(tmp_path: Path, run_headrace: Serve) -> None:
     write(tmp_path / "m", WORD, f'backend: "python" {parameter("/no/such/environment")}')
-    server = run_penstock(f"--model-repository={tmp_path}")
+    server = run_headrace(f"--model-repository={tmp_path}")
     server.wait_for_line(r"Failed to get the canonical path for /no/such/environment\.")
     assert server.finish() == 1
 
@@ -140,7 +140,7 @@ def is_gone(pid: int) -> bool:
 
 
 def check(*words: str) -> list[dict[str, Any]]:
-    command = [str(Path(sys.executable).with_name("penstock")), "check", "--json", *words]
+    command = [str(Path(sys.executable).with_name("headrace")), "check", "--json", *words]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     found: list[dict[str, Any]] = json.loads(answer.stdout)
     return found
@@ -204,7 +204,7 @@ def test_check_tells_what_auto_complete_config_raises(tmp_path: Path) -> None:
 
 
 def test_a_killed_server_leaves_no_completion_behind(
-    tmp_path: Path, run_penstock: Serve, wait_until: Callable[..., None]
+    tmp_path: Path, run_headrace: Serve, wait_until: Callable[..., None]
 ) -> None:
     pid = tmp_path / "pid"
     body = (
@@ -212,7 +212,7 @@ def test_a_killed_server_leaves_no_completion_behind(
         f"        open({str(pid)!r}, 'w').write(str(os.getpid()))\n        time.sleep(1000)"
     )
     write(tmp_path / "models/m", body, 'backend: "python"')
-    server = run_penstock(f"--model-repository={tmp_path}/models")
+    server = run_headrace(f"--model-repository={tmp_path}/models")
     wait_until(lambda: pid.exists() and pid.read_text() != "", "the model completes its config")
     server.process.kill()
     wait_until(lambda: is_gone(int(pid.read_text())), "its process has ended")
@@ -237,14 +237,14 @@ def test_a_runtime_that_is_no_file_of_the_backend_is_refused(based: Path, runtim
 
 
 def test_a_config_that_comes_with_a_load_names_no_environment_elsewhere(
-    tmp_path: Path, virtual_environment: Path, run_penstock: Serve
+    tmp_path: Path, virtual_environment: Path, run_headrace: Serve
 ) -> None:
     """The operator's own config may, as the same path shows."""
     root = tmp_path / "models"
     secret = tmp_path / "secret.txt"
     secret.write_text("hunter2 !\n")
     write(root / "blue", WORD, f'backend: "python" {parameter(str(virtual_environment))}')
-    server = run_penstock(f"--model-repository={root}", "--model-control-mode=explicit").wait_until_ready()
+    server = run_headrace(f"--model-repository={root}", "--model-control-mode=explicit").wait_until_ready()
     with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         client.load_model("blue")
         for path in (str(secret), f"{virtual_environment}/.", "$$TRITON_MODEL_DIRECTORY/../../secret.txt"):

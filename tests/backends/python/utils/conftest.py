@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from penstock.backends.base import Call
-from penstock.backends.services import LogLevel, Services
-from penstock.errors import NotFound, PenstockError
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.messages.tensor import Tensor
+from headrace.backends.base import Call
+from headrace.backends.services import LogLevel, Services
+from headrace.errors import HeadraceError, NotFound
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.tensor import Tensor
 from triton_python_backend_utils.keeping import KeptMetrics
 from triton_python_backend_utils.runtime import Phase, Runtime
 
@@ -120,7 +120,7 @@ def count(request: InferRequest) -> Iterator[Answer]:
 
 
 def refuse(request: InferRequest) -> Iterator[Answer]:
-    yield PenstockError("no room")
+    yield HeadraceError("no room")
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as pb_utils
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.runtime import Phase, Runtime
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 import triton_python_backend_utils as pb_utils
-from penstock.errors import InvalidArgument
+from headrace.errors import InvalidArgument
 
 NUMBERS = {
     "TYPE_BOOL": (1, np.bool_),

@@ -16,20 +16,20 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from penstock.messages.dtypes import BF16
+from headrace.messages.dtypes import BF16
 
 tensor = pb_utils.Tensor._received("x", np.zeros(2, BF16.numpy))
 assert tensor.triton_dtype() == 14
 assert pb_utils.Tensor.from_dlpack("y", tensor).triton_dtype() == 14
-names = {name for name in sys.modules if name.partition(".")[0] == "penstock"}
-print(sorted(name for name in names if not name.startswith(("penstock.messages", "penstock.backends"))))
+names = {name for name in sys.modules if name.partition(".")[0] == "headrace"}
+print(sorted(name for name in names if not name.startswith(("headrace.messages", "headrace.backends"))))
 """
 
 
-def test_only_numpy_and_the_lightest_parts_of_penstock_are_imported() -> None:
+def test_only_numpy_and_the_lightest_parts_of_headrace_are_imported() -> None:
     done = subprocess.run([sys.executable, "-c", SEEN], capture_output=True, text=True, timeout=50, check=False)
 
     assert done.returncode == 0, done.stderr
-    light = ["penstock", "penstock.config", "penstock.config.confinement", "penstock.errors"]
-    light += ["penstock.telemetry", "penstock.telemetry.kinds"]
+    light = ["headrace", "headrace.config", "headrace.config.confinement", "headrace.errors"]
+    light += ["headrace.telemetry", "headrace.telemetry.kinds"]
     assert done.stdout.strip() == str(light)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as pb_utils
-from penstock.errors import Code, InternalError, PenstockError
-from penstock.messages.response import InferResponse
-from penstock.messages.tensor import BytesTensor
+from headrace.errors import Code, HeadraceError, InternalError
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import BytesTensor
 
 
 def y(value: float = 1.0) -> pb_utils.Tensor:
@@ -48,7 +48,7 @@ def test_error_goes_before_outputs_and_keeps_its_code(code: Code) -> None:
     error = pb_utils.TritonError("no", getattr(pb_utils.TritonError, name))
     message = pb_utils.InferenceResponse([y()], error)._message()
 
-    assert isinstance(message, PenstockError)
+    assert isinstance(message, HeadraceError)
     assert (str(message), message.code) == ("no", code)
     back = pb_utils.InferenceResponse._received(message).error()
     assert back is not None

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as pb_utils
-from penstock.errors import Code, PenstockError
-from penstock.messages.response import InferResponse
+from headrace.errors import Code, HeadraceError
+from headrace.messages.response import InferResponse
 from triton_python_backend_utils.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def test_error_is_sent_with_its_code(recorded: type[Recorded]) -> None:
     received(call, DECOUPLED).get_response_sender().send(pb_utils.InferenceResponse(error=error), FINAL)
 
     ((answer, final),) = call.answers
-    assert isinstance(answer, PenstockError)
+    assert isinstance(answer, HeadraceError)
     assert (str(answer), answer.code, final) == ("no such user", Code.NOT_FOUND, True)
 
 
@@ -155,7 +155,7 @@ def test_dropped_sender_of_a_plain_model_leaves_an_error(recorded: type[Recorded
 
     ((answer, final),) = call.answers
     assert final
-    assert isinstance(answer, PenstockError)
+    assert isinstance(answer, HeadraceError)
     assert str(answer) == "model 'counted' released the response sender without a response"
 
 
@@ -170,7 +170,7 @@ def test_request_is_finished_once_and_its_sender_refuses_from_then_on(recorded: 
     for runtime in (DECOUPLED, PLAIN):
         call = recorded()
         request = received(call, runtime)
-        failure = PenstockError("execute raised")
+        failure = HeadraceError("execute raised")
 
         assert request._finish(failure)
         assert not request._finish(failure)
@@ -186,7 +186,7 @@ def test_finish_does_not_answer_what_the_sender_answered(recorded: type[Recorded
     request = received(call, PLAIN)
     request.get_response_sender().send(response(1))
 
-    assert not request._finish(PenstockError("late"))
+    assert not request._finish(HeadraceError("late"))
     assert numbers(call) == [1]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as pb_utils
-from penstock.messages.tensor import BytesTensor
+from headrace.messages.tensor import BytesTensor
 
 
 @pytest.mark.parametrize(

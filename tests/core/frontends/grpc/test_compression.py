@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.options import CompressionLevel
-from penstock.frontends.grpc.compression import DEFLATE, GZIP, Compressor, inflate
-from penstock.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
+from headrace.config.options import CompressionLevel
+from headrace.frontends.grpc.compression import DEFLATE, GZIP, Compressor, inflate
+from headrace.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
 
 MIB = 1 << 20
 PACK: dict[bytes, Callable[[bytes], bytes]] = {GZIP: gzip.compress, DEFLATE: zlib.compress}

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tritonclient.grpc._utils import _get_inference_request
 
-from penstock.errors import Code, PenstockError
-from penstock.frontends.grpc import wire
-from penstock.frontends.grpc.decode import Decoded, decode
-from penstock.frontends.grpc.grpc_service_pb2 import InferParameter, ModelInferRequest
-from penstock.frontends.large import UNBOUNDED
-from penstock.messages import dtypes
-from penstock.messages.request import MAX_INPUTS, InferRequest, Undecoded
-from penstock.messages.tensor import BytesTensor
+from headrace.errors import Code, HeadraceError
+from headrace.frontends.grpc import wire
+from headrace.frontends.grpc.decode import Decoded, decode
+from headrace.frontends.grpc.grpc_service_pb2 import InferParameter, ModelInferRequest
+from headrace.frontends.large import UNBOUNDED
+from headrace.messages import dtypes
+from headrace.messages.request import MAX_INPUTS, InferRequest, Undecoded
+from headrace.messages.tensor import BytesTensor
 
 NUMERIC = [dtype for dtype in dtypes.ALL if dtype.name not in ("BYTES", "BF16")]
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -159,7 +159,7 @@ def test_contradictions_are_left_to_the_signature(datatype: str, shape: list[int
 
 
 def refusal(message: ModelInferRequest) -> tuple[Code, str]:
-    with pytest.raises(PenstockError) as caught:
+    with pytest.raises(HeadraceError) as caught:
         read(message)
     return caught.value.code, caught.value.message
 
@@ -346,8 +346,8 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 @given(st.binary(max_size=100) | mutated())
 def test_bad_bytes_are_refused_and_nothing_worse(body: bytes) -> None:
-    with contextlib.suppress(DecodeError, PenstockError):
+    with contextlib.suppress(DecodeError, HeadraceError):
         decode(wire.unpack(body), ignore)
-    with contextlib.suppress(DecodeError, PenstockError):
+    with contextlib.suppress(DecodeError, HeadraceError):
         parcel = wire.split(body)
         assert parcel is None or decode(parcel, ignore)

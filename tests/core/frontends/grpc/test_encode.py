@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tritonclient.grpc import service_pb2 as triton
 
-from penstock.errors import InvalidArgument, PluginError
-from penstock.frontends.grpc.encode import encode, encode_empty
-from penstock.messages import dtypes
-from penstock.messages.response import InferResponse
-from penstock.messages.tensor import BytesTensor, Tensor
-from penstock.models.served import ServedModel
+from headrace.errors import InvalidArgument, PluginError
+from headrace.frontends.grpc.encode import encode, encode_empty
+from headrace.messages import dtypes
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import BytesTensor, Tensor
+from headrace.models.served import ServedModel
 
 NUMERIC = [dtype for dtype in dtypes.ALL if dtype.name not in ("BYTES", "BF16")]
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)

@@ -25,11 +25,11 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.grpc import service_pb2 as triton
 from tritonclient.utils import InferenceServerException
 
-from penstock.config.options import Restriction, ServerOptions
-from penstock.errors import ConfigError, Unavailable
-from penstock.frontends.grpc.frontend import GrpcFrontend
-from penstock.messages.request import InferRequest
-from penstock.server import Server
+from headrace.config.options import Restriction, ServerOptions
+from headrace.errors import ConfigError, Unavailable
+from headrace.frontends.grpc.frontend import GrpcFrontend
+from headrace.messages.request import InferRequest
+from headrace.server import Server
 
 CONFIG = """
 backend: "identity"

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as triton
 
-from penstock.config.model_config_pb2 import ModelConfig
-from penstock.config.options import ServerOptions
-from penstock.errors import BackendError, Code, NotFound, PenstockError, Unavailable
-from penstock.frontends.forwarding import HeaderForwarding
-from penstock.frontends.grpc import stream
-from penstock.frontends.grpc.context import Metadata, texts
-from penstock.frontends.grpc.infer import Inference, model_infer
-from penstock.frontends.grpc.stream import model_stream_infer
-from penstock.frontends.grpc.wire import Parcel, unpack
-from penstock.frontends.large import LargeWork
-from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
-from penstock.server import Server
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.options import ServerOptions
+from headrace.errors import BackendError, Code, HeadraceError, NotFound, Unavailable
+from headrace.frontends.forwarding import HeaderForwarding
+from headrace.frontends.grpc import stream
+from headrace.frontends.grpc.context import Metadata, texts
+from headrace.frontends.grpc.infer import Inference, model_infer
+from headrace.frontends.grpc.stream import model_stream_infer
+from headrace.frontends.grpc.wire import Parcel, unpack
+from headrace.frontends.large import LargeWork
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.server import Server
 
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 
@@ -97,9 +97,9 @@ def parcel(model: str = "m", id: str = "", **parameters: bool) -> Parcel:
 
 async def infer(inference: Inference, sent: Parcel, context: Call) -> bytes:
     """What `model_infer` answers; cancelling tells it that the caller has gone."""
-    answered: asyncio.Future[bytes | PenstockError] = asyncio.get_running_loop().create_future()
+    answered: asyncio.Future[bytes | HeadraceError] = asyncio.get_running_loop().create_future()
 
-    def reply(answer: bytes | PenstockError) -> None:
+    def reply(answer: bytes | HeadraceError) -> None:
         if not answered.cancelled():
             answered.set_result(answer)
 
@@ -109,7 +109,7 @@ async def infer(inference: Inference, sent: Parcel, context: Call) -> bytes:
     except asyncio.CancelledError:
         cancel()
         raise
-    if isinstance(found, PenstockError):
+    if isinstance(found, HeadraceError):
         raise found
     return found
 
@@ -134,7 +134,7 @@ async def test_the_answer_comes_back_whole() -> None:
 
 
 async def refused(desk: Desk, sent: Parcel, context: Call | None = None) -> tuple[Code, str]:
-    with pytest.raises(PenstockError) as caught:
+    with pytest.raises(HeadraceError) as caught:
         await infer(desk.inference(), sent, context or Call())
     return caught.value.code, caught.value.message
 
@@ -199,7 +199,7 @@ async def test_metadata_that_matches_becomes_parameters() -> None:
 
 @asynchronous
 async def test_reserved_metadata_is_refused() -> None:
-    with pytest.raises(PenstockError, match="Header 'priority' is reserved for Triton usage and cannot be forwarded"):
+    with pytest.raises(HeadraceError, match="Header 'priority' is reserved for Triton usage and cannot be forwarded"):
         await infer(Desk().inference("."), parcel(), Call((("priority", "1"),)))
 
 

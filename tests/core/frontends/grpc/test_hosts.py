@@ -15,12 +15,12 @@ import grpc
 import pytest
 from google.protobuf.message import DecodeError
 
-from penstock.config.options import GrpcServer, ServerOptions
-from penstock.errors import BackendError, Code, PenstockError
-from penstock.frontends.grpc.context import Cancel, Context, Reply, Send
-from penstock.frontends.grpc.hosts import Host, choose_host
-from penstock.frontends.grpc.rpcs import Rpc
-from penstock.frontends.large import LargeWork
+from headrace.config.options import GrpcServer, ServerOptions
+from headrace.errors import BackendError, Code, HeadraceError
+from headrace.frontends.grpc.context import Cancel, Context, Reply, Send
+from headrace.frontends.grpc.hosts import Host, choose_host
+from headrace.frontends.grpc.rpcs import Rpc
+from headrace.frontends.large import LargeWork
 
 MIB = 1 << 20
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
@@ -118,7 +118,7 @@ class Desk:
         def cancel() -> None:
             self.cancels += 1
             self.cancelled.set()
-            reply(PenstockError("left", Code.CANCELLED))
+            reply(HeadraceError("left", Code.CANCELLED))
 
         return cancel
 
@@ -127,7 +127,7 @@ class Desk:
         raise self.error
 
     def answer_with_error(self, request: bytes, context: Context, reply: Reply) -> Cancel | None:
-        assert isinstance(self.error, PenstockError)
+        assert isinstance(self.error, HeadraceError)
         reply(self.error)
         return None
 
@@ -227,7 +227,7 @@ TEXTS = ["plain", "100 %", "%41", "a\nb\tc", "näïve", "日本語 🚰", "x" * 
 async def test_each_code_and_any_text_reach_the_client(name: GrpcServer, method: str) -> None:
     async with serving(name) as served:
         for code, status in NUMBERS.items():
-            served.desk.error = PenstockError("because", code)
+            served.desk.error = HeadraceError("because", code)
             assert await refusal(served.unary(method)) == (status, "because")
         for text in TEXTS:
             served.desk.error = BackendError(text, Code.UNAVAILABLE)
@@ -395,7 +395,7 @@ async def test_a_stream_may_carry_large_messages(name: GrpcServer) -> None:
 @asynchronous
 async def test_an_error_follows_the_answers_before_it(name: GrpcServer) -> None:
     async with serving(name) as served:
-        served.desk.error = PenstockError("at the end", Code.NOT_FOUND)
+        served.desk.error = HeadraceError("at the end", Code.NOT_FOUND)
         stream = served.stream("repeat", iter([b"1", b"2"]))
         assert [await stream.read(), await stream.read()] == [b"1", b"2"]
         assert await refusal(stream.read()) == (grpc.StatusCode.NOT_FOUND, "at the end")

@@ -11,13 +11,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import PenstockError
-from penstock.frontends.grpc import decode as plain
-from penstock.frontends.grpc import wire
-from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest
-from penstock.frontends.grpc.layouts import KnownLayouts, Place
-from penstock.messages.request import InferRequest
-from penstock.messages.tensor import BytesTensor
+from headrace.errors import HeadraceError
+from headrace.frontends.grpc import decode as plain
+from headrace.frontends.grpc import wire
+from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
+from headrace.frontends.grpc.layouts import KnownLayouts, Place
+from headrace.messages.request import InferRequest
+from headrace.messages.tensor import BytesTensor
 
 FIELDS = ("model_name", "model_version", "id", "priority", "timeout_us")
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
@@ -64,7 +64,7 @@ def outcome(known: KnownLayouts | None, body: bytes | memoryview) -> tuple[Any, 
     try:
         unpack, decode = (wire.unpack, plain.decode) if known is None else (known.unpack, known.decode)
         decoded = decode(unpack(body), nobody)
-    except (PenstockError, DecodeError) as error:
+    except (HeadraceError, DecodeError) as error:
         return type(error), str(error)
     return (*said(decoded.request), dict(decoded.classes), decoded.empty_final)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
-from penstock.errors import InvalidArgument
-from penstock.frontends.grpc import long_messages, wire
-from penstock.frontends.grpc.decode import decode
-from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest, RepositoryModelLoadRequest
-from penstock.frontends.large import Large
-from penstock.messages.request import Undecoded
-from penstock.messages.tensor import BytesTensor
+from headrace.errors import InvalidArgument
+from headrace.frontends.grpc import long_messages, wire
+from headrace.frontends.grpc.decode import decode
+from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest, RepositoryModelLoadRequest
+from headrace.frontends.large import Large
+from headrace.messages.request import Undecoded
+from headrace.messages.tensor import BytesTensor
 
 COUNT = 30_000
 CONTENTS: dict[str, tuple[str, Callable[[random.Random], Any]]] = {

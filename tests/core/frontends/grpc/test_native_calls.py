@@ -22,14 +22,14 @@ from hyperframe import frame as frames
 from tritonclient.grpc import service_pb2 as triton
 
 if TYPE_CHECKING:
-    from tests.conftest import Gate, Penstock
+    from tests.conftest import Gate, Headrace
     from tests.core.frontends.conftest import Answer, Peer
 
 OK, DEADLINE, NOT_FOUND, EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 4, 5, 8, 12, 13, 14
 CALM, CANCEL = 11, 8
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 Connect = Callable[..., "Peer"]
-Serve = Callable[..., "Penstock"]
+Serve = Callable[..., "Headrace"]
 LIVE = triton.ServerLiveResponse(live=True).SerializeToString()
 
 
@@ -210,7 +210,7 @@ def test_answers_are_packed_only_for_who_takes_them_and_only_inference(serve_nat
 @pytest.mark.parametrize("timeout", ["50m", "50000u", "50000000n", "0m", "0H", "1n"])
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 def test_a_deadline_takes_the_request_out_of_the_queue(
-    native: Penstock, peer: Peer, gate: Gate, method: str, timeout: str
+    native: Headrace, peer: Peer, gate: Gate, method: str, timeout: str
 ) -> None:
     peer.call(1, "ModelInfer", peer.infer("slow"))
     gate.wait_until_running()
@@ -233,7 +233,7 @@ def test_a_malformed_deadline_is_refused(peer: Peer, timeout: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-def test_a_reset_takes_the_request_out_of_the_queue(native: Penstock, peer: Peer, gate: Gate, method: str) -> None:
+def test_a_reset_takes_the_request_out_of_the_queue(native: Headrace, peer: Peer, gate: Gate, method: str) -> None:
     peer.call(1, "ModelInfer", peer.infer("slow"))
     gate.wait_until_running()
     cancelled = native.metric("nv_inference_request_failure", "slow", reason="CANCELED")
@@ -249,7 +249,7 @@ def test_a_reset_takes_the_request_out_of_the_queue(native: Penstock, peer: Peer
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 def test_a_disconnect_takes_the_requests_out_of_the_queue(
-    native: Penstock, connect: Connect, peer: Peer, gate: Gate, method: str
+    native: Headrace, connect: Connect, peer: Peer, gate: Gate, method: str
 ) -> None:
     peer.call(1, "ModelInfer", peer.infer("slow"))
     gate.wait_until_running()
@@ -586,7 +586,7 @@ def test_over_tls_the_client_must_speak_http_2(serve_native: Serve, connect: Con
 def test_only_the_other_host_imports_grpc(host: str, is_imported: bool, tmp_path: Path) -> None:
     program = (
         "import asyncio, sys\n"
-        "from penstock.server import Server\n"
+        "from headrace.server import Server\n"
         f"with Server('{tmp_path}', grpc_port=0, http_port=0, metrics_port=0, grpc_server='{host}') as server:\n"
         "    asyncio.run_coroutine_threadsafe(server.start_frontends(), server.loop).result(20)\n"
         "    print([frontend.name for frontend in server.frontends], 'grpc' in sys.modules)\n"

@@ -6,8 +6,8 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from tritonclient.grpc import service_pb2 as theirs
 
-from penstock.frontends.grpc import grpc_service_pb2 as ours
-from penstock.frontends.grpc import reflection
+from headrace.frontends.grpc import grpc_service_pb2 as ours
+from headrace.frontends.grpc import reflection
 
 
 def file_of(descriptor: object) -> FileDescriptorProto:
@@ -80,4 +80,4 @@ def test_reflection_shows_tritons_names() -> None:
     assert config is not None
     assert config.full_name == "inference.ModelConfig"
     with pytest.raises(KeyError):
-        pool.FindServiceByName("penstock.GRPCInferenceService")
+        pool.FindServiceByName("headrace.GRPCInferenceService")

@@ -17,9 +17,9 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
 )
 from tritonclient.grpc import service_pb2 as triton
 
-from penstock.frontends.grpc import reflection
-from penstock.frontends.grpc.context import Context
-from penstock.frontends.grpc.reflection import SERVICES, Reflection
+from headrace.frontends.grpc import reflection
+from headrace.frontends.grpc.context import Context
+from headrace.frontends.grpc.reflection import SERVICES, Reflection
 
 NAMES = ("inference.GRPCInferenceService", "grpc.health.v1.Health", *SERVICES)
 #: A second file, because what is served has no extensions.
@@ -74,7 +74,7 @@ REQUESTS = [
     Request(file_containing_symbol="inference.ModelInferRequest.InferInputTensor"),
     Request(file_containing_symbol="inference.ModelConfig.name"),
     Request(file_containing_symbol="inference.DataType"),
-    Request(file_containing_symbol="penstock.ModelInferRequest"),
+    Request(file_containing_symbol="headrace.ModelInferRequest"),
     Request(file_containing_symbol="t.M"),
     Request(file_containing_symbol=".t.M"),
     Request(file_containing_symbol="t.late"),

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 from tritonclient.grpc import service_pb2 as triton
 
-from penstock.config.options import Restriction, ServerOptions
-from penstock.errors import CallerError, Code, PenstockError
-from penstock.frontends.grpc.context import Metadata
-from penstock.frontends.grpc.rpcs import HEALTH_SERVICE, SERVICE, Rpc, rpcs, serialize
-from penstock.models.states import IndexEntry
-from penstock.server import Server
+from headrace.config.options import Restriction, ServerOptions
+from headrace.errors import CallerError, Code, HeadraceError
+from headrace.frontends.grpc.context import Metadata
+from headrace.frontends.grpc.rpcs import HEALTH_SERVICE, SERVICE, Rpc, rpcs, serialize
+from headrace.models.states import IndexEntry
+from headrace.server import Server
 
 #: Behaviours.md section 2.1.
 CATEGORIES = {
@@ -84,7 +84,7 @@ def ask(desk: Desk, request: Any, metadata: Metadata = ()) -> Any:
 
 
 def refusal(desk: Desk, request: Any, metadata: Metadata = ()) -> tuple[Code, str]:
-    with pytest.raises(PenstockError) as caught:
+    with pytest.raises(HeadraceError) as caught:
         ask(desk, request, metadata)
     return caught.value.code, caught.value.message
 

@@ -17,15 +17,15 @@ import h2.events
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config.options import ServerOptions
-from penstock.frontends.grpc.context import Cancel, Context, Reply
-from penstock.frontends.grpc.native_host import Calls
-from penstock.frontends.grpc.rpcs import Rpc
-from penstock.frontends.http2.connection import Connection
-from penstock.frontends.http2.connections import Connections
-from penstock.frontends.http2.keepalive import Keepalive
-from penstock.frontends.http2.limits import Limits
-from penstock.frontends.large import LargeWork
+from headrace.config.options import ServerOptions
+from headrace.frontends.grpc.context import Cancel, Context, Reply
+from headrace.frontends.grpc.native_host import Calls
+from headrace.frontends.grpc.rpcs import Rpc
+from headrace.frontends.http2.connection import Connection
+from headrace.frontends.http2.connections import Connections
+from headrace.frontends.http2.keepalive import Keepalive
+from headrace.frontends.http2.limits import Limits
+from headrace.frontends.large import LargeWork
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/test.Echo/Echo"), (":authority", "x"),
           ("te", "trailers"), ("content-type", "application/grpc")]  # fmt: skip

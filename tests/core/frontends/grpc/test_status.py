@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import Code
-from penstock.frontends.grpc.status import STATUS, details
+from headrace.errors import Code
+from headrace.frontends.grpc.status import STATUS, details
 
 #: grpc's numbers, as section 0 lists them.
 NUMBERS = {

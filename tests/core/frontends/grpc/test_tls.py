@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from penstock.config.options import ServerOptions
-from penstock.errors import ConfigError
-from penstock.frontends.grpc import tls
+from headrace.config.options import ServerOptions
+from headrace.errors import ConfigError
+from headrace.frontends.grpc import tls
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as triton
 
-from penstock.errors import InvalidArgument
-from penstock.frontends.grpc import wire
-from penstock.frontends.grpc.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
+from headrace.errors import InvalidArgument
+from headrace.frontends.grpc import wire
+from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 
 raws = st.lists(st.binary(max_size=300), max_size=4)
 

@@ -11,21 +11,21 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.config.model_config_pb2 import DataType, ModelConfig
-from penstock.config.options import ServerOptions
-from penstock.errors import NotFound
-from penstock.frontends.http.connections import Connections
-from penstock.frontends.http.limits import Limits
-from penstock.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply
-from penstock.frontends.http.protocol import HttpProtocol
-from penstock.frontends.http.routes import Routes
-from penstock.frontends.large import LargeWork
-from penstock.messages import dtypes
-from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
-from penstock.messages.spec import Spec
-from penstock.models.signature import Signature
-from penstock.telemetry.statistics import ModelStatistics, Snapshot
+from headrace.config.model_config_pb2 import DataType, ModelConfig
+from headrace.config.options import ServerOptions
+from headrace.errors import NotFound
+from headrace.frontends.http.connections import Connections
+from headrace.frontends.http.limits import Limits
+from headrace.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply
+from headrace.frontends.http.protocol import HttpProtocol
+from headrace.frontends.http.routes import Routes
+from headrace.frontends.large import LargeWork
+from headrace.messages import dtypes
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.messages.spec import Spec
+from headrace.models.signature import Signature
+from headrace.telemetry.statistics import ModelStatistics, Snapshot
 
 Dims = Mapping[str, tuple[str, tuple[int, ...]]]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.frontends.http.asgi import create_app
+from headrace.frontends.http.asgi import create_app
 
 MakeCaller = Callable[..., Any]
 X = {"X": ("UINT8", (-1,))}

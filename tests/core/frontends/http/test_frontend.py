@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.errors import Unavailable
-from penstock.frontends.http.frontend import HttpFrontend
+from headrace.errors import Unavailable
+from headrace.frontends.http.frontend import HttpFrontend
 
 MakeCaller = Callable[..., Any]
 HOSTS = ("auto", "hypercorn")

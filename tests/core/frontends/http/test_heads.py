@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.frontends.http.heads import Head, KnownHeads
+from headrace.frontends.http.heads import Head, KnownHeads
 
 RAW = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n"
 HEAD = Head("POST", "/a", {b"content-length": b"5"}, ((b"Content-Length", b"5"),), 5)

@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 from tritonclient import http as triton
 from tritonclient.utils import np_to_triton_dtype
 
-from penstock.messages.request import InferRequest
+from headrace.messages.request import InferRequest
 
 RID = "[request id: <id_unknown>] "
 MakeCaller = Callable[..., Any]
@@ -559,7 +559,7 @@ def test_two_responses_are_one_too_many(make_caller: MakeCaller) -> None:
     caller.model.holds = True
     replies: list[Any] = []
     caller.model.answer, first = (lambda request: None), caller.model.answer
-    from penstock.frontends.http.message import HttpRequest
+    from headrace.frontends.http.message import HttpRequest
 
     request = HttpRequest("POST", "/v2/models/echo/infer", {}, memoryview(orjson.dumps({"inputs": GOOD})))
     caller.routes.dispatch(request, replies.append)

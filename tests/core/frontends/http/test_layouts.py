@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.frontends.http import inference
-from penstock.frontends.http.decode import decode
-from penstock.frontends.http.forms import JSON
-from penstock.frontends.http.layouts import KnownLayouts
-from penstock.frontends.http.message import HttpRequest
-from penstock.frontends.http.routes import Routes
-from penstock.messages import dtypes
-from penstock.messages.request import InferRequest
+from headrace.frontends.http import inference
+from headrace.frontends.http.decode import decode
+from headrace.frontends.http.forms import JSON
+from headrace.frontends.http.layouts import KnownLayouts
+from headrace.frontends.http.message import HttpRequest
+from headrace.frontends.http.routes import Routes
+from headrace.messages import dtypes
+from headrace.messages.request import InferRequest
 
 MakeCaller = Callable[..., Any]
 FIXED = [datatype for datatype in dtypes.ALL if datatype is not dtypes.BYTES]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import PenstockError
-from penstock.frontends.http import repository, structure
-from penstock.frontends.http.long_strings import LongString, read_object
+from headrace.errors import HeadraceError
+from headrace.frontends.http import repository, structure
+from headrace.frontends.http.long_strings import LongString, read_object
 
 STRANGE = ["a", "bcd", '"', "\\", "/", "é", "\n", '\\"', "😀", "x" * 40]
 
@@ -47,7 +47,7 @@ def test_what_is_damaged_is_refused_or_read_as_the_library_does(monkeypatch: pyt
         try:
             expected: Any = json.loads(bytes(damaged))["parameters"]
         except (ValueError, KeyError):
-            with pytest.raises((PenstockError, KeyError)):
+            with pytest.raises((HeadraceError, KeyError)):
                 whole(read_object(memoryview(bytes(damaged))))
         else:
             assert whole(read_object(memoryview(bytes(damaged)))) == expected

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import InvalidArgument, PenstockError
-from penstock.frontends.http import outline, structure
+from headrace.errors import HeadraceError, InvalidArgument
+from headrace.frontends.http import outline, structure
 
 STRANGE = ["a", '"', "\\", "[", "]", ",", "{", "}", " ", "é", "\n", '\\"', "😀"]
 
@@ -62,7 +62,7 @@ def judge(text: bytes) -> None:
     try:
         expected = list(leaves(json.loads(text)["inputs"][0]["data"]))
     except (ValueError, LookupError, TypeError):
-        with pytest.raises((PenstockError, LookupError, TypeError)):
+        with pytest.raises((HeadraceError, LookupError, TypeError)):
             in_pieces(text)
         return
     if b"[]" in b"".join(text.split()):

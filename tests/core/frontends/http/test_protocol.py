@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.frontends.http.message import HttpReply
+from headrace.frontends.http.message import HttpReply
 
 MIB = 1024 * 1024
 

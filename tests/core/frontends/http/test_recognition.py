@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config.options import Restriction
-from penstock.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply
-from penstock.frontends.http.routes import Routes
+from headrace.config.options import Restriction
+from headrace.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply
+from headrace.frontends.http.routes import Routes
 
 Connect = Callable[..., Any]
 MakeCaller = Callable[..., Any]

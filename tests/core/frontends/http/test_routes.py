@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.config.options import RESTRICTED_CATEGORIES, Restriction
-from penstock.errors import Code
-from penstock.frontends.http.message import STATUS, HttpReply, HttpRequest
+from headrace.config.options import RESTRICTED_CATEGORIES, Restriction
+from headrace.errors import Code
+from headrace.frontends.http.message import STATUS, HttpReply, HttpRequest
 
 MakeCaller = Callable[..., Any]
 X = {"X": ("FP32", (4,))}

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hyperframe import frame as frames
 
-from penstock.frontends.http2.connection import Connection
-from penstock.frontends.http2.connections import Connections, Service
-from penstock.frontends.http2.headers import RequestHeaders
-from penstock.frontends.http2.keepalive import Keepalive
-from penstock.frontends.http2.limits import Limits
-from penstock.frontends.http2.stream import Stream
+from headrace.frontends.http2.connection import Connection
+from headrace.frontends.http2.connections import Connections, Service
+from headrace.frontends.http2.headers import RequestHeaders
+from headrace.frontends.http2.keepalive import Keepalive
+from headrace.frontends.http2.limits import Limits
+from headrace.frontends.http2.stream import Stream
 
 if TYPE_CHECKING:
-    from tests.conftest import Gate, Penstock
+    from tests.conftest import Gate, Headrace
     from tests.core.frontends.conftest import Peer
 
 CALM = 11  # ENHANCE_YOUR_CALM
@@ -48,7 +48,7 @@ def ending(peer: Peer) -> int | None:
 
 
 @pytest.fixture
-def harmless(native: Penstock, connect: Connect) -> Callable[[], Any]:
+def harmless(native: Headrace, connect: Connect) -> Callable[[], Any]:
     """A context in which a neighbour stays served, and at the end of which the server holds no more than before."""
 
     @contextmanager
@@ -83,7 +83,7 @@ def test_rapid_resets_cost_their_turn_and_nothing_else(peer: Peer, harmless: Any
         assert peer.ask(100_001).status == 0
 
 
-def test_resets_of_queued_requests_leave_nothing_in_the_queue(native: Penstock, peer: Peer, gate: Gate) -> None:
+def test_resets_of_queued_requests_leave_nothing_in_the_queue(native: Headrace, peer: Peer, gate: Gate) -> None:
     """More than streams may be open at a time, fewer than abuse would be."""
     peer.call(1, "ModelInfer", peer.infer("slow"))
     gate.wait_until_running()
@@ -242,7 +242,7 @@ def test_a_packed_message_is_no_larger_than_what_it_packs(peer: Peer, harmless: 
         assert peer.answer(1).status in (3, 13)  # it is no request
 
 
-def test_many_streams_that_ask_and_do_not_read_are_bounded(native: Penstock, connect: Connect, harmless: Any) -> None:
+def test_many_streams_that_ask_and_do_not_read_are_bounded(native: Headrace, connect: Connect, harmless: Any) -> None:
     """Windows of nothing, and as many answers as streams may be open."""
     peer = connect(native.grpc, {4: 0})
     with harmless(limit_bytes=64 * MIB):
@@ -337,7 +337,7 @@ def test_a_peer_that_reads_nothing_is_sent_away(connect: Connect) -> None:
     serving(act, Limits(unread_seconds=0.3), Answers())
 
 
-def test_hundreds_that_say_nothing_disturb_nobody(native: Penstock, connect: Connect, harmless: Any) -> None:
+def test_hundreds_that_say_nothing_disturb_nobody(native: Headrace, connect: Connect, harmless: Any) -> None:
     with harmless():
         idle = [connect(native.grpc, start=False) for _ in range(400)]
         assert connect(native.grpc).ask(1).status == 0
@@ -345,7 +345,7 @@ def test_hundreds_that_say_nothing_disturb_nobody(native: Penstock, connect: Con
             each.close()
 
 
-def test_http_1_is_refused_without_a_word_in_the_log(native: Penstock, connect: Connect) -> None:
+def test_http_1_is_refused_without_a_word_in_the_log(native: Headrace, connect: Connect) -> None:
     before = len(native.lines)
     for _ in range(20):
         peer = connect(native.grpc, start=False)
@@ -354,7 +354,7 @@ def test_http_1_is_refused_without_a_word_in_the_log(native: Penstock, connect: 
     assert native.lines[before:] == []
 
 
-def test_noise_ends_connections_and_nothing_else(native: Penstock, connect: Connect, harmless: Any) -> None:
+def test_noise_ends_connections_and_nothing_else(native: Headrace, connect: Connect, harmless: Any) -> None:
     chance = random.Random(7)
     with harmless():
         for _ in range(300):

@@ -10,7 +10,7 @@ import pytest
 from hyperframe import frame as frames
 
 if TYPE_CHECKING:
-    from tests.conftest import Gate, Penstock
+    from tests.conftest import Gate, Headrace
     from tests.core.frontends.conftest import Peer
 
 NO_ERROR, PROTOCOL, INTERNAL, FLOW, TIMEOUT, CLOSED, SIZE, REFUSED, CANCEL, COMPRESSION = range(10)
@@ -129,25 +129,25 @@ def test_the_connection_ends_with(peer: Peer, gate: Gate, act: Act, codes: int |
     b"GET / HTTP/1.1\r\nHost: test\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", bytes(100),
 ])  # fmt: skip
-def test_whoever_begins_otherwise_is_sent_away(native: Penstock, connect: Connect, preface: bytes) -> None:
+def test_whoever_begins_otherwise_is_sent_away(native: Headrace, connect: Connect, preface: bytes) -> None:
     peer = connect(native.grpc, start=False)
     peer.send(preface)
     peer.wait_until_closed()
 
 
-def test_the_preface_may_come_in_pieces(native: Penstock, connect: Connect) -> None:
+def test_the_preface_may_come_in_pieces(native: Headrace, connect: Connect) -> None:
     peer = connect(native.grpc, start=False)
     for byte in b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + raw(SETTINGS) + raw(PING, b"12345678"):
         peer.send(bytes([byte]))
     assert peer.until(frames.PingFrame).opaque_data == b"12345678"
 
 
-def test_the_server_speaks_settings_first(native: Penstock, connect: Connect) -> None:
+def test_the_server_speaks_settings_first(native: Headrace, connect: Connect) -> None:
     peer = connect(native.grpc)
     assert isinstance(peer.read(), frames.SettingsFrame)
 
 
-def test_the_client_speaks_settings_first(native: Penstock, connect: Connect) -> None:
+def test_the_client_speaks_settings_first(native: Headrace, connect: Connect) -> None:
     peer = connect(native.grpc, start=False)
     peer.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", raw(PING, bytes(8)))
     assert peer.goaway() == PROTOCOL
@@ -225,7 +225,7 @@ def test_a_window_that_settings_raise_beyond_2_gib_ends_the_connection(peer: Pee
 # --------------------------------------------------------------------- what is allowed
 
 
-def test_settings_are_acknowledged_each(native: Penstock, connect: Connect) -> None:
+def test_settings_are_acknowledged_each(native: Headrace, connect: Connect) -> None:
     peer = connect(native.grpc)
     peer.send(*(frames.SettingsFrame(settings=given) for given in ({WINDOW: 70000}, {0xF000: 1}, {})))
     acks = 0
@@ -315,7 +315,7 @@ def test_huffman_codes_are_read(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("frame_bytes", [1 << 14, 20_000, (1 << 24) - 1])
-def test_frames_are_no_larger_than_the_client_takes(native: Penstock, connect: Connect, frame_bytes: int) -> None:
+def test_frames_are_no_larger_than_the_client_takes(native: Headrace, connect: Connect, frame_bytes: int) -> None:
     peer = connect(native.grpc, {FRAME_BYTES: frame_bytes, WINDOW: 1 << 22})
     peer.send(peer.window(0, 1 << 22))
     sent = _pieces(peer, 1, peer.framed(peer.infer(content=bytes(200_000))))
@@ -359,7 +359,7 @@ def test_a_client_that_says_farewell_gets_its_answers(peer: Peer, gate: Gate) ->
     assert peer.answer(1).status == 0
 
 
-def test_nobodys_error_disturbs_another_connection(native: Penstock, connect: Connect, peer: Peer, gate: Gate) -> None:
+def test_nobodys_error_disturbs_another_connection(native: Headrace, connect: Connect, peer: Peer, gate: Gate) -> None:
     peer.call(1, "ModelInfer", peer.infer("slow"))
     gate.wait_until_running()
     other = connect(native.grpc)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as triton
 
 if TYPE_CHECKING:
-    from tests.conftest import Gate, Penstock
+    from tests.conftest import Gate, Headrace
     from tests.core.frontends.conftest import Peer
 
 FLOW = 3
@@ -94,7 +94,7 @@ def content_of(body: bytes | bytearray) -> bytes:
 # -------------------------------------------------------------------------- uploads
 
 
-def test_sixteen_mebibytes_go_and_come_back(native: Penstock, peer: Peer) -> None:
+def test_sixteen_mebibytes_go_and_come_back(native: Headrace, peer: Peer) -> None:
     content = np.arange(4 * MIB, dtype=np.float32).tobytes()
     with Client(native.grpc) as client:
         client.start(1, peer.fields("ModelInfer"), peer.framed(peer.infer(content=content)))
@@ -102,7 +102,7 @@ def test_sixteen_mebibytes_go_and_come_back(native: Penstock, peer: Peer) -> Non
         assert content_of(client.received[1]) == content
 
 
-def test_calls_that_are_sent_at_the_same_time_do_not_mix(native: Penstock, peer: Peer) -> None:
+def test_calls_that_are_sent_at_the_same_time_do_not_mix(native: Headrace, peer: Peer) -> None:
     contents = {stream: np.full(MIB // 4, stream, np.float32).tobytes() for stream in range(1, 17, 2)}
     with Client(native.grpc) as client:
         for stream, content in contents.items():
@@ -111,7 +111,7 @@ def test_calls_that_are_sent_at_the_same_time_do_not_mix(native: Penstock, peer:
         assert {stream: content_of(client.received[stream]) for stream in contents} == contents
 
 
-def test_what_is_sent_on_streams_that_end_early_is_credited_all_the_same(native: Penstock, connect: Connect) -> None:
+def test_what_is_sent_on_streams_that_end_early_is_credited_all_the_same(native: Headrace, connect: Connect) -> None:
     """Half of them the server ends, because there is no such method, and half the client."""
     peer = connect(native.grpc)
     peer.settle()
@@ -133,7 +133,7 @@ def credit(peer: Peer) -> int:
     return 65535 + sum(update.window_increment for update in updates)
 
 
-def test_padding_counts_and_is_credited(native: Penstock, peer: Peer) -> None:
+def test_padding_counts_and_is_credited(native: Headrace, peer: Peer) -> None:
     (given_,) = [f.settings for f in peer.seen if isinstance(f, frames.SettingsFrame) and "ACK" not in f.flags]
     window = given_.get(WINDOW, 65535)
     message = peer.framed(peer.infer(content=bytes(4 * (window // 256))))
@@ -152,7 +152,7 @@ def test_padding_counts_and_is_credited(native: Penstock, peer: Peer) -> None:
         assert len(content_of(client.received[1])) == 4 * (window // 256)
 
 
-def test_what_nobody_reads_is_not_credited_and_not_kept(native: Penstock, connect: Connect, gate: Gate) -> None:
+def test_what_nobody_reads_is_not_credited_and_not_kept(native: Headrace, connect: Connect, gate: Gate) -> None:
     peer = connect(native.grpc)
     peer.settle()
     before = native.rss_bytes
@@ -206,7 +206,7 @@ def arrived(peer: Peer, stream: int) -> int:
     return len(peer.answers[stream].data) if stream in peer.answers else 0
 
 
-def asked(native: Penstock, connect: Connect, window: int, size: int = 1024) -> Peer:
+def asked(native: Headrace, connect: Connect, window: int, size: int = 1024) -> Peer:
     """A peer with ``window`` for each stream, which has asked for ``size`` bytes on stream 1 and credits nothing."""
     peer = connect(native.grpc, {WINDOW: window})
     peer.settle()
@@ -217,7 +217,7 @@ def asked(native: Penstock, connect: Connect, window: int, size: int = 1024) -> 
 
 
 @pytest.mark.parametrize("window", [0, 1, 5, 600])
-def test_an_answer_waits_for_its_window(native: Penstock, connect: Connect, window: int) -> None:
+def test_an_answer_waits_for_its_window(native: Headrace, connect: Connect, window: int) -> None:
     peer = asked(native, connect, window)
     assert arrived(peer, 1) == window
     peer.send(peer.window(1, 100))
@@ -228,7 +228,7 @@ def test_an_answer_waits_for_its_window(native: Penstock, connect: Connect, wind
     assert peer.answers[1].status == 0
 
 
-def test_settings_open_the_windows_of_open_streams(native: Penstock, connect: Connect) -> None:
+def test_settings_open_the_windows_of_open_streams(native: Headrace, connect: Connect) -> None:
     peer = asked(native, connect, 0)
     assert arrived(peer, 1) == 0
     peer.send(frames.SettingsFrame(settings={WINDOW: 30}))
@@ -237,7 +237,7 @@ def test_settings_open_the_windows_of_open_streams(native: Penstock, connect: Co
     assert arrived(peer, 1) == 40
 
 
-def test_settings_are_acknowledged_before_what_they_allow(native: Penstock, connect: Connect) -> None:
+def test_settings_are_acknowledged_before_what_they_allow(native: Headrace, connect: Connect) -> None:
     """Until then the client may hold the server to the window before; grpc's core does."""
     peer = asked(native, connect, 0)
     peer.settle()
@@ -248,7 +248,7 @@ def test_settings_are_acknowledged_before_what_they_allow(native: Penstock, conn
     assert kinds == [frames.SettingsFrame, frames.DataFrame]
 
 
-def test_a_window_may_become_negative(native: Penstock, connect: Connect) -> None:
+def test_a_window_may_become_negative(native: Headrace, connect: Connect) -> None:
     peer = asked(native, connect, 100)
     assert arrived(peer, 1) == 100
     peer.send(frames.SettingsFrame(settings={WINDOW: 20}), peer.window(1, 80))
@@ -259,7 +259,7 @@ def test_a_window_may_become_negative(native: Penstock, connect: Connect) -> Non
     assert arrived(peer, 1) == 111
 
 
-def test_the_window_of_the_connection_holds_all_streams(native: Penstock, connect: Connect) -> None:
+def test_the_window_of_the_connection_holds_all_streams(native: Headrace, connect: Connect) -> None:
     peer = connect(native.grpc, {WINDOW: 1 << 20})
     peer.credits = False
     for stream in (1, 3, 5):
@@ -271,7 +271,7 @@ def test_the_window_of_the_connection_holds_all_streams(native: Penstock, connec
     assert [len(content_of(peer.answer(stream).data)) for stream in (1, 3, 5)] == [40_000] * 3
 
 
-def test_a_stream_that_waits_holds_no_other(native: Penstock, connect: Connect) -> None:
+def test_a_stream_that_waits_holds_no_other(native: Headrace, connect: Connect) -> None:
     peer = asked(native, connect, 0)
     peer.call(3, "ModelInfer", peer.infer(content=bytes(8)))
     peer.send(peer.window(3, 100_000))
@@ -279,12 +279,12 @@ def test_a_stream_that_waits_holds_no_other(native: Penstock, connect: Connect) 
     assert arrived(peer, 1) == 0
 
 
-def test_an_error_needs_no_window(native: Penstock, connect: Connect) -> None:
+def test_an_error_needs_no_window(native: Headrace, connect: Connect) -> None:
     peer = connect(native.grpc, {WINDOW: 0})
     assert peer.ask(1, "ModelInfer", peer.infer("nothing")).status == 5
 
 
-def test_a_stream_that_waits_can_be_reset(native: Penstock, connect: Connect) -> None:
+def test_a_stream_that_waits_can_be_reset(native: Headrace, connect: Connect) -> None:
     peer = asked(native, connect, 10, 100_000)
     assert arrived(peer, 1) == 10
     peer.send(frames.RstStreamFrame(1, 8), peer.window(1, 50_000))
@@ -295,7 +295,7 @@ def test_a_stream_that_waits_can_be_reset(native: Penstock, connect: Connect) ->
     assert len(content_of(peer.answer(3).data)) == 4000
 
 
-def test_answers_of_a_stream_wait_in_order(native: Penstock, connect: Connect) -> None:
+def test_answers_of_a_stream_wait_in_order(native: Headrace, connect: Connect) -> None:
     peer = connect(native.grpc, {WINDOW: 0})
     peer.credits = False
     peer.start(1, "ModelStreamInfer")
@@ -309,7 +309,7 @@ def test_answers_of_a_stream_wait_in_order(native: Penstock, connect: Connect) -
     assert [answer.infer_response.id for answer in found] == ids
 
 
-def test_answers_that_a_client_leaves_behind_are_dropped(native: Penstock, connect: Connect) -> None:
+def test_answers_that_a_client_leaves_behind_are_dropped(native: Headrace, connect: Connect) -> None:
     """It asks for 64 answers of 1 MiB, its windows are as large as can be, and it reads nothing.
 
     The allocator may keep what the first such client has cost; those after it must cost nothing.

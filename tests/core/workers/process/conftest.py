@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.registry import PluginInfo
-from penstock.server import Server
-from penstock.workers.host import Host
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.registry import PluginInfo
+from headrace.server import Server
+from headrace.workers.host import Host
 
 if TYPE_CHECKING:
     from tests.core.conftest import WriteModel

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.errors import Unavailable
-from penstock.messages.response import Answer
+from headrace.errors import Unavailable
+from headrace.messages.response import Answer
 
 if TYPE_CHECKING:
     from tests.core.workers.process.conftest import Running

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.messages.tensor import BytesTensor
-from penstock.workers.process.arena import KEPT_BYTES, STEP_BYTES, Arena, Reader, Writer
+from headrace.messages.tensor import BytesTensor
+from headrace.workers.process.arena import KEPT_BYTES, STEP_BYTES, Arena, Reader, Writer
 
 MIB = 1024 * 1024
 SIZE = 16 * 1024
@@ -152,7 +152,7 @@ def test_without_memory_there_is_no_room_instead_of_a_bus_error(tmp_path: Path) 
     done = in_small_tmpfs(
         """
 import os, sys
-from penstock.workers.process.arena import Arena, Writer
+from headrace.workers.process.arena import Arena, Writer
 fd = os.open(sys.argv[1] + "/arena", os.O_RDWR | os.O_CREAT)
 os.ftruncate(fd, 8 << 20)
 writer = Writer(Arena.attach(fd, 8 << 20))
@@ -274,14 +274,14 @@ def test_the_last_view_of_a_closed_arena_takes_the_mapping_with_it() -> None:
 
 
 def mapped() -> int:
-    return Path("/proc/self/maps").read_text().count("/memfd:penstock")
+    return Path("/proc/self/maps").read_text().count("/memfd:headrace")
 
 
 # ---------------------------------------------------------------------- two processes
 
 PEER = """
 import random, sys, zlib
-from penstock.workers.process.arena import Arena, Reader
+from headrace.workers.process.arena import Arena, Reader
 dice, held, freed = random.Random(5), [], []
 reader = Reader(Arena.attach(int(sys.argv[1]), int(sys.argv[2])))
 for line in sys.stdin:

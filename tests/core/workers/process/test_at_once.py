@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.messages.response import Answer, InferResponse
+from headrace.messages.response import Answer, InferResponse
 
 if TYPE_CHECKING:
     from tests.core.workers.process.conftest import Running

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.messages.request import InferRequest
-from penstock.messages.response import Answer, InferResponse
-from penstock.workers.process import awake
-from penstock.workers.process.awake import MOST_SLEEPS, AwakeLine, AwakeLoop, Patience
-from penstock.workers.process.traffic import Traffic
-from penstock.workers.process.wire.answers import Times, reply_of
-from penstock.workers.process.wire.codec import Decoder, Encoder
-from penstock.workers.process.wire.frames import Frames, Kind, integers_frame, read_integers
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.workers.process import awake
+from headrace.workers.process.awake import MOST_SLEEPS, AwakeLine, AwakeLoop, Patience
+from headrace.workers.process.traffic import Traffic
+from headrace.workers.process.wire.answers import Times, reply_of
+from headrace.workers.process.wire.codec import Decoder, Encoder
+from headrace.workers.process.wire.frames import Frames, Kind, integers_frame, read_integers
 
 if TYPE_CHECKING:
     from tests.core.workers.process.conftest import Running

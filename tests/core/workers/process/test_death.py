@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.errors import Code, PenstockError
-from penstock.messages.response import InferResponse
-from penstock.workers.process import deaths
+from headrace.errors import Code, HeadraceError
+from headrace.messages.response import InferResponse
+from headrace.workers.process import deaths
 
 if TYPE_CHECKING:
     from tests.core.workers.process.conftest import Running
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: What is promised is a second; the machine may be busy.
 SOON_S = 2.0
 #: No client sees any of these: numbers of processes and descriptors, addresses, files of the server.
-INTERNALS = re.compile(r"\b(pid|fd|memfd|/proc|/dev/shm|site-packages)\b|0x[0-9a-f]+|penstock/workers")
+INTERNALS = re.compile(r"\b(pid|fd|memfd|/proc|/dev/shm|site-packages)\b|0x[0-9a-f]+|headrace/workers")
 
 
 def exists(pid: int) -> bool:
@@ -41,10 +41,10 @@ def exists(pid: int) -> bool:
         return False
 
 
-def refusal(model: Running, deed: str) -> PenstockError:
+def refusal(model: Running, deed: str) -> HeadraceError:
     """The error that ``deed`` is answered with, soon."""
     begun = monotonic()
-    with pytest.raises(PenstockError) as caught:
+    with pytest.raises(HeadraceError) as caught:
         model.infer(deed)
     assert monotonic() - begun < SOON_S
     assert not INTERNALS.search(caught.value.message), caught.value.message
@@ -87,7 +87,7 @@ def test_what_a_dead_process_had_is_answered_and_another_follows(
 
 def test_a_process_that_closes_the_side_line_is_replaced(run_trial: Run, wait_until: WaitUntil) -> None:
     model = run_trial()
-    with contextlib.suppress(PenstockError):  # it may be gone before it has answered
+    with contextlib.suppress(HeadraceError):  # it may be gone before it has answered
         model.infer("hang up aside")
     wait_until(lambda: model.host.restarts == 1, "it has been replaced")
     wait_for_restart(model, wait_until)
@@ -118,7 +118,7 @@ def test_requests_that_wait_are_served_by_the_next_process(run_trial: Run, wait_
         waiting = [pool.submit(model.infer) for _ in range(6)]
         wait_until(lambda: model.server.served("m")[0].scheduler.pending == 6, "the others wait")
         os.kill(pid_of(model), signal.SIGKILL)
-        with pytest.raises(PenstockError, match="SIGKILL"):
+        with pytest.raises(HeadraceError, match="SIGKILL"):
             doomed.result(SOON_S)
         assert all(isinstance(each.result(15), InferResponse) for each in waiting)
 
@@ -225,7 +225,7 @@ def test_a_process_that_hangs_is_killed_when_its_model_goes(run_trial: Run, wait
     answers: Future[Any] = Future()
     model.submit(lambda answer, final: answers.set_result(answer), do=deed)
     wait_until((model.folder / "running").exists, "it hangs")
-    with pytest.raises(PenstockError):  # it did not end in order
+    with pytest.raises(HeadraceError):  # it did not end in order
         model.stop()
     wait_until(lambda: not exists(pid), "the process has been killed", 5)
 
@@ -349,7 +349,7 @@ def test_deaths_and_cycles_leave_no_descriptor_and_no_thread(run_trial: Run, wai
     model = run_trial()
     refusal(model, "exit")
     wait_for_restart(model, wait_until)
-    wait_until(lambda: sum(thread.name.startswith("penstock-wait") for thread in threading.enumerate()) == 1, "")
+    wait_until(lambda: sum(thread.name.startswith("headrace-wait") for thread in threading.enumerate()) == 1, "")
     before, threads = descriptors(), threading.active_count()
     refusal(model, "exit")
     wait_for_restart(model, wait_until, 2)

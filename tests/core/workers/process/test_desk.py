@@ -8,13 +8,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
-from penstock.workers.process.desk import Desk
-from penstock.workers.process.wire.codec import Decoder, Encoder
-from penstock.workers.process.wire.failure import WireError
-from penstock.workers.process.wire.frames import Frames, Kind
-from penstock.workers.process.wire.updates import update_frame
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.workers.process.desk import Desk
+from headrace.workers.process.wire.codec import Decoder, Encoder
+from headrace.workers.process.wire.failure import WireError
+from headrace.workers.process.wire.frames import Frames, Kind
+from headrace.workers.process.wire.updates import update_frame
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from penstock.errors import PenstockError
-from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
-from penstock.workers.process.awake import AwakeLine
-from penstock.workers.process.direct import DirectCalls
-from penstock.workers.process.wire.answers import reply_of
-from penstock.workers.process.wire.codec import Decoder, Encoder
-from penstock.workers.process.wire.frames import Kind
+from headrace.errors import HeadraceError
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.workers.process.awake import AwakeLine
+from headrace.workers.process.direct import DirectCalls
+from headrace.workers.process.wire.answers import reply_of
+from headrace.workers.process.wire.codec import Decoder, Encoder
+from headrace.workers.process.wire.frames import Kind
 
 
 class Interruption(BaseException):
@@ -58,7 +58,7 @@ def test_one_call_after_the_other_is_answered(ends: Ends) -> None:
 def test_a_request_that_cannot_travel_is_refused_and_the_next_is_not(ends: Ends) -> None:
     odd = InferRequest("other", {}, lambda answer, final: None, parameters={"k": cast("Any", object())})
     assert ends.calls.take_turn(odd)
-    assert isinstance(ends.calls.ask(1, odd), PenstockError)
+    assert isinstance(ends.calls.ask(1, odd), HeadraceError)
     ends.answer(2, "the next")
     assert ends.ask(2).parameters["id"] == "the next"
 

@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError
-from penstock.messages.request import UNREAD
-from penstock.messages.response import Answer, InferResponse
-from penstock.workers.process import launching
+from headrace.errors import Cancelled, Code, HeadraceError, InvalidArgument
+from headrace.messages.request import UNREAD
+from headrace.messages.response import Answer, InferResponse
+from headrace.workers.process import launching
 
 if TYPE_CHECKING:
     from tests.core.workers.process.conftest import Running
@@ -61,11 +61,11 @@ def test_every_rung_answers_alike_in_a_process_and_in_a_thread(run_trial: Run, r
         assert np.array_equal(y(found), x + np.float32(1))
     assert list(model.infer(outputs=["n"]).outputs) == ["n"]
     if rung == "rows":
-        with pytest.raises(PenstockError, match=r"^a row is not a number$") as caught:
+        with pytest.raises(HeadraceError, match=r"^a row is not a number$") as caught:
             model.infer(x=[[float("nan")]])
         assert caught.value.code is Code.INVALID_ARGUMENT
     else:
-        with pytest.raises(PenstockError, match=r"^no such thing$") as caught:
+        with pytest.raises(HeadraceError, match=r"^no such thing$") as caught:
             model.infer("refuse")
         assert caught.value.code is Code.NOT_FOUND
         assert (model.number("pid") == os.getpid()) is (isolation == "thread")
@@ -74,7 +74,7 @@ def test_every_rung_answers_alike_in_a_process_and_in_a_thread(run_trial: Run, r
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 def test_an_execution_that_raises_is_worded_alike(run_trial: Run, isolation: str) -> None:
     model = run_trial(isolation=isolation)
-    with pytest.raises(PenstockError, match=r"^model 'm' failed to execute: ValueError: raised on purpose$"):
+    with pytest.raises(HeadraceError, match=r"^model 'm' failed to execute: ValueError: raised on purpose$"):
         model.infer("raise")
     assert model.infer()
 
@@ -126,7 +126,7 @@ def test_a_cancelled_request_tells_its_execution_and_leaves_the_batch_whole(
     model.on_loop(gone.cancel)
     who, answer = answers.get(timeout=10)
     assert who == "gone"
-    assert isinstance(answer, PenstockError)
+    assert isinstance(answer, HeadraceError)
     assert answer.code is Code.CANCELLED
     wait_until((model.folder / "cancelled").exists, "the execution has heard of it")
     counted = model.server.served("m")[0].snapshot()
@@ -228,7 +228,7 @@ def test_a_model_whose_reader_stops_stops_too(run_trial: Run, wait_until: WaitUn
     model.on_loop(reader.request.cancel)
     while not (last := reader.next())[1]:
         pass
-    assert isinstance(last[0], PenstockError)
+    assert isinstance(last[0], HeadraceError)
     assert last[0].code is Code.CANCELLED
     assert sent() <= UNREAD + 101  # one is made before it is found that it may not be sent
 
@@ -273,7 +273,7 @@ def test_an_instance_is_closed_and_its_process_ends(run_trial: Run, close: str, 
 def test_a_process_may_allocate_what_its_model_allows(run_trial: Run) -> None:
     model = run_trial(memory_limit_bytes=400 << 20)
     pid = model.number("pid")
-    with pytest.raises(PenstockError, match="MemoryError"):
+    with pytest.raises(HeadraceError, match="MemoryError"):
         model.infer("eat")
     assert model.number("pid") == pid
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from penstock.workers.process.line import Line
-from penstock.workers.process.wire.frames import Frames, Kind, integers_frame, read_integers
+from headrace.workers.process.line import Line
+from headrace.workers.process.wire.frames import Frames, Kind, integers_frame, read_integers
 
 if TYPE_CHECKING:
     from tests.core.conftest import Interrupted
@@ -114,7 +114,7 @@ def test_a_broken_socket_is(ends: tuple[Line, Peer], monkeypatch: pytest.MonkeyP
         raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 
     line, peer = ends
-    monkeypatch.setattr("penstock.workers.process.line.leave", leave)
+    monkeypatch.setattr("headrace.workers.process.line.leave", leave)
     monkeypatch.setattr(line, "_receive", reset)
     with pytest.raises(Left):
         next(line.frames())

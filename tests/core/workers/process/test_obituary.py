@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workers.process.obituary import edited
+from headrace.workers.process.obituary import edited
 
 HOST = """
 import ctypes, faulthandler, sys, threading, traceback

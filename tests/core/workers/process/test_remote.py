@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.errors import InvalidArgument, Unsupported
-from penstock.telemetry.kinds import MetricKind
-from penstock.workers.process.remote import RemoteServices
-from penstock.workers.process.wire.frames import Frame, Frames, Kind
-from penstock.workers.process.wire.updates import read_update
+from headrace.errors import InvalidArgument, Unsupported
+from headrace.telemetry.kinds import MetricKind
+from headrace.workers.process.remote import RemoteServices
+from headrace.workers.process.wire.frames import Frame, Frames, Kind
+from headrace.workers.process.wire.updates import read_update
 
 
 class Server:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.messages.response import InferResponse
-from penstock.messages.tensor import Tensor
-from penstock.workers.process.replies import DirectReplies
-from penstock.workers.process.wire.answers import Reply
-from penstock.workers.process.wire.codec import Decoder
-from penstock.workers.process.wire.frames import Frames
-from penstock.workers.process.wire.tensors import INLINE
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import Tensor
+from headrace.workers.process.replies import DirectReplies
+from headrace.workers.process.wire.answers import Reply
+from headrace.workers.process.wire.codec import Decoder
+from headrace.workers.process.wire.frames import Frames
+from headrace.workers.process.wire.tensors import INLINE
 
 
 def response(count: int = 1, **fields: Any) -> InferResponse:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from penstock.errors import PenstockError
-from penstock.server import Server
+from headrace.errors import HeadraceError
+from headrace.server import Server
 from tests.core.conftest import WriteModel
 
 CONFIG = """
@@ -36,6 +36,6 @@ def test_an_output_of_other_dims_than_the_configs_is_an_error(
     make_server: Callable[..., Server], write_model: WriteModel, isolation: str
 ) -> None:
     write_model("m", SQUARE.format(isolation))
-    with make_server() as server, pytest.raises(PenstockError) as caught:
+    with make_server() as server, pytest.raises(HeadraceError) as caught:
         server.infer("m", {"x": np.zeros((1, 4), np.float32)})
     assert caught.value.message == "model 'm': output 'y' has shape [1, 1, 4], but the config says [-1, 2, 2]"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.errors import PenstockError
-from penstock.messages.response import Answer
+from headrace.errors import HeadraceError
+from headrace.messages.response import Answer
 
 if TYPE_CHECKING:
     from tests.core.workers.process.conftest import Running
@@ -34,7 +34,7 @@ def test_an_execution_that_raises_it_is_answered_and_the_instance_lives_on(
         model.submit(lambda answer, final: answers.put((answer, final)))
         given = [answers.get(timeout=10) for _ in range(2 if rung == "iterator" else 1)]
         last, final = given[-1]
-        assert isinstance(last, PenstockError)
+        assert isinstance(last, HeadraceError)
         assert last.message == f"model 'm' failed to execute: {kind.__name__}: stray"
         assert final
     assert model.host.alive

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import Code, PenstockError
-from penstock.messages import dtypes
-from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
-from penstock.messages.tensor import BytesTensor, Tensor, wire_view
-from penstock.telemetry.kinds import MetricOperation
-from penstock.workers.process.arena import Arena, Reader, Writer
-from penstock.workers.process.wire import notes
-from penstock.workers.process.wire.answers import Reply, Status, Times, read_times
-from penstock.workers.process.wire.codec import Decoder, Encoder
-from penstock.workers.process.wire.failure import WireError
-from penstock.workers.process.wire.frames import Frame, Frames, Kind, frame, integers_frame, read_integers
-from penstock.workers.process.wire.tensors import INLINE
-from penstock.workers.process.wire.updates import read_update, update_frame
+from headrace.errors import Code, HeadraceError
+from headrace.messages import dtypes
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import BytesTensor, Tensor, wire_view
+from headrace.telemetry.kinds import MetricOperation
+from headrace.workers.process.arena import Arena, Reader, Writer
+from headrace.workers.process.wire import notes
+from headrace.workers.process.wire.answers import Reply, Status, Times, read_times
+from headrace.workers.process.wire.codec import Decoder, Encoder
+from headrace.workers.process.wire.failure import WireError
+from headrace.workers.process.wire.frames import Frame, Frames, Kind, frame, integers_frame, read_integers
+from headrace.workers.process.wire.tensors import INLINE
+from headrace.workers.process.wire.updates import read_update, update_frame
 
 QUICK = settings(max_examples=60, deadline=None)
 HEADER = Struct("<IBxHI")
@@ -86,11 +86,11 @@ def requests(draw: st.DrawFn) -> InferRequest:
 @st.composite
 def replies(draw: st.DrawFn) -> Reply:
     call, status = draw(st.integers(0, 2**64 - 1)), draw(st.sampled_from(Status))
-    answer: InferResponse | PenstockError | None = None
+    answer: InferResponse | HeadraceError | None = None
     if status is Status.RESPONSE:
         answer = InferResponse(draw(st.dictionaries(NAMES, tensors(), max_size=3)), draw(PARAMETERS))
     elif status is Status.ERROR:
-        answer = PenstockError(draw(TEXT), draw(st.sampled_from(Code)))
+        answer = HeadraceError(draw(TEXT), draw(st.sampled_from(Code)))
     return Reply(call, status, draw(st.booleans()), answer)
 
 
@@ -139,7 +139,7 @@ def assert_same_reply(found: Reply, expected: Reply) -> None:
         assert found.answer.parameters == expected.answer.parameters
         assert_same_tensors(found.answer.outputs, expected.answer.outputs)
     elif expected.answer is not None:
-        assert isinstance(found.answer, PenstockError)
+        assert isinstance(found.answer, HeadraceError)
         assert (found.answer.message, found.answer.code) == (expected.answer.message, expected.answer.code)
     else:
         assert found.answer is None
@@ -288,7 +288,7 @@ def sample_requests() -> bytes:
 def sample_answers() -> bytes:
     sent = [
         Reply(1, Status.RESPONSE, True, InferResponse({"y": np.ones((2, 3), np.int16)}, {"p": True})),
-        Reply(2, Status.ERROR, True, PenstockError("no", Code.NOT_FOUND)),
+        Reply(2, Status.ERROR, True, HeadraceError("no", Code.NOT_FOUND)),
         Reply(3, Status.LATER, False, None),
         Reply(4, Status.RESPONSE, True, InferResponse({"y": array_of(40_000)}, {})),
     ]

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.backends.base import (
+from headrace.backends.base import (
     AnyInstance,
     Backend,
     Call,
@@ -34,12 +34,12 @@ from penstock.backends.base import (
     StreamInstance,
     Tensors,
 )
-from penstock.errors import Code, PenstockError
-from penstock.messages.request import InferRequest
-from penstock.messages.response import InferResponse
-from penstock.workers.process.wire.answers import Reply, Status, Times
-from penstock.workers.process.wire.codec import Encoder
-from penstock.workers.process.wire.frames import Kind
+from headrace.errors import Code, HeadraceError
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.workers.process.wire.answers import Reply, Status, Times
+from headrace.workers.process.wire.codec import Encoder
+from headrace.workers.process.wire.frames import Kind
 
 #: What may be raised and is no `Exception`.
 KINDS = (SystemExit, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, BaseException)
@@ -126,12 +126,12 @@ class Rows(_Living, Instance):
     def execute(self, inputs: Tensors) -> Tensors:
         x: Any = inputs["x"]
         if np.isnan(x).any():
-            raise PenstockError("a row is not a number", Code.INVALID_ARGUMENT)
+            raise HeadraceError("a row is not a number", Code.INVALID_ARGUMENT)
         return {"y": x + np.float32(1), "n": np.full((len(x), 1), len(x), np.int64)}
 
 
 class Requests(_Living, RequestInstance):
-    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | PenstockError]:
+    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | HeadraceError]:
         always, folder = self.parameters.always, self.parameters.folder
         return [answer(request, folder, len(requests), always) for request in requests]
 
@@ -150,7 +150,7 @@ class Asker(_Living, RequestInstance):
         super().__init__(parameters)
         self.services = services
 
-    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | PenstockError]:
+    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | HeadraceError]:
         answers = []
         for request in requests:
             for _ in range(int(request.parameters.get("interrupted", 0))):
@@ -203,7 +203,7 @@ class StrayRows(_Living, Instance):
 
 
 class StrayRequests(_Living, RequestInstance):
-    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | PenstockError]:
+    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | HeadraceError]:
         stray()
         return ()
 
@@ -234,11 +234,11 @@ STRAYS: dict[str, Callable[[Parameters], AnyInstance]] = {
 }
 
 
-def answer(request: InferRequest, folder: str, count: int, always: str = "") -> InferResponse | PenstockError:
+def answer(request: InferRequest, folder: str, count: int, always: str = "") -> InferResponse | HeadraceError:
     deed = str(request.parameters.get("do", always))
     try:
         return response(request, do(deed, folder, request) if deed else count)
-    except PenstockError as error:
+    except HeadraceError as error:
         return error
 
 
@@ -261,7 +261,7 @@ def _raise(folder: Path, request: Any) -> None:
 
 
 def _refuse(folder: Path, request: Any) -> None:
-    raise PenstockError("no such thing", Code.NOT_FOUND)
+    raise HeadraceError("no such thing", Code.NOT_FOUND)
 
 
 def _exit(folder: Path, request: Any) -> None:

@@ -1,0 +1,139 @@
+"""Whether a config describes the graph it stands beside (behaviours.md sections 10.1 and 10.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from headrace.errors import ConfigError, LoadError
+from headrace.messages import dtypes
+from headrace_onnx.graph import Graph, TensorInfo
+
+
+def check(config: ModelConfig, graph: Graph) -> None:
+    """Raise `ConfigError`, or `LoadError` for a type that cannot be served, at the first
+    disagreement, in Triton's words."""
+    controls = [control.name for control in config.sequence_batching.control_input]
+    states = [state.input_name for state in config.sequence_batching.state]
+    _check_controls(config, graph, controls)
+    _check_input_count(config, graph, len(controls) + len(states))
+    for io in config.input:
+        info = _find(io, graph.inputs | graph.optional, "input")
+        _check_optional(config, io)
+        _check_datatype(config, io, info, "input")
+        if io.allow_ragged_batch:
+            _check_ragged(config, io, info)
+        else:
+            _check_dims(config, io, info, exact=False)
+    scattered = {name for output in config.batch_output for name in output.target_name}
+    for output in config.output:
+        info = _find(output, graph.outputs, "output")
+        _check_datatype(config, output, info, "output")
+        if output.name not in scattered:
+            _check_dims(config, output, info, exact=True)
+
+
+def _check_controls(config: ModelConfig, graph: Graph, controls: Iterable[str]) -> None:
+    for name in controls:
+        if name not in graph.inputs:
+            raise LoadError(f"configuration specified sequence control '{name}', but model does not provide that input")
+        dims = graph.inputs[name].shape[1 if config.max_batch_size > 0 else 0 :]
+        if dims != (1,):
+            raise ConfigError(
+                f"unable to load model '{config.name}', sequence control '{name}' in model has dims {_bracket(dims)} "
+                "but dims [1] is expected"
+            )
+
+
+def _check_input_count(config: ModelConfig, graph: Graph, extra: int) -> None:
+    required = sum(not io.optional for io in config.input)
+    expected = required + sum(len(batch.target_name) for batch in config.batch_input) + extra
+    if expected != len(graph.inputs):
+        raise ConfigError(
+            f"unable to load model '{config.name}', configuration expects {expected} inputs, model provides "
+            f"{len(graph.inputs)}"
+        )
+
+
+def _find(io: ModelInput | ModelOutput, infos: dict[str, TensorInfo], direction: str) -> TensorInfo:
+    if io.name not in infos:
+        raise ConfigError(
+            f"unexpected inference {direction} '{io.name}', allowed {direction}s are: {', '.join(sorted(infos))}"
+        )
+    return infos[io.name]
+
+
+def _check_optional(config: ModelConfig, io: ModelInput) -> None:
+    if io.optional and config.max_batch_size > 0:
+        raise ConfigError(
+            f"unable to load model '{config.name}', optional input '{io.name}' is not supported for models that "
+            "support batching"
+        )
+
+
+def _check_datatype(config: ModelConfig, io: ModelInput | ModelOutput, info: TensorInfo, direction: str) -> None:
+    found = info.require_datatype(direction, config.name)
+    if io.data_type != found.config_value:
+        expected = dtypes.BY_CONFIG_VALUE[io.data_type].config_name
+        raise ConfigError(
+            f"unable to load model '{config.name}', configuration expects datatype {expected} for {direction} "
+            f"'{io.name}', model provides TYPE_{found.name}"
+        )
+
+
+def _check_ragged(config: ModelConfig, io: ModelInput, info: TensorInfo) -> None:
+    lead = (
+        f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] "
+        f"for ragged input '{io.name}', "
+    )
+    if io.optional:
+        raise ConfigError(lead + "which is not supported for optional input")
+    if info.shape != (-1,):
+        raise ConfigError(f"{lead}model provides {_bracket(info.shape)}")
+
+
+def _check_dims(config: ModelConfig, io: ModelInput | ModelOutput, info: TensorInfo, exact: bool) -> None:
+    dims = tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims)
+    lead = f"model '{config.name}', tensor '{io.name}': "
+    batched = config.max_batch_size > 0
+    if batched and not info.batches:
+        raise ConfigError(
+            f"{lead}for the model to support batching the shape should have at least 1 dimension and the first "
+            f"dimension must be -1; but shape expected by the model is {_bracket(info.shape)}"
+        )
+    if not info.shape:
+        _check_scalar(config, io, dims)
+        return
+    full = (-1, *dims) if batched else dims
+    if _matches(info.shape, full, exact):
+        return
+    explained = (
+        "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making "
+        f"complete shape {_bracket(full)}"
+        if batched
+        else f"shape {_bracket(full)}"
+    )
+    raise ConfigError(
+        f"{lead}the model expects {len(info.shape)} dimensions (shape {_bracket(info.shape)}) but the model "
+        f"configuration specifies {len(full)} dimensions ({explained})"
+    )
+
+
+def _check_scalar(config: ModelConfig, io: ModelInput | ModelOutput, dims: Sequence[int]) -> None:
+    if any(dim != 1 for dim in dims):
+        raise ConfigError(
+            f"unable to load model '{config.name}', scalar tensor '{io.name}', should only provide 1 in the model "
+            "configuration when the model doesn't support batching. Model configuration provided: "
+            f"{_bracket(dims)}."
+        )
+
+
+def _matches(model: Sequence[int], config: Sequence[int], exact: bool) -> bool:
+    """Whether the config's shape fits the model's; a variable dim of an input may be fixed."""
+    return len(model) == len(config) and all(
+        theirs == ours or (theirs == -1 and not exact) for theirs, ours in zip(model, config, strict=True)
+    )
+
+
+def _bracket(shape: Iterable[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"

@@ -1,0 +1,54 @@
+"""The backend ``onnxruntime``: loads, completes and checks ONNX models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.backends.base import AnyInstance, Backend, Model
+from headrace_onnx import agreement, completion, providers
+from headrace_onnx.engine import default_max_batch_size, load_engine
+from headrace_onnx.graph import Graph
+from headrace_onnx.instance import DeviceInstance, OnnxInstance, OrtValueInstance, Plan
+from headrace_onnx.parameters import Parameters
+from headrace_onnx.session import SessionPool, open_session, open_unoptimized, run_options
+
+
+class OnnxRuntime(Backend):
+    """Serves ``<version>/model.onnx``, a file or a directory with external data."""
+
+    name = "onnxruntime"
+    Parameters = Parameters
+    devices = ("gpu", "cpu")
+    default_cpu_instances = 2
+    outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own
+
+    def complete_config(self, model: Model) -> None:
+        """Everything that the graph knows; nothing if the config names inputs and outputs."""
+        if completion.is_complete(model.config):
+            return
+        session = open_unoptimized(load_engine(), model, self.options)
+        completion.complete(model.config, Graph.of(session), default_max_batch_size(self.options))
+
+    def share(self, model: Model) -> SessionPool:
+        return SessionPool()
+
+    def unshare(self, shared: SessionPool) -> None:
+        shared.close()
+
+    def load(self, model: Model) -> AnyInstance:
+        onnxruntime = load_engine()
+        device = providers.device_of(onnxruntime, model)
+
+        def make() -> Any:
+            return open_session(onnxruntime, model, device, self.options)
+
+        is_shared = device.kind == "cpu" and model.parameters.share_session_between_instances
+        session = model.shared.get(make) if is_shared and model.shared is not None else make()
+        graph = Graph.of(session)
+        agreement.check(model.config, graph)
+        plan, options = Plan.of(model.config, graph), run_options(onnxruntime, model)
+        if plan.has_bfloat16:
+            return OrtValueInstance(session, plan, options, onnxruntime.OrtValue)
+        if device.kind == "gpu":
+            return DeviceInstance(session, plan, options, device)
+        return OnnxInstance(session, plan, options)

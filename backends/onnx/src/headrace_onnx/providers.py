@@ -1,0 +1,147 @@
+"""Which execution providers run a model, from the config's accelerators (section 10.2)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from headrace.backends.base import Device, Model
+from headrace.config.model_config_pb2 import ModelInstanceGroup
+from headrace.errors import ConfigError, LoadError
+from headrace_onnx import allowed
+from headrace_onnx.allowed import check_options, place_files
+
+log = logging.getLogger("headrace.onnxruntime")
+
+#: Name and options, in order of preference, as ``InferenceSession`` takes them.
+Providers: TypeAlias = "list[tuple[str, dict[str, str]]]"
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+TENSORRT, OPENVINO = "TensorrtExecutionProvider", "OpenVINOExecutionProvider"
+
+_PACKAGES = {CUDA: "onnxruntime-gpu", TENSORRT: "onnxruntime-gpu and TensorRT", OPENVINO: "onnxruntime-openvino"}
+
+#: Keys of the ``tensorrt`` accelerator that ONNX Runtime spells differently.
+_TENSORRT_RENAMED = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
+_TENSORRT_PRECISIONS = {"FP32": None, "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable"}
+_TENSORRT_PASSED = frozenset(
+    (
+        "trt_max_partition_iterations",
+        "trt_min_subgraph_size",
+        "trt_dla_enable",
+        "trt_dla_core",
+        "trt_engine_cache_enable",
+        "trt_engine_cache_path",
+        "trt_engine_cache_prefix",
+        "trt_dump_subgraphs",
+        "trt_force_sequential_engine_build",
+        "trt_context_memory_sharing_enable",
+        "trt_layer_norm_fp32_fallback",
+        "trt_timing_cache_enable",
+        "trt_timing_cache_path",
+        "trt_force_timing_cache",
+        "trt_detailed_build_log",
+        "trt_build_heuristics_enable",
+        "trt_sparsity_enable",
+        "trt_builder_optimization_level",
+        "trt_auxiliary_streams",
+        "trt_tactic_sources",
+        "trt_extra_plugin_lib_paths",
+        "trt_profile_min_shapes",
+        "trt_profile_max_shapes",
+        "trt_profile_opt_shapes",
+        "trt_cuda_graph_enable",
+        "trt_dump_ep_context_model",
+        "trt_ep_context_file_path",
+        "trt_ep_context_embed_mode",
+    )
+)
+
+
+def device_of(onnxruntime: Any, model: Model) -> Device:
+    """The device that the instance really runs on.
+
+    A group that did not ask for GPUs (KIND_AUTO) runs on the CPU where the engine has no CUDA;
+    one that did is a `LoadError`.
+    """
+    if model.device.kind != "gpu":
+        return Device("cpu")
+    if CUDA in onnxruntime.get_available_providers():
+        return model.device
+    if any(group.kind == ModelInstanceGroup.KIND_GPU for group in model.config.instance_group):
+        require(onnxruntime, CUDA, model.name)
+    log.warning("instance '%s' runs on the CPU: this onnxruntime has no CUDA", model.instance_name)
+    return Device("cpu")
+
+
+def choose(onnxruntime: Any, model: Model, device: Device) -> Providers:
+    """The providers of a session on ``device``. Raises `ConfigError` for an unknown accelerator
+    or key, `LoadError` for one that this installation does not have."""
+    chosen: Providers = []
+    accelerators = model.config.optimization.execution_accelerators
+    if device.kind == "gpu":
+        chosen += _gpu(accelerators.gpu_execution_accelerator, model, device)
+    chosen += _cpu(accelerators.cpu_execution_accelerator, model)
+    for name, _ in chosen:
+        require(onnxruntime, name, model.name)
+    return [*chosen, (CPU, {})]
+
+
+def require(onnxruntime: Any, provider: str, model: str) -> None:
+    """Raise `LoadError` unless this installation of the engine has ``provider``."""
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        raise LoadError(
+            f"model '{model}' needs {provider}, but onnxruntime {onnxruntime.__version__} offers only "
+            f"{', '.join(available)}; run: pip install {_PACKAGES[provider]}"
+        )
+
+
+def tensorrt_options(parameters: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of a ``tensorrt`` accelerator as ONNX Runtime spells them."""
+    options: dict[str, str] = {}
+    for key, value in parameters.items():
+        if key == "precision_mode":
+            if value not in _TENSORRT_PRECISIONS:
+                raise ConfigError(f"unsupported precision mode '{value}' is requested")
+            if (flag := _TENSORRT_PRECISIONS[value]) is not None:
+                options[flag] = "1"
+        elif key in _TENSORRT_RENAMED or key in _TENSORRT_PASSED:
+            options[_TENSORRT_RENAMED.get(key, key)] = value
+        else:
+            raise ConfigError(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
+    return options
+
+
+def _gpu(accelerators: Iterable[Any], model: Model, device: Device) -> Providers:
+    cuda = dict(model.parameters.cuda_options)
+    chosen: Providers = []
+    for accelerator in accelerators:
+        if accelerator.name == "tensorrt":
+            options = place_files(model, tensorrt_options(accelerator.parameters))
+            chosen.append((TENSORRT, options | {"device_id": str(device.id)}))
+        elif accelerator.name == "cuda":
+            check_options("CUDA", accelerator.parameters, allowed.CUDA)
+            cuda |= accelerator.parameters
+        else:
+            raise _unknown(accelerator.name)
+    return [*chosen, (CUDA, cuda | {"device_id": str(device.id)})]
+
+
+def _cpu(accelerators: Sequence[Any], model: Model) -> Providers:
+    chosen: Providers = []
+    for accelerator in accelerators:
+        if accelerator.name != "openvino":
+            raise _unknown(accelerator.name)
+        check_options("OpenVINO", accelerator.parameters, allowed.OPENVINO)
+        chosen.append((OPENVINO, {"device_type": "CPU", **place_files(model, accelerator.parameters)}))
+    return chosen
+
+
+def _unknown(name: str) -> ConfigError:
+    return ConfigError(f"unknown Execution Accelerator '{name}' is requested")

@@ -1,0 +1,122 @@
+"""The files that a graph names beside its own: weights, and what an accelerator compiled before.
+
+They must lie in the model's directory, as all files of a model. The engine itself has seen to that
+for weights since 1.23 or so; before, it read any file of the server, and even its memory, where a
+graph gave an address for a name. We take engines from 1.18 on, so the graph is looked at here.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+
+from headrace.config.confinement import printed, why_outside
+from headrace.errors import LoadError
+
+#: What the engine takes for an address in its own memory begins so.
+_ADDRESS = "*/_ORT_MEM_ADDR_"
+#: The node that stands for a graph which an accelerator compiled, and its attributes.
+_COMPILED = b"EPContext"
+_COMPILED_FILE, _IS_EMBEDDED, _SOURCE_FILE = b"ep_cache_context", b"embed_mode", b"onnx_model_filename"
+
+_BYTES, _INT64, _MESSAGE = 12, 3, 11
+#: The fields of ``onnx.proto`` on the way to a file's name: message, then field, number and type.
+_SCHEMA: dict[str, dict[str, tuple[int, str | int]]] = {
+    "Model": {"graph": (7, "Graph"), "training_info": (20, "Training"), "functions": (25, "Function")},
+    "Training": {"initialization": (1, "Graph"), "algorithm": (2, "Graph")},
+    "Graph": {"node": (1, "Node"), "initializer": (5, "Tensor"), "sparse_initializer": (15, "Sparse")},
+    "Function": {"node": (7, "Node"), "attribute_proto": (11, "Attribute")},
+    "Node": {"op_type": (4, _BYTES), "attribute": (5, "Attribute")},
+    "Attribute": {
+        "name": (1, _BYTES),
+        "i": (3, _INT64),
+        "s": (4, _BYTES),
+        "t": (5, "Tensor"),
+        "g": (6, "Graph"),
+        "tensors": (10, "Tensor"),
+        "graphs": (11, "Graph"),
+        "sparse_tensor": (22, "Sparse"),
+        "sparse_tensors": (23, "Sparse"),
+    },
+    "Sparse": {"values": (1, "Tensor"), "indices": (2, "Tensor")},
+    "Tensor": {"external_data": (13, "Entry")},
+    "Entry": {"key": (1, _BYTES), "value": (2, _BYTES)},
+}
+
+
+def check(path: Path, levels: int) -> None:
+    """Raise `LoadError` if the graph in the file ``path`` names a file outside the model's directory.
+
+    ``levels`` is how many directories ``path``'s own lies below that one.
+    """
+    for name in _names(path):
+        reason = "it is an address in memory" if name.startswith(_ADDRESS) else why_outside(name, levels)
+        if not reason and ".." in name.lstrip("./").split("/"):
+            reason = "it goes up again with '..'"  # behind a link, that is anywhere
+        if reason:
+            raise LoadError(
+                f"'{path}' names the file '{printed(name)}', which must stay in the model directory: {reason}"
+            )
+
+
+def _names(path: Path) -> Iterator[str]:
+    """Most graphs name no file, and are not parsed to know it."""
+    with path.open("rb") as file:
+        try:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:  # an empty file
+            return
+        with content:
+            if content.find(b"location") < 0 and content.find(_COMPILED) < 0:
+                return
+            model = _Model()
+            try:
+                model.ParseFromString(content[:])
+            except DecodeError:  # nor does the engine read it, and says so; or it is of the engine's own format
+                return
+    yield from _in_message(model)
+
+
+def _in_message(message: Any) -> Iterator[str]:
+    kind = message.DESCRIPTOR.name
+    if kind == "Entry" and message.key == b"location":
+        yield message.value.decode(errors="replace")
+    elif kind == "Node" and message.op_type == _COMPILED:
+        yield from _in_compiled(message.attribute)
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value:
+                yield from _in_message(part)
+
+
+def _in_compiled(attributes: Iterable[Any]) -> Iterator[str]:
+    is_embedded = all(attribute.i for attribute in attributes if attribute.name == _IS_EMBEDDED)
+    for attribute in attributes:
+        if attribute.name == _SOURCE_FILE or (attribute.name == _COMPILED_FILE and not is_embedded):
+            yield attribute.s.decode(errors="replace")
+
+
+def _make() -> type[Message]:
+    """The message ``Model``. Every message is repeated in it, so that one which comes twice is seen twice."""
+    file = descriptor_pb2.FileDescriptorProto(name="references.proto", syntax="proto2")
+    for name, fields in _SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            message.field.add(
+                name=field,
+                number=number,
+                label=3 if isinstance(kind, str) else 1,  # repeated, optional
+                type=_MESSAGE if isinstance(kind, str) else kind,
+                type_name=f".{kind}" if isinstance(kind, str) else None,
+            )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Model"))
+
+
+_Model = _make()

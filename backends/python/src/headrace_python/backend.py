@@ -1,0 +1,110 @@
+"""The backend ``python``: which process or thread runs a ``model.py``, and on which terms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import ClassVar
+
+from headrace.backends.base import Backend, Isolation, Model
+from headrace.config.json_form import to_json
+from headrace.config.parameters import read_isolation
+from headrace.errors import LoadError
+from headrace_python.completion import complete
+from headrace_python.description import Description, is_decoupled
+from headrace_python.environment import PACKAGES, Environment, find
+from headrace_python.instance import PythonInstance, instance_of
+from headrace_python.parameters import ENVIRONMENT, Parameters
+from headrace_python.private import PrivateModules
+from headrace_python.settings import Settings
+from headrace_python.source import find_source
+from triton_python_backend_utils.runtime import Runtime
+
+#: Makes the instance in a process of its own.
+ENTRY = "headrace_python.entry:load"
+
+
+class PythonBackend(Backend):
+    """Serves ``<version>/model.py``: Triton's Python models, each instance in a process or a thread."""
+
+    name = "python"
+    Parameters = Parameters
+    devices = ("gpu", "cpu")
+    outputs_as_given = True
+    #: In the server's process a ``breakpoint()`` finds the terminal.
+    dev_options: ClassVar[Mapping[str, str]] = {"isolation": "thread"}
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """Raises `ConfigError` for a setting that Triton refuses."""
+        super().__init__(options)
+        self.settings = Settings.parse(options)
+
+    def complete_config(self, model: Model) -> None:
+        """Ask the model's ``auto_complete_config``. Raises `LoadError` with Triton's words."""
+        source = find_source(model.path, json.dumps(to_json(model.config)), self.options)
+        environment = self._environment(model)
+        timeout_s = self.settings.stub_timeout_s
+        complete(model, source.file, source.folders, environment.python, environment.environ, timeout_s)
+
+    def isolation(self, model: Model) -> Isolation | None:
+        """A process in the model's environment.
+
+        None for a model without one whose config and whose backend's option ``isolation`` want a thread.
+        """
+        asked = read_isolation(model.config.parameters) or self.settings.isolation
+        if asked == "thread" and not self.environment_of(model):
+            return None
+        environment, settings = self._environment(model), self.settings
+        timeouts_s = settings.stub_timeout_s, settings.load_timeout_s
+        return Isolation(
+            environment.python,
+            environment.environ,
+            ENTRY,
+            PACKAGES,
+            *timeouts_s,
+            busy_poll_us=settings.busy_poll_us,
+        )
+
+    def load(self, model: Model) -> PythonInstance:
+        """The instance for a thread of the server. Raises `LoadError` with Triton's words."""
+        if self.environment_of(model):
+            raise LoadError(f"model '{model.name}' has {ENVIRONMENT}, which needs a process: isolation is 'thread'")
+        description = description_of(model, self.options)
+        decoupled = is_decoupled(json.loads(description.config))
+        runtime = Runtime(model.name, str(model.version), decoupled, model.services, model_dir=str(model.path))
+        modules = PrivateModules(description.file, runtime, description.folders)
+        with runtime.entered():
+            model_class = modules.load_class(model.version)
+        return instance_of(model_class, description, runtime, modules.close)
+
+    def _environment(self, model: Model) -> Environment:
+        asked = _asked(model)
+        return find(asked or self.environment_of(model), model.path.parent, model.is_sent and bool(asked))
+
+    def environment_of(self, model: Model) -> str:
+        """Which environment the model gets; empty for the server's own."""
+        return _asked(model)
+
+
+def _asked(model: Model) -> str:
+    """The environment that the config names, if any. It is not parsed yet when it is completed."""
+    given = model.config.parameters
+    return given[ENVIRONMENT].string_value if ENVIRONMENT in given else ""
+
+
+def description_of(model: Model, options: Mapping[str, str]) -> Description:
+    """What the instance ``model`` is told about itself. Raises `LoadError` if it has no ``model.py``."""
+    config = json.dumps(to_json(model.config))
+    source = find_source(model.path, config, options)
+    return Description(
+        model.name,
+        model.version,
+        model.path,
+        source.file,
+        config,
+        model.instance_name,
+        model.device.kind,
+        model.device.id,
+        model.services,
+        source.folders,
+    )

@@ -1,0 +1,123 @@
+"""Environments made once, for all servers of this user: ``$HEADRACE_CACHE/environments/<key>``.
+
+An environment holds its own path in its scripts, so it is made where it stays. A mark beside it says
+that it is whole, and a lock keeps two servers from making it at once; the system releases the lock
+of a server that is killed, and the next that makes anything removes what was left half-made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from headrace.errors import LoadError
+
+log = logging.getLogger("headrace.python")
+
+_LOCK, _MARK, _ENVIRONMENT = "lock", "whole", "env"
+
+
+def cached(key: str, make: Callable[[Path], None]) -> Path:
+    """The environment ``key``, which ``make`` has made at the path it is given.
+
+    Raises `LoadError`, and what ``make`` raises; then nothing of it is left. May block for as long
+    as another thread or server makes the same.
+    """
+    try:
+        root = _root()
+        folder = root / key
+        with _locked(folder):
+            if not (folder / _MARK).exists():
+                _sweep(root)
+                _make(folder, make)
+        return folder / _ENVIRONMENT
+    except OSError as error:
+        raise LoadError(
+            f"no environment can be kept in '{error.filename}': {error.strerror}; "
+            "HEADRACE_CACHE may name another directory"
+        ) from error
+
+
+def _root() -> Path:
+    """Where the environments of this user are. Raises `LoadError` if others may write there."""
+    given = os.environ.get("HEADRACE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "headrace")
+    root = Path(os.path.expandvars(given)).expanduser().absolute() / "environments"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = root.stat()
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise LoadError(f"directory '{root}' must belong to the server's user, and to nobody else (mode 700)")
+    return root
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    environment = folder / _ENVIRONMENT
+    _remove(environment)
+    try:
+        make(environment)
+    except BaseException:
+        _remove(folder)
+        raise
+    (folder / _MARK).touch(mode=0o600)
+
+
+def _sweep(root: Path) -> None:
+    """Remove the half-made environments that nobody is making."""
+    for folder in root.iterdir():
+        if (folder / _LOCK).exists() and not (folder / _MARK).exists():
+            with contextlib.suppress(OSError), _locked(folder, wait=False):
+                if not (folder / _MARK).exists():
+                    _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """A directory without write permission, as a package may have, is no obstacle."""
+    if folder.exists():
+        for path, _, _ in os.walk(folder):
+            Path(path).chmod(0o700)
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of ``folder``, which is made if need be.
+
+    Raises `BlockingIOError` if another has it and this shall not wait.
+    """
+    while (descriptor := _lock(folder, wait)) is None:
+        """Who had it has failed, and removed the folder with it."""
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path, wait: bool) -> int | None:
+    """The descriptor that holds the lock of ``folder``; None if that was removed meanwhile."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+            log.info("waiting for the environment that another load is making")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if (folder / _LOCK).stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except FileNotFoundError:
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

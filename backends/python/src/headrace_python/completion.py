@@ -1,0 +1,108 @@
+"""Has a model complete its own config: ``auto_complete_config``, in a process that lives no longer.
+
+Source: behaviours.md sections 9.1 and 9.2. Whatever that code does, the server is left as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Literal, TypeAlias, get_args
+
+from google.protobuf.json_format import ParseDict, ParseError
+
+from headrace.backends.base import Model
+from headrace.config.json_form import to_json
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import LoadError
+from headrace.workers.process import bootstrap
+from headrace.workers.process.exits import ending
+from headrace.workers.process.packages import folders_of
+from headrace_python.environment import PACKAGES
+from headrace_python.program import run
+
+#: What ``auto_complete_config`` may change; as in Triton, all else that it returns is not read.
+Completed: TypeAlias = Literal[
+    "max_batch_size", "input", "output", "dynamic_batching", "sequence_batching", "model_transaction_policy"
+]
+_COMPLETED: tuple[Completed, ...] = get_args(Completed)
+#: A config is smaller.
+MAX_BYTES = 16 << 20
+
+
+def complete(
+    model: Model,
+    file: Path,
+    folders: Sequence[Path] = (),
+    python: Path | str = sys.executable,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = 30.0,
+) -> None:
+    """Let the class in ``file`` complete ``model.config``, in place; without that method, nothing changes.
+
+    ``folders`` are those of `headrace_python.module.load_class`. ``python`` is the interpreter and
+    ``environ`` what is added to the variables of the server. Raises `LoadError` with Triton's
+    words or the model's traceback; then the config is as it was.
+    """
+    order = {
+        "name": model.name,
+        "version": model.version,
+        "path": str(model.path),
+        "file": str(file),
+        "folders": [str(folder) for folder in folders],
+        "config": json.dumps(to_json(model.config)),
+    }
+    with tempfile.TemporaryFile() as paper:
+        paper.write(json.dumps(order).encode())
+        paper.flush()
+        code = _run(model.name, str(python), environ or {}, timeout_s, paper)
+        found = _read(model.name, paper, code)
+    if found is not None:
+        _merge(found, model)
+
+
+def _run(name: str, python: str, environ: Mapping[str, str], timeout_s: float, paper: IO[bytes]) -> int:
+    arguments = {
+        "entry": "headrace_python.completing:complete",
+        "packages": {} if python == sys.executable else folders_of(PACKAGES),
+        "paper": paper.fileno(),
+    }
+    argv = [python, "-X", "faulthandler", bootstrap.__file__, f"{name}_autocomplete", json.dumps(arguments)]
+    try:
+        return run(argv, timeout_s, environ={"PYTHONUNBUFFERED": "1", **environ}, pass_fds=(paper.fileno(),))
+    except TimeoutError:
+        raise LoadError(f"auto_complete_config of model '{name}' did not return within {timeout_s:g} s") from None
+    except OSError as error:
+        raise LoadError(f"cannot run the interpreter '{python}' of model '{name}': {error.strerror}") from error
+
+
+def _read(name: str, paper: IO[bytes], code: int) -> dict[str, Any] | None:
+    """The config that stands on ``paper`` now; None if the model completes nothing."""
+    paper.seek(0)
+    text = paper.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise LoadError(f"auto_complete_config of model '{name}' returned a config of more than {MAX_BYTES} bytes")
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError:
+        found = {}
+    if "error" in found:
+        raise LoadError(found["error"])
+    if "completed" not in found:  # it did not come to write
+        raise LoadError(f"the process of auto_complete_config of model '{name}' {ending(code)}")
+    completed: dict[str, Any] | None = found["completed"]
+    return completed
+
+
+def _merge(found: Mapping[str, Any], model: Model) -> None:
+    """Take over what may be completed; a field that is absent from ``found`` is emptied."""
+    try:
+        given = ParseDict({key: found[key] for key in _COMPLETED if key in found}, ModelConfig())
+    except ParseError as error:
+        raise LoadError(f"auto_complete_config of model '{model.name}' returned no valid config: {error}") from error
+    for key in _COMPLETED:
+        model.config.ClearField(key)
+    model.config.MergeFrom(given)

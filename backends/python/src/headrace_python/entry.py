@@ -1,0 +1,49 @@
+"""How a process of its own gets the instance of a Python model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from headrace.workers.process.order import Order
+from headrace_python.description import Description, is_decoupled
+from headrace_python.instance import PythonInstance, instance_of
+from headrace_python.module import load_class
+from headrace_python.source import find_source
+from triton_python_backend_utils import runtime as runtimes
+from triton_python_backend_utils.runtime import Runtime
+
+
+def load(order: Order) -> PythonInstance:
+    """The instance that ``order`` describes, initialized. Raises `LoadError` with Triton's words."""
+    path = Path(order.path)
+    source = find_source(path, order.config, order.options)
+    description = Description(
+        order.name,
+        order.version,
+        path,
+        source.file,
+        order.config,
+        order.instance_name,
+        order.device_kind,
+        order.device_id,
+        order.services,
+        source.folders,
+    )
+    return alone(description)
+
+
+def alone(description: Description) -> PythonInstance:
+    """The instance of the only model in this interpreter."""
+    decoupled = is_decoupled(json.loads(description.config))
+    runtime = Runtime(
+        description.name, str(description.version), decoupled, description.services, model_dir=str(description.path)
+    )
+    runtimes.use(runtime)
+    with runtime.entered():
+        model_class = load_class(description.file, description.version, description.folders)
+    return instance_of(model_class, description, runtime, _forget)
+
+
+def _forget() -> None:
+    runtimes.use(None)

@@ -1,0 +1,139 @@
+"""The interpreter that a model asks for: ``EXECUTION_ENV_PATH`` (behaviours.md section 9.6).
+
+It names a directory with a conda or a virtual environment, an archive of one (conda-pack), or a
+``requirements.txt``. No shell takes part: what ``bin/activate`` would set is set here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from headrace.errors import LoadError
+from headrace.workers.process.exits import ending
+from headrace_python.archive import unpack
+from headrace_python.cache import cached
+from headrace_python.interpreter import check
+from headrace_python.program import run
+from headrace_python.requirements import install
+
+log = logging.getLogger("headrace.python")
+
+#: What every interpreter imports from the server's installation, and nothing else of it; NumPy is all they need.
+PACKAGES = ("headrace", "headrace_python", "triton_python_backend_utils")
+#: Stands for the model's directory at the start of the path.
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+_UNPACK_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An interpreter, and the variables to add to the server's for it. The default is the server's own."""
+
+    python: str = sys.executable
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def find(setting: str, model: Path, is_sent: bool = False) -> Environment:
+    """The environment that ``setting`` names for the model in the directory ``model``.
+
+    A setting that ``is_sent``, by whoever asked for the load, names nothing outside that directory. Makes
+    the environment if need be, which may take minutes: only for a loading thread. Raises `LoadError`,
+    which says nothing of what is in a file: a caller may see it, and what the file says is in the log.
+    """
+    if not setting:
+        return Environment()
+    path = _path(setting, model, is_sent)
+    root = _root(path, model.resolve())
+    if not (root / "bin/activate").exists() and not (root / "conda-meta").is_dir():
+        raise LoadError(
+            f"Path {root / 'bin/activate'} does not exist. The Python environment should contain an 'activate' script."
+        )
+    python = root / "bin/python"
+    if not python.is_file():
+        raise LoadError(f"Python environment '{root}' has no bin/python")
+    found = Environment(str(python), _activated(root))
+    check(str(python), python.stat().st_mtime_ns, tuple(found.environ.items()))
+    return found
+
+
+def _path(setting: str, model: Path, is_sent: bool) -> Path:
+    whole = f"{model}{setting.removeprefix(MODEL_DIRECTORY)}" if setting.startswith(MODEL_DIRECTORY) else setting
+    if is_sent and not _is_below(whole, model):  # before anything is looked at there
+        raise LoadError(
+            f"EXECUTION_ENV_PATH of a config that comes with a load request must lie in the model's directory "
+            f"({MODEL_DIRECTORY}), found '{setting}'"
+        )
+    try:
+        return Path(whole).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise LoadError(f"Failed to get the canonical path for {whole}.") from error
+
+
+def _is_below(path: str, model: Path) -> bool:
+    """Whether ``path`` is in ``model``, as it is written and where its links lead."""
+    if "\0" in path or not Path(os.path.normpath(path)).is_relative_to(model):
+        return False
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(model))
+
+
+def _root(path: Path, model: Path) -> Path:
+    """The directory of the environment at ``path``."""
+    if path.is_dir():
+        return path
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise LoadError(f"Python environment '{path}' is no directory and no file that can be read")
+    if path.suffix == ".txt":
+        return install(path, model)
+    found = path.stat()
+    digest = hashlib.sha256(f"{path} {found.st_mtime_ns} {found.st_size}".encode())
+    return cached(f"archive-{digest.hexdigest()[:32]}", partial(_unpack, path))
+
+
+def _unpack(archive: Path, into: Path) -> None:
+    log.info("unpacking the environment '%s'; this is done once", archive)
+    unpack(archive, into)
+    script = into / "bin/conda-unpack"
+    if script.is_file():
+        _set_prefix(archive, into, script)
+    log.info("unpacked the environment '%s'", archive)
+
+
+def _set_prefix(archive: Path, into: Path, script: Path) -> None:
+    """Have conda-unpack write the new path into the scripts."""
+    argv = [str(into / "bin/python"), str(script)]
+    with tempfile.TemporaryFile() as output:
+        try:
+            code = run(argv, _UNPACK_TIMEOUT_S, environ=_activated(into), output=output.fileno())
+        except TimeoutError:
+            raise LoadError(f"conda-unpack of environment '{archive}' takes too long") from None
+        except OSError as error:
+            raise LoadError(f"environment '{archive}' has no bin/python that runs: {error.strerror}") from error
+        output.seek(0)
+        said = output.read(4096).decode(errors="backslashreplace").strip()
+    if code != 0:
+        log.error("conda-unpack of environment '%s' %s:\n%s", archive, ending(code), said)
+        raise LoadError(f"conda-unpack of environment '{archive}' {ending(code)}; what it said is in the server's log")
+
+
+def _activated(root: Path) -> Mapping[str, str]:
+    """What ``bin/activate`` sets, and Triton beside it."""
+    kind = "VIRTUAL_ENV" if (root / "pyvenv.cfg").exists() else "CONDA_PREFIX"
+    return {
+        kind: str(root),
+        "PATH": _before(root / "bin", "PATH"),
+        "LD_LIBRARY_PATH": _before(root / "lib", "LD_LIBRARY_PATH"),
+        "PYTHONHOME": "",
+    }
+
+
+def _before(folder: Path, variable: str) -> str:
+    """An empty entry would be the current directory."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get(variable))))

@@ -1,0 +1,185 @@
+"""One instance of a Python model: its life, and what becomes of each batch.
+
+Source: behaviours.md sections 9.1, 9.3, 9.4 and 9.7. Every request is answered once, whatever the
+model does: what it returns is judged for the whole batch before the first answer is sent, and
+``_finish`` of a request does nothing when the model has answered it through its sender.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from headrace.backends.base import Call, DeferredInstance
+from headrace.errors import BackendError, Cancelled, LoadError
+from headrace.telemetry.pacing import paced
+from headrace_python.coroutines import Coroutines
+from headrace_python.description import Description
+from headrace_python.returned import Refused, judge
+from headrace_python.wording import describe
+from triton_python_backend_utils import TRITONSERVER_REQUEST_RELEASE_ALL, InferenceRequest, InferenceResponse
+from triton_python_backend_utils.runtime import Phase, Runtime
+
+log = logging.getLogger("headrace.python")
+#: A model that fails at every request does not fill the log. Lines that the model itself writes are not counted.
+failures = paced("headrace.python.failures")
+
+
+class PythonInstance(DeferredInstance):
+    """``model_class``, made and initialized. ``release`` is called when the model is no longer needed.
+
+    Raises `LoadError` with the model's traceback.
+    """
+
+    def __init__(
+        self, model_class: type[Any], description: Description, runtime: Runtime, release: Callable[[], None]
+    ) -> None:
+        self.name = description.instance_name
+        self.runtime = runtime
+        self.coroutines = Coroutines(self.name)
+        self._release = release
+        self._home = str(description.file.parent.parent)
+        self._outputs = tuple(output["name"] for output in json.loads(description.config).get("output", ()))
+        try:
+            self.model = self._initialized(model_class, description.args())
+        except BaseException as error:  # the model's: SystemExit is its error, too
+            release()
+            raise LoadError(describe(error, self._home)) from error
+        self._execute: Callable[[list[InferenceRequest]], object] = getattr(self.model, "execute", self._no_execute)
+        runtime.phase = Phase.SERVING
+
+    def accept(self, calls: Sequence[Call]) -> None:
+        """Execute the batch, and again those of its requests that the model reschedules."""
+        requests = [self._received(call) for call in calls]
+        with self.runtime.entered(_callers(calls), calls[0].request):
+            while requests:
+                requests = self._run(requests)
+
+    def close(self) -> None:
+        """Call ``finalize``, whose errors are logged, and let the model go."""
+        self.runtime.phase = Phase.FINALIZING
+        try:
+            with self.runtime.entered():
+                if hasattr(self.model, "finalize"):
+                    self.model.finalize()
+        except BaseException as error:  # nobody is left to be told
+            log.error("finalize of '%s' failed: %s", self.name, describe(error))
+        finally:
+            self.coroutines.close()
+            del self.model, self._execute
+            self._release()
+
+    def _initialized(self, model_class: type[Any], args: dict[str, str]) -> Any:
+        with self.runtime.entered():
+            model = model_class()
+            if hasattr(model, "initialize"):
+                model.initialize(args)
+        return model
+
+    def _no_execute(self, requests: list[InferenceRequest]) -> None:
+        raise Refused(f"Python model {self.name} does not implement `execute` method.")
+
+    def _received(self, call: Call) -> InferenceRequest:
+        if not call.request.outputs:
+            # As Triton: to ask for none is to ask for all that the config declares.
+            call.request.outputs = self._outputs
+        return InferenceRequest._received(call, self.runtime)
+
+    def _run(self, requests: list[InferenceRequest]) -> list[InferenceRequest]:
+        """Execute ``requests``; those to be executed again. Never raises because of the model."""
+        try:
+            returned = self._execute([*requests])  # the model may do with its list as it likes
+            if isinstance(returned, Coroutine):
+                if self.runtime.decoupled:
+                    self.coroutines.start(self._see_through(requests, returned))
+                    return []
+                returned = self.coroutines.run(returned)
+            return self._settle(requests, returned)
+        except BaseException as error:  # the model's: SystemExit is its error, too
+            self._fail(requests, error)
+            return []
+
+    async def _see_through(self, requests: list[InferenceRequest], returned: Awaitable[object]) -> None:
+        """`_run` for the batch of a decoupled model, while the next batches begin."""
+        try:
+            while requests := self._settle(requests, await returned):
+                returned = self._execute([*requests])  # type: ignore[assignment]  # a coroutine, as before
+        except BaseException as error:  # the model's, or that close cancels it
+            self._fail(requests, error)
+
+    def _settle(self, requests: list[InferenceRequest], returned: object) -> list[InferenceRequest]:
+        """Send what ``execute`` returned; the requests to be executed again. Raises `Refused`."""
+        if not self.runtime.decoupled:
+            for request, response in judge(requests, returned):
+                self._answer(request, response)
+        elif returned is not None:
+            raise Refused(
+                f"Python model '{self.name}' is using the decoupled mode and the execute function must return None."
+            )
+        return [request for request in requests if request._rescheduled and _reset(request)]
+
+    def _answer(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        try:
+            answer = response._message()
+        except Exception as error:  # one output that cannot be sent is no other request's business
+            answer = self._failure(error)
+        if not request._finish(answer):
+            failures.warning("'%s' returned a response to a request that its response sender has answered", self.name)
+
+    def _fail(self, requests: Sequence[InferenceRequest], error: BaseException) -> None:
+        failure = self._failure(error)
+        for request in requests:
+            request._finish(failure)
+
+    def _failure(self, error: BaseException) -> BackendError:
+        if isinstance(error, Refused):
+            text = whole = str(error)
+        else:  # the model's, which may not even have a text
+            text, whole = describe(error, self._home), describe(error)
+        failures.error("'%s' failed: %s", self.name, whole)
+        return BackendError(f"Failed to process the request(s) for model '{self.name}', message: {text}")
+
+
+class CheckedInstance(PythonInstance):
+    """An instance whose model has an ``is_ready``, sync or async."""
+
+    def is_ready(self) -> bool:
+        """What the model says. Raises `BackendError` if that is no bool, or with the model's traceback."""
+        try:
+            with self.runtime.entered():
+                said = self.model.is_ready()
+                if isinstance(said, Coroutine):
+                    said = self.coroutines.run(said)
+        except BaseException as error:  # the model's
+            raise BackendError(describe(error, self._home)) from error
+        if not isinstance(said, bool):
+            raise BackendError("is_ready() must return a boolean value")
+        return said
+
+
+def instance_of(
+    model_class: type[Any], description: Description, runtime: Runtime, release: Callable[[], None]
+) -> PythonInstance:
+    """An instance that core asks for its readiness only if the model has something to say."""
+    kind = CheckedInstance if hasattr(model_class, "is_ready") else PythonInstance
+    return kind(model_class, description, runtime, release)
+
+
+def _callers(calls: Sequence[Call]) -> tuple[str, ...]:
+    """The models that wait for any of ``calls``, each once."""
+    names: list[str] = []
+    for call in calls:
+        if call.request.callers:
+            names += call.request.callers
+    return tuple(dict.fromkeys(names)) if names else ()
+
+
+def _reset(request: InferenceRequest) -> bool:
+    """Whether somebody still wants ``request`` to be executed again; it is then as it was received."""
+    request.set_release_flags(TRITONSERVER_REQUEST_RELEASE_ALL)
+    if request.is_cancelled():
+        request._finish(Cancelled("request was cancelled"))
+        return False
+    return True

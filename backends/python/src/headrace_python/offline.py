@@ -1,0 +1,82 @@
+"""What a server does for a model, without a server: for unit tests of models.
+
+Other models are functions, metrics are kept in memory, and the log is that of `logging`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from headrace.backends.services import LOG_LEVELS, LogLevel, Services
+from headrace.errors import BackendError, HeadraceError, NotFound, Unsupported
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import BytesTensor, as_tensor
+from headrace_python.wording import describe
+from triton_python_backend_utils.keeping import KeptMetrics
+
+log = logging.getLogger("headrace.python")
+
+Arrays: TypeAlias = Mapping[str, Any]
+#: Stands for another model: takes its inputs, and returns its outputs, or those of each response of
+#: a decoupled one. Raises for an error.
+OtherModel: TypeAlias = Callable[[dict[str, Any]], "Arrays | Iterable[Arrays]"]
+
+
+class OfflineServices(KeptMetrics, Services):
+    """``models`` are the other models by name."""
+
+    def __init__(self, models: Mapping[str, OtherModel]) -> None:
+        super().__init__()
+        self.models = models
+
+    def infer(self, request: InferRequest) -> None:
+        try:
+            given = self._answer(request)
+        except HeadraceError as error:
+            request.respond(error, True)
+        except Exception as error:
+            request.respond(BackendError(describe(error)), True)
+        else:
+            if request.decoupled:
+                for response in given:
+                    request.respond(response, False)
+            request.respond(None if request.decoupled else given[0], True)
+
+    def cancel(self, request: InferRequest) -> None:
+        request.cancelled = True
+
+    def stop(self, request: InferRequest) -> None:
+        request.cancelled = True
+
+    def read(self, request: InferRequest) -> None:
+        """Everything has been sent already."""
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
+        raise Unsupported(f"no server to load '{name}': a model under test gets other models as functions")
+
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        raise Unsupported(f"no server to unload '{name}': a model under test gets other models as functions")
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        return name in self.models
+
+    def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
+        log.log(LOG_LEVELS[level], "%s:%d: %s", file, line, message)
+
+    def _answer(self, request: InferRequest) -> list[InferResponse]:
+        model = self.models.get(request.model_name)
+        if model is None:
+            raise NotFound(f"Request for unknown model: '{request.model_name}' is not found")
+        given = model({name: to_array(value) for name, value in request.inputs.items()})
+        several = [given] if isinstance(given, Mapping) else list(given)
+        if len(several) != 1 and not request.decoupled:
+            raise Unsupported(f"'{request.model_name}' gave {len(several)} responses to a request that takes one")
+        return [InferResponse({name: as_tensor(value) for name, value in each.items()}) for each in several]
+
+
+def to_array(value: Any) -> Any:
+    """A tensor as a model sees it: strings as an object array of bytes."""
+    return value.to_objects() if isinstance(value, BytesTensor) else value

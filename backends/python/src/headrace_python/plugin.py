@@ -1,0 +1,25 @@
+"""What Headrace finds of this distribution: its entry point.
+
+Apart from `headrace_python` itself, because a process of a model's own need not have pluggy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace import ServerOptions, hookimpl
+from headrace.backends.base import Backend
+from headrace.models.parts import backend_settings
+from headrace_python.backend import PythonBackend
+from headrace_python.based import find_based
+
+
+@hookimpl
+def register_backends() -> list[type[Backend]]:
+    return [PythonBackend]
+
+
+@hookimpl
+def find_backend(name: str, options: ServerOptions) -> type[Backend] | None:
+    settings = backend_settings(PythonBackend.name, PythonBackend, options)
+    return find_based(name, Path(options.backend_directory), settings)

@@ -1,0 +1,71 @@
+"""A program that runs for a while beside the server: no shell, no orphan, no wait without end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from headrace.workers.process.guardian import GUARDIAN
+
+#: How often whoever waits is told that the program still runs.
+TELL_S = 10.0
+
+
+def run(
+    argv: Sequence[str],
+    timeout_s: float,
+    *,
+    environ: Mapping[str, str] | None = None,
+    output: int | None = None,
+    cwd: Path | None = None,
+    pass_fds: Sequence[int] = (),
+    tell: Callable[[float], None] | None = None,
+) -> int:
+    """The exit code of ``argv``, negative for the signal that ended it.
+
+    It runs in a process group of its own, which is dead when this returns or raises, and also when
+    the server has been killed meanwhile. ``environ`` is added to the server's variables.
+    ``output`` is a descriptor for both its outputs, or else they are the server's stderr. ``tell``
+    is called with the seconds passed, every `TELL_S`. Raises TimeoutError, and OSError if it
+    cannot be started.
+    """
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=2 if output is None else output,
+        stderr=output,
+        cwd=cwd,
+        env={**os.environ, **(environ or {})},
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
+    GUARDIAN.watch(process.pid)
+    # Ends with the process, and leaves it to be reaped: until then its number is no other's.
+    ended = threading.Thread(target=os.waitid, args=(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT), daemon=True)
+    ended.start()
+    try:
+        _wait(ended, timeout_s, tell)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        ended.join()
+        code = process.wait()
+        GUARDIAN.forget(process.pid)
+    return code
+
+
+def _wait(ended: threading.Thread, timeout_s: float, tell: Callable[[float], None] | None) -> None:
+    begun = time.monotonic()
+    while ended.is_alive():
+        left = begun + timeout_s - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        ended.join(min(left, TELL_S))
+        if tell is not None and ended.is_alive():
+            tell(time.monotonic() - begun)

@@ -1,0 +1,33 @@
+"""The parts that come with core, registered through the same hooks as everybody else's."""
+
+from __future__ import annotations
+
+from headrace.backends.base import Backend
+from headrace.frontends.base import Frontend
+from headrace.hookspecs import hookimpl
+from headrace.schedulers.base import Scheduler
+
+
+@hookimpl
+def register_backends() -> list[type[Backend]]:
+    from headrace.backends.identity import Identity
+
+    return [Identity]
+
+
+@hookimpl
+def register_schedulers() -> list[type[Scheduler]]:
+    from headrace.schedulers.direct import DirectScheduler
+    from headrace.schedulers.dynamic import DynamicScheduler
+
+    return [DirectScheduler, DynamicScheduler]
+
+
+@hookimpl
+def register_frontends() -> list[type[Frontend]]:
+    # In the order in which they start (behaviours.md section 8).
+    from headrace.frontends.grpc.frontend import GrpcFrontend
+    from headrace.frontends.http.frontend import HttpFrontend
+    from headrace.frontends.metrics import MetricsFrontend
+
+    return [GrpcFrontend, HttpFrontend, MetricsFrontend]

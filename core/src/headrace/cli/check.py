@@ -1,0 +1,125 @@
+"""``headrace check``: every model of a repository, what is wrong with it, and what was filled in for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from headrace.cli.arguments import Parser
+from headrace.cli.finding import Finding
+from headrace.cli.inspection import inspect
+from headrace.cli.trial import Trial
+from headrace.config.options import ServerOptions
+from headrace.config.provenance import Completion
+from headrace.errors import HeadraceError
+from headrace.models.repository import Entry, Repository, is_model
+from headrace.plugins import Plugins
+from headrace.telemetry.tables import one_line
+
+_RED, _GREEN, _DIM, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
+
+
+def run(words: Sequence[str]) -> int:
+    """Print a finding for each model; 1 if there is any problem."""
+    arguments = _parser().parse(words)
+    repositories, models = _split(arguments.path)
+    options = ServerOptions(
+        model_repository=(*repositories, *(str(model.parent) for model in models)),
+        disable_auto_complete_config=arguments.strict,
+        model_config_name=arguments.model_config_name,
+        backend_directory=arguments.backend_directory,
+        allow_external_links=arguments.allow_external_links,
+        strict_parameters=True,
+        exit_timeout_secs=10,
+    )
+    for model in models:
+        print(f"'{model}' is a model, not a repository: this model alone is checked", file=sys.stderr)
+    # What the server logs is in the findings, or of no interest here.
+    logging.getLogger("headrace").setLevel(logging.CRITICAL + 1)
+    try:
+        entries = Repository(options.model_repository).scan()
+        chosen = [entry for entry in entries.values() if _is_meant(entry, repositories, models)]
+        with contextlib.ExitStack() as stack:
+            trial = None if arguments.no_load else stack.enter_context(Trial(options))
+            plugins = Plugins.discover(options.plugins)
+            findings = [inspect(entry, options, plugins, trial) for entry in chosen]
+    except HeadraceError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    finally:
+        logging.getLogger("headrace").setLevel(logging.NOTSET)
+    print(json.dumps([asdict(found) for found in findings], indent=2) if arguments.json else _picture(findings))
+    return 1 if any(found.problems for found in findings) else 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "headrace check",
+        "[options] <path> ...",
+        "Check every model of a repository, or one model, as a load does. Exits with 1 if there is any problem.",
+        "Example: headrace check /srv/models --strict",
+    )
+    parser.add_argument("path", nargs="+", help="directory that holds one directory per model, or that of one model")
+    parser.add_argument(
+        "--no-load", action="store_true", help="judge what the configs say; start no engine and load no model"
+    )
+    parser.add_argument("--strict", action="store_true", help="as --disable-auto-complete-config of headrace serve")
+    parser.add_argument("--model-config-name", default="", metavar="NAME", help="as the flag of headrace serve")
+    backends = ServerOptions().backend_directory
+    parser.add_argument("--backend-directory", default=backends, metavar="PATH", help="as the flag of headrace serve")
+    parser.add_argument(
+        "--allow-external-links", action="store_true", help="as --allow-external-links=true of headrace serve"
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON array, one object per model")
+    return parser
+
+
+def _split(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """The repositories among ``paths``, and the models."""
+    repositories, models = [], []
+    for given in paths:
+        path = Path(given)
+        if is_model(path):
+            models.append(path if path.name else path.absolute())
+        else:
+            repositories.append(given)
+    return repositories, models
+
+
+def _is_meant(entry: Entry, repositories: Sequence[str], models: Sequence[Path]) -> bool:
+    return any(path.parent in map(Path, repositories) or path in models for path in entry.paths)
+
+
+def _picture(findings: Sequence[Finding]) -> str:
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    lines = [line for found in findings for line in _lines(found, coloured)]
+    problems = sum(len(found.problems) for found in findings)
+    return "\n".join([*lines, f"{_number(len(findings), 'model')}, {_number(problems, 'problem')}"])
+
+
+def _lines(found: Finding, coloured: bool) -> list[str]:
+    verdict = _paint(_number(len(found.problems), "problem"), _RED, coloured)
+    return [
+        f"{one_line(found.model)}: {verdict if found.problems else _paint('ok', _GREEN, coloured)}",
+        *(f"  {one_line(str(problem))}" for problem in found.problems),
+        *(_paint(f"  {_told(completion)}", _DIM, coloured) for completion in found.completed),
+        "",
+    ]
+
+
+def _told(completion: Completion) -> str:
+    return one_line(f"{completion.field} = {completion.value}   completed by {completion.source}")
+
+
+def _paint(text: str, colour: str, coloured: bool) -> str:
+    return f"{colour}{text}{_PLAIN}" if coloured else text
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

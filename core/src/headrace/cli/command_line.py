@@ -1,0 +1,212 @@
+"""From the words of a command line to `ServerOptions`, by the rules of behaviours.md section 8.
+
+Reads as GNU getopt_long does: ``--flag value``, ``--flag=value``, and any prefix of a flag that
+only that flag has. What is left over belongs to the options of plugins.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import combinations
+from typing import Any
+
+from headrace.cli.flags import FLAGS, Flag
+from headrace.config import support
+from headrace.config.options import ServerOptions
+from headrace.errors import ConfigError
+
+
+def wants_help(words: Sequence[str]) -> bool:
+    return not {"--help", "-h"}.isdisjoint(words)
+
+
+def allowed_plugins(words: Sequence[str]) -> tuple[str, ...] | None:
+    """What ``--plugins`` says, which must be known before the options of plugins can be read."""
+    given = [one for one in split(words)[0] if one.flag.name == "plugins"]
+    return _read(given[-1]) if given else None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A flag of the command line, with the text after it."""
+
+    flag: Flag
+    text: str
+
+
+def read_options(
+    words: Sequence[str], environ: Mapping[str, str], plugin_parser: argparse.ArgumentParser | None = None
+) -> tuple[ServerOptions, list[str]]:
+    """The options, and warnings about what was given. Raises `ConfigError` with Triton's text."""
+    given, rest = split(words)
+    plugin_options, rest = _parse_rest(plugin_parser, rest)
+    if rest:
+        raise ConfigError(_explain(rest[0]))
+    _check_cache(given)
+    chosen = _values(given)
+    repository = chosen.get("model_repository") or tuple(filter(None, [environ.get("AIP_STORAGE_URI")]))
+    fields = _environment(environ) | chosen | {"model_repository": repository, "plugin_options": plugin_options}
+    options = ServerOptions(**fields)
+    check(options)
+    return options, _warnings(given, options)
+
+
+def split(words: Sequence[str]) -> tuple[list[Given], list[str]]:
+    """The flags of Headrace with their texts, and the words that are not ours."""
+    given: list[Given] = []
+    rest: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        flags = _matches(word)
+        if len(flags) != 1:
+            rest.append(word)
+            continue
+        flag = flags[0]
+        _, equals, text = word.partition("=")
+        if flag.read is None and equals:
+            raise ConfigError(f"option '--{flag.name}' doesn't allow an argument")
+        if flag.read is not None and not equals:
+            text = _next(waiting, flag)
+        given.append(Given(flag, text))
+    return given, rest
+
+
+def check(options: ServerOptions) -> None:
+    """Raise `ConfigError` for options that contradict each other, or that must not be ignored."""
+    if not options.model_repository:
+        raise ConfigError("--model-repository must be specified")
+    if options.load_model and options.model_control_mode != "explicit":
+        raise ConfigError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    _check_ports(options)
+    support.refuse(options)
+
+
+def _matches(word: str) -> list[Flag]:
+    if not word.startswith("--") or word == "--":
+        return []
+    name = word[2:].partition("=")[0]
+    if name in FLAGS:
+        return [FLAGS[name]]
+    return [flag for other, flag in FLAGS.items() if other.startswith(name)]
+
+
+def _next(words: Any, flag: Flag) -> str:
+    text = next(words, None)
+    if text is None:
+        raise ConfigError(f"option '--{flag.name}' requires an argument")
+    return str(text)
+
+
+def _parse_rest(parser: argparse.ArgumentParser | None, rest: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
+    if parser is None:
+        return None, rest
+    try:
+        return parser.parse_known_args(rest)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _explain(word: str) -> str:
+    name, flags = word.partition("=")[0], _matches(word)
+    if flags:
+        return f"option '{name}' is ambiguous; possibilities: " + " ".join(f"'--{flag.name}'" for flag in flags)
+    if not word.startswith("-") or word == "--":
+        return f"Unexpected argument: {word}" + ("" if word == "--" else f"; did you mean --model-repository={word}?")
+    nearest = get_close_matches(name.lstrip("-"), FLAGS, 1)
+    return f"unrecognized option '{name}'" + (f"; did you mean '--{nearest[0]}'?" if nearest else "")
+
+
+def _values(given: Sequence[Given]) -> dict[str, Any]:
+    """Field to value. A deprecated flag counts only where the one that replaced it is not given."""
+    current = {one.flag.option for one in given if not one.flag.deprecated}
+    by_field: dict[str, list[Given]] = {}
+    for one in given:
+        if not (one.flag.deprecated and one.flag.option in current):
+            by_field.setdefault(one.flag.option, []).append(one)
+    return {field: _combine(group) for field, group in by_field.items()}
+
+
+def _combine(group: Sequence[Given]) -> Any:
+    flag = group[0].flag
+    values = [_read(one) for one in group]
+    try:
+        return flag.gather(values) if flag.gather else values[-1]
+    except ValueError as error:
+        raise _bad(flag, error) from error
+
+
+def _read(one: Given) -> Any:
+    try:
+        return one.flag.read(one.text) if one.flag.read else True
+    except ValueError as error:
+        raise _bad(one.flag, error) from error
+
+
+def _bad(flag: Flag, error: ValueError) -> ConfigError:
+    return ConfigError(f'Bad option: "--{flag.name}".\n{error}')
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Defaults that Vertex AI sets through the environment."""
+    if environ.get("AIP_MODE") != "PREDICTION":
+        return {}
+    return {"allow_http": False, "allow_grpc": False, "allow_vertex_ai": True}
+
+
+def _check_cache(given: Sequence[Given]) -> None:
+    if {"response-cache-byte-size", "cache-config"} <= {one.flag.name for one in given}:
+        raise ConfigError(
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+            "Please provide one or the other."
+        )
+
+
+def _check_ports(options: ServerOptions) -> None:
+    """Two endpoints cannot share an address and a port. Port 0 is whichever the system has free."""
+    endpoints = [
+        ("HTTP", options.allow_http, options.http_address, options.http_port),
+        ("GRPC", options.allow_grpc, options.grpc_address, options.grpc_port),
+        ("metrics", options.allow_metrics, options.metrics_address, options.metrics_port),
+    ]
+    listening = [(name, address, port) for name, allowed, address, port in endpoints if allowed and port]
+    for (first, address, port), (second, *place) in combinations(listening, 2):
+        if [address, port] == place:
+            raise ConfigError(
+                f"The server cannot listen to {first} requests and {second} requests "
+                f"at the same address and port {address}:{port}"
+            )
+
+
+def _deprecation(old: Given, given: Sequence[Given]) -> Iterator[str]:
+    """What Triton says about a flag that gave way to another, and about one that the other overrides."""
+    flag = old.flag
+    if flag.setting:
+        yield (
+            f"'--{flag.name}' has been deprecated and will be removed in future releases. "
+            f"Please use '--{flag.deprecated} {flag.setting} instead."
+        )
+        key = flag.setting.partition("=")[0].rpartition(",")[2]
+        if any(one.flag.name == flag.deprecated and f"{key}=" in one.text for one in given):
+            yield f"Overriding deprecated '--{flag.name}' in favor of provided {key} value in --{flag.deprecated}!"
+    elif flag.name == "response-cache-byte-size":
+        equivalent = f"--cache-config=local,size={old.text}"
+        yield (
+            f"'--{flag.name}' has been deprecated! This will default to the 'local' cache implementation with the "
+            f"provided byte size for its config. Please use '--{flag.deprecated}' instead. The equivalent "
+            f"--{flag.deprecated} CLI args would be: '{equivalent}'"
+        )
+    else:
+        yield f"'--{flag.name}' has been deprecated! Please use '--{flag.deprecated}' instead."
+        if not _read(old) and any(one.flag.name == flag.deprecated for one in given):
+            yield f"Overriding deprecated '--{flag.name}' from False to True in favor of '--{flag.deprecated}'!"
+
+
+def _warnings(given: Sequence[Given], options: ServerOptions) -> list[str]:
+    old = {one.flag.name: one for one in given if one.flag.deprecated}
+    warnings = [line for one in old.values() for line in _deprecation(one, given)]
+    if not options.trace_config and any(one.flag.option == "trace_config" for one in given):
+        warnings.append("--trace-config has no effect: no level turns tracing on")
+    return warnings

@@ -1,0 +1,250 @@
+"""Every flag of ``headrace serve``: how it is read, and what to tell people about it.
+
+The flags, their groups and their order are those of behaviours.md section 8. Defaults stand in
+`headrace.config.options.ServerOptions`, what is built today in `headrace.config.support`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.cli import values
+from headrace.cli.values import boolean, choice, count, int32, port, setting, size, text
+from headrace.config.options import GRPC_RESTRICTED_PREFIX, RESTRICTED_CATEGORIES, TraceSetting
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag. ``read`` turns its text into a value; without it the flag takes no argument.
+
+    ``gather`` makes one value of all that were given, and says that the flag may be repeated;
+    without it the last one counts. ``field`` is the field of `ServerOptions` that the flag sets,
+    where the name differs. A flag with ``deprecated`` gives way to the one named there, of which it
+    is one ``setting``, as Triton writes it, where that has many.
+    """
+
+    name: str
+    argument: str
+    help: str
+    example: str
+    read: Callable[[str], Any] | None = text
+    gather: Callable[[Sequence[Any]], Any] | None = None
+    field: str = ""
+    deprecated: str = ""
+    setting: str = ""
+
+    @property
+    def option(self) -> str:
+        """The field of `ServerOptions` that this flag sets."""
+        return self.field or self.name.replace("-", "_")
+
+
+def _trace(mode: str, key: str) -> Callable[[str], TraceSetting]:
+    return lambda value: TraceSetting(mode, key, value)
+
+
+def _local_cache(value: str) -> tuple[str, str, str]:
+    return "local", "size", str(size(value))
+
+
+def _old_trace(name: str, mode: str, key: str, example: str, value: str) -> Flag:
+    instead = f"--trace-config={mode + ',' if mode else ''}{key}="
+    return Flag(name, "<value>", f"Same as {instead}<value>.", example, _trace(mode, key), values.traces,
+                "trace_config", "trace-config", f"{mode + ',' if mode else ''}{key}=<{value}>")  # fmt: skip
+
+
+_FORWARD = (
+    "Request headers whose name this regular expression (RE2) finds become request parameters; case does not count, "
+    "unless it says `(?-i)`."
+)
+_HTTP_RESTRICTED = f"APIs that need the header <key> with exactly <value>: {', '.join(RESTRICTED_CATEGORIES)}."
+_GRPC_RESTRICTED = f"The same for gRPC, where the metadata key is {GRPC_RESTRICTED_PREFIX}<key>."
+_NAMED_SETTING = "<name>,<key>=<value>"
+
+# One row per flag, one line where it fits: this is a table.
+# fmt: off
+GROUPS: dict[str, tuple[Flag, ...]] = {
+    "Server and logs": (
+        Flag("id", "<name>", "Name of this server in its metadata.", "digits-1"),
+        Flag("exit-timeout-secs", "<s>", "Time for requests in flight to finish after SIGTERM or SIGINT.", "60", int32),
+        Flag("log-verbose", "<level>", "Level of extra messages, 0 or false for none; from 1 on, answers name files in "
+             "full.", "1", values.level),
+        Flag("log-info", "<bool>", "Log informational messages.", "false", boolean),
+        Flag("log-warning", "<bool>", "Log warnings.", "false", boolean),
+        Flag("log-error", "<bool>", "Log errors.", "false", boolean),
+        Flag("log-format", "<format>", "Form of the log: default, ISO8601, or json for one object per line.", "json",
+             choice("log-format", "default", "ISO8601", "json")),
+        Flag("log-file", "<path>", "Append the log to this file instead of stderr.", "/var/log/headrace.log"),
+        Flag("plugins", "<name>,...", "Use only these plugins, named as `headrace plugins` lists them.", "onnxruntime",
+             values.names),
+    ),
+    "Model repository": (
+        Flag("model-repository", "<path>", "Directory that holds one directory per model.", "/srv/models",
+             gather=values.collect),
+        Flag("model-store", "<path>", "Same as --model-repository.", "/srv/models", gather=values.collect,
+             field="model_repository"),
+        Flag("exit-on-error", "<bool>", "Exit if any model fails to load at start; false serves the others.", "false",
+             boolean),
+        Flag("disable-auto-complete-config", "", "Take configs as written; complete nothing from the model files.", "",
+             None),
+        Flag("strict-model-config", "<bool>", "Same as --disable-auto-complete-config when true.", "true", boolean,
+             field="disable_auto_complete_config", deprecated="disable-auto-complete-config"),
+        Flag("strict-readiness", "<bool>", "The server is ready only when every model is.", "false", boolean),
+        Flag("model-control-mode", "<mode>", "Who loads models: none (all, at start), poll or explicit.", "none",
+             choice("model-control-mode", "none", "poll", "explicit", ignore_case=True)),
+        Flag("repository-poll-secs", "<s>", "Time between looks at the repository in mode poll; 0 for none.", "30",
+             int32),
+        Flag("load-model", "<name>", "Model to load at start in mode explicit; '*' alone is all of them.", "digits",
+             gather=values.collect),
+        Flag("model-config-name", "<name>", "Use configs/<name>.pbtxt of each model that has one.", "h100",
+             values.not_empty("model-config-name")),
+        Flag("model-files-from", "<whom>", "Whose loads may bring files along, which are code: loopback (callers on "
+             "this machine, or with the key of a restricted model-repository), any or none.", "any",
+             choice("model-files-from", "loopback", "any", "none")),
+        Flag("strict-parameters", "<bool>", "Refuse models that have parameters which their backend does not know.",
+             "true", boolean),
+        Flag("model-load-thread-count", "<n>", "Models that load at the same time.", "8", int32),
+        Flag("model-load-retry-count", "<n>", "Further attempts at loading a version that failed.", "2", int32),
+        Flag("model-namespacing", "<bool>", "Models of one name may stand in several repositories.", "true", boolean),
+        Flag("allow-external-links", "<bool>", "Load models that are, or hold, links that lead out of the model "
+             "repository.", "true", boolean),
+        Flag("dev", "", "Reload a model when its files change, and keep Python models in the server's process, where "
+             "breakpoint() works.", "", None),
+        Flag("enable-peer-access", "<bool>", "Copy between GPUs directly.", "false", boolean),
+    ),
+    "HTTP": (
+        Flag("allow-http", "<bool>", "Serve HTTP.", "false", boolean),
+        Flag("http-address", "<address>", "Address to listen on.", "127.0.0.1"),
+        Flag("http-port", "<port>", "Port to listen on.", "9000", port),
+        Flag("reuse-http-port", "<bool>", "Share the port with other servers (SO_REUSEPORT).", "true", boolean),
+        Flag("http-header-forward-pattern", "<regex>", _FORWARD, "^x-tenant", values.pattern),
+        Flag("http-thread-count", "<n>", "Threads that handle HTTP.", "8", int32),
+        Flag("http-max-input-size", "<bytes>", "Largest request body or JSON part.", "134217728",
+             values.positive("http-max-input-size", values.INT64)),
+        Flag("http-max-connections", "<n>", "Open connections of the HTTP port, and of the metrics port; those that "
+             "have been idle for longest give way to new ones. 0 is unlimited.", "10000", values.count),
+        Flag("http-header-timeout-secs", "<n>", "Time that the head of a request may take to arrive; 0 is unlimited.",
+             "20", values.count),
+        Flag("http-keepalive-timeout-secs", "<n>", "Time that a connection may wait for its next request; 0 is "
+             "unlimited.", "75", values.count),
+        Flag("http-min-data-rate", "<bytes/s>", "Rate at which the body of a request must arrive, and an answer must "
+             "be read; 0 is unlimited.", "240", values.count),
+        Flag("http-stall-timeout-secs", "<n>", "Time after which the connection of a caller below that rate ends; 0 is "
+             "unlimited.", "60", values.count),
+        Flag("http-restricted-api", "<api>,...:<key>=<value>", _HTTP_RESTRICTED, "model-repository:admin=letmein",
+             values.restriction("http-restricted-api", "api"), values.restrictions("api")),
+        Flag("http-server", "<server>", "What runs the HTTP endpoint: auto, hypercorn or native.", "hypercorn",
+             choice("http-server", "auto", "hypercorn", "native")),
+    ),
+    "gRPC": (
+        Flag("allow-grpc", "<bool>", "Serve gRPC.", "false", boolean),
+        Flag("grpc-address", "<address>", "Address to listen on.", "127.0.0.1"),
+        Flag("grpc-port", "<port>", "Port to listen on.", "9001", port),
+        Flag("reuse-grpc-port", "<bool>", "Share the port with other servers (SO_REUSEPORT).", "true", boolean),
+        Flag("grpc-header-forward-pattern", "<regex>", _FORWARD, "^x-tenant", values.pattern),
+        Flag("grpc-infer-thread-count", "<n>", "Threads that handle inference, 2 to 128.", "4", values.grpc_threads),
+        Flag("grpc-infer-allocation-pool-size", "<n>", "Requests kept for reuse.", "16", int32),
+        Flag("grpc-max-response-pool-size", "<n>", "Responses kept for reuse.", "16",
+             values.positive("grpc-max-response-pool-size", values.INT32)),
+        Flag("grpc-use-ssl", "<bool>", "Use TLS, with the three files below.", "true", boolean),
+        Flag("grpc-use-ssl-mutual", "<bool>", "Use TLS and demand a certificate of the client.", "true", boolean),
+        Flag("grpc-server-cert", "<path>", "PEM file of the server's certificate.", "server.crt"),
+        Flag("grpc-server-key", "<path>", "PEM file of the server's key.", "server.key"),
+        Flag("grpc-root-cert", "<path>", "PEM file of the authorities that clients' certificates come from.", "ca.crt"),
+        Flag("grpc-infer-response-compression-level", "<level>", "Compression of answers: none, low, medium or high.",
+             "medium", choice("grpc_infer_response_compression_level", "none", "low", "medium", "high")),
+        Flag("grpc-max-decompressed-size", "<bytes>", "Bytes that a compressed message may unpack to, or 32 times its "
+             "size if that is more.", "1073741824", values.positive("grpc-max-decompressed-size", values.INT32)),
+        Flag("grpc-keepalive-time", "<ms>", "Idle time before a keepalive ping.", "60000", int32),
+        Flag("grpc-keepalive-timeout", "<ms>", "Time that the peer has to answer a ping.", "10000", int32),
+        Flag("grpc-keepalive-permit-without-calls", "<bool>", "Ping connections that carry no call.", "true", boolean),
+        Flag("grpc-http2-max-pings-without-data", "<n>", "Pings sent between two frames of data; 0 is unlimited.", "0",
+             int32),
+        Flag("grpc-http2-min-recv-ping-interval-without-data", "<ms>", "Least time between pings of a client.", "60000",
+             int32),
+        Flag("grpc-http2-max-ping-strikes", "<n>", "Early pings before the connection closes; 0 is unlimited.", "0",
+             int32),
+        Flag("grpc-max-connection-age", "<ms>", "Age at which connections are closed; 0 is unlimited.", "3600000",
+             count),
+        Flag("grpc-max-connection-age-grace", "<ms>", "Time for the calls of such a connection to finish.", "30000",
+             count),
+        Flag("grpc-max-unread-size", "<bytes>", "Answers that may wait for a client to read them, per connection; "
+             "beyond it, its further calls wait, too.", "1073741824",
+             values.positive("grpc-max-unread-size", values.INT64)),
+        Flag("grpc-max-stream-size", "<bytes>", "Requests and unread answers of one stream; beyond it, the stream is "
+             "not read.", "268435456", values.positive("grpc-max-stream-size", values.INT64)),
+        Flag("grpc-unread-timeout-secs", "<s>", "Time for a client to read what waits for it; then its connection is "
+             "closed.", "60", values.positive("grpc-unread-timeout-secs", values.INT32)),
+        Flag("grpc-message-timeout-secs", "<s>", "Time in which a message that has begun must go on to arrive; then "
+             "its call is ended.", "20", values.positive("grpc-message-timeout-secs", values.INT32)),
+        Flag("grpc-restricted-protocol", "<protocol>,...:<key>=<value>", _GRPC_RESTRICTED,
+             "model-repository:admin=letmein",
+             values.restriction("grpc-restricted-protocol", "protocol", GRPC_RESTRICTED_PREFIX),
+             values.restrictions("protocol")),
+        Flag("grpc-server", "<server>", "What runs the gRPC endpoint: auto, native or grpcio.", "grpcio",
+             choice("grpc-server", "auto", "native", "grpcio")),
+    ),
+    "SageMaker and Vertex AI": (
+        Flag("allow-sagemaker", "<bool>", "Serve SageMaker's requests.", "false", boolean),
+        Flag("sagemaker-port", "<port>", "Port to listen on.", "8080", port),
+        Flag("sagemaker-safe-port-range", "<first>-<last>", "Ports that other endpoints may use.", "8000-8002",
+             values.port_range),
+        Flag("sagemaker-thread-count", "<n>", "Threads that handle the endpoint.", "8", int32),
+        Flag("allow-vertex-ai", "<bool>", "Serve Vertex AI's requests.", "false", boolean),
+        Flag("vertex-ai-port", "<port>", "Port to listen on.", "8080", port),
+        Flag("vertex-ai-thread-count", "<n>", "Threads that handle the endpoint.", "8", int32),
+        Flag("vertex-ai-default-model", "<name>", "Model that answers requests naming none.", "digits"),
+    ),
+    "Metrics": (
+        Flag("allow-metrics", "<bool>", "Serve Prometheus metrics.", "false", boolean),
+        Flag("allow-gpu-metrics", "<bool>", "Include metrics of the GPUs.", "false", boolean),
+        Flag("allow-cpu-metrics", "<bool>", "Include metrics of the CPU and its memory.", "false", boolean),
+        Flag("metrics-address", "<address>", "Address to listen on; that of HTTP unless given.", "127.0.0.1"),
+        Flag("metrics-port", "<port>", "Port to listen on.", "9002", port),
+        Flag("metrics-interval-ms", "<ms>", "Time between looks at the devices.", "1000", int32),
+        Flag("metrics-config", "<key>=<value>", "counter_latencies, histogram_latencies, summary_latencies as true or "
+             "false; summary_quantiles.", "summary_latencies=true", values.metrics_setting, dict),
+    ),
+    "Tracing": (
+        Flag("trace-config", "[<mode>,]<key>=<value>", "level, rate, count or mode for all; file for triton; url for "
+             "opentelemetry.", "level=TIMESTAMPS", values.trace, values.traces),
+        _old_trace("trace-file", "triton", "file", "trace.json", "filepath"),
+        _old_trace("trace-level", "", "level", "TIMESTAMPS", "OFF|TIMESTAMPS|TENSORS"),
+        _old_trace("trace-rate", "", "rate", "1000", "rate value"),
+        _old_trace("trace-count", "", "count", "100", "count value"),
+        _old_trace("trace-log-frequency", "triton", "log-frequency", "10", "log frequency value"),
+    ),
+    "Backends, caches, agents and memory": (
+        Flag("backend-config", "[<backend>,]<key>=<value>", "A setting of one backend, or of all.",
+             "onnxruntime,default-max-batch-size=8", setting("backend-config", "backend name", needs_owner=False),
+             values.nest),
+        Flag("backend-directory", "<path>", "Directory with one directory per python-based backend.", "/opt/backends"),
+        Flag("cache-config", _NAMED_SETTING, "A setting of the response cache.", "local,size=1048576",
+             setting("cache-config", "cache name"), values.one_cache),
+        Flag("cache-directory", "<path>", "Where Triton looks for caches.", "/opt/caches"),
+        Flag("response-cache-byte-size", "<bytes>", "Same as --cache-config=local,size=<bytes>.", "1048576",
+             _local_cache, values.one_cache, "cache_config", "cache-config"),
+        Flag("repoagent-directory", "<path>", "Where Triton looks for repository agents.", "/opt/repoagents"),
+        Flag("rate-limit", "<mode>", "Limit executions by resources: off or execution_count.", "off",
+             choice("rate-limit", "off", "execution_count", ignore_case=True)),
+        Flag("rate-limit-resource", "<name>:<count>[:<device>]", "How much there is of a resource.", "R1:10:0",
+             values.resource, values.collect),
+        Flag("pinned-memory-pool-byte-size", "<bytes>", "Pinned memory for copies to GPUs; 0 for none.", "0", size),
+        Flag("cuda-memory-pool-byte-size", "<gpu>:<bytes>", "Memory of a GPU for tensors.", "0:67108864",
+             values.pair(count, size, ":"), dict),
+        Flag("cuda-virtual-address-size", "<gpu>:<bytes>", "Address space of a GPU for growing state.", "0:1073741824",
+             values.pair(count, size, ":"), dict),
+        Flag("min-supported-compute-capability", "<version>", "GPUs below it are not used.", "7.5", values.real),
+        Flag("buffer-manager-thread-count", "<n>", "Threads that copy tensors.", "2", count),
+        Flag("host-policy", "<policy>,<key>=<value>", "numa-node or cpu-cores of the instances under a policy.",
+             "gpu_0,numa-node=0", setting("host-policy", "policy name"), values.nest),
+        Flag("model-load-gpu-limit", "<gpu>:<fraction>", "Refuse loads beyond this part of a GPU's memory.", "0:0.8",
+             values.pair(count, values.fraction, ":"), dict),
+        Flag("allow-client-shm", "<bool>", "Clients may register shared memory.", "false", boolean),
+    ),
+}
+# fmt: on
+
+FLAGS = {flag.name: flag for group in GROUPS.values() for flag in group}

@@ -1,0 +1,39 @@
+"""``headrace plugins``: what is installed, what it brings, and why something is broken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from headrace.cli.arguments import Parser
+from headrace.plugins import Plugins
+from headrace.registry import PluginInfo
+from headrace.telemetry import tables
+
+
+def run(words: Sequence[str]) -> int:
+    """Print every plugin; 1 if one of them is broken, or if two claim one name."""
+    parser = Parser(
+        "headrace plugins", "[options]", "List the plugins that are installed. Example: headrace plugins --json"
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON array")
+    arguments = parser.parse(words)
+    plugins = Plugins.discover()
+    plugins.option_parser()  # what raises there is broken, too
+    print(_json(plugins) if arguments.json else _picture(plugins))
+    return 1 if plugins.complaints else 0
+
+
+def _json(plugins: Plugins) -> str:
+    return json.dumps([{**asdict(info), "conflicts": plugins.conflicts_of(info)} for info in plugins.plugins], indent=2)
+
+
+def _picture(plugins: Plugins) -> str:
+    rows = [_row(info, plugins.conflicts_of(info)) for info in plugins.plugins]
+    return tables.draw(("Plugin", "Distribution", "Version", "Parts", "State"), rows) + "\n".join(plugins.complaints)
+
+
+def _row(info: PluginInfo, conflicts: Sequence[str]) -> list[str]:
+    state = "broken" if info.error else "conflict" if conflicts else "ok"
+    return [info.name, info.distribution, info.version, ", ".join(info.parts) or "-", state]

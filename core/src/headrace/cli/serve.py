@@ -1,0 +1,160 @@
+"""``headrace serve``: listen, load, wait for a signal, drain, exit (behaviours.md sections 5.11 and 8)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from headrace.cli import command_line, startup, usage
+from headrace.cli.arguments import complain
+from headrace.cli.openness import log_openness
+from headrace.config import support
+from headrace.config.options import ServerOptions
+from headrace.errors import ConfigError, HeadraceError
+from headrace.plugins import Plugins
+from headrace.server import Server
+from headrace.telemetry.logs import Log, LogSettings
+
+log = logging.getLogger("headrace.serve")
+
+
+def run(words: Sequence[str]) -> int:
+    """Serve until a signal comes; returns the exit code."""
+    try:
+        parser = _plugin_parser(words)
+        if command_line.wants_help(words):
+            print(usage.render(parser), end="")
+            return 0
+        options, warnings = command_line.read_options(words, os.environ, parser)
+        logs = _open_log(options)
+    except ConfigError as error:
+        return complain("headrace serve", "[options]", error.message)
+    faulthandler.enable()
+    try:
+        with contextlib.closing(logs):
+            for warning in (*warnings, *support.without_effect(options)):
+                log.warning("%s", warning)
+            return _run_loop(_serve(options))
+    finally:
+        _flush_output()
+
+
+def _plugin_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """A parser of the options that plugins add."""
+    allowed = None if command_line.wants_help(words) else command_line.allowed_plugins(words)
+    return Plugins.discover(allowed).option_parser()
+
+
+def _open_log(options: ServerOptions) -> Log:
+    try:
+        return Log(LogSettings.from_options(options))
+    except OSError as error:
+        raise ConfigError(f'Bad option: "--log-file".\n{error}') from error
+
+
+def _run_loop(main: Coroutine[None, None, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:  # there are no wheels for Windows
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+async def _serve(options: ServerOptions) -> int:
+    server, told_to_stop = Server(options), asyncio.Event()
+    _watch_signals(told_to_stop)
+    starting, waiting = asyncio.ensure_future(_start(server)), asyncio.ensure_future(told_to_stop.wait())
+    await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        log.info("stopping before all models are loaded")
+        await _stop(server, wait_for_loads=False)
+        _exit_now(0)  # a model that is being loaded cannot be interrupted, only left behind
+    try:
+        starting.result()
+        await waiting
+    except Exception as error:  # whatever stopped the start, say it and leave in order
+        waiting.cancel()
+        _complain(options, f"error: creating server: {_words(error)}")
+        await _stop(server)
+        return 1
+    await _stop(server)
+    return 0
+
+
+def _watch_signals(told_to_stop: asyncio.Event) -> None:
+    """SIGINT and SIGTERM set the event; any that follow change nothing."""
+
+    def stop(name: str) -> None:
+        if not told_to_stop.is_set():
+            log.info("signal %s: stopping", name)
+            told_to_stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number.name)
+
+
+async def _start(server: Server) -> None:
+    """Listen, so that a port in use is said before anything is loaded and whoever asks is answered; then load."""
+    server.when_ready(partial(startup.log_tables, server))
+    await server.start_frontends()
+    log_openness(server.options)
+    try:
+        await server.start()
+    except HeadraceError:
+        startup.log_models(server)
+        raise
+    await server.start_frontends()  # those that had to wait for the models
+    # What is there now stays, and need not be looked at again: each full collection would stop the loop for 50 ms.
+    gc.collect()
+    gc.freeze()
+
+
+async def _stop(server: Server, *, wait_for_loads: bool = True) -> None:
+    try:
+        await server.stop(wait_for_loads=wait_for_loads)
+    except HeadraceError as error:
+        _complain(server.options, error.message)
+        _exit_now(1)
+
+
+def _complain(options: ServerOptions, text: str) -> None:
+    """Say why the server exits: in the log, and on stderr too if the log does not show it there."""
+    log.error("%s", text)
+    if options.log_file or not options.log_error:
+        with contextlib.suppress(OSError):  # as in _flush_output
+            print(text, file=sys.stderr, flush=True)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, HeadraceError):
+        return f"{error.code.value} - {error.message}"
+    log.error("unexpected error", exc_info=error)
+    return f"Internal - {type(error).__name__}: {error}"
+
+
+def _exit_now(code: int) -> NoReturn:
+    """Leave without waiting for the threads of engines."""
+    logging.shutdown()
+    _flush_output()
+    os._exit(code)
+
+
+def _flush_output() -> None:
+    """Write what models and plugins have printed. A full disk or a reader that has gone decides no exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # what is left goes nowhere, or the interpreter tries once more and exits with 120
+            with Path(os.devnull).open("wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())

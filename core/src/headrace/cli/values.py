@@ -1,0 +1,240 @@
+"""From the text of a flag to its typed value; the error texts are Triton's (behaviours.md section 8).
+
+A reader takes the text after ``--flag=`` and raises `ValueError` with the text that goes under
+``Bad option: "--flag".``. A gatherer combines the values of a flag that may be repeated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from headrace.config.options import RESTRICTED_CATEGORIES, RateLimitResource, Restriction, TraceSetting
+from headrace.config.patterns import header_pattern
+
+INT32 = 2**31 - 1
+INT64 = 2**63 - 1
+_TRUE, _FALSE = ("true", "on", "1"), ("false", "off", "0")
+
+
+def text(value: str) -> str:
+    return value
+
+
+def boolean(value: str) -> bool:
+    if value.lower() in _TRUE:
+        return True
+    if value.lower() in _FALSE:
+        return False
+    raise ValueError(f"invalid value for bool option: {value}")
+
+
+def integer(low: int = -INT32 - 1, high: int = INT32) -> Callable[[str], int]:
+    """A reader of decimal integers from ``low`` to ``high``."""
+
+    def read(value: str) -> int:
+        if not re.fullmatch(r"\s*[+-]?[0-9]+", value):
+            raise ValueError(f"Invalid option value. Got {value}")
+        if len(value) > 40 or not low <= int(value) <= high:
+            raise ValueError(f"Provided option value is out of bound. Got {value}")
+        return int(value)
+
+    return read
+
+
+int32 = integer()
+count = integer(0)
+port = integer(0, 65535)
+size = integer(0, INT64)
+
+
+def real(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"Invalid option value. Got {value}") from None
+
+
+def fraction(value: str) -> float:
+    """A number from 0 to 1."""
+    if not 0 <= real(value) <= 1:
+        raise ValueError(f"Provided option value is out of bound. Got {value}")
+    return real(value)
+
+
+def positive(flag: str, high: int) -> Callable[[str], int]:
+    """A reader of integers from 1 to ``high``; ``flag`` is the word in the error text."""
+    read_any = integer(-INT64 - 1, high)
+
+    def read(value: str) -> int:
+        if read_any(value) <= 0:
+            raise ValueError(f"Error: --{flag} must be greater than 0.")
+        return read_any(value)
+
+    return read
+
+
+def grpc_threads(value: str) -> int:
+    if not 2 <= int32(value) <= 128:
+        raise ValueError("invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128.")
+    return int32(value)
+
+
+def not_empty(flag: str) -> Callable[[str], str]:
+    def read(value: str) -> str:
+        if not value:
+            raise ValueError(f"Error: empty argument for --{flag}")
+        return value
+
+    return read
+
+
+def level(value: str) -> int:
+    """A verbosity: an integer, or true for 1 and false for 0."""
+    return {"true": 1, "false": 0}[value.lower()] if value.lower() in ("true", "false") else int32(value)
+
+
+def choice(flag: str, *allowed: str, ignore_case: bool = False) -> Callable[[str], str]:
+    """A reader of one of ``allowed``; ``flag`` is the word in the error text."""
+
+    def read(value: str) -> str:
+        found = value.lower() if ignore_case else value
+        if found not in allowed:
+            raise ValueError(f"invalid argument for --{flag}, must be one of {', '.join(allowed)}. Got {value}")
+        return found
+
+    return read
+
+
+def pattern(value: str) -> str:
+    """A regular expression, checked here so that a bad one is found at start."""
+    if value:
+        header_pattern(value)
+    return value
+
+
+def names(value: str) -> tuple[str, ...]:
+    """Comma-separated names; spaces around them do not count."""
+    return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+def pair(first: Callable[[str], Any], second: Callable[[str], Any], separator: str) -> Callable[[str], tuple[Any, Any]]:
+    """A reader of ``<first><separator><second>``."""
+
+    def read(value: str) -> tuple[Any, Any]:
+        if separator not in value:
+            raise ValueError(
+                "Cannot parse pair option due to incorrect number of inputs."
+                f"--<pair option> argument requires format <first>{separator}<second>. Found: {value}"
+            )
+        left, right = value.split(separator, 1)
+        return first(left), second(right)
+
+    return read
+
+
+def setting(flag: str, owner: str, *, needs_owner: bool = True) -> Callable[[str], tuple[str, str, str]]:
+    """A reader of ``<owner>,<key>=<value>``; the owner is "" for a global setting."""
+    form = f"<{owner}>,<setting>=<value>"
+
+    def read(value: str) -> tuple[str, str, str]:
+        head, equals, rest = value.partition("=")
+        first, comma, second = head.partition(",")
+        name, key = (first, second) if comma else ("", first)
+        if not name and (comma or needs_owner):
+            raise ValueError(f"No {owner} specified. --{flag} option format is {form}. Got {value}")
+        if not equals or not key or not rest:
+            raise ValueError(f"--{flag} option format is '{form}'. Got {value}")
+        return name, key, rest
+
+    return read
+
+
+def port_range(value: str) -> tuple[int, int]:
+    """``<first>-<last>``."""
+    first, last = pair(port, port, "-")(value)
+    return first, last
+
+
+def metrics_setting(value: str) -> tuple[str, str]:
+    """``<key>=<value>``; a comma would name an owner, and metrics have none."""
+    key, equals, rest = value.partition("=")
+    if "," in key or not key or not equals or not rest:
+        raise ValueError(f"--metrics-config option format is '<setting>=<value>'. Got {value}")
+    return key, rest
+
+
+def resource(value: str) -> RateLimitResource:
+    """``<name>:<count>[:<device>]``."""
+    parts = value.split(":")
+    if len(parts) not in (2, 3) or not parts[0]:
+        raise ValueError(
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+            f"'<resource_name>:<count>'. Got {value}"
+        )
+    return RateLimitResource(parts[0], count(parts[1]), count(parts[2]) if len(parts) == 3 else None)
+
+
+def trace(value: str) -> TraceSetting:
+    """``[<mode>,]<key>=<value>``."""
+    mode, key, rest = setting("trace-config", "mode", needs_owner=False)(value)
+    return TraceSetting(mode, key, rest)
+
+
+def restriction(flag: str, noun: str, prefix: str = "") -> Callable[[str], list[tuple[str, Restriction]]]:
+    """A reader of ``<category>[,<category>]:<key>=<value>``. The value is a secret: no text shows it."""
+
+    def read(value: str) -> list[tuple[str, Restriction]]:
+        shown, equals, secret = value.partition("=")
+        categories, _, key = shown.partition(":")
+        if not (categories and key and equals and secret):
+            got = shown if equals else categories
+            raise ValueError(f"--{flag} option format is '<config name>:<setting>=<value>'. Got {got}")
+        unknown = [category for category in categories.split(",") if category not in RESTRICTED_CATEGORIES]
+        if unknown:
+            raise ValueError(f"unknown restricted {noun} '{unknown[0]}'")
+        return [(category, Restriction(prefix + key, secret)) for category in categories.split(",")]
+
+    return read
+
+
+def restrictions(noun: str) -> Callable[[Iterable[list[tuple[str, Restriction]]]], dict[str, Restriction]]:
+    """A gatherer of `restriction` that refuses a category which stands in two groups."""
+
+    def gather(groups: Iterable[list[tuple[str, Restriction]]]) -> dict[str, Restriction]:
+        found: dict[str, Restriction] = {}
+        for category, needed in chain.from_iterable(groups):
+            if category in found:
+                raise ValueError(f"restricted {noun} '{category}' can not be specified in multiple config groups")
+            found[category] = needed
+        return found
+
+    return gather
+
+
+def traces(settings: Sequence[TraceSetting]) -> tuple[TraceSetting, ...]:
+    """All settings, or none if no level among them turns tracing on."""
+    levels = [setting.value.lower() for setting in settings if not setting.mode and setting.key == "level"]
+    return tuple(settings) if any(level not in ("off", "false") for level in levels) else ()
+
+
+def collect(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(values)
+
+
+def nest(values: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+    """Settings by owner, then by key; the last of two wins."""
+    owners: dict[str, dict[str, str]] = {}
+    for owner, key, value in values:
+        owners.setdefault(owner, {})[key] = value
+    return owners
+
+
+def one_cache(values: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+    """`nest` for caches, of which there can be one."""
+    caches = nest(values)
+    if len(caches) > 1:
+        raise ValueError("found multiple cache configurations, but only a single cache is currently supported")
+    return caches

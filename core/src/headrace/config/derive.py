@@ -1,0 +1,138 @@
+"""What a config leaves to be read off the directory, and the defaults that are always filled in.
+
+Source: behaviours.md section 4.3. Happens with strict configs too; never looks into model files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A model file's name, and the backend and platform that it tells."""
+
+    filename: str
+    backend: str
+    platform: str = ""
+    may_be_file: bool = True
+    may_be_directory: bool = False
+
+    def agrees(self, config: ModelConfig) -> bool:
+        """Whether what ``config`` says about backend, platform and file, if anything, is this."""
+        return (
+            config.backend in ("", self.backend)
+            and config.platform in ("", self.platform)
+            and config.default_model_filename in ("", self.filename)
+        )
+
+    def is_in(self, folder: Path) -> bool:
+        path = folder / self.filename
+        return (path.is_file() and self.may_be_file) or (path.is_dir() and self.may_be_directory)
+
+
+#: In Triton's order of precedence.
+_RULES = (
+    _Rule("model.savedmodel", "tensorflow", "tensorflow_savedmodel", may_be_file=False, may_be_directory=True),
+    _Rule("model.graphdef", "tensorflow", "tensorflow_graphdef"),
+    _Rule("model.plan", "tensorrt", "tensorrt_plan"),
+    _Rule("model.onnx", "onnxruntime", "onnxruntime_onnx", may_be_directory=True),
+    _Rule("model.xml", "openvino"),
+    _Rule("model.pt", "pytorch", "pytorch_libtorch"),
+    _Rule("model.pt2", "pytorch", "torch_aoti"),
+    _Rule("model.py", "python"),
+)
+
+#: A platform of old that tells the backend and then is not one of its platforms.
+_LIBTORCH = "libtorch"
+_DEFAULT_IDLE_US = 1_000_000
+
+
+def derive(config: ModelConfig, model_path: Path) -> None:
+    """Fill in name, backend, platform, file name and defaults of ``config``, in place.
+
+    Raises `ConfigError` if neither the config nor the directory nor the name tells a backend.
+    """
+    config.name = config.name or model_path.name
+    if config.HasField("ensemble_scheduling") and not config.backend:
+        config.platform = config.platform or "ensemble"
+    if config.platform != "ensemble":
+        _derive_backend(config, model_path)
+    _fill_defaults(config)
+
+
+def _derive_backend(config: ModelConfig, model_path: Path) -> None:
+    if config.platform == _LIBTORCH:
+        config.backend = config.backend or "pytorch"
+    rule = _find_rule(config, model_path)
+    if rule is not None:
+        config.backend, config.platform = rule.backend, rule.platform
+        if not config.default_model_filename and config.runtime != "model.py":
+            config.default_model_filename = rule.filename
+    elif not (config.backend or config.platform or config.default_model_filename):
+        _derive_from_name(config)
+
+
+def _find_rule(config: ModelConfig, model_path: Path) -> _Rule | None:
+    """The rule for the file that is in the first version; else, if the config tells it, the first that fits.
+
+    A file name of the author's own says nothing about the backend, which the config then must.
+    """
+    told = ModelConfig(backend=config.backend, platform=config.platform)
+    if config.default_model_filename in {rule.filename for rule in _RULES} or not (config.backend or config.platform):
+        told.default_model_filename = config.default_model_filename
+    fitting = [rule for rule in _RULES if rule.agrees(told)]
+    folder = _first_folder(model_path)
+    present = [rule for rule in fitting if folder is not None and rule.is_in(folder)]
+    is_told = told != ModelConfig()
+    return next(iter(present or (fitting if is_told else [])), None)
+
+
+def _first_folder(model_path: Path) -> Path | None:
+    """The first subdirectory by name, the only one that is looked into; hidden ones do not count."""
+    try:
+        folders = [path for path in model_path.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        return min(folders, default=None)
+    except OSError as error:
+        raise ConfigError(f"cannot read model directory '{model_path}': {error.strerror}") from error
+
+
+def _derive_from_name(config: ModelConfig) -> None:
+    """``model.<backend>``, the last resort of a model without any config."""
+    _, _, backend = config.name.partition(".")
+    if not backend:
+        raise ConfigError(
+            f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
+            "configuration. Expected model name of the form 'model.<backend_name>'."
+        )
+    config.backend = backend
+    config.default_model_filename = f"model.{backend}"
+
+
+def _fill_defaults(config: ModelConfig) -> None:
+    if config.version_policy.WhichOneof("policy_choice") is None:
+        config.version_policy.latest.num_versions = 1
+    fill_batching(config)
+    if config.HasField("sequence_batching"):
+        batching = config.sequence_batching
+        batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or _DEFAULT_IDLE_US
+    if config.platform != "ensemble":
+        optimization = config.optimization
+        for field in ("input_pinned_memory", "output_pinned_memory"):
+            if not optimization.HasField(field):
+                getattr(optimization, field).enable = True
+
+
+def fill_batching(config: ModelConfig) -> None:
+    """The default preferred sizes; again after auto-completion has set ``max_batch_size``."""
+    if config.max_batch_size > 0:
+        if config.HasField("dynamic_batching") and not config.dynamic_batching.preferred_batch_size:
+            config.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
+        if config.sequence_batching.HasField("oldest"):
+            oldest = config.sequence_batching.oldest
+            if not oldest.preferred_batch_size:
+                oldest.preferred_batch_size.append(config.max_batch_size)

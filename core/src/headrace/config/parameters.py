@@ -1,0 +1,186 @@
+"""A backend's ``Parameters`` from the ``parameters`` map of a config.
+
+A field's key is its name, or ``metadata={"key": ...}``. A field of type ``dict[str, str]`` with
+``metadata={"prefix": "session."}`` takes every key that begins so, under its full name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import partial
+from types import UnionType
+from typing import Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from headrace.config.model_config_pb2 import ModelParameter
+from headrace.config.validation.problem import Problem
+from headrace.config.wording import clip
+from headrace.errors import ConfigError, PluginError
+
+T = TypeVar("T")
+HostKind: TypeAlias = Literal["process", "thread"]
+
+#: The key that gives each instance of a model, whatever its backend, a process or a thread.
+ISOLATION = "isolation"
+#: The key that bounds what each process of a model may allocate.
+MEMORY_LIMIT = "memory_limit_bytes"
+#: The key that says how long a process of a model, and the server for it, look for a message before they sleep.
+BUSY_POLL = "busy_poll_microseconds"
+
+#: Keys that core understands for every backend.
+CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL))
+#: A core that is never given up is of no use to the others.
+BUSY_POLL_US = range(1_000_001)
+BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {BUSY_POLL_US[-1]}"
+
+
+def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
+    """An instance of the dataclass ``cls``; its fields may be str, int, float, bool, or X | None.
+
+    A key without a field is passed over (`unknown` tells). Raises `ConfigError` for a value that is
+    not of its field's type, and for a `ValueError` of the class itself; `PluginError` for a field of
+    any other type.
+    """
+    values, wrong, _ = _read(cls, given)
+    for problem in wrong:
+        raise ConfigError(problem.message, field=problem.field)
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ConfigError(f"parameters: {error}", field="parameters") from error
+
+
+def read_isolation(given: Mapping[str, ModelParameter]) -> HostKind | None:
+    """What the parameter ``isolation`` asks for; None leaves it to the backend. Raises `ConfigError`."""
+    if ISOLATION not in given:
+        return None
+    text = given[ISOLATION].string_value
+    for kind in get_args(HostKind):
+        if text == kind:
+            return cast("HostKind", kind)
+    raise ConfigError(
+        f"parameter '{ISOLATION}' is '{clip(text)}', expected 'process' or 'thread'", field=_path(ISOLATION)
+    )
+
+
+def read_memory_limit(given: Mapping[str, ModelParameter]) -> int:
+    """What the parameter ``memory_limit_bytes`` allows; 0 is no limit. Raises `ConfigError`."""
+    return _whole(given, MEMORY_LIMIT, range(1, 1 << 63), 0, "a number of bytes above 0")
+
+
+def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
+    """What the parameter ``busy_poll_microseconds`` says. Raises `ConfigError`."""
+    return _whole(given, BUSY_POLL, BUSY_POLL_US, default, BUSY_POLL_EXPECTED)
+
+
+def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:
+    if key not in given:
+        return default
+    text = given[key].string_value
+    value = whole_number(text, allowed)
+    if value is None:
+        raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}", field=_path(key))
+    return value
+
+
+def whole_number(text: str, allowed: range) -> int | None:
+    """What ``text`` says; None if that is not ``allowed``, or more than digits, or too many of them."""
+    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) in allowed:
+        return int(text)
+    return None
+
+
+def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
+    """Everything for which the functions above would raise `ConfigError`.
+
+    Raises `PluginError` as they do.
+    """
+    wrong: list[Problem] = []
+    for read in (read_isolation, read_memory_limit, partial(read_busy_poll, default=0)):
+        try:
+            read(given)
+        except ConfigError as error:
+            wrong.append(Problem(error.field, error.message))
+    try:
+        parse_parameters(cls, given)
+    except ConfigError as error:
+        wrong += _read(cls, given)[1] or [Problem(error.field, error.message, error.code)]
+    return wrong
+
+
+def unknown(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
+    """The keys that neither core nor ``cls`` reads, with the nearest and all that it does; none for a class
+    without fields, whose backend reads the config itself."""
+    return _read(cls, given)[2]
+
+
+def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any], list[Problem], list[Problem]]:
+    """The values of the fields of ``cls``, the values that are wrong, and the unknown keys, in order of the keys."""
+    declared = fields(cls)
+    if not declared:
+        return {}, [], []
+    keys = {field.metadata.get("key", field.name): field for field in declared if "prefix" not in field.metadata}
+    families = {field.metadata["prefix"]: field for field in declared if "prefix" in field.metadata}
+    convert = {key: _converter(cls, field.name) for key, field in keys.items()}
+    values: dict[str, Any] = {}
+    wrong: list[Problem] = []
+    unread: list[Problem] = []
+    for key in sorted(given):
+        text = given[key].string_value
+        prefix = next((prefix for prefix in families if key.startswith(prefix)), None)
+        if key in keys:
+            try:
+                values[keys[key].name] = convert[key](text)
+            except ValueError as error:
+                wrong.append(Problem(_path(key), f"parameter '{key}' is '{clip(text)}', {error}"))
+        elif prefix is not None:
+            values.setdefault(families[prefix].name, {})[key] = text
+        elif key not in CORE_KEYS:
+            unread.append(Problem(_path(key), _unknown(key, [*keys, *(f"{prefix}*" for prefix in families)])))
+    return values, wrong, unread
+
+
+def _path(key: str) -> str:
+    return f"parameters[{key!r}]"
+
+
+def _converter(cls: type, name: str) -> Callable[[str], Any]:
+    """What makes a value of field ``name`` from its text, or raises `ValueError` with what was expected."""
+    hint = get_type_hints(cls)[name]
+    choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [kind for kind in choices if kind is not type(None)]
+    if len(kinds) != 1 or kinds[0] not in _CONVERTERS:
+        raise PluginError(f"{cls.__module__}.{cls.__qualname__}.{name} is {hint}, expected str, int, float or bool")
+
+    def convert(text: str) -> Any:
+        parse, expected = _CONVERTERS[kinds[0]]
+        try:
+            return parse(text)
+        except ValueError:
+            raise ValueError(f"expected {expected}") from None
+
+    return convert
+
+
+def _boolean(text: str) -> bool:
+    folded = text.strip().lower()
+    if folded in ("true", "on", "yes", "1"):
+        return True
+    if folded in ("false", "off", "no", "0"):
+        return False
+    raise ValueError(text)
+
+
+_CONVERTERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    str: (str, "text"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    bool: (_boolean, "true or false"),
+}
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    nearest = get_close_matches(clip(key), known, 1)
+    hint = f"did you mean '{nearest[0]}'? " if nearest else ""
+    return f"unknown parameter '{clip(key)}'; {hint}known: {', '.join(sorted(known))}"

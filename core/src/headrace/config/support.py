@@ -1,0 +1,106 @@
+"""Which options have an effect today: one table, total over `ServerOptions`.
+
+An option is built, or it is accepted and has no effect (which the server says when it is set), or
+setting it is refused, because a server that ignored it would be unsafe or wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from headrace.config.options import ServerOptions
+from headrace.errors import ConfigError
+
+
+class State(Enum):
+    """What setting an option does. The values are the words of ``docs/flags.md``."""
+
+    BUILT = "built"
+    NO_EFFECT = "no effect"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The state of an option; ``reason`` completes "--flag is refused: ..."."""
+
+    state: State
+    reason: str = ""
+
+
+#: What a client is told that asks for it. No flag would help: setting the one for it is refused.
+NO_CLIENT_SHM = "Client shared memory is disabled: it is not built yet"
+
+_BUILT = Support(State.BUILT)
+
+
+def _no_effect(reason: str) -> Support:
+    return Support(State.NO_EFFECT, reason)
+
+
+def _refused(reason: str) -> Support:
+    return Support(State.REFUSED, reason)
+
+
+_ONE_LOOP = _no_effect("one event loop serves all connections")
+_NO_DEVICE_POOLS = _no_effect("Headrace keeps no memory pools of its own; the engines keep theirs")
+_NOT_SAGEMAKER = _no_effect("the SageMaker endpoint is not built yet")
+_NOT_VERTEX = _no_effect("the Vertex AI endpoint is not built yet")
+_PLUGINS = "caches and agents are Python plugins found by entry point, not shared libraries"
+
+SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT) | {
+    "model_namespacing": _refused("namespaces are not built yet; models of one name would be refused instead of kept"),
+    "enable_peer_access": _no_effect("tensors do not move between GPUs"),
+    "http_thread_count": _ONE_LOOP,
+    "grpc_infer_thread_count": _ONE_LOOP,
+    "grpc_infer_allocation_pool_size": _no_effect("requests are not pooled"),
+    "grpc_max_response_pool_size": _no_effect("responses are not pooled"),
+    "allow_sagemaker": _refused("the SageMaker endpoint is not built yet"),
+    "sagemaker_port": _NOT_SAGEMAKER,
+    "sagemaker_safe_port_range": _NOT_SAGEMAKER,
+    "sagemaker_thread_count": _NOT_SAGEMAKER,
+    "allow_vertex_ai": _refused("the Vertex AI endpoint is not built yet (AIP_MODE=PREDICTION asks for it too)"),
+    "vertex_ai_port": _NOT_VERTEX,
+    "vertex_ai_thread_count": _NOT_VERTEX,
+    "vertex_ai_default_model": _NOT_VERTEX,
+    "trace_config": _refused("tracing is not built yet; no trace would be written"),
+    "cache_config": _refused("the response cache is not built yet; no response would be cached"),
+    "cache_directory": _no_effect(_PLUGINS),
+    "repoagent_directory": _no_effect(_PLUGINS),
+    "rate_limit": _refused("the rate limiter is not built yet; models would run beyond their resources"),
+    "rate_limit_resource": _no_effect("it belongs to --rate-limit=execution_count, which is not built yet"),
+    "pinned_memory_pool_byte_size": _NO_DEVICE_POOLS,
+    "cuda_memory_pool_byte_size": _NO_DEVICE_POOLS,
+    "cuda_virtual_address_size": _no_effect("sequence state on the GPU is not built yet"),
+    "min_supported_compute_capability": _no_effect("the engines decide which GPUs they support"),
+    "buffer_manager_thread_count": _no_effect("tensors are not copied by a thread pool"),
+    "host_policy": _no_effect("instances are not bound to NUMA nodes or cores"),
+    "model_load_gpu_limit": _refused("the limit is not built yet; a load beyond it would not be refused"),
+    "allow_client_shm": _refused("client shared memory is not built yet; clients that use it would fail"),
+}
+
+_DEFAULTS = ServerOptions()
+
+
+def flag(name: str) -> str:
+    """The flag of the field ``name``."""
+    return "--" + name.replace("_", "-")
+
+
+def refuse(options: ServerOptions) -> None:
+    """Raise `ConfigError` for the first option that is set and would be wrong to ignore."""
+    for name, reason in _set_to(State.REFUSED, options):
+        raise ConfigError(f"{flag(name)} is refused: {reason}")
+
+
+def without_effect(options: ServerOptions) -> list[str]:
+    """One line for each option that is set and does nothing."""
+    return [f"{flag(name)} has no effect: {reason}" for name, reason in _set_to(State.NO_EFFECT, options)]
+
+
+def _set_to(state: State, options: ServerOptions) -> Iterator[tuple[str, str]]:
+    for name, support in SUPPORT.items():
+        if support.state is state and getattr(options, name) != getattr(_DEFAULTS, name):
+            yield name, support.reason

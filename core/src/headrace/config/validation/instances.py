@@ -1,0 +1,77 @@
+"""Rules of ``instance_group`` (behaviours.md section 4.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from headrace.config.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from headrace.config.validation.problem import Problem
+
+#: Of a group, and of all groups of a model. An instance is a thread or a process.
+MAX_INSTANCES = 1024
+#: Triton's default for --min-supported-compute-capability, as it prints it.
+_COMPUTE_CAPABILITY = "6.000000"
+_GPU_KINDS = (ModelInstanceGroup.KIND_AUTO, ModelInstanceGroup.KIND_GPU)
+
+
+def check(config: ModelConfig, gpus: Sequence[int]) -> Iterator[Problem]:
+    """Counts, devices and profiles of every group."""
+    total = 0
+    for index, group in enumerate(config.instance_group):
+        field = f"instance_group[{index}]"
+        title = f"instance group {group.name or f'{config.name}_{index}'} of model {config.name}"
+        yield from _check_count(group, field, title)
+        yield from _check_devices(group, field, title, gpus)
+        yield from _check_profiles(group, field, title, config.platform)
+        total += max(group.count, 1) * max(len(group.gpus), 1)
+    if total > MAX_INSTANCES and all(group.count <= MAX_INSTANCES for group in config.instance_group):
+        yield Problem(
+            "instance_group",
+            f"the instance groups of model {config.name} have {total} instances in all, the limit is {MAX_INSTANCES}",
+        )
+    if config.instance_group and all(group.passive for group in config.instance_group):
+        yield Problem(
+            "instance_group",
+            f"all instance groups of model {config.name} are passive: at least one must execute requests",
+        )
+
+
+def _check_count(group: ModelInstanceGroup, field: str, title: str) -> Iterator[Problem]:
+    if not 0 <= group.count <= MAX_INSTANCES:
+        yield Problem(
+            f"{field}.count", f"{title} has count {group.count}, expected 1 to {MAX_INSTANCES}, or 0 for the default"
+        )
+
+
+def _check_devices(group: ModelInstanceGroup, field: str, title: str, gpus: Sequence[int]) -> Iterator[Problem]:
+    field = f"{field}.gpus"
+    if group.kind not in _GPU_KINDS:
+        if group.gpus:
+            kind = ModelInstanceGroup.Kind.Name(group.kind)
+            yield Problem(field, f"{title} has kind {kind} but specifies one or more GPUs")
+        return
+    if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus and not gpus:
+        yield Problem(field, f"{title} has kind KIND_GPU but no GPUs are available")
+    for index, gpu in enumerate(group.gpus):
+        if gpu not in gpus:
+            yield Problem(
+                f"{field}[{index}]",
+                f"{title} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required "
+                f"CUDA compute compatibility of {_COMPUTE_CAPABILITY} are: {', '.join(map(str, sorted(gpus)))}",
+            )
+
+
+def _check_profiles(group: ModelInstanceGroup, field: str, title: str, platform: str) -> Iterator[Problem]:
+    if not group.profile:
+        return
+    title = f"{title} and platform {platform}"
+    if platform != "tensorrt_plan":  # Triton, too, leaves out a space
+        yield Problem(f"{field}.profile", f"{title}specifies profile field which is only supported for TensorRT models")
+        return
+    for index, profile in enumerate(group.profile):
+        if not (profile.isascii() and profile.isdigit()):
+            yield Problem(
+                f"{field}.profile[{index}]",
+                f"{title} specifies invalid profile {profile}. The field should contain the string representation "
+                "of a non-negative integer.",
+            )

@@ -1,0 +1,69 @@
+"""Rules of the whole model: its name, its backend, its versions, the response cache (section 4.11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.config.model_config_pb2 import ModelConfig, ModelVersionPolicy
+from headrace.config.validation.problem import Problem
+
+#: Backends that go with certain platforms only; any platform goes with a backend not named here.
+_PLATFORMS = {
+    "tensorrt": {"tensorrt_plan"},
+    "tensorflow": {"tensorflow_graphdef", "tensorflow_savedmodel"},
+    "onnxruntime": {"onnxruntime_onnx"},
+    "pytorch": {"pytorch_libtorch", "torch_aoti"},
+}
+
+
+def check(config: ModelConfig) -> Iterator[Problem]:
+    """Name, platform and backend, ``max_batch_size``, version policy."""
+    if not config.name:
+        yield Problem("name", "model configuration must specify 'name'")
+    yield from _check_backend(config)
+    if config.max_batch_size < 0:
+        yield Problem("max_batch_size", f"'max_batch_size' must be non-negative value for {config.name}")
+    yield from _check_versions(config.version_policy, config.name)
+
+
+def check_caching(config: ModelConfig) -> Iterator[Problem]:
+    """A cache keeps one response per request (behaviours.md sections 4.7 and 4.11)."""
+    if not config.response_cache.enable:
+        return
+    prefix = f"Response Cache does not currently support model {config.name} with"
+    if config.HasField("sequence_batching"):
+        yield Problem(
+            "response_cache.enable", f"{prefix} sequence batching scheduler. Please disable the response cache."
+        )
+    if config.model_transaction_policy.decoupled:
+        yield Problem(
+            "response_cache.enable", f"{prefix} 'decoupled' transaction policy. Please disable the response cache."
+        )
+
+
+def _check_backend(config: ModelConfig) -> Iterator[Problem]:
+    is_ensemble = config.platform == "ensemble"
+    if not config.backend and not is_ensemble:
+        yield Problem("platform", f"unexpected platform type '{config.platform}' for {config.name}")
+    elif config.backend and is_ensemble:
+        yield Problem(
+            "backend", f"Ensemble model '{config.name}' must have platform type 'ensemble' and empty backend type"
+        )
+    elif config.platform not in _PLATFORMS.get(config.backend, {config.platform}):
+        yield Problem("platform", f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend}")
+
+
+def _check_versions(policy: ModelVersionPolicy, model: str) -> Iterator[Problem]:
+    field = "version_policy.specific.versions"
+    choice = policy.WhichOneof("policy_choice")
+    if choice is None:
+        yield Problem("version_policy", f"must specify 'version policy' for {model}")
+    elif choice == "specific":
+        if not policy.specific.versions:
+            yield Problem(field, f"version policy 'specific' lists no versions for {model}")
+        for index, version in enumerate(policy.specific.versions):
+            if version < 0:
+                yield Problem(
+                    f"{field}[{index}]",
+                    f"version policy 'specific' lists version {version}, expected integers >= 0 for {model}",
+                )

@@ -1,0 +1,83 @@
+"""An `InferResponse` to a serialized ``ModelInferResponse`` (behaviours.md section 2.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from headrace.frontends import classification
+from headrace.frontends.grpc import parameters, wire
+from headrace.frontends.grpc.grpc_service_pb2 import ModelInferResponse
+from headrace.frontends.large import UNBOUNDED, Large
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import Tensor, data_type, wire_bytes
+from headrace.models.served import ServedModel
+
+_FINAL = "triton_final_response"
+_NO_CLASSES: Mapping[str, int] = {}
+
+
+def encode(
+    response: InferResponse,
+    model: ServedModel,
+    classes: Mapping[str, int] = _NO_CLASSES,
+    final: bool | None = None,
+    patience: int = UNBOUNDED,
+) -> bytes:
+    """``response`` on the wire; tensor bytes are copied once, into the result.
+
+    ``classes`` maps outputs to the number of classes to send in place of the tensor. ``final`` is
+    what streams say about their responses. Raises `InvalidArgument` for an output that cannot
+    be classified and for a response too large for gRPC, `PluginError` for a parameter that
+    cannot be sent, and `Large` where more than ``patience`` bytes would have to be ranked.
+    """
+    tensors = [
+        _classify(tensor, name, classes[name], model, patience) if name in classes else tensor
+        for name, tensor in response.outputs.items()
+    ]
+    outputs = tuple(
+        [(name, data_type(tensor).name, tensor.shape) for name, tensor in zip(response.outputs, tensors, strict=True)]
+    )
+    # Serialized messages that follow each other are one message with the fields of all.
+    header = _names(response.model_name, response.model_version)
+    if response.id or response.parameters or final is not None:
+        header += _rare(response, final)
+    return wire.pack(header + _described(outputs), [wire_bytes(tensor) for tensor in tensors])
+
+
+@lru_cache(256)
+def _names(model_name: str, model_version: str) -> bytes:
+    return ModelInferResponse(model_name=model_name, model_version=model_version).SerializeToString()
+
+
+def _rare(response: InferResponse, final: bool | None) -> bytes:
+    """What few responses have."""
+    header = ModelInferResponse(id=response.id)
+    if response.parameters:
+        parameters.write(response.parameters, header.parameters)
+    if final is not None:
+        header.parameters[_FINAL].bool_param = final
+    return header.SerializeToString()
+
+
+@lru_cache(1024)
+def _described(outputs: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
+    """The name, data type and shape of each of ``outputs``: those of one response are often those of the next."""
+    header = ModelInferResponse()
+    for name, datatype, shape in outputs:
+        header.outputs.add(name=name, datatype=datatype, shape=shape)
+    return header.SerializeToString()
+
+
+def encode_empty(id: str, model_name: str = "", model_version: str = "", final: bool | None = None) -> bytes:
+    """A response without outputs: the end of a decoupled request, or the body of an error."""
+    header = ModelInferResponse(model_name=model_name, model_version=model_version, id=id)
+    if final is not None:
+        header.parameters[_FINAL].bool_param = final
+    return header.SerializeToString()
+
+
+def _classify(tensor: Tensor, name: str, count: int, model: ServedModel, patience: int) -> Tensor:
+    if tensor.nbytes > patience:
+        raise Large
+    return classification.classify(tensor, count, model.labels.get(name, ()), model.max_batch_size > 0)

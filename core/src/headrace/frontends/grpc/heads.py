@@ -1,0 +1,123 @@
+"""What the headers of a call say (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md)."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.frontends.grpc import blocks
+from headrace.frontends.grpc.compression import ACCEPTED, DECODERS, IDENTITY, Compressor
+from headrace.frontends.grpc.context import Metadata
+from headrace.frontends.grpc.rpcs import Rpc
+from headrace.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, UNIMPLEMENTED
+from headrace.frontends.http2.headers import Fields, RequestHeaders, literal
+
+_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+#: grpc's core takes more digits than the eight that the protocol has.
+_TIMEOUT_DIGITS = 9
+#: Nobody waits for so long: no timer is worth it.
+_NEVER_SECONDS = 7 * 86400.0
+
+#: What is the transport's own, and no metadata.
+_RESERVED = frozenset(
+    (
+        *(b"te", b"content-type", b"content-length", b"host"),
+        *(b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding", b"grpc-message-type"),
+    )
+)
+
+
+class Refusal(NamedTuple):
+    """A call that its headers end, by the header ``block`` of the answer."""
+
+    block: bytes
+
+
+@dataclass(slots=True)
+class Head:
+    """The beginning of a call. Shared by the calls that begin alike.
+
+    ``timeout`` is in seconds, 0 for none. ``encoding`` is that of packed messages; ``answers`` is
+    the one that answers are packed in, empty if they are not.
+    """
+
+    rpc: Rpc
+    fields: Fields
+    timeout: float
+    encoding: bytes
+    answers: bytes
+    _metadata: Metadata | None = None
+
+    @property
+    def metadata(self) -> Metadata:
+        if self._metadata is None:
+            self._metadata = tuple(_metadata(self.fields))
+        return self._metadata
+
+
+def read(table: Mapping[bytes, Rpc], compressor: Compressor, headers: RequestHeaders) -> Head | Refusal:
+    """What ``headers`` ask for. ``table`` has the RPCs by path."""
+    named = dict(headers.fields)
+    if headers.method != b"POST":
+        return Refusal(blocks.http_error(405, (literal(b"allow", b"POST"),)))
+    if not _is_grpc(named.get(b"content-type", b"")):
+        return Refusal(blocks.http_error(415))
+    if headers.is_oversized:
+        return Refusal(blocks.refusal(RESOURCE_EXHAUSTED, "received metadata size exceeds limit"))
+    rpc = table.get(headers.path)
+    if rpc is None:
+        return Refusal(blocks.refusal(UNIMPLEMENTED, "Method not found!"))
+    encoding = named.get(b"grpc-encoding", IDENTITY)
+    if encoding != IDENTITY and encoding not in DECODERS:
+        return Refusal(_unknown_encoding(encoding))
+    timeout = _seconds(named[b"grpc-timeout"]) if b"grpc-timeout" in named else 0.0
+    if timeout is None:
+        return Refusal(blocks.refusal(INTERNAL, "Error parsing 'grpc-timeout' metadata"))
+    accepted = named.get(b"grpc-accept-encoding", b"").replace(b" ", b"").split(b",")
+    answers = compressor.choose(accepted) if rpc.category == "inference" else b""
+    return Head(rpc, headers.fields, timeout, encoding, answers)
+
+
+def _unknown_encoding(name: bytes) -> bytes:
+    text = f"grpc-encoding '{name.decode('ascii', 'replace')}' is not supported"
+    return blocks.refusal(UNIMPLEMENTED, text, (literal(b"grpc-accept-encoding", ACCEPTED),))
+
+
+def _is_grpc(content_type: bytes) -> bool:
+    name = content_type.lower()
+    return name == b"application/grpc" or name.startswith((b"application/grpc+", b"application/grpc;"))
+
+
+def _seconds(timeout: bytes) -> float | None:
+    """What is left to the call; 0 for ever, None if ``timeout`` is malformed."""
+    digits, unit = timeout[:-1], _SECONDS.get(timeout[-1:])
+    if unit is None or not digits.isdigit() or len(digits) > _TIMEOUT_DIGITS:
+        return None
+    seconds = int(digits) * unit
+    # Zero has passed already, but 0 stands for no timeout.
+    return 0.0 if seconds > _NEVER_SECONDS else max(seconds, 1e-9)
+
+
+def _metadata(fields: Fields) -> list[tuple[str, str | bytes]]:
+    result: list[tuple[str, str | bytes]] = []
+    for name, value in fields:
+        if name in _RESERVED:
+            continue
+        key = name.decode("latin-1")
+        if name.endswith(b"-bin"):
+            result.extend((key, _binary(part)) for part in value.split(b","))
+        else:
+            result.append((key, value.decode("utf-8", "replace")))
+    return result
+
+
+def _binary(value: bytes) -> bytes:
+    """Base64 with or without its padding; what is neither stays as it came."""
+    value = value.strip()
+    try:
+        return b64decode(value + b"=" * (-len(value) % 4), validate=True)
+    except binascii.Error:
+        return value

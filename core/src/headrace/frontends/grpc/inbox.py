@@ -1,0 +1,152 @@
+"""Messages of a call, put together from what comes of its body."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from struct import Struct
+
+import numpy as np
+
+from headrace.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
+from headrace.frontends.grpc.wire import MESSAGE_BYTES, Buffer
+from headrace.frontends.http2.limits import MESSAGE_PACE
+
+#: What stands before a message: whether it is compressed, and its size.
+PREFIX = Struct(">BL")
+PREFIX_BYTES = PREFIX.size
+_ALIGNMENT = 64
+#: A message has so much memory at first, and four times as much whenever that is full. The system
+#: gives the pages as they are written: announcing bytes costs nothing but addresses.
+_FIRST_BYTES = 16 * 1024 * 1024
+
+
+class Inbox:
+    """The messages that have come and were not taken, and the one that is coming."""
+
+    __slots__ = (
+        "_arrived",
+        "_filled",
+        "_flag",
+        "_looked_at",
+        "_memory",
+        "_prefix",
+        "_size",
+        "_stalled_since",
+        "complete",
+        "complete_bytes",
+    )
+
+    def __init__(self) -> None:
+        #: Whether it is compressed, and its bytes. Nobody else writes to these any more.
+        self.complete: deque[tuple[int, Buffer]] = deque()
+        #: Of these, their prefixes included; whoever takes one takes it off.
+        self.complete_bytes = 0
+        self._prefix = b""
+        self._memory: memoryview | None = None
+        self._flag = self._size = self._filled = 0
+        # What `stalled_seconds` looks at
+        self._arrived = 0
+        self._looked_at = 0.0
+        self._stalled_since = inf
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether a message has begun to come, as far as its prefix at least; then there is a `tail`."""
+        return self._memory is not None
+
+    @property
+    def missing_bytes(self) -> int:
+        """Of the message that is coming."""
+        return self._size - self._filled if self._memory is not None else 0
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no message has begun to come."""
+        return self._memory is None and not self._prefix
+
+    def stalled_seconds(self, now: float) -> float:
+        """For how long less than `MESSAGE_PACE` has come, from one call of this to the next."""
+        if self._arrived >= MESSAGE_PACE * (now - self._looked_at):
+            self._stalled_since = inf
+        self._arrived, self._looked_at = 0, now
+        self._stalled_since = min(self._stalled_since, now)
+        return now - self._stalled_since
+
+    def goes_on(self) -> None:
+        """Nothing is owed at the moment."""
+        self._stalled_since = inf
+
+    def append(self, data: Buffer) -> None:
+        """Take in ``data``. Raises `Status` for what is no message, and for one that is too large."""
+        at, end = 0, len(data)
+        while at < end:
+            if self._memory is None:
+                begin, at = at, self._begin(data, at)
+                self._arrived += at - begin
+                continue
+            taken = min(end - at, self._size - self._filled)
+            tail = self.tail(taken)
+            taken = len(tail)
+            tail[:] = data[at : at + taken]
+            at += taken
+            self.advance(taken)
+
+    def tail(self, size_bytes: int) -> memoryview:
+        """Where the next bytes of the message that is coming belong, at most ``size_bytes``."""
+        memory = self._memory
+        assert memory is not None
+        if self._filled == len(memory):
+            memory = self._grow(memory)
+        return memory[self._filled : min(self._filled + size_bytes, self._size)]
+
+    def advance(self, size_bytes: int) -> None:
+        """``size_bytes`` were written to `tail`."""
+        self._filled += size_bytes
+        self._arrived += size_bytes
+        if self._filled == self._size:
+            assert self._memory is not None
+            self.complete.append((self._flag, self._memory))
+            self.complete_bytes += PREFIX_BYTES + self._size
+            self._memory = None
+
+    def _begin(self, data: Buffer, at: int) -> int:
+        """Read a prefix; the position behind it, or behind its message if all of it is there."""
+        begin = at + PREFIX_BYTES - len(self._prefix)
+        prefix = self._prefix + bytes(data[at:begin])
+        if len(prefix) < PREFIX_BYTES:
+            self._prefix = prefix
+            return len(data)
+        self._prefix = b""
+        size: int
+        flag, size = PREFIX.unpack(prefix)
+        if flag > 1:
+            raise Status(INTERNAL, f"Invalid message flags: {flag}")
+        if size > MESSAGE_BYTES:
+            raise Status(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {MESSAGE_BYTES})")
+        if begin + size <= len(data):
+            self.complete.append((flag, bytes(data[begin : begin + size])))
+            self.complete_bytes += PREFIX_BYTES + size
+            return begin + size
+        self._flag, self._size, self._filled = flag, size, 0
+        self._memory = _aligned(min(size, _FIRST_BYTES), size)
+        return begin
+
+    def _grow(self, memory: memoryview) -> memoryview:
+        larger = _aligned(min(self._size, 4 * len(memory)), self._size)
+        larger[: len(memory)] = memory
+        self._memory = larger
+        return larger
+
+
+def _aligned(size_bytes: int, message_bytes: int) -> memoryview:
+    """Memory for a message that ends where engines like their tensors to start.
+
+    Tensors come last in a message, so that a tensor of a round size begins there, too.
+    """
+    try:
+        memory = np.empty(size_bytes + _ALIGNMENT, np.uint8)
+    except MemoryError:
+        raise Status(RESOURCE_EXHAUSTED, f"no memory for a message of {message_bytes} bytes") from None
+    offset = -(memory.ctypes.data + message_bytes) % _ALIGNMENT
+    return memory[offset : offset + size_bytes].data

@@ -1,0 +1,128 @@
+"""Requests that are laid out like one before.
+
+A client that sends tensors of one shape sends messages that differ in the bytes of the tensors
+only. What was read out of one, and where its tensors lie, is kept, and the next is not parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.frontends.grpc import wire
+from headrace.frontends.grpc.decode import Decoded, decode
+from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
+from headrace.frontends.grpc.wire import Buffer, Parcel
+from headrace.frontends.large import LARGE_BYTES
+from headrace.messages.request import InferRequest, Parameter, Respond
+
+#: Layouts that are kept, and the bytes besides tensors that one may have.
+_LAYOUTS = 256
+_FIXED_BYTES = 1024
+#: Bytes at the beginning that tell layouts of one size apart: the name of the model, as a rule.
+_KEY_BYTES = 24
+
+
+class Place(NamedTuple):
+    """Where in a message an input lies."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    begin: int
+    end: int
+
+
+class Layout(NamedTuple):
+    """``fixed`` are the bytes of a message in the ``gaps`` between its tensors; the rest is what they say."""
+
+    gaps: Sequence[tuple[int, int]]
+    fixed: Sequence[bytes]
+    places: Sequence[Place]
+    message: ModelInferRequest
+    outputs: Sequence[str]
+    parameters: Mapping[str, Parameter]
+    priority: int
+    timeout_us: int
+    classes: Mapping[str, int]
+    empty_final: bool
+
+    def fits(self, body: Buffer) -> bool:
+        """Whether ``body``, of the size of the message that was laid out so, differs from it in tensors only."""
+        return [body[begin:end] for begin, end in self.gaps] == self.fixed
+
+    def decode(self, body: Buffer, respond: Respond, forwarded: Mapping[str, Parameter] | None) -> Decoded:
+        """What decoding ``body``, which fits, would make of it."""
+        message = self.message
+        request = InferRequest(
+            message.model_name,
+            {name: np.ndarray(shape, dtype, body[begin:end]) for name, shape, dtype, begin, end in self.places},
+            respond,
+            self.outputs,
+            "",
+            message.model_version,
+            {**self.parameters, **(forwarded or {})},
+            self.priority,
+            self.timeout_us,
+        )
+        return Decoded(request, self.classes, self.empty_final)
+
+
+class KnownLayouts:
+    """Unpacks and decodes messages. When it knows too many layouts it starts anew."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], Layout] = {}
+
+    def unpack(self, body: Buffer) -> Parcel:
+        """`wire.unpack`, which a message whose layout is known is spared."""
+        layout = self._known.get((len(body), bytes(body[:_KEY_BYTES])))
+        if layout is not None and layout.fits(body):
+            return Parcel(layout.message, (), body, layout)
+        return wire.unpack(body)
+
+    def decode(self, parcel: Parcel, respond: Respond, forwarded: Mapping[str, Parameter] | None = None) -> Decoded:
+        """What ``parcel`` asks for, as `headrace.frontends.grpc.decode.decode` says; `Large` is for that itself."""
+        if parcel.layout is not None:
+            return parcel.layout.decode(parcel.body, respond, forwarded)
+        decoded = decode(parcel, respond, forwarded, LARGE_BYTES)
+        if not forwarded:
+            self._keep(parcel.body, decoded)
+        return decoded
+
+    def _keep(self, body: Buffer, decoded: Decoded) -> None:
+        """Know the layout of ``body``, of which ``decoded`` was made, if one like it may come again."""
+        request = decoded.request
+        if request.id or request.is_in_sequence:
+            return
+        tensors = [tensor for tensor in request.inputs.values() if isinstance(tensor, np.ndarray) and tensor.nbytes]
+        if len(tensors) < len(request.inputs):
+            return  # strings have another length each time
+        spans = wire.raw_spans(body)
+        if spans is None or len(spans) != len(tensors):
+            return
+        gaps, places, end = [], [], 0
+        for name, tensor, span in zip(request.inputs, tensors, spans, strict=True):
+            gaps.append((end, span.begin))
+            places.append(Place(name, tensor.shape, tensor.dtype, span.begin, span.end))
+            end = span.end
+        gaps.append((end, len(body)))
+        fixed = [bytes(body[begin:end]) for begin, end in gaps]
+        if sum(map(len, fixed)) > _FIXED_BYTES:
+            return
+        if len(self._known) >= _LAYOUTS:
+            self._known.clear()
+        self._known[len(body), bytes(body[:_KEY_BYTES])] = Layout(
+            gaps,
+            fixed,
+            places,
+            wire.without_raw(body, spans),
+            tuple(request.outputs),
+            dict(request.parameters),
+            request.priority,
+            request.timeout_us,
+            decoded.classes,
+            decoded.empty_final,
+        )

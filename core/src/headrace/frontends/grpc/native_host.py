@@ -1,0 +1,113 @@
+"""gRPC on our own HTTP/2: the fast host, and the default."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Sequence
+from math import inf
+
+from headrace.config.options import ServerOptions
+from headrace.errors import Unavailable
+from headrace.frontends.base import LAST_WORDS_S
+from headrace.frontends.grpc import heads, tls
+from headrace.frontends.grpc.calls import DirectCall, HeldCall, RefusedCall, UnaryCall
+from headrace.frontends.grpc.compression import Compressor
+from headrace.frontends.grpc.heads import Head, Refusal
+from headrace.frontends.grpc.hosts import Host, address_of
+from headrace.frontends.grpc.rpcs import Rpc
+from headrace.frontends.grpc.streaming import StreamCall
+from headrace.frontends.http2.connection import Connection
+from headrace.frontends.http2.connections import Connections, Service
+from headrace.frontends.http2.headers import RequestHeaders
+from headrace.frontends.http2.keepalive import Keepalive
+from headrace.frontends.http2.limits import Limits
+from headrace.frontends.http2.stream import Stream
+from headrace.frontends.large import LargeWork
+from headrace.frontends.listening import BACKLOG, bind
+from headrace.telemetry.pacing import paced
+
+#: A peer can break the rules as often as it likes; the module knows nothing of the rest of the server.
+paced("headrace.frontends.http2.connection")
+
+
+class NativeHost(Host):
+    """One `Connection` per client, on the server's own event loop."""
+
+    async def start(self) -> int:
+        options = self.options
+        context = await asyncio.to_thread(tls.context, options)
+        try:
+            listener = await asyncio.to_thread(bind, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
+        except OSError as error:
+            raise Unavailable(_why_not(options, error)) from error
+        self._calls = Calls(self.rpcs, options, self.large)
+        self._connections = connections = Connections(self._calls, _limits(options), _keepalive(options))
+        self._acceptor = await asyncio.get_running_loop().create_server(
+            lambda: Connection(connections), sock=listener, backlog=BACKLOG, ssl=context
+        )
+        connections.watch()
+        port: int = listener.getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        self._calls.draining = True
+        self._acceptor.close()
+        await self._connections.drain(self.options.exit_timeout_secs + LAST_WORDS_S)
+
+
+class Calls(Service["Head | Refusal"]):
+    """Makes a call of each stream."""
+
+    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: LargeWork) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.draining = False
+        self.large = large
+        self.inflated_bytes = options.grpc_max_decompressed_size
+        self.compressor = Compressor(options.grpc_infer_response_compression_level)
+        self._table = {f"/{rpc.service}/{rpc.name}".encode(): rpc for rpc in rpcs}
+
+    def interpret(self, headers: RequestHeaders) -> Head | Refusal:
+        return heads.read(self._table, self.compressor, headers)
+
+    def open_held(self, connection: Connection, id: int, meaning: Head | Refusal) -> Stream:
+        if isinstance(meaning, Refusal) or meaning.rpc.direct is None:
+            return self.open(connection, id, meaning)  # small, or bounded by itself
+        return HeldCall(connection, id, self, meaning)
+
+    def open(self, connection: Connection, id: int, meaning: Head | Refusal) -> Stream:
+        if isinstance(meaning, Refusal):
+            return RefusedCall(connection, id, meaning)
+        rpc = meaning.rpc
+        if rpc.direct is not None:
+            return DirectCall(connection, id, self, meaning)
+        return (StreamCall if rpc.unary is None else UnaryCall)(connection, id, self, meaning)
+
+
+def _limits(options: ServerOptions) -> Limits:
+    return Limits(
+        unread_bytes=options.grpc_max_unread_size,
+        unread_seconds=options.grpc_unread_timeout_secs,
+        message_seconds=options.grpc_message_timeout_secs,
+    )
+
+
+def _keepalive(options: ServerOptions) -> Keepalive:
+    """In seconds; what is 0 is unset, or without bound."""
+    return Keepalive(
+        time=options.grpc_keepalive_time / 1000,
+        timeout=options.grpc_keepalive_timeout / 1000,
+        without_calls=options.grpc_keepalive_permit_without_calls,
+        pings_without_data=options.grpc_http2_max_pings_without_data,
+        peer_interval=options.grpc_http2_min_recv_ping_interval_without_data / 1000,
+        strikes=options.grpc_http2_max_ping_strikes,
+        max_age=options.grpc_max_connection_age / 1000 or inf,
+        age_grace=options.grpc_max_connection_age_grace / 1000 or inf,
+    )
+
+
+def _why_not(options: ServerOptions, error: OSError) -> str:
+    address = address_of(options)
+    if error.errno == errno.EADDRINUSE:
+        return f"Socket '{address}' already in use "
+    return f"can not listen on '{address}' for gRPC: {error.strerror}"

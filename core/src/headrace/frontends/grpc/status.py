@@ -1,0 +1,54 @@
+"""The one table from an error's `Code` to a gRPC status (behaviours.md section 0)."""
+
+from __future__ import annotations
+
+from headrace.errors import Code
+from headrace.frontends.disclosure import shown
+
+#: gRPC's numbers (https://grpc.github.io/grpc/core/md_doc_statuscodes.html) that a transport needs by name.
+OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS = 0, 1, 2, 3, 4, 5, 6
+RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 8, 12, 13, 14
+
+STATUS = {
+    Code.UNKNOWN: UNKNOWN,
+    Code.INTERNAL: INTERNAL,
+    Code.NOT_FOUND: NOT_FOUND,
+    Code.INVALID_ARGUMENT: INVALID_ARGUMENT,
+    Code.UNAVAILABLE: UNAVAILABLE,
+    Code.UNSUPPORTED: UNIMPLEMENTED,
+    Code.ALREADY_EXISTS: ALREADY_EXISTS,
+    Code.CANCELLED: CANCELLED,
+}
+
+
+class Status(Exception):
+    """Ends a call with a status of the transport's own, which no `HeadraceError` has."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+#: Details travel in the trailers, of which clients take 8 KiB in all, percent-encoded.
+_DETAILS_BYTES = 6144
+#: No text of this many characters can need more, at four bytes each and three per byte encoded.
+_ALWAYS_FITS = _DETAILS_BYTES // 12
+
+
+def details(message: str) -> str:
+    """``message`` as status details: without paths, and cut where a client would refuse the trailers for their size."""
+    message = shown(message)
+    if len(message) > _ALWAYS_FITS:
+        message = _cut(message)
+    return message.encode("utf-8", "replace").decode()
+
+
+def _cut(message: str) -> str:
+    room = _DETAILS_BYTES
+    for position, character in enumerate(message):
+        plain = " " <= character <= "~" and character != "%"
+        room -= 1 if plain else 3 * len(character.encode("utf-8", "replace"))
+        if room < 0:
+            return message[:position] + "..."
+    return message

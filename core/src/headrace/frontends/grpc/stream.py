@@ -1,0 +1,276 @@
+"""``ModelStreamInfer``: many requests and their responses on one call.
+
+Responses of models that are not decoupled leave in the order of their requests; those of
+decoupled models leave as they are produced, and a client that does not read stops the model. A
+request that fails does not end the stream. Source: behaviours.md section 2.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+
+from google.protobuf.message import DecodeError
+
+from headrace.errors import CallerError, Code, HeadraceError, InternalError, Unavailable
+from headrace.frontends.disclosure import shown
+from headrace.frontends.failures import Failure, tell
+from headrace.frontends.grpc.context import Context, Send, first
+from headrace.frontends.grpc.encode import encode, encode_empty
+from headrace.frontends.grpc.infer import SHUTTING_DOWN, Inference, decode_large
+from headrace.frontends.grpc.wire import Parcel, pack_stream
+from headrace.frontends.large import LARGE_BYTES, UNBOUNDED, Large
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.models.served import ServedModel
+from headrace.telemetry.pacing import paced
+
+log = paced(__name__)
+
+#: Requests of one stream that are not completely answered; beyond it the stream is not read. The same
+#: holds for their bytes, and what their answers will need as far as the answers before tell
+#: (``--grpc-max-stream-size``).
+IN_FLIGHT = 1024
+
+
+async def model_stream_infer(
+    inference: Inference, requests: AsyncIterator[Parcel], send: Send, context: Context
+) -> None:
+    """Answer ``requests`` by serialized ``ModelStreamInferResponse``s until all are answered.
+
+    Leaving early, by cancellation or by a raise of ``send``, cancels what is in flight. With the
+    metadata ``triton_grpc_error: true``, raises the first error that a model answers with. What
+    ``requests`` raises ends the stream: at once, but `Unavailable` when what is in flight is answered.
+    """
+    stream = _Stream(inference, context)
+    reader = asyncio.ensure_future(stream.read(requests))
+    reader.add_done_callback(stream.half_close)
+    try:
+        await stream.write(send)
+    finally:
+        reader.cancel()
+        stream.cancel()
+
+
+class _Turn:
+    """One request of a stream."""
+
+    __slots__ = (
+        "_stream",
+        "answers",
+        "classes",
+        "empty_final",
+        "is_answered",
+        "is_queued",
+        "message",
+        "model",
+        "request",
+        "size_bytes",
+    )
+
+    def __init__(self, stream: _Stream, parcel: Parcel) -> None:
+        self._stream = stream
+        #: Of the request.
+        self.size_bytes = len(parcel.body)
+        self.message = parcel.message
+        self.model: ServedModel | None = None
+        self.request: InferRequest | None = None
+        self.classes: Mapping[str, int] = {}
+        self.empty_final = False
+        #: Whether the server has taken the request; errors before that look different.
+        self.is_queued = False
+        self.is_answered = False
+        #: What waits for the turns before this one.
+        self.answers: list[tuple[Answer, bool]] = []
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.model is None or not self.model.decoupled
+
+    def respond(self, answer: Answer, final: bool) -> None:
+        self._stream.answer(self, answer, final)
+
+    def encode(self, answer: Answer, final: bool, patience: int) -> bytes | None:
+        """The message that says ``answer``, or None if there is nothing to say.
+
+        Raises the `HeadraceError` that ``answer`` is, or that encoding it gives, and `Large` as `encode` does.
+        """
+        if isinstance(answer, HeadraceError):
+            raise answer
+        if answer is not None:
+            assert self.model is not None
+            return pack_stream(encode(answer, self.model, self.classes, final, patience))
+        if self.is_ordered:
+            raise InternalError("expected a single response, got 0")
+        return pack_stream(self._empty(final)) if self.empty_final else None
+
+    def encode_error(self, error: HeadraceError, final: bool) -> bytes:
+        body = self._empty(final) if self.is_queued else encode_empty(self.message.id)
+        return pack_stream(body, shown(error.message))
+
+    def _empty(self, final: bool) -> bytes:
+        message = self.message
+        return encode_empty(message.id, message.model_name, message.model_version, final)
+
+
+class _Stream:
+    """What is in flight on one call. Event loop only."""
+
+    def __init__(self, inference: Inference, context: Context) -> None:
+        self._inference = inference
+        self._context = context
+        self._errors_end = first(context.metadata, "triton_grpc_error") == "true"
+        self._open: set[_Turn] = set()
+        self._in_order: deque[_Turn] = deque()
+        self._ready: deque[tuple[_Turn, Answer, bool]] = deque()
+        self._changed = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._limit_bytes = inference.server.options.grpc_max_stream_size
+        #: Of requests in flight, and of answers that wait to be sent.
+        self._held_bytes = 0
+        self._largest_bytes = 0
+        self._is_read = False
+        self._failure: BaseException | None = None
+
+    async def read(self, requests: AsyncIterator[Parcel]) -> None:
+        """Start every request, while there is room."""
+        async for parcel in requests:
+            await self._start(_Turn(self, parcel), parcel)
+            while len(self._open) >= IN_FLIGHT or (
+                self._open and self._held_bytes + len(self._open) * self._largest_bytes >= self._limit_bytes
+            ):
+                self._has_room.clear()
+                await self._has_room.wait()
+
+    def half_close(self, reader: asyncio.Task[None]) -> None:
+        """``reader`` is done: there will be no more requests."""
+        self._is_read = True
+        if not reader.cancelled():
+            self._failure = reader.exception()
+        self._changed.set()
+
+    def answer(self, turn: _Turn, answer: Answer, final: bool) -> None:
+        """Queue ``answer`` behind what must leave before it."""
+        turn.is_answered = final
+        size = _size(answer)
+        self._held_bytes += size
+        self._largest_bytes = max(self._largest_bytes, size)
+        if not turn.is_ordered:
+            self._ready.append((turn, answer, final))
+        else:
+            turn.answers.append((answer, final))
+            self._release()
+        self._changed.set()
+
+    async def write(self, send: Send) -> None:
+        """Send the answers, until the requests have ended and all are answered."""
+        while True:
+            while self._ready:
+                turn, answer, final = self._ready.popleft()
+                try:
+                    body = self._encode(turn, answer, final, LARGE_BYTES)
+                except Large:
+                    body = await self._inference.server.large_work.run(
+                        partial(self._encode, turn, answer, final, UNBOUNDED)
+                    )
+                if body is not None:
+                    await send(body)
+                self._held_bytes -= _size(answer)
+                self._has_room.set()
+                if final:
+                    self._close(turn)
+                elif turn.request is not None and not turn.is_ordered:
+                    turn.request.read()
+            # A server that stops takes no more requests, and answers those that it has.
+            if self._failure is not None and not (self._open and isinstance(self._failure, Unavailable)):
+                raise self._failure
+            if self._is_read and not self._open:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def cancel(self) -> None:
+        """Nobody listens any more."""
+        for turn in tuple(self._open):
+            if turn.request is not None:
+                turn.request.cancel()
+
+    async def _start(self, turn: _Turn, parcel: Parcel) -> None:
+        self._open.add(turn)
+        self._held_bytes += turn.size_bytes
+        try:
+            try:
+                self._submit(turn, parcel)
+            except Large:
+                await self._submit_large(turn, parcel)
+            turn.is_queued = True
+        except HeadraceError as error:
+            turn.respond(error, True)
+        except Exception:
+            log.exception("a request on a gRPC stream failed")
+            turn.respond(InternalError("internal error; the server's log has the details"), True)
+
+    def _submit(self, turn: _Turn, parcel: Parcel) -> None:
+        message, server = parcel.message, self._inference.server
+        try:
+            if self._context.draining:
+                raise Unavailable(SHUTTING_DOWN)
+            turn.model = server.resolve(message.model_name, message.model_version)
+        finally:
+            if turn.is_ordered:
+                self._in_order.append(turn)
+        decoded = self._inference.layouts.decode(parcel, turn.respond, self._inference.forwarded(self._context))
+        turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
+        server.submit(decoded.request)
+
+    async def _submit_large(self, turn: _Turn, parcel: Parcel) -> None:
+        """Let a thread decode what is large; the requests behind it wait."""
+        server, forwarded = self._inference.server, self._inference.forwarded(self._context)
+        assert turn.model is not None
+        try:
+            decoded = await server.large_work.run(partial(decode_large, turn.model, parcel, turn.respond, forwarded))
+        except DecodeError:
+            raise CallerError("Unable to parse request", Code.INTERNAL) from None
+        turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
+        # Another version may have taken its place meanwhile.
+        turn.model = server.resolve(decoded.request.model_name, decoded.request.model_version)
+        turn.model.submit(decoded.request)
+
+    def _release(self) -> None:
+        """Let the answers of the foremost turns go."""
+        in_order = self._in_order
+        while in_order:
+            turn = in_order[0]
+            self._ready.extend((turn, answer, final) for answer, final in turn.answers)
+            turn.answers.clear()
+            if not turn.is_answered:
+                return
+            in_order.popleft()
+
+    def _encode(self, turn: _Turn, answer: Answer, final: bool, patience: int) -> bytes | None:
+        try:
+            return turn.encode(answer, final, patience)
+        except HeadraceError as error:
+            reason = error
+        except Large:
+            raise
+        except Exception:
+            log.exception("a response on a gRPC stream could not be encoded")
+            reason = InternalError("internal error; the server's log has the details")
+        asked = turn.message
+        tell(Failure.of(reason), "Infer", asked.model_name, asked.model_version, asked.id)
+        if self._errors_end and turn.is_queued:
+            raise reason
+        return turn.encode_error(reason, final)
+
+    def _close(self, turn: _Turn) -> None:
+        self._open.discard(turn)
+        self._held_bytes -= turn.size_bytes
+        self._has_room.set()
+
+
+def _size(answer: Answer) -> int:
+    """The bytes that ``answer`` keeps while it waits."""
+    return sum(tensor.nbytes for tensor in answer.outputs.values()) if isinstance(answer, InferResponse) else 0

@@ -1,0 +1,137 @@
+"""Calls with any number of messages in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import Unavailable
+from headrace.frontends.grpc import blocks
+from headrace.frontends.grpc.calls import Call
+from headrace.frontends.grpc.heads import Head
+from headrace.frontends.grpc.inbox import PREFIX, PREFIX_BYTES, Inbox
+from headrace.frontends.grpc.infer import SHUTTING_DOWN
+from headrace.frontends.grpc.status import CANCELLED, INTERNAL, OK, Status
+from headrace.frontends.http2 import frames
+from headrace.frontends.http2.connection import Connection
+from headrace.frontends.large import LARGE_BYTES, Large
+
+if TYPE_CHECKING:
+    from headrace.frontends.grpc.native_host import Calls
+
+
+#: What a message is taken to cost, from one to the next; its bytes are added.
+_MESSAGE_NS = 30_000
+
+
+class StreamCall(Call):
+    """By a task. A handler that does not read stops the client, and a client that does not read the handler."""
+
+    __slots__ = ("_arrival", "_drain", "_has_begun")
+
+    def __init__(self, connection: Connection, id: int, calls: Calls, head: Head) -> None:
+        Call.__init__(self, connection, id, calls, head)
+        self._inbox = inbox = Inbox()
+        self._arrival: asyncio.Future[None] | None = None
+        self._drain: asyncio.Future[None] | None = None
+        self._has_begun = False
+        self._begin_task(self._run(inbox))
+
+    def drained(self) -> None:
+        _wake(self._drain)
+
+    def look(self, now: float) -> None:
+        inbox = self._inbox
+        assert inbox is not None
+        if self.is_ended or self.receive_window <= 0 or inbox.is_between:
+            inbox.goes_on()
+        else:
+            self._require_progress(now)
+
+    def farewell(self) -> None:
+        _wake(self._arrival)
+
+    async def _run(self, inbox: Inbox) -> None:
+        rpc = self._head.rpc
+        assert rpc.stream is not None
+        try:
+            await rpc.stream(self._requests(inbox), self._send, self)
+        except asyncio.CancelledError:
+            self.finish(CANCELLED, "the call was cancelled")
+        except Exception as error:
+            self.fail(error)
+        else:
+            self.finish(OK)
+        finally:
+            self.done()
+
+    async def _requests(self, inbox: Inbox) -> AsyncIterator[Any]:
+        parse, turns = self._head.rpc.parse, self.connection.turns
+        while True:
+            while inbox.complete:
+                if turns.left_ns < 0 and turns.is_over():
+                    await turns.task_turn()
+                flag, body = inbox.complete.popleft()
+                turns.left_ns -= _MESSAGE_NS + len(body)
+                inbox.complete_bytes -= len(body) + PREFIX_BYTES
+                self._invite(inbox)
+                try:
+                    request = parse(self._inflated(flag, body, LARGE_BYTES) if flag else body)
+                except Large:
+                    request = await self._calls.large.run(partial(self._read, flag, body))
+                yield request
+            if self.is_remote_closed:
+                break
+            if self._calls.draining:
+                raise Unavailable(SHUTTING_DOWN)
+            self._arrival = self._calls.loop.create_future()
+            await self._arrival
+        if not inbox.is_between:
+            raise Status(INTERNAL, "the last request message is incomplete")
+
+    async def _send(self, body: bytes) -> None:
+        turns = self.connection.turns
+        if turns.left_ns < 0 and turns.is_over():
+            await turns.task_turn()
+        turns.left_ns -= _MESSAGE_NS
+        if self.is_ended:
+            raise asyncio.CancelledError
+        encoding = self._head.answers
+        if not self._has_begun:
+            self._has_begun = True
+            self.send_headers(blocks.begin(encoding))
+        if encoding:
+            pack = partial(self._calls.compressor.deflate, body, encoding)
+            body = pack() if len(body) <= LARGE_BYTES else await self._calls.large.run(pack)
+        self.send((PREFIX.pack(bool(encoding), len(body)), body))
+        if self.is_blocked:
+            self._drain = self._calls.loop.create_future()
+            await self._drain
+
+    def _gathered(self, inbox: Inbox, ended: bool) -> None:
+        self._invite(inbox)
+        if inbox.complete or ended:
+            _wake(self._arrival)
+
+    def _invite(self, inbox: Inbox) -> None:
+        """Let the client send: as much as is not read less than a window, and what its message lacks."""
+        window = self.connection.limits.stream_window
+        wanted = window - inbox.complete_bytes - self.receive_window
+        missing = 0 if inbox.complete else inbox.missing_bytes
+        if wanted + missing >= window >> 1 or missing > self.receive_window:
+            self.credit(wanted + missing)
+
+    def _send_status(self, code: int, message: str) -> None:
+        if not self._has_begun:
+            self.end(blocks.refusal(code, message))
+        elif self.is_blocked and code:
+            self.abandon(frames.CANCEL)  # what waits will not go, and a status must not pass it
+        else:
+            self.end(blocks.trailers(code, message))
+
+
+def _wake(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)

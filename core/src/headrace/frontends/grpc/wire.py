@@ -1,0 +1,172 @@
+"""Tensor bytes into and out of protobuf messages, without the copies that protobuf makes.
+
+Protobuf copies a ``bytes`` field into its arena when it parses, again when Python reads it, and
+twice more on the way out. Raw contents are the one field where that matters, so their wire form
+(https://protobuf.dev/programming-guides/encoding) is taken apart and put together here; every
+other field is left to protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from headrace.errors import InvalidArgument
+from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
+from headrace.frontends.large import LARGE_BYTES, Large
+
+if TYPE_CHECKING:
+    from headrace.frontends.grpc.layouts import Layout
+
+Buffer: TypeAlias = "bytes | memoryview"
+
+#: Up to here protobuf's copies cost less than walking the fields in Python (about 1 us a field).
+SPLIT_BYTES = 32 * 1024
+#: Of a message with more fields than this, protobuf copies the contents: the event loop waits for the walk.
+SPLIT_FIELDS = 4096
+#: What one gRPC message may hold, in either direction.
+MESSAGE_BYTES = 2**31 - 1
+
+LENGTH_DELIMITED = 2
+_RAW_INPUT_TAG = 7 << 3 | LENGTH_DELIMITED
+_RAW_OUTPUT_TAG = bytes([6 << 3 | LENGTH_DELIMITED])
+_ERROR_MESSAGE_TAG = bytes([1 << 3 | LENGTH_DELIMITED])
+_INFER_RESPONSE_TAG = bytes([2 << 3 | LENGTH_DELIMITED])
+#: Bytes of a field of wire type 1 and 5.
+FIXED_SIZES = {1: 8, 5: 4}
+
+
+class Span(NamedTuple):
+    """Where in a message a field with contents begins, and its contents, and where these end."""
+
+    field: int
+    begin: int
+    end: int
+
+
+_NOTHING: Mapping[int, Sequence[Span]] = {}
+
+
+class Parcel(NamedTuple):
+    """A ``ModelInferRequest``. Its raw contents stand in ``raw``, and ``message`` may lack them.
+
+    ``body`` is what was received. With a ``layout`` that says what it means, ``raw`` is empty.
+    ``contents`` says by number of input where in ``body`` lie those that ``message`` lacks.
+    """
+
+    message: ModelInferRequest
+    raw: Sequence[bytes | memoryview]
+    body: Buffer
+    layout: Layout | None = None
+    contents: Mapping[int, Sequence[Span]] = _NOTHING
+
+
+def unpack(body: Buffer, patience: int = LARGE_BYTES) -> Parcel:
+    """Parse a serialized ``ModelInferRequest``; large raw contents are views of ``body``.
+
+    Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed, and `Large` if more than
+    ``patience`` bytes of it are no raw contents: those are for `long_messages.unpack`.
+    """
+    if len(body) > SPLIT_BYTES:
+        parcel = split(body, patience)
+        if parcel is not None:
+            return parcel
+    message = ModelInferRequest.FromString(body)  # type: ignore[arg-type]  # a memoryview is taken, too
+    return Parcel(message, message.raw_input_contents, body)
+
+
+def split(body: Buffer, patience: int = LARGE_BYTES) -> Parcel | None:
+    """`unpack` without copying raw contents, or None if ``body`` is not laid out as expected."""
+    spans = raw_spans(body)
+    if len(body) - sum(span.end - span.begin for span in spans or ()) > patience:
+        raise Large
+    if spans is None:
+        return None
+    view = memoryview(body)
+    return Parcel(without_raw(body, spans), [view[span.begin : span.end] for span in spans], body)
+
+
+def without_raw(body: Buffer, spans: Sequence[Span]) -> ModelInferRequest:
+    """What ``body`` says beside its raw contents, which lie in ``spans``."""
+    view, rest, end = memoryview(body), [], 0
+    for span in spans:
+        rest.append(view[end : span.field])
+        end = span.end
+    rest.append(view[end:])
+    return ModelInferRequest.FromString(b"".join(rest))
+
+
+def raw_spans(body: Buffer) -> list[Span] | None:
+    """Where the raw contents of a ``ModelInferRequest`` lie, or None if it is not laid out as expected."""
+    spans = []
+    position = 0
+    try:
+        for _ in range(SPLIT_FIELDS):
+            if position >= len(body):
+                break
+            begin = position
+            tag, position = read_varint(body, position)
+            kind = tag & 7
+            if kind == LENGTH_DELIMITED:
+                size, position = read_varint(body, position)
+                if tag == _RAW_INPUT_TAG:
+                    spans.append(Span(begin, position, position + size))
+                position += size
+            elif kind == 0:
+                position = read_varint(body, position)[1]
+            else:
+                position += FIXED_SIZES[kind]
+    except (IndexError, KeyError):  # truncated, or a group: protobuf words the error
+        return None
+    return spans if position == len(body) else None
+
+
+def pack(header: bytes, raw: Sequence[Buffer]) -> bytes:
+    """A serialized ``ModelInferResponse`` with ``raw`` as its ``raw_output_contents``. Copies each byte once.
+
+    Raises `InvalidArgument` if a gRPC message cannot hold it.
+    """
+    parts: list[Buffer] = [header]
+    for data in raw:
+        parts += (_raw_head(len(data)), data)
+    size = sum(map(len, parts))
+    if size > MESSAGE_BYTES:
+        raise InvalidArgument(f"Response has byte size {size} which exceeds gRPC's byte size limit {MESSAGE_BYTES}.")
+    return b"".join(parts)
+
+
+def pack_stream(response: bytes, error: str = "") -> bytes:
+    """A serialized ``ModelStreamInferResponse`` around a serialized ``ModelInferResponse``."""
+    text = error.encode("utf-8", "replace")
+    start = _ERROR_MESSAGE_TAG + varint(len(text)) + text if text else b""
+    return b"".join((start, _INFER_RESPONSE_TAG, varint(len(response)), response))
+
+
+def read_varint(body: Buffer, position: int) -> tuple[int, int]:
+    """The varint at ``position`` and the position after it; IndexError if it does not end."""
+    value = shift = 0
+    while True:
+        byte = body[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise IndexError(position)
+
+
+@lru_cache(1024)
+def _raw_head(size_bytes: int) -> bytes:
+    """What stands before raw contents of that size."""
+    return _RAW_OUTPUT_TAG + varint(size_bytes)
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

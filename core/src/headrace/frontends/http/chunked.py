@@ -1,0 +1,98 @@
+"""A body in chunks (RFC 9112, 7.1), taken apart as it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.frontends.http.fields import Malformed, read_fields
+from headrace.frontends.http.limits import Limits
+
+_HEX = b"0123456789abcdefABCDEF"
+#: Digits of a size, without zeros in front, and what a line with a size may have without being bounded.
+_SIZE_DIGITS, _LINE_BYTES = 15, 20
+#: Chunks that are taken in one turn of the event loop: a fraction of a millisecond.
+_PER_TURN = 32
+
+
+class ChunkedBody:
+    """Gathers ``body``. ``judge`` is told the bytes and the chunks of which the body will consist when a chunk
+    begins, and raises if those are too many.
+
+    Everything beside the data itself (extensions, trailers) is thrown away, and bounded.
+    """
+
+    __slots__ = ("_chunks", "_judge", "_limits", "_missing", "_spare_bytes", "_trailers", "body", "has_more")
+
+    def __init__(self, limits: Limits, judge: Callable[[int, int], None]) -> None:
+        self.body = bytearray()
+        self.has_more = False
+        self._limits, self._judge = limits, judge
+        self._missing = 0  # bytes of this chunk and of the CRLF behind it
+        self._chunks = 0
+        self._spare_bytes = 0
+        self._trailers: bytearray | None = None
+
+    def feed(self, received: bytearray) -> bool:
+        """Take what belongs to the body from the front of ``received``; true once the body is whole.
+
+        Takes so many chunks and no more, and says `has_more` where there are. Raises `Malformed`.
+        """
+        most, self.has_more = self._chunks + _PER_TURN, False
+        while received:
+            if self._missing > 2:
+                size = min(self._missing - 2, len(received))
+                with memoryview(received) as view:
+                    self.body += view[:size]
+                del received[:size]
+                self._missing -= size
+            elif self._missing:
+                if not b"\r\n".startswith(received[:2]):
+                    raise Malformed("a chunk is not as long as it says")
+                if len(received) < 2:
+                    return False
+                del received[:2]
+                self._missing = 0
+            elif self._chunks >= most:
+                self.has_more = True
+                return False
+            else:
+                end = received.find(b"\n") + 1
+                if not end:
+                    self._bound(len(received))
+                    return False
+                line = bytes(received[:end])
+                del received[:end]
+                if line[-2:] != b"\r\n":
+                    raise Malformed("a line of a chunked body does not end in CRLF")
+                if self._trailers is None:
+                    self._begin_chunk(line[:-2])
+                elif line == b"\r\n":
+                    read_fields(bytes(self._trailers), self._limits.headers)
+                    return True
+                else:
+                    self._spare_bytes += end
+                    self._bound(0)
+                    self._trailers += line
+        return False
+
+    def _begin_chunk(self, line: bytes) -> None:
+        self._spare_bytes += max(0, len(line) - _LINE_BYTES)
+        self._bound(0)
+        digits, semicolon, extension = line.partition(b";")
+        if semicolon:
+            digits = digits.rstrip(b" \t")
+            read_fields(b"extension:" + extension + b"\r\n", 1)  # they consist of what values consist of
+        if not digits or digits.translate(None, _HEX) or len(digits.lstrip(b"0")) > _SIZE_DIGITS:
+            raise Malformed("the size of a chunk is not a hexadecimal number")
+        size = int(digits, 16)
+        if size:
+            self._chunks += 1
+            self._judge(len(self.body) + size, self._chunks)
+            self._missing = size + 2
+        else:
+            self._trailers = bytearray()
+
+    def _bound(self, pending_bytes: int) -> None:
+        if self._spare_bytes + pending_bytes > self._limits.head_bytes:
+            what, status = ("chunk extensions", 400) if self._trailers is None else ("trailers", 431)
+            raise Malformed(f"{what} exceed {self._limits.head_bytes} bytes", status)

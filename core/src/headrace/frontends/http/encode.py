@@ -1,0 +1,156 @@
+"""An `InferResponse`, to the body of a reply (behaviours.md section 1.3, response)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from headrace.errors import InvalidArgument
+from headrace.frontends.classification import classify
+from headrace.frontends.http.compression import compress
+from headrace.frontends.http.forms import Form
+from headrace.frontends.http.message import Buffer, HttpReply
+from headrace.frontends.large import LARGE_BYTES, SLICE_BYTES, UNBOUNDED, Large
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
+
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+#: From here on an array is printed by orjson itself; below, a list is cheaper (measured).
+_MANY = 128
+#: Elements that are printed at a time, about a millisecond, where there are so many that others wait.
+_SLICE = SLICE_BYTES // 8
+#: Stands for data that is printed already; JSON has no such byte.
+_MARK = b"\0"
+_TYPE, _LENGTH, _ENCODING = b"Content-Type", b"Inference-Header-Content-Length", b"Content-Encoding"
+_JSON_TYPE = (_TYPE, b"application/json")
+_BINARY_TYPE = (_TYPE, b"application/octet-stream")
+
+
+def encode(
+    response: InferResponse,
+    forms: Mapping[str, Form],
+    default: Form,
+    labels: Mapping[str, Sequence[str]],
+    is_batched: bool,
+    encoding: bytes = b"identity",
+    patience: int = UNBOUNDED,
+) -> HttpReply:
+    """The reply to an infer request; binary tensors are views, not copies, unless compressed.
+
+    ``forms`` and ``default`` say how to send each output, ``labels`` name the classes of an
+    output. Raises `InvalidArgument` for what has no JSON form or no classes, and `Large` where more than
+    ``patience`` bytes would have to be ranked, printed or compressed.
+    """
+    document: dict[str, Any] = {"id": response.id} if response.id else {}
+    document["model_name"] = response.model_name
+    document["model_version"] = response.model_version
+    if response.parameters:
+        document["parameters"] = dict(response.parameters)
+    outputs: list[dict[str, Any]] = []
+    document["outputs"] = outputs
+    parts: list[Buffer] = [b""]
+    printed: list[list[bytes]] = []
+    for name, tensor in response.outputs.items():
+        form = forms.get(name, default)
+        if form.classes:
+            if tensor.nbytes > patience:
+                raise Large
+            tensor = classify(tensor, form.classes, labels.get(name, ()), is_batched)
+        datatype = data_type(tensor).name
+        if form.is_binary:
+            size = tensor.nbytes
+            outputs.append(
+                {"name": name, "datatype": datatype, "shape": tensor.shape, "parameters": {"binary_data_size": size}}
+            )
+            if size:
+                parts.append(wire_bytes(tensor))
+        else:
+            data = _data(tensor, datatype, patience, printed)
+            outputs.append({"name": name, "datatype": datatype, "shape": tensor.shape, "data": data})
+    parts[0] = header = orjson.dumps(document, option=_NUMPY)
+    headers = [_JSON_TYPE] if len(parts) == 1 else [_BINARY_TYPE, (_LENGTH, b"%d" % _length(header, printed))]
+    if printed:
+        parts[:1] = _joined(header, printed)
+    if encoding == b"identity":
+        return HttpReply(200, headers, parts)
+    if sum(map(len, parts)) > patience:
+        raise Large
+    headers.append((_ENCODING, encoding))
+    return HttpReply(200, headers, (compress(parts, encoding),))
+
+
+def _length(header: bytes, printed: list[list[bytes]]) -> int:
+    return len(header) + sum(sum(map(len, data)) - len(_MARK) for data in printed)
+
+
+def _joined(header: bytes, printed: list[list[bytes]]) -> list[Buffer]:
+    """``header`` with each of ``printed`` in the place of its mark, without a copy of what is large."""
+    first, *rest = header.split(_MARK)
+    parts: list[Buffer] = [first]
+    for data, behind in zip(printed, rest, strict=True):
+        parts += (*data, behind)
+    return parts
+
+
+def _data(tensor: Tensor, datatype: str, patience: int, printed: list[list[bytes]]) -> Any:
+    """The elements, flat and in row-major order, as something orjson prints; what is large goes to ``printed``."""
+    if isinstance(tensor, BytesTensor):
+        if tensor.nbytes > patience:
+            raise Large
+        if tensor.nbytes <= LARGE_BYTES:
+            return _strings(tensor.items())
+        strings = tensor.reshape((len(tensor.offsets) - 1,))
+        return _in_slices(strings.size, lambda begin, end: _strings(strings.rows(begin, end).items()), printed)
+    kind = tensor.dtype.kind
+    if datatype in ("FP16", "BF16"):
+        raise InvalidArgument(
+            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
+        )
+    if tensor.size < _MANY:
+        values = tensor.ravel().tolist()
+        if kind == "f" and not isfinite(sum(values)):
+            return _floats(values)
+        return values
+    if tensor.nbytes > patience:
+        raise Large
+    flat = np.ascontiguousarray(tensor).reshape(-1)
+    if tensor.nbytes <= LARGE_BYTES:
+        return _numbers(flat)
+    return _in_slices(len(flat), lambda begin, end: _numbers(flat[begin:end]), printed)
+
+
+def _in_slices(count: int, form: Callable[[int, int], Any], printed: list[list[bytes]]) -> orjson.Fragment:
+    """Print ``count`` elements so that other threads have their turn meanwhile; gives what stands for them."""
+    slices = (form(begin, min(begin + _SLICE, count)) for begin in range(0, count, _SLICE))
+    data = [b",%s" % orjson.dumps(each, option=_NUMPY)[1:-1] for each in slices]
+    data[0] = b"[%s" % data[0][1:]
+    printed.append([*data, b"]"])
+    return orjson.Fragment(_MARK)
+
+
+def _numbers(flat: npt.NDArray[Any]) -> Any:
+    if flat.dtype.kind != "f":
+        return flat
+    # Printed as doubles: 0.1 in FP32 is 0.10000000149011612 to a client of Triton.
+    doubles: npt.NDArray[np.float64] = flat.astype(np.float64, copy=False)
+    return doubles if np.isfinite(doubles).all() else _floats(doubles.tolist())
+
+
+def _floats(values: list[float]) -> Any:
+    """``values`` with ``NaN`` and ``Infinity`` as Triton prints them, which orjson cannot."""
+    return orjson.Fragment(json.dumps(values, separators=(",", ":")).encode())
+
+
+def _strings(items: list[bytes]) -> Any:
+    """JSON strings of the raw bytes. Those that are not UTF-8 go out as they are, as Triton's do."""
+    try:
+        return [item.decode() for item in items]
+    except UnicodeDecodeError:
+        texts = [item.decode(errors="surrogateescape") for item in items]
+        return orjson.Fragment(json.dumps(texts, ensure_ascii=False).encode(errors="surrogateescape"))

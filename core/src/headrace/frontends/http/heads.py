@@ -1,0 +1,204 @@
+"""Heads of requests, by RFC 9112: what they mean is a function of their bytes and of nothing else.
+
+So a head that came before need not be read again: clients repeat themselves, and before the body of a request
+come, as a rule, the very bytes that came before the last one. `KnownHeads` keeps what they meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from headrace.frontends.http.fields import TOKEN, Malformed, read_fields
+from headrace.frontends.http.message import HttpReply, text_error
+
+#: Where a head ends.
+END = b"\r\n\r\n"
+#: ``Head.body_bytes`` of a body in chunks.
+CHUNKED = -1
+#: Heads that are kept, and the bytes that one may have.
+_HEADS = 256
+_HEAD_BYTES = 1024
+_VERSIONS = {b"HTTP/1.%d" % minor: minor for minor in range(10)}
+#: What an authority consists of (RFC 3986, 3.2): unreserved, sub-delims, percent-encoded, IP literals and the port.
+_HOST = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=%:[]"
+#: Digits of a length, without zeros in front. More mean more than there is memory in the world.
+_LENGTH_DIGITS = 18
+
+
+class Head(NamedTuple):
+    """A request up to its body. ``headers`` are those of `HttpRequest`; nobody changes them.
+
+    ``body_bytes`` may be `CHUNKED`. ``closes`` says that the connection ends with the answer, ``waits`` that the
+    caller would be told to go on before it sends the body.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[bytes, bytes]
+    raw_headers: Sequence[tuple[bytes, bytes]]
+    body_bytes: int = 0
+    closes: bool = False
+    waits: bool = False
+
+
+class Refused(Exception):
+    """The head is not one; ``reply`` is the answer, and the connection ends with it."""
+
+    def __init__(self, reply: HttpReply) -> None:
+        super().__init__()
+        self.reply = reply
+
+
+def malformed(error: Malformed) -> HttpReply:
+    """The answer to what breaks the grammar."""
+    return text_error(error.status, f"malformed HTTP request: {error}")
+
+
+def parse_head(raw: bytes, most_fields: int) -> Head:
+    """The head that ``raw`` is, up to and with its empty line. Linear in its length.
+
+    Raises `Refused`: whatever could mean one thing here and another to a proxy in front is no request.
+    """
+    line, _, rest = raw.partition(b"\r\n")
+    try:
+        method, path, minor = parse_request_line(line)
+        raw_headers, headers = read_fields(rest[:-2], most_fields)
+        host = headers.get(b"host")
+        if host is None:
+            if minor:
+                raise Malformed("a request of HTTP/1.1 has a Host")
+        elif host.translate(None, _HOST):
+            raise Malformed("the Host is not one host")  # two would be joined by a comma and a blank
+        body_bytes = _body_bytes(headers, minor)
+    except Malformed as error:
+        raise Refused(malformed(error)) from None
+    # HTTP/1.0 would need a header to be kept alive; its callers can do without.
+    closes = not minor or (b"connection" in headers and "close" in tokens(headers[b"connection"]))
+    waits = b"expect" in headers and minor > 0 and headers[b"expect"].lower() == b"100-continue"
+    return Head(method, path, headers, raw_headers, body_bytes, closes, waits)
+
+
+def drop_empty_lines(received: bytearray) -> int:
+    """Drop the empty lines at the front of ``received``, and say how many there were. Raises `Malformed`."""
+    if not received.startswith(b"\r\n"):
+        return 0
+    size = len(received) - len(received.lstrip(b"\r\n"))
+    lines = size // 2
+    if received[: 2 * lines] != b"\r\n" * lines:
+        raise Malformed("an empty line does not end in CRLF")
+    del received[: 2 * lines]
+    return lines
+
+
+def head_end(received: bytearray, searched: int, most_bytes: int) -> int:
+    """Where the head at the front of ``received`` ends; 0 if its end is not there, of which ``searched`` bytes say no.
+
+    Raises `Malformed` for one that is too long, and `Malformed` or `Refused` at once for what will never be a head.
+    """
+    end = received.find(END, max(0, searched - len(END))) + len(END)
+    if end < len(END):
+        end = 0
+        if received.count(b"\n", searched) != received.count(b"\r\n", max(0, searched - 1)):
+            raise Malformed("a line does not end in CRLF")
+        line_end = received.find(b"\r\n")
+        if line_end >= max(0, searched - 1):
+            parse_request_line(bytes(received[:line_end]))
+    if (end or len(received)) > most_bytes:
+        raise Malformed(f"the head exceeds {most_bytes} bytes", 431)
+    return end
+
+
+def parse_request_line(line: bytes) -> tuple[str, str, int]:
+    """Method, path and minor version. Raises `Malformed`, and `Refused` for what no host of ours does."""
+    parts = line.split(b" ")
+    if len(parts) != 3:
+        raise Malformed("a request line is a method, a target and a version, with one blank between them")
+    method, target, version = parts
+    if not method or method.translate(None, TOKEN):
+        raise Malformed("the method is not a token")
+    minor = _VERSIONS.get(version)
+    if minor is None:
+        if len(version) == 8 and version.startswith(b"HTTP/") and version[5:6].isdigit() and version[6:7] == b".":
+            raise Malformed("the version is another than 1.1", 505)
+        raise Malformed("the request line does not end in a version of HTTP")
+    if method == b"CONNECT":
+        raise Refused(text_error(405, "Method Not Allowed"))
+    path = path_of(target)
+    if path == "*" and method != b"OPTIONS":
+        raise Malformed("'*' is a target of OPTIONS only")
+    return method.decode(), path, minor
+
+
+def path_of(target: bytes) -> str:
+    """The path of a request target: without query, and without scheme and host if it has them.
+
+    Raises `Malformed`.
+    """
+    return _short_path(target) if len(target) < 256 else _path(target)
+
+
+def tokens(value: bytes) -> list[str]:
+    """The members of a list, in lower case."""
+    return [token.strip().lower() for token in value.decode("latin-1").split(",")]
+
+
+def _body_bytes(headers: Mapping[bytes, bytes], minor: int) -> int:
+    """How long the body is (RFC 9112, 6.3)."""
+    coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
+    if coding is not None:
+        if length is not None:
+            raise Malformed("the length of the body is stated twice")
+        if not minor:
+            raise Malformed("HTTP/1.0 has no Transfer-Encoding")
+        *others, last = tokens(coding)
+        if last != "chunked" or "chunked" in others:
+            raise Malformed("the last transfer coding of a request is chunked, once")
+        if others:
+            raise Malformed(f"the transfer coding {others[0][:100]!r} is not supported", 501)
+        return CHUNKED
+    if length is None:
+        return 0
+    digits = length.lstrip(b"0")
+    if not length.isdigit():
+        raise Malformed("Content-Length is not a number")
+    if len(digits) > _LENGTH_DIGITS:
+        raise Malformed("Content-Length is beyond all bounds")
+    return int(digits or b"0")
+
+
+def _path(target: bytes) -> str:
+    path = target.partition(b"?")[0].decode("latin-1")
+    if not path.isprintable() and any(char <= " " or char == "\x7f" for char in path):
+        raise Malformed("the target has control characters")
+    if path[:1] == "/" or target == b"*":
+        return path
+    scheme, separator, rest = path.partition("://")
+    if separator and scheme.lower() in ("http", "https"):
+        return "/" + rest.partition("/")[2]
+    raise Malformed("the target is not a path")
+
+
+#: Callers ask for the same few paths again and again; what is long is not worth keeping.
+_short_path = lru_cache(1024)(_path)
+
+
+class KnownHeads:
+    """Heads by their bytes, for all connections: equal bytes mean the same wherever they come from.
+
+    When it is full it starts anew, so that callers who never repeat themselves cost little.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Head] = {}
+        #: The head that these bytes are, or None; one look-up.
+        self.find = self._known.get
+
+    def keep(self, raw: bytes, head: Head) -> None:
+        """Know that ``raw`` means ``head`` from now on, if it is short."""
+        if len(raw) > _HEAD_BYTES:
+            return
+        if len(self._known) >= _HEADS:
+            self._known.clear()
+        self._known[raw] = head

@@ -1,0 +1,40 @@
+"""What accepts connections and speaks HTTP: one interface, two hosts, and the choice between them."""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.server import Server
+
+
+class Host(ABC):
+    """Serves ``listener``, which it owns once started, until stopped."""
+
+    def __init__(self, server: Server, listener: socket.socket) -> None:
+        self.server = server
+        self.listener = listener
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Accept connections."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop accepting, answer what is in flight, close. Cancelled, drop what is left."""
+
+
+def choose_host(wanted: str) -> type[Host]:
+    """The host for ``--http-server``; ``auto`` takes the native one.
+
+    Imports what the host is made of, so call it on a thread.
+    """
+    if wanted == "hypercorn":
+        from headrace.frontends.http.hypercorn_host import HypercornHost
+
+        return HypercornHost
+    from headrace.frontends.http.native_host import NativeHost
+
+    return NativeHost

@@ -1,0 +1,164 @@
+"""The ``inputs`` of an infer request, to tensors (behaviours.md section 1.3)."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import InvalidArgument
+from headrace.frontends.http.documents import as_array, as_object, as_string, as_unsigned, member
+from headrace.frontends.http.forms import unknown_region
+from headrace.frontends.http.json_tensors import to_tensor
+from headrace.frontends.http.outline import Pieces
+from headrace.frontends.large import Large
+from headrace.messages import dtypes
+from headrace.messages.request import MAX_INPUTS, InferRequest, Undecoded, too_many_inputs
+from headrace.messages.tensor import BytesTensor, Tensor
+
+_INT64_MAX = 2**63 - 1
+_MANY_DIMS = 64
+_SOURCES = ("data", "binary_data_size", "shared_memory_region")
+
+
+def read_inputs(
+    entries: Any, request: InferRequest, body: memoryview, position: int, max_bytes: int, patience: int
+) -> None:
+    """Fill ``request.inputs``. Binary tensors are views on ``body``, from ``position`` on, in order.
+
+    ``max_bytes`` bounds a tensor written as JSON. Raises `InvalidArgument` with Triton's texts, and `Large`
+    for strings of more than ``patience`` bytes, which will be looked for one by one.
+    """
+    inputs = request.inputs
+    if len(as_array(entries, "inputs")) > MAX_INPUTS:
+        raise too_many_inputs(len(entries))
+    for entry in entries:
+        name, datatype, shape = _head(entry)
+        if name in inputs:
+            raise InvalidArgument(f"{request.log_id}input '{name}' already exists in request")
+        count = _count(name, shape, datatype)
+        size = _binary_size(entry)
+        if size is None:
+            inputs[name] = _from_json(entry["data"], name, datatype, shape, count, max_bytes)
+            continue
+        end = position + size
+        if end > body.nbytes:
+            raise InvalidArgument(
+                f"unexpected size for input '{name}', expecting {end - body.nbytes} additional bytes for model "
+                f"'{request.model_name}'"
+            )
+        if size > patience and datatype == "BYTES":
+            raise Large
+        inputs[name] = view(body, position, end, datatype, shape, count)
+        position = end
+    if position != body.nbytes:
+        raise InvalidArgument(f"unexpected additional input data for model '{request.model_name}'")
+
+
+def view(
+    body: memoryview, begin: int, end: int, datatype: str, shape: tuple[int, ...], count: int
+) -> Tensor | Undecoded:
+    """``body[begin:end]`` as a tensor that shares its memory."""
+    known = dtypes.BY_NAME.get(datatype)
+    if known is dtypes.BYTES:
+        return BytesTensor(body[begin:end], shape)
+    if known is None or count * known.itemsize != end - begin:
+        return Undecoded(datatype, shape, body[begin:end])
+    try:
+        array: Tensor = np.ndarray(shape, known.numpy, body, begin) if count else np.empty(shape, known.numpy)
+    except ValueError:  # more axes than NumPy has, or zero elements in absurd dims
+        return Undecoded(datatype, shape, body[begin:end])
+    return array
+
+
+def _head(entry: Any) -> tuple[str, str, tuple[int, ...]]:
+    try:
+        name, datatype, shape = entry["name"], entry["datatype"], entry["shape"]
+    except (KeyError, TypeError):
+        entry = as_object(entry, "inputs")
+        name, datatype, shape = member(entry, "name"), member(entry, "datatype"), member(entry, "shape")
+    as_string(name, "name")
+    as_string(datatype, "datatype")
+    for dim in as_array(shape, "shape"):
+        as_unsigned(dim, "shape")
+    return name, datatype, tuple(shape)
+
+
+def _count(name: str, shape: tuple[int, ...], datatype: str) -> int:
+    """Number of elements; raises if int64 cannot hold it, or the bytes."""
+    count = prod(shape) if len(shape) < _MANY_DIMS else _bounded_product(shape)
+    if count > _INT64_MAX:
+        printed = ",".join(map(str, shape))
+        raise InvalidArgument(
+            f"invalid shape for input '{name}': shape [{printed}] causes total element count to exceed maximum "
+            f"size of {_INT64_MAX}"
+        )
+    known = dtypes.BY_NAME.get(datatype)
+    if known is not None and count * known.itemsize > _INT64_MAX:
+        raise InvalidArgument(
+            f"byte size overflow for input '{name}': element count ({count}) * data type size ({known.itemsize}) "
+            f"exceeds maximum allowed size ({_INT64_MAX})"
+        )
+    return count
+
+
+def _bounded_product(shape: tuple[int, ...]) -> int:
+    """The product of ``shape``, or something beyond int64: `prod` takes minutes for a million dims."""
+    if 0 in shape:
+        return 0
+    count = 1
+    for dim in shape:
+        count *= dim
+        if count > _INT64_MAX:
+            break
+    return count
+
+
+def _binary_size(entry: dict[str, Any]) -> int | None:
+    """``binary_data_size``, or None for data in JSON; raises unless there is exactly one source."""
+    parameters = entry.get("parameters")
+    if type(parameters) is dict and len(parameters) == 1 and "data" not in entry:
+        size = parameters.get("binary_data_size")
+        if type(size) is int and size >= 0:
+            return size  # what nearly every request looks like
+    if not parameters:
+        if "data" in entry:
+            return None
+        raise _not_one_source(())
+    given = [name for name in _SOURCES if name in (entry if name == "data" else as_object(parameters, "parameters"))]
+    if len(given) != 1:
+        raise _not_one_source(given)
+    if given[0] == "shared_memory_region":
+        raise unknown_region(as_string(parameters["shared_memory_region"], "shared_memory_region"))
+    return as_unsigned(parameters["binary_data_size"], "binary_data_size") if given[0] != "data" else None
+
+
+def _not_one_source(given: tuple[str, ...] | list[str]) -> InvalidArgument:
+    found = "But set " + " ".join(f"'{name}'" for name in given) if given else "But no field is set"
+    return InvalidArgument(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+        f"'shared_memory_region' in 'parameters'. {found}"
+    )
+
+
+def _from_json(
+    data: Any, name: str, datatype: str, shape: tuple[int, ...], count: int, max_bytes: int
+) -> Tensor | Undecoded:
+    known = dtypes.BY_NAME.get(datatype)
+    if known is None:
+        raise InvalidArgument(f"invalid datatype for input {name}")
+    if not count or not shape:  # no data is read; what has no shape is for the signature to refuse
+        if type(data) is Pieces:
+            data.check()
+        return view(memoryview(b""), 0, 0, datatype, shape, count)
+    if known in (dtypes.FP16, dtypes.BF16):
+        raise InvalidArgument(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+        )
+    if count * known.itemsize > max_bytes:
+        raise InvalidArgument(
+            f"JSON input '{name}' has a byte_size ({count * known.itemsize} bytes) that exceeds the maximum allowed "
+            f"value of {max_bytes} bytes. Use --http-max-input-size to increase the limit."
+        )
+    return to_tensor(data, known, shape, count)

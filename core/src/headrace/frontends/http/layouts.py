@@ -1,0 +1,86 @@
+"""JSON in front of binary tensors that has been read before.
+
+A client that sends tensors of one shape sends the same JSON with each. What was read out of it, and
+where it says that the tensors lie, is kept, and it is not parsed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.frontends.http.forms import Form
+from headrace.messages.request import InferRequest, Parameter
+
+#: Layouts that are kept, and the bytes of JSON that one may have.
+_LAYOUTS = 1024
+_JSON_BYTES = 1024
+
+
+class Place(NamedTuple):
+    """Where in a body an input begins."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    begin: int
+
+
+class Layout(NamedTuple):
+    """A body of ``body_bytes``: what its JSON says, and where its tensors lie."""
+
+    body_bytes: int
+    places: Sequence[Place]
+    outputs: Sequence[str]
+    parameters: Mapping[str, Parameter]
+    priority: int
+    timeout_us: int
+    forms: Mapping[str, Form]
+    default: Form
+
+    def fill(self, request: InferRequest, body: memoryview) -> None:
+        """Make of a new ``request`` what decoding ``body`` would make of it."""
+        inputs = request.inputs
+        for name, shape, dtype, begin in self.places:
+            inputs[name] = np.ndarray(shape, dtype, body, begin)
+        request.outputs = self.outputs
+        request.priority, request.timeout_us = self.priority, self.timeout_us
+        if self.parameters:
+            request.parameters = dict(self.parameters)
+
+
+class KnownLayouts:
+    """Layouts by their JSON. When it is full it starts anew, as `KnownHeads` does."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Layout] = {}
+
+    def find(self, body: memoryview, json_bytes: int) -> Layout | None:
+        """The layout of ``body``, whose first ``json_bytes`` are JSON; None if it is not known."""
+        if json_bytes > _JSON_BYTES or json_bytes == body.nbytes:
+            return None
+        layout = self._known.get(body[:json_bytes].tobytes())
+        return layout if layout is not None and layout.body_bytes == body.nbytes else None
+
+    def keep(
+        self, request: InferRequest, body: memoryview, json_bytes: int, forms: Mapping[str, Form], default: Form
+    ) -> None:
+        """Know the layout of ``body``, of which ``request`` was made, if one like it may come again."""
+        if json_bytes > _JSON_BYTES or json_bytes == body.nbytes or request.id or request.is_in_sequence:
+            return
+        places, end = [], json_bytes
+        for name, tensor in request.inputs.items():
+            if not isinstance(tensor, np.ndarray) or not tensor.nbytes:
+                return  # strings have another length each time
+            places.append(Place(name, tensor.shape, tensor.dtype, end))
+            end += tensor.nbytes
+        if end != body.nbytes:
+            return  # some were written in the JSON
+        if len(self._known) >= _LAYOUTS:
+            self._known.clear()
+        outputs, parameters = tuple(request.outputs), dict(request.parameters)
+        self._known[body[:json_bytes].tobytes()] = Layout(
+            body.nbytes, places, outputs, parameters, request.priority, request.timeout_us, forms, default
+        )

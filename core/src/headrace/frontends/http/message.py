@@ -1,0 +1,92 @@
+"""What travels between the hosts (bytes) and the handlers (meaning): requests and replies.
+
+Named tuples and not dataclasses: one of each is made per request, and these are made in a third
+of the time of a frozen dataclass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import orjson
+
+from headrace.errors import Code, HeadraceError
+from headrace.frontends.disclosure import shown
+from headrace.frontends.failures import Failure
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+#: From code to HTTP status (behaviours.md section 0).
+STATUS = {
+    Code.UNKNOWN: 400,
+    Code.INTERNAL: 500,
+    Code.NOT_FOUND: 404,
+    Code.INVALID_ARGUMENT: 400,
+    Code.UNAVAILABLE: 503,
+    Code.UNSUPPORTED: 501,
+    Code.ALREADY_EXISTS: 400,
+    Code.CANCELLED: 400,
+}
+
+#: The length of the JSON in front of binary tensors: as received, and as sent.
+HEADER_LENGTH = b"inference-header-content-length"
+_JSON_TYPE = ((b"Content-Type", b"application/json"),)
+
+
+class HttpRequest(NamedTuple):
+    """One request. ``path`` is as received, without the query. ``headers`` have names in lower
+    case and the values of repeated ones joined by commas; ``raw_headers`` are as received.
+    ``body`` stays valid for as long as somebody keeps a view of it."""
+
+    method: str
+    path: str
+    headers: Mapping[bytes, bytes]
+    body: memoryview
+    raw_headers: Sequence[tuple[bytes, bytes]] = ()
+
+
+class HttpReply(NamedTuple):
+    """One answer. ``parts`` are written one after the other and must not change afterwards.
+    ``headers`` leave out ``Content-Length``, which the host adds."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    parts: Sequence[Buffer] = ()
+
+
+class ErrorReply(HttpReply):
+    """The answer to a request that failed, which remembers why. The log may say more than the answer does."""
+
+    failure: Failure
+
+
+#: Takes the one answer to a request. Event loop only.
+Reply: TypeAlias = Callable[[HttpReply], None]
+#: Tells a handler that the caller has gone. Event loop only.
+Cancel: TypeAlias = Callable[[], None]
+
+
+def json_reply(value: Any, status: int = 200) -> HttpReply:
+    """``value`` as a JSON body."""
+    return HttpReply(status, _JSON_TYPE, (orjson.dumps(value),))
+
+
+def json_type_reply() -> HttpReply:
+    """An empty success that is marked as JSON, as Triton marks those of load and unload."""
+    return HttpReply(200, _JSON_TYPE)
+
+
+def error_reply(error: HeadraceError) -> HttpReply:
+    """``error`` as Triton words errors: one JSON object with the single key ``error``."""
+    reply = ErrorReply(*text_error(STATUS[error.code], shown(error.message)))
+    reply.failure = Failure.of(error)
+    return reply
+
+
+def text_error(status: int, text: str) -> HttpReply:
+    """An error with a status of its own; ``text`` may hold anything a caller sent."""
+    try:
+        return json_reply({"error": text}, status)
+    except orjson.JSONEncodeError:  # half a surrogate pair, out of a request's JSON
+        return json_reply({"error": text.encode(errors="replace").decode()}, status)

@@ -1,0 +1,104 @@
+"""The model repository over HTTP: index, load, unload (behaviours.md sections 1.2, 1.6, 5.4)."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import InvalidArgument, Unsupported
+from headrace.frontends.disclosure import shown
+from headrace.frontends.http.documents import as_boolean, as_object, as_string, malformed, parse_object
+from headrace.frontends.http.long_strings import LongString, read_object
+from headrace.frontends.http.message import HttpReply, HttpRequest, json_reply, json_type_reply
+from headrace.frontends.http.target import Target
+from headrace.frontends.large import LARGE_BYTES
+from headrace.frontends.uploads import Uploads
+
+if TYPE_CHECKING:
+    from headrace.models.states import IndexEntry
+    from headrace.server import Server
+
+
+class Repository:
+    """The handlers; all run as tasks."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        restricted = "model-repository" in server.options.http_restricted_api
+        self._uploads = Uploads(server.options.model_files_from, restricted, "--http-restricted-api")
+
+    async def index(self, request: HttpRequest, target: Target) -> HttpReply:
+        ready_only = (await self._document(request)).get("ready", False)
+        if type(ready_only) is not bool:
+            raise InvalidArgument("Invalid value for 'ready': expected a boolean")
+        return json_reply([_entry(entry) for entry in await self._server.list_repository(ready_only)])
+
+    async def load(self, request: HttpRequest, target: Target, peer: str) -> HttpReply:
+        """``peer`` is the address that the request came from."""
+        _refuse_repository(target)
+        given = (await self._document(request)).get("parameters", {})
+        if type(given) is not dict:
+            raise malformed("attempt to get members for non-object")
+        self._uploads.check(given, peer, lambda name: request.headers.get(name.encode()))
+        if request.body.nbytes <= LARGE_BYTES:
+            values = _load_values(given)
+        else:
+            values = await self._server.large_work.run(partial(_load_values, given))
+        await self._server.load(target.name, values)
+        return json_type_reply()
+
+    async def _document(self, request: HttpRequest) -> dict[str, Any]:
+        if request.body.nbytes <= LARGE_BYTES:
+            return parse_object(request.body)
+        return await self._server.large_work.run(partial(read_object, request.body))
+
+    async def unload(self, request: HttpRequest, target: Target) -> HttpReply:
+        _refuse_repository(target)
+        given = as_object((await self._document(request)).get("parameters", {}), "parameters")
+        dependents = as_boolean(given.get("unload_dependents", False), "unload_dependents")
+        await self._server.unload(target.name, dependents)
+        return json_type_reply()
+
+
+def _entry(entry: IndexEntry) -> dict[str, str]:
+    fields = {"version": entry.version, "state": entry.state, "reason": shown(entry.reason)}
+    return {"name": entry.name, **{key: value for key, value in fields.items() if value}}
+
+
+def _refuse_repository(target: Target) -> None:
+    if target.repository:
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+def _load_values(given: dict[str, Any]) -> dict[str, str | bytes]:
+    return {name: _load_value(name, value) for name, value in given.items()}
+
+
+def _load_value(name: str, value: Any) -> str | bytes:
+    """``config`` as text and ``file:...`` as the bytes that its base64 stands for."""
+    parts = value.parts() if isinstance(value, LongString) else iter((as_string(value, None),))
+    if name == "config":
+        return "".join(parts)
+    if not name.startswith("file:"):
+        raise malformed("unexpected error on creating Triton parameter")
+    try:
+        return b"".join(_decode(parts))
+    except (binascii.Error, ValueError) as error:
+        raise InvalidArgument(f"load parameter '{name}' is not base64: {error}") from None
+
+
+def _decode(parts: Iterable[str]) -> Iterator[bytes]:
+    """What ``parts`` of a text in base64 stand for. Between two of them other threads have their turn."""
+    left, is_padded = "", False
+    for part in parts:
+        left += part
+        end = len(left) - len(left) % 4
+        if is_padded or 0 <= left.find("=") < len(left) - 2:
+            raise ValueError("Excess data after padding")
+        is_padded = "=" in left[:end]
+        yield b64decode(left[:end], validate=True)
+        left = left[end:]
+    yield b64decode(left, validate=True)

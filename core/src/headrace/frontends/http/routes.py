@@ -1,0 +1,217 @@
+"""Which handler answers which path: one table (behaviours.md sections 1.1 and 1.2).
+
+Every route names its restricted category, and `Routes.dispatch` is the one place that checks it,
+so that no path leads around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from headrace.config.support import NO_CLIENT_SHM
+from headrace.errors import HeadraceError, InternalError, NotFound, Unsupported
+from headrace.frontends.failures import is_verbose, tell_fault
+from headrace.frontends.http.description import Description
+from headrace.frontends.http.inference import Inference
+from headrace.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply, error_reply, json_reply, text_error
+from headrace.frontends.http.repository import Repository
+from headrace.frontends.http.target import Target
+from headrace.frontends.http.watching import Dispatch, watched
+from headrace.frontends.restrictions import Restrictions
+from headrace.telemetry.pacing import paced
+
+if TYPE_CHECKING:
+    from headrace.server import Server
+
+log = paced(__name__)
+
+Handler: TypeAlias = Callable[[HttpRequest, Target, Reply], "Cancel | None"]
+Answer: TypeAlias = Callable[[HttpRequest, Target], HttpReply]
+
+#: Paths whose route is remembered; a bound, because clients choose the paths.
+_REMEMBERED = 1024
+_MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+_REPOSITORY = r"/v2/repository(?:/(?P<repository>[^/]+))?"
+
+
+class Route(NamedTuple):
+    """``pattern`` must match the whole path; ``handlers`` are by method."""
+
+    pattern: re.Pattern[str]
+    category: str
+    handlers: Mapping[str, Handler]
+
+
+class Routes:
+    """Answers requests, whatever host they came through. One per frontend."""
+
+    def __init__(self, server: Server) -> None:
+        self._restrictions = Restrictions(server.options.http_restricted_api)
+        self._found: dict[str, tuple[Route, Target]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.table = self._build(server)
+        #: Answers a request through its ``reply``, once, now or later. Never raises. Returns what to call if
+        #: the caller goes away first, or None where nothing can be cancelled.
+        self.dispatch: Dispatch = watched(self._dispatch, self._target) if is_verbose() else self._dispatch
+
+    def _dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
+        try:
+            route, target = self._found.get(request.path) or self._find(request.path)
+            if self._restrictions and (refusal := self._refusal(route, request)) is not None:
+                reply(text_error(403, refusal))
+                return None
+            handler = route.handlers.get(request.method)
+            if handler is None:
+                reply(text_error(405, "Method Not Allowed"))
+                return None
+            return handler(request, target, reply)
+        except HeadraceError as error:
+            self._tell(error, request)
+            reply(error_reply(error))
+        except Exception:
+            log.exception("a request to %r failed", request.path[:1000])
+            reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
+        return None
+
+    def _tell(self, error: HeadraceError, request: HttpRequest) -> None:
+        """Log ``error`` if it is the server's fault."""
+        target = self._target(request.path) or Target()
+        what = "Infer" if request.path.endswith("/infer") else f"{request.method} {request.path}"
+        tell_fault(error, what, target.name, target.version)
+
+    def _target(self, path: str) -> Target | None:
+        """What ``path`` names, if it is one of ours."""
+        try:
+            return self._find(path)[1]
+        except NotFound:
+            return None
+
+    def _refusal(self, route: Route, request: HttpRequest) -> str | None:
+        return self._restrictions.refusal(route.category, lambda name: request.headers.get(name.encode()))
+
+    def _find(self, path: str) -> tuple[Route, Target]:
+        for route in self.table:
+            match = route.pattern.fullmatch(path)
+            if match is not None:
+                found = route, Target(**match.groupdict(""))
+                if len(self._found) < _REMEMBERED and len(path) < 256:
+                    self._found[path] = found
+                return found
+        raise NotFound("Not Found")
+
+    def _build(self, server: Server) -> list[Route]:
+        """In the order in which Triton tries them."""
+        about, repository = Description(server), Repository(server)
+        shm = ("system", "cuda")
+        return [
+            _route(r"/v2/models/stats", "statistics", GET=_direct(about.statistics)),
+            _route(r"/v2/logging", "logging", GET=_later("log settings"), POST=_later("log settings")),
+            _route(rf"{_MODEL}/infer", "inference", POST=Inference(server)),
+            _route(rf"{_MODEL}/generate(?:_stream)?", "inference", POST=_later("the generate extension")),
+            _route(rf"{_MODEL}/ready", "health", GET=self._perhaps_task(about.model_ready)),
+            _route(rf"{_MODEL}/config", "model-config", GET=_direct(about.config)),
+            _route(rf"{_MODEL}/stats", "statistics", GET=_direct(about.statistics)),
+            _route(_MODEL, "metadata", GET=_direct(about.model)),
+            _route(
+                r"/v2(?:/models/(?P<name>[^/]+))?/trace/setting",
+                "trace",
+                GET=_later("tracing"),
+                POST=_later("tracing"),
+            ),
+            _route(r"/v2", "metadata", GET=_direct(about.server)),
+            _route(r"/v2/health/live", "health", GET=_direct(about.live)),
+            _route(r"/v2/health/ready", "health", GET=self._perhaps_task(about.ready)),
+            *[route for kind in shm for route in _shared_memory(kind)],
+            _route(rf"{_REPOSITORY}/index", "model-repository", POST=self._task(repository.index)),
+            _route(rf"{_REPOSITORY}/models/(?P<name>[^/]+)/load", "model-repository", POST=self._load(repository)),
+            _route(
+                rf"{_REPOSITORY}/models/(?P<name>[^/]+)/unload", "model-repository", POST=self._task(repository.unload)
+            ),
+        ]
+
+    def _load(self, repository: Repository) -> Handler:
+        """The handler of loads, which looks at who sent them."""
+
+        def handle(request: HttpRequest, target: Target, reply: Reply) -> None:
+            self._task(partial(repository.load, peer=getattr(reply, "peer", "")))(request, target, reply)
+
+        return handle
+
+    def _perhaps_task(self, answer: Callable[[HttpRequest, Target], HttpReply | Awaitable[HttpReply]]) -> Handler:
+        """A handler that has the reply at once, or else awaits it as `_task` does."""
+
+        def handle(request: HttpRequest, target: Target, reply: Reply) -> None:
+            found = answer(request, target)
+            if isinstance(found, HttpReply):
+                reply(found)
+                return
+
+            async def wait(request: HttpRequest, target: Target) -> HttpReply:
+                return await found
+
+            self._task(wait)(request, target, reply)
+
+        return handle
+
+    def _task(self, coroutine: Callable[[HttpRequest, Target], Awaitable[HttpReply]]) -> Handler:
+        """A handler that runs ``coroutine`` to its end, even if the caller goes away."""
+
+        async def run(request: HttpRequest, target: Target, reply: Reply) -> None:
+            try:
+                reply(await coroutine(request, target))
+            except HeadraceError as error:
+                self._tell(error, request)
+                # Without its frames, which hold the request for as long as anybody holds the error.
+                reply(error_reply(error.with_traceback(None)))
+            except Exception:
+                log.exception("a request to %r failed", request.path[:1000])
+                reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
+
+        def handle(request: HttpRequest, target: Target, reply: Reply) -> None:
+            task = asyncio.get_running_loop().create_task(run(request, target, reply))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return handle
+
+
+def _route(pattern: str, category: str, **handlers: Handler) -> Route:
+    return Route(re.compile(pattern), category, handlers)
+
+
+def _direct(answer: Answer) -> Handler:
+    def handle(request: HttpRequest, target: Target, reply: Reply) -> None:
+        reply(answer(request, target))
+
+    return handle
+
+
+def _later(feature: str) -> Handler:
+    """A route that is known and not built yet."""
+
+    def refuse(request: HttpRequest, target: Target, reply: Reply) -> None:
+        raise Unsupported(f"{feature} is not available in this version of Headrace")
+
+    return refuse
+
+
+def _shared_memory(kind: str) -> list[Route]:
+    """No region can be registered yet: the status of all is an empty list, that of one unknown."""
+    base = rf"/v2/{kind}sharedmemory(?:/region/(?P<name>[^/]+))?"
+
+    def status(request: HttpRequest, target: Target) -> HttpReply:
+        if target.name:
+            raise NotFound(f"Unable to find {kind} shared memory region: '{target.name}'")
+        return json_reply([])
+
+    def refuse(request: HttpRequest, target: Target) -> HttpReply:
+        raise Unsupported(NO_CLIENT_SHM)
+
+    return [
+        _route(f"{base}/status", "shared-memory", GET=_direct(status)),
+        _route(f"{base}/(?:register|unregister)", "shared-memory", POST=_direct(refuse)),
+    ]

@@ -1,0 +1,42 @@
+"""A listening socket, whatever host accepts from it, and what the log says of it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headrace.server import Server
+
+#: As many connections may wait to be accepted (behaviours.md section 1.1).
+BACKLOG = 1024
+
+
+def bind(address: str, port: int, is_shared: bool) -> socket.socket:
+    """A socket that listens on ``address``; port 0 takes a free one.
+
+    ``is_shared`` lets other processes listen on the same port. Raises OSError.
+    """
+    family, kind, protocol, _, name = socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(name)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def announce(server: Server, log: logging.Logger, service: str, place: str) -> None:
+    """Say that ``service`` listens at ``place``; and in Triton's words, for which scripts wait, that it is ready."""
+    if server.is_loading:
+        log.info("%s listens at %s, and is ready when the models are loaded", service, place)
+    server.when_ready(lambda: log.info("Started %s at %s", service, place))

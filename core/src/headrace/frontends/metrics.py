@@ -1,0 +1,112 @@
+"""Prometheus metrics over HTTP (behaviours.md section 7), on the native host of the HTTP frontend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from prometheus_client import CollectorRegistry
+
+from headrace.config.options import ServerOptions
+from headrace.frontends.base import Frontend
+from headrace.frontends.http.connections import Connections
+from headrace.frontends.http.limits import Limits, flagged
+from headrace.frontends.http.listening import listen
+from headrace.frontends.http.message import HttpReply, HttpRequest, Reply, text_error
+from headrace.frontends.http.protocol import HttpProtocol
+from headrace.frontends.listening import announce
+from headrace.telemetry import exposition
+from headrace.telemetry.gpu import GpuCollector
+from headrace.telemetry.host import HostCollector, PinnedPoolCollector
+from headrace.telemetry.metrics import ModelCollector
+from headrace.telemetry.pacing import paced
+
+if TYPE_CHECKING:
+    from headrace.server import Server
+
+log = paced(__name__)
+
+_TEXT = ((b"Content-Type", exposition.CONTENT_TYPE.encode()),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits(Limits):
+    """Nobody has a reason to send a body here, whatever its path and headers say."""
+
+    input_bytes: int = 1024
+
+    def body_limit(self, path: str, headers: Mapping[bytes, bytes]) -> int:
+        return self.input_bytes
+
+
+class MetricsFrontend(Frontend):
+    """``GET /metrics``. ``port`` is the one that is listened on, once started.
+
+    Everything is read when it is asked for: the models on the event loop, about 0.3 ms for each,
+    and the metrics that they have made;
+    the devices, whose drivers and files may block, on a thread.
+    """
+
+    name: ClassVar[str] = "metrics"
+    port: int = 0
+    _acceptor: asyncio.Server | None = None
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self._models = ModelCollector(server.served, server.metrics, server.summaries)
+        self._custom = server.custom_metrics
+        self._pages: set[asyncio.Task[None]] = set()
+
+    @property
+    def enabled(self) -> bool:
+        return self.server.options.allow_metrics
+
+    async def start(self) -> None:
+        options = self.server.options
+        self._devices = await asyncio.to_thread(_devices, options)
+        listener = listen(options.metrics_address, options.metrics_port, is_shared=False)
+        self.port = listener.getsockname()[1]
+        self._connections = connections = Connections(self._answer, _Limits(**flagged(options)))
+        loop = asyncio.get_running_loop()
+        self._acceptor = await loop.create_server(lambda: HttpProtocol(connections), sock=listener)
+        connections.watch()
+        announce(self.server, log, "Metrics Service", f"{options.metrics_address}:{self.port}")
+
+    async def stop(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
+            await self._connections.drain()
+
+    def _answer(self, request: HttpRequest, reply: Reply) -> None:
+        """As Triton: a path that is not known is an empty success."""
+        if request.method != "GET":
+            reply(text_error(405, "Method Not Allowed"))
+        elif request.path in ("/metrics", "/metrics/"):
+            page = asyncio.get_running_loop().create_task(self._page(reply))
+            self._pages.add(page)
+            page.add_done_callback(self._pages.discard)
+        else:
+            reply(HttpReply(200, _TEXT))
+
+    async def _page(self, reply: Reply) -> None:
+        try:
+            models = exposition.text((*self._models.collect(), *self._custom.collect()))
+            devices = await asyncio.to_thread(lambda: exposition.text(self._devices.collect()))
+            reply(HttpReply(200, _TEXT, (models.encode(), devices.encode())))
+        except Exception:
+            log.exception("the metrics could not be read")
+            reply(text_error(500, "the metrics could not be read; the log of the server has the reason"))
+
+
+def _devices(options: ServerOptions) -> CollectorRegistry:
+    """What is known about the machine. Blocks: the GPU driver is loaded here."""
+    registry = CollectorRegistry()
+    registry.register(PinnedPoolCollector(options.pinned_memory_pool_byte_size))
+    if options.allow_cpu_metrics and HostCollector.is_possible():
+        registry.register(HostCollector(options.metrics_interval_ms / 2000))
+    if options.allow_gpu_metrics:
+        registry.register(GpuCollector())
+    return registry

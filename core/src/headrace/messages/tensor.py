@@ -1,0 +1,176 @@
+"""Tensors: NumPy arrays, and strings that stay in wire form.
+
+A `Tensor` is either an ``np.ndarray`` (every fixed-size data type, BF16 as
+``ml_dtypes.bfloat16``) or a `BytesTensor`. Both have ``shape`` and both are immutable in
+spirit: an input belongs to its request, and a backend that wants to write makes a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import InvalidArgument
+from headrace.messages import dtypes, strings
+from headrace.messages.dtypes import DataType
+
+
+class BytesTensor:
+    """Strings in the wire form of the protocol, boxed only when somebody asks.
+
+    ``buffer`` holds, for each element in row-major order, its length as a little-endian uint32
+    and then its bytes (behaviours.md section 3.1). ``offsets`` i64[elements + 1] are the
+    positions of the length words, and the end; they are found once, on first use.
+    """
+
+    __slots__ = ("_offsets", "buffer", "shape")
+
+    def __init__(
+        self, buffer: bytes | bytearray | memoryview, shape: Sequence[int], offsets: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        self.buffer = memoryview(buffer)
+        self.shape = tuple(shape)
+        self._offsets = offsets
+
+    @classmethod
+    def from_objects(cls, values: npt.ArrayLike) -> BytesTensor:
+        """Encode an array of ``str`` or ``bytes``; text is UTF-8."""
+        array = np.asarray(values, dtype=np.object_)
+        return cls.from_items(_encode(array.ravel().tolist()), array.shape)
+
+    @classmethod
+    def from_items(cls, items: Sequence[bytes], shape: Sequence[int]) -> BytesTensor:
+        """Join ``items``, in row-major order, into wire form. One copy."""
+        buffer, offsets = strings.join(items)
+        return cls(buffer, shape, offsets)
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Positions of the length words, and the end; raises `InvalidArgument` if malformed."""
+        if self._offsets is None:
+            self._offsets = _checked(self.buffer, strings.find(self.buffer))
+        return self._offsets
+
+    @property
+    def size(self) -> int:
+        """Number of elements that the shape asks for."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in wire form, length words included."""
+        return self.buffer.nbytes
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def items(self) -> list[bytes]:
+        """All elements in row-major order. Copies every string."""
+        return strings.split(self.buffer, self.offsets)
+
+    def to_objects(self) -> npt.NDArray[np.object_]:
+        """The elements as ``bytes`` in an object array of this shape. Boxes every string."""
+        array = np.empty(self.size, dtype=np.object_)
+        array[:] = self.items()
+        return array.reshape(self.shape)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self.to_objects() if dtype is None else self.to_objects().astype(dtype)
+
+    def reshape(self, shape: Sequence[int]) -> BytesTensor:
+        """The same elements under another shape; shares the buffer."""
+        return BytesTensor(self.buffer, shape, self._offsets)
+
+    def rows(self, begin: int, end: int) -> BytesTensor:
+        """Rows ``begin:end`` of the first axis; shares the buffer."""
+        per_row = prod(self.shape[1:])
+        offsets = self.offsets[begin * per_row : end * per_row + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        return BytesTensor(self.buffer[first:last], (end - begin, *self.shape[1:]), offsets - first)
+
+    def __repr__(self) -> str:
+        return f"BytesTensor(shape={list(self.shape)}, nbytes={self.nbytes})"
+
+
+#: Tensors below this are copied sooner than viewed.
+SMALL_BYTES = 4096
+
+Tensor: TypeAlias = "npt.NDArray[Any] | BytesTensor"
+
+
+def data_type(tensor: Tensor) -> DataType:
+    """The data type of ``tensor``; raises `InvalidArgument` for a dtype the protocol lacks."""
+    if isinstance(tensor, BytesTensor):
+        return dtypes.BYTES
+    found = dtypes.BY_NUMPY.get(tensor.dtype)
+    if found is None:
+        raise InvalidArgument(f"dtype {tensor.dtype} has no counterpart among {', '.join(dtypes.BY_NAME)}")
+    return found
+
+
+def as_tensor(value: npt.ArrayLike | BytesTensor) -> Tensor:
+    """``value`` as a tensor: arrays pass through, strings and objects become wire form."""
+    if isinstance(value, BytesTensor):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind in "SUOT":
+        return BytesTensor.from_objects(array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array
+
+
+def wire_view(tensor: Tensor) -> memoryview:
+    """The bytes of ``tensor`` as the protocol carries them: little-endian, row-major.
+
+    A view when the tensor is contiguous, which is the rule; a copy when it is not.
+    """
+    if isinstance(tensor, BytesTensor):
+        return tensor.buffer
+    if not tensor.flags.c_contiguous:
+        tensor = np.ascontiguousarray(tensor)
+    # Through uint8, because BF16 and zero-size arrays do not export a castable buffer.
+    return tensor.reshape(-1).view(np.uint8).data if tensor.size else memoryview(b"")
+
+
+def wire_bytes(tensor: Tensor) -> bytes | memoryview:
+    """`wire_view`, or a copy of a small tensor, which costs a tenth of a view."""
+    if tensor.nbytes < SMALL_BYTES and not isinstance(tensor, BytesTensor):
+        return tensor.tobytes()
+    return wire_view(tensor)
+
+
+def concatenate(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack along the first axis. Copies every element once."""
+    first = tensors[0]
+    if not isinstance(first, BytesTensor):
+        return np.concatenate(tensors)
+    parts = [tensor for tensor in tensors if isinstance(tensor, BytesTensor)]
+    rows = sum(part.shape[0] for part in parts)
+    offsets = strings.ends(np.concatenate([np.diff(part.offsets) for part in parts]))
+    return BytesTensor(b"".join([part.buffer for part in parts]), (rows, *first.shape[1:]), offsets)
+
+
+def _encode(items: list[Any]) -> list[bytes]:
+    kinds = set(map(type, items))
+    if kinds == {bytes}:
+        return items
+    if kinds == {str}:
+        return list(map(str.encode, items))
+    return [item if isinstance(item, bytes) else str(item).encode() for item in items]
+
+
+def _checked(buffer: memoryview, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """``offsets``, if they cover ``buffer``; raises `InvalidArgument` with what comes after them."""
+    left = buffer.nbytes - int(offsets[-1])
+    if 0 < left < 4:
+        raise InvalidArgument(f"incomplete string length indicator, expecting 4 bytes but only {left} bytes available")
+    if left:
+        missing = 4 + int.from_bytes(buffer[-left:][:4], "little") - left
+        raise InvalidArgument(f"string element {len(offsets) - 1} runs {missing} bytes past the end of the data")
+    return offsets

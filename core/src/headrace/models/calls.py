@@ -1,0 +1,110 @@
+"""Requests that models send to models (behaviours.md section 9.5). Event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from headrace.errors import HeadraceError, InternalError, InvalidArgument, NotFound, Unavailable, summary
+from headrace.messages.request import InferRequest, Respond
+from headrace.messages.response import Answer
+from headrace.models.knots import Knots
+from headrace.models.served import ServedModel
+from headrace.telemetry.pacing import paced
+from headrace.workers.host import Host
+
+log = paced(__name__)
+
+#: Models that may wait for one request, one behind the other: a recursion without end has to end.
+MAX_CALLERS = 128
+
+
+class Calls:
+    """Submits what models ask of models, and keeps them from waiting for each other for ever.
+
+    ``resolve`` finds a model by name and version, and raises `HeadraceError`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, resolve: Callable[[str, str], ServedModel]) -> None:
+        self._resolve = resolve
+        self._knots = Knots(loop, self._untie)
+        self._refusals: dict[InferRequest, HeadraceError] = {}
+
+    def submit(self, request: InferRequest, host: Host | None) -> None:
+        """Have ``request`` answered; a refusal is an answer, in Triton's words. ``host`` waits for it."""
+        respond = request.respond
+        try:
+            model = self._find(request)
+            if host is not None:
+                request.respond = partial(self._respond, request, respond, host)
+            self._submit(request, model, host)
+        except HeadraceError as error:
+            respond(_refused(request, error), True)
+        except Exception as error:
+            log.exception("a request to model '%s' failed", request.model_name)
+            respond(_refused(request, InternalError(summary(error))), True)
+
+    async def is_ready(self, name: str, version: str) -> bool:
+        """Whether requests to that version (empty: the latest) would be taken; False if there is none.
+
+        Raises `InvalidArgument` for a version that is no number.
+        """
+        try:
+            model = self._resolve(name, version)
+        except (NotFound, Unavailable):
+            return False
+        return await model.check_ready()
+
+    def _submit(self, request: InferRequest, model: ServedModel, host: Host | None) -> None:
+        if host is not None:
+            self._knots.add(host, request, model)  # before it can be answered
+        try:
+            model.submit(request)
+        except BaseException:
+            if host is not None:
+                self._knots.discard(host, request)
+            raise
+
+    def _find(self, request: InferRequest) -> ServedModel:
+        name = request.model_name
+        if len(request.callers) > MAX_CALLERS:
+            raise InvalidArgument(
+                f"{len(request.callers)} models wait for this request, one behind the other; the limit is {MAX_CALLERS}"
+            )
+        try:
+            model = self._resolve(name, request.model_version)
+        except HeadraceError as error:
+            raise type(error)(
+                f"Failed for execute the inference request. Model '{name}' is not ready. {error.message}"
+            ) from error
+        if model.decoupled and not request.decoupled:
+            raise InvalidArgument(
+                f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
+                "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
+                "calls for decoupled models.'"
+            )
+        return model
+
+    def _respond(self, request: InferRequest, respond: Respond, host: Host, answer: Answer, final: bool) -> None:
+        if final:
+            self._knots.discard(host, request)
+            answer = self._refusals.pop(request, answer)
+            request.respond = respond  # else they would hold each other until they are collected
+        respond(answer, final)
+
+    def _untie(self, request: InferRequest, path: Sequence[str]) -> None:
+        """Take ``request``, which nobody could ever answer, out of its queue."""
+        shown = " -> ".join(f"'{name}'" for name in path)
+        self._refusals[request] = _refused(
+            request,
+            Unavailable(
+                f"every instance of model '{request.model_name}' waits, directly or through others, for this request: "
+                f"{shown}. More instances would help, or one call less"
+            ),
+        )
+        request.cancel()
+
+
+def _refused(request: InferRequest, error: HeadraceError) -> HeadraceError:
+    return HeadraceError(f"Model {request.model_name} - Error when running inference: {error.message}", error.code)

@@ -1,0 +1,145 @@
+"""From ``config.pbtxt`` to a complete and valid config, in four steps.
+
+A file is parsed and derived, `examine` says what is wrong that needs no backend, `fill` asks the
+backend for what is still missing, and `judge` holds the result against every rule (behaviours.md
+sections 4.3, 4.4). `read` and `complete` take these steps for a load and raise the first problem;
+``headrace check`` takes them for the whole list.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headrace.backends.base import Backend, Model
+from headrace.config import parameters, validation
+from headrace.config.derive import derive, fill_batching
+from headrace.config.fields import is_set
+from headrace.config.model_config_pb2 import ModelConfig, ModelParameter
+from headrace.config.options import ServerOptions
+from headrace.config.parse import find_config, read_config
+from headrace.config.validation import Problem
+from headrace.errors import Code, ConfigError, HeadraceError, PluginError, summary
+from headrace.workers.devices import available_gpus, fill_groups
+
+log = logging.getLogger(__name__)
+
+#: What a config may ask for that is not built yet; to ignore it would give wrong answers.
+_NOT_BUILT = {
+    "sequence_batching": "the sequence batcher",
+    "ensemble_scheduling": "ensembles",
+    "batch_input": "batch inputs",
+    "batch_output": "batch outputs",
+    "model_repository_agents": "repository agents",
+}
+
+
+def read(model_path: Path, options: ServerOptions, given: ModelConfig | None = None) -> ModelConfig:
+    """The config of the model at ``model_path``, derived but not completed. Raises `ConfigError`.
+
+    What is ``given`` takes the place of the config file.
+    """
+    config = parse(model_path, options) if given is None else ModelConfig.FromString(given.SerializeToString())
+    derive(config, model_path)
+    raise_first(examine(config, model_path, options))
+    return config
+
+
+def complete(model: Model, backend: Backend, options: ServerOptions) -> None:
+    """Complete ``model.config`` in place and validate it. Raises `ConfigError`, `LoadError` or `PluginError`."""
+    fill(model, backend, options)
+    raise_first(judge(model, backend, options))
+    for problem in parameters.unknown(backend.Parameters, model.config.parameters):
+        log.warning("model '%s': %s; it is ignored", model.name, problem.message)
+    fill_groups(model.config, backend, available_gpus())
+
+
+def parse(model_path: Path, options: ServerOptions) -> ModelConfig:
+    """What the config file of the model at ``model_path`` says; raises `ConfigError`.
+
+    No file says nothing, which is an error only if auto-completion is off.
+    """
+    path = find_config(model_path, options.model_config_name)
+    if path is None and options.disable_auto_complete_config:
+        raise ConfigError(f"{model_path / 'config.pbtxt'}: no such file, and auto-completion is off")
+    return read_config(path) if path is not None else ModelConfig()
+
+
+def examine(config: ModelConfig, model_path: Path, options: ServerOptions) -> Iterator[Problem]:
+    """What is wrong with a derived config before its versions and its backend are looked for.
+
+    What asks for something that is not built is not completed, and so is judged here to the end.
+    """
+    yield from validation.early(config, complete=options.disable_auto_complete_config)
+    if config.name != model_path.name:
+        yield Problem(
+            "name",
+            f"unexpected directory name '{model_path.name}' for model '{config.name}', directory name must equal "
+            "model name",
+        )
+    given = {field.name for field, _ in config.ListFields()}
+    missing = {field: feature for field, feature in _NOT_BUILT.items() if field in given}
+    if missing:
+        yield from written(config, model_path)
+    for field, feature in missing.items():
+        message = f"model '{config.name}' needs {feature} ('{field}'), which this version does not have"
+        yield Problem(field, message, Code.UNSUPPORTED)
+
+
+def written(config: ModelConfig, model_path: Path) -> list[Problem]:
+    """Those problems of an incomplete ``config`` that completing it would not cure: they lie in what is written."""
+    found = validation.problems(config, gpus=available_gpus(), files=model_path)
+    return [problem for problem in found if is_set(config, problem.field)]
+
+
+def raise_first(problems: Iterable[Problem]) -> None:
+    """Raise `ConfigError` for the first of ``problems``, if there is any."""
+    for problem in problems:
+        raise ConfigError(problem.message, problem.code, field=problem.field)
+
+
+def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
+    """Let ``backend`` complete ``model.config`` in place, unless that is turned off.
+
+    It is given the typed parameters. Where those of the config are wrong, which `judge` says, they are
+    those of a config without any. Raises what the backend raises; `PluginError` if that is no error of ours.
+    """
+    if options.disable_auto_complete_config:
+        return
+    config, scheduling = model.config, model.config.WhichOneof("scheduling_choice")
+    try:
+        backend.complete_config(replace(model, parameters=_typed(backend.Parameters, config.parameters)))
+    except HeadraceError:
+        raise
+    except BaseException as error:  # SystemExit of a stranger is its error, too
+        raise PluginError(
+            f"backend '{backend.name}' failed to complete the config of '{model.name}': {summary(error)}"
+        ) from error
+    if scheduling is not None and config.WhichOneof("scheduling_choice") != scheduling:
+        raise ConfigError(
+            f"backend '{backend.name}' changed the scheduling choice of model '{model.name}' from {scheduling} to "
+            f"{config.WhichOneof('scheduling_choice')}"
+        )
+    fill_batching(config)
+
+
+def _typed(cls: type, given: Mapping[str, ModelParameter]) -> Any:
+    try:
+        return parameters.parse_parameters(cls, given)
+    except ConfigError:
+        return parameters.parse_parameters(cls, {})
+
+
+def judge(model: Model, backend: Backend, options: ServerOptions) -> list[Problem]:
+    """Every problem of the completed ``model.config``, in Triton's order, then those of its parameters."""
+    kind, given = backend.Parameters, model.config.parameters
+    wrong = validation.problems(model.config, gpus=available_gpus(), files=model.path.parent)
+    wrong += parameters.check(kind, given)
+    runtime = model.config.runtime
+    if runtime.endswith(".py") and not backend.has_runtimes:
+        message = f"unable to find backend library '{runtime}' for model '{model.name}': backend '{backend.name}' is"
+        wrong.append(Problem("runtime", f"{message} no file"))
+    return wrong + (parameters.unknown(kind, given) if options.strict_parameters else [])

@@ -1,0 +1,136 @@
+"""Loading and unloading by name, as the model control mode allows (behaviours.md sections 5.2 to 5.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from headrace.config.options import ServerOptions
+from headrace.errors import HeadraceError, InvalidArgument, Unavailable
+from headrace.models.failure import poll_failure
+from headrace.models.lifecycle import Lifecycle
+from headrace.models.overrides import Overrides, parse_overrides, write_files
+from headrace.models.repository import Entry, Repository
+from headrace.models.scratch import Scratch, remove
+from headrace.models.states import IndexEntry, index_of
+from headrace.models.watching import DEV_INTERVAL_S, Watcher
+
+log = logging.getLogger(__name__)
+
+#: What stands for all models in ``--load-model``.
+ALL = "*"
+
+
+class Control:
+    """Which models of the repository are to be loaded, and from what. Event loop only."""
+
+    def __init__(self, options: ServerOptions, lifecycle: Lifecycle) -> None:
+        self._options = options
+        self._lifecycle = lifecycle
+        self._repository = Repository(options.model_repository)
+        self._scratch = Scratch()
+        self._watcher = self._make_watcher()
+
+    async def start(self) -> list[HeadraceError]:
+        """Load what the control mode says is to be loaded at start, and watch; returns what failed."""
+        await asyncio.to_thread(self._scratch.sweep)
+        if self._watcher is None:
+            return await self._load_first()
+        await self._watcher.prepare()
+        failures = await self._load_first()
+        self._watcher.start()
+        return failures
+
+    async def _load_first(self) -> list[HeadraceError]:
+        entries = await asyncio.to_thread(self._repository.scan)
+        if not self.is_explicit or self._options.load_model == (ALL,):
+            return await self._lifecycle.load_all(entries.values())
+        wanted = dict.fromkeys(self._options.load_model)
+        missing: list[HeadraceError] = [poll_failure(name) for name in wanted if name not in entries]
+        for error in missing:
+            log.error("%s", error.message)
+        return missing + await self._lifecycle.load_all(entries[name] for name in wanted if name in entries)
+
+    @property
+    def is_explicit(self) -> bool:
+        return self._options.model_control_mode == "explicit"
+
+    async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
+        """Load or reload; returns when the model serves. Raises `HeadraceError`, and the old versions stay."""
+        self._require_explicit()
+        name = judged_name(name)
+        entry = await asyncio.to_thread(self._find, name, parameters)
+        await self._lifecycle.load(entry)
+
+    async def unload(self, name: str) -> None:
+        """Take ``name`` out of service; returns at once. A name that is unknown or not loaded is no error.
+
+        Nor is one that can name no model.
+        """
+        self._require_explicit()
+        await self._lifecycle.unload(name)
+
+    async def index(self, ready_only: bool) -> list[IndexEntry]:
+        """Every model version that is known, then those of the repository that were never loaded; by name."""
+        lines = [line for record in self._lifecycle.records.values() for line in index_of(record, ready_only)]
+        if self.is_explicit and not ready_only:
+            found = await asyncio.to_thread(self._repository.scan)
+            lines += [IndexEntry(name) for name in found if name not in self._lifecycle.records]
+        return sorted(lines, key=lambda line: line.name)  # stable: versions stay in order
+
+    def stop(self) -> None:
+        """Do not watch any more."""
+        if self._watcher is not None:
+            self._watcher.stop()
+
+    def close(self) -> None:
+        """Remove the files that came with loads. Blocks."""
+        self._scratch.close()
+
+    def _make_watcher(self) -> Watcher | None:
+        """The watcher of ``--dev`` or of mode poll, if it is one of these."""
+        options = self._options
+        is_polling = options.model_control_mode == "poll" and options.repository_poll_secs > 0
+        if not (options.dev or is_polling):
+            return None
+        interval_s = DEV_INTERVAL_S if options.dev else float(options.repository_poll_secs)
+        return Watcher(self._repository, self._lifecycle, interval_s, dev=options.dev, known_only=self.is_explicit)
+
+    def _require_explicit(self) -> None:
+        if not self.is_explicit:
+            raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    def _find(self, name: str, parameters: Mapping[str, str | bytes]) -> Entry:
+        """What to load ``name`` from. Blocks. Raises `HeadraceError`."""
+        try:
+            overrides = parse_overrides(parameters)
+            if overrides.files:
+                return self._write(name, overrides)
+        except HeadraceError as error:
+            raise poll_failure(name, error.message, is_override=True) from error
+        entry = self._repository.find(name)
+        if entry is None:
+            raise poll_failure(name)
+        return replace(entry, config=overrides.config)
+
+    def _write(self, name: str, overrides: Overrides) -> Entry:
+        path = self._scratch.make(name)
+        try:
+            write_files(overrides.files, path)
+        except BaseException:
+            remove(path)
+            raise
+        return Entry(name, (path,), overrides.config, is_private=True)
+
+
+def judged_name(name: str) -> str:
+    """``name`` without blanks around it; raises `InvalidArgument` for what can name no model (behaviours.md 5.3)."""
+    name = name.strip(" \t\n\v\f\r")
+    if not name:
+        raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
+    if name in (".", "..") or "/" in name or "\0" in name:
+        shown = name.replace("\0", "\\0")
+        raise InvalidArgument(f"invalid model name '{shown}', model name must not contain path traversal characters")
+    return name

@@ -1,0 +1,127 @@
+"""Which loaded model a request means: one dictionary look-up (behaviours.md section 1.3)."""
+
+from __future__ import annotations
+
+from headrace.errors import HeadraceError, InvalidArgument, NotFound, Unavailable
+from headrace.models.served import ServedModel
+from headrace.models.states import ModelRecord
+
+#: What the requests of a server are refused with before its models are loaded, in Triton's words and ours.
+LOADING = "Server not ready: its models are still being loaded"
+
+
+class Directory:
+    """Finds models by name and version. Rebuilt by the lifecycle, read by every request.
+
+    Until it is `open`, requests from outside find nothing and are refused with ``refusal``; models
+    find each other from the first one on. To a request that finds its model this costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self.refusal = LOADING
+        self._is_open = False
+        #: What is found from outside: nothing, and then the same as ``_loaded``.
+        self._served: dict[tuple[str, str], ServedModel] = {}
+        self._loaded: dict[tuple[str, str], ServedModel] = {}
+        self._records: dict[str, ModelRecord] = {}
+
+    def open(self) -> None:
+        """Let requests from outside find what is loaded, from now on."""
+        self._is_open, self._served = True, self._loaded
+
+    def require_open(self) -> None:
+        """Raise `Unavailable` with the ``refusal`` until it is `open`."""
+        if not self._is_open:
+            raise Unavailable(self.refusal)
+
+    def update(self, records: dict[str, ModelRecord]) -> None:
+        """Serve what ``records`` says is ready. One assignment: readers see the old or the new."""
+        served: dict[tuple[str, str], ServedModel] = {}
+        for name, record in records.items():
+            for version in sorted(record.versions):
+                model = record.versions[version].served
+                if model is not None:
+                    served[name, str(version)] = served[name, ""] = model
+        self._records, self._loaded = records, served
+        if self._is_open:
+            self._served = served
+
+    def resolve(self, name: str, version: str = "") -> ServedModel:
+        """The model for ``name`` and ``version`` (empty for the latest ready one).
+
+        Raises `InvalidArgument` for a version that is no number, `NotFound` or `Unavailable`.
+        """
+        model = self._served.get((name, version))
+        if model is None:
+            self.require_open()
+            return self._search(name, version)
+        return model
+
+    def resolve_loaded(self, name: str, version: str = "") -> ServedModel:
+        """`resolve` for models, and for the program that the server is part of: open or not."""
+        return self._loaded.get((name, version)) or self._search(name, version)
+
+    def all_ready(self) -> list[ServedModel]:
+        """Every model version that takes requests, by name and version."""
+        return [self._loaded[key] for key in sorted(self._loaded, key=_sort_key) if key[1]]
+
+    def ready_versions(self, name: str) -> list[int]:
+        """The versions of ``name`` that take requests, ascending."""
+        return sorted(model.version for (known, version), model in self._loaded.items() if known == name and version)
+
+    def for_statistics(self, name: str, version: str) -> list[ServedModel]:
+        """The versions that a statistics request means; raises with the texts of section 1.6."""
+        if version:
+            number = parse_version(version)
+            model = self._loaded.get((name, str(number)))
+            if model is None and (name, "") in self._loaded:
+                raise InvalidArgument(f"requested model version is not available for model '{name}'")
+            found = [model] if model is not None else []
+        else:
+            found = [self._loaded[name, str(number)] for number in self.ready_versions(name)]
+        if not found:
+            raise InvalidArgument(f"requested model '{name}' is not available")
+        return found
+
+    def _search(self, name: str, version: str) -> ServedModel:
+        """The slow way: a version written unlike ``str(version)``, or the reason for a refusal."""
+        model = self._loaded.get((name, str(parse_version(version)))) if version else None
+        if model is None:
+            raise self._explain(name, version)
+        return model
+
+    def _explain(self, name: str, version: str) -> HeadraceError:
+        prefix = f"Request for unknown model: '{name}'"
+        number = parse_version(version) if version else None
+        record = self._records.get(name)
+        if record is None:
+            return NotFound(f"{prefix} is not found")
+        if number is None:
+            return NotFound(f"{prefix} has no available versions")
+        known = record.versions.get(number)
+        if known is None:
+            return NotFound(f"{prefix} version {number} is not found")
+        return Unavailable(f"{prefix} version {number} is not at ready state")
+
+
+def parse_version(text: str) -> int:
+    """The version that ``text`` names; raises `InvalidArgument` in Triton's words."""
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{text}' (details: not an integer), version "
+            "should be an integral value > 0"
+        ) from None
+    raise InvalidArgument(
+        f"invalid model version specified '{text}' , version should be an integral value > 0"
+        if number < 0
+        else f"failed to get model version from specified version string '{text}' (details: out of range), version "
+        "should be an integral value > 0"
+    )
+
+
+def _sort_key(key: tuple[str, str]) -> tuple[str, int]:
+    return key[0], int(key[1] or -1)

@@ -1,0 +1,161 @@
+"""Where the instances of a version run: a thread of the server each, or a process of its own each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from weakref import WeakSet
+
+from headrace.backends.base import AnyInstance, Backend, Isolation, Model
+from headrace.config.json_form import to_json
+from headrace.config.parameters import ISOLATION, MEMORY_LIMIT, read_busy_poll, read_isolation, read_memory_limit
+from headrace.errors import ConfigError
+from headrace.models.signature import Signature
+from headrace.telemetry.speaker import speak_for
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.workers.batch import runner_for
+from headrace.workers.contract import Contract
+from headrace.workers.devices import Placement, plan_instances
+from headrace.workers.host import Host
+from headrace.workers.instance import InstanceThread
+from headrace.workers.loading import close_instance, failures_worded, load_instance
+from headrace.workers.process.desk import LoopServices
+from headrace.workers.process.host import ProcessHost
+from headrace.workers.process.order import Order
+from headrace.workers.runner import Runner
+from headrace.workers.warmup import Sample, prepare, read_samples
+
+log = logging.getLogger(__name__)
+
+
+def isolation_of(backend: Backend, model: Model) -> Isolation | None:
+    """How the instances of ``model`` get processes of their own; None for threads of the server.
+
+    Raises `ConfigError` for a parameter that says neither, and for a limit of memory without a
+    process; `LoadError` if the backend does.
+    """
+    parameters = model.config.parameters
+    asked = read_isolation(parameters)
+    chosen = None if asked == "thread" else backend.isolation(model)
+    if chosen is None and asked == "process":
+        chosen = Isolation()
+    memory_bytes = read_memory_limit(parameters)
+    busy_poll_us = read_busy_poll(parameters, 0 if chosen is None else chosen.busy_poll_us)
+    if chosen is not None:
+        return replace(chosen, memory_bytes=memory_bytes, busy_poll_us=busy_poll_us)
+    if memory_bytes:  # a limit would be lost; threads do without the other
+        raise ConfigError(
+            f"parameter '{MEMORY_LIMIT}' needs instances in processes of their own: set parameter '{ISOLATION}' to "
+            "'process'"
+        )
+    return None
+
+
+class Hosting:
+    """Makes and loads the hosts of one version. Runs on a loading thread.
+
+    ``services`` makes what the server does for one instance. ``grace`` says how long an instance
+    in a process may take to close.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        model: Model,
+        signature: Signature,
+        statistics: ModelStatistics,
+        loop: asyncio.AbstractEventLoop,
+        services: Callable[[str], LoopServices],
+        grace: Callable[[], float],
+    ) -> None:
+        self._backend, self._model, self._statistics = backend, model, statistics
+        self._loop, self._services, self._grace = loop, services, grace
+        self._contract = Contract(
+            model.name, str(model.version), signature.outputs, signature.batched, backend.outputs_as_given
+        )
+        self._samples: list[Sample] = read_samples(model.config, model.path.parent)
+        prepare(self._samples, signature.inputs, signature.check)
+
+    def load(self, isolation: Isolation | None, roster: WeakSet[ProcessHost]) -> list[Host]:
+        """The hosts, which load side by side; those of processes are entered in ``roster`` first. If
+        one fails, all are closed, and the first error is raised."""
+        placements = plan_instances(self._model.config)
+        hosts: list[Host] = []
+        if isolation is None:
+            hosts += map(self._thread, placements)
+        else:
+            processes = self._processes(placements, isolation)
+            roster.update(processes)
+            hosts += processes
+        try:
+            with ThreadPoolExecutor(len(hosts)) as together:
+                loads = [together.submit(host.load) for host in hosts]
+            for load in loads:  # only now: none may be left that has not begun and cannot be joined
+                load.result()
+        except BaseException:
+            for host in hosts:
+                host.join()
+            raise
+        return hosts
+
+    def _thread(self, placement: Placement) -> Host:
+        model = replace(
+            self._model,
+            instance_name=placement.name,
+            device=placement.device,
+            services=self._services(placement.name),
+        )
+        return InstanceThread(placement.name, partial(self._load, model), self._statistics.for_instance)
+
+    def _processes(self, placements: Sequence[Placement], isolation: Isolation) -> list[ProcessHost]:
+        crew: list[ProcessHost] = []
+        for placement in placements:
+            ProcessHost(
+                self._order(placement, isolation),
+                isolation,
+                self._services(placement.name),
+                self._contract,
+                self._samples,
+                self._statistics.for_instance,
+                self._loop,
+                crew,
+                self._grace,
+            )
+        return crew
+
+    def _order(self, placement: Placement, isolation: Isolation) -> Order:
+        model, backend = self._model, type(self._backend)
+        return Order(
+            isolation.entry,
+            f"{backend.__module__}:{backend.__qualname__}",
+            dict(self._backend.options),
+            model.name,
+            model.version,
+            str(model.path),
+            json.dumps(to_json(model.config)),
+            {key: value.string_value for key, value in model.config.parameters.items()},
+            placement.name,
+            placement.device.kind,
+            placement.device.id,
+            backend.outputs_as_given,
+        )
+
+    def _load(self, model: Model) -> tuple[AnyInstance, Runner]:
+        """One instance, warmed up, on its own thread."""
+        speak_for(model.name)
+        log.debug("Creating instance %s on %s", model.instance_name, model.device.kind)
+        with failures_worded(self._backend, model.name, log):
+            instance = load_instance(self._backend, model)
+            try:
+                runner = runner_for(instance, self._contract)
+                for sample in self._samples:
+                    sample.run(runner, model.instance_name)
+            except BaseException:
+                close_instance(instance, model.instance_name)
+                raise
+        return instance, runner

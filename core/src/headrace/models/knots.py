@@ -1,0 +1,169 @@
+"""Calls between models that could never be answered, because those who could are waiting for them.
+
+An instance that executes a request and, for it, waits for another model is held until that model
+answers. Calls and held instances form a graph; a call is part of a knot if it waits in a queue,
+no instance that could take it, nor any that these wait for in turn, is free to go on, and these
+wait for the call itself. Nothing but an error ends a knot, so that finding it late is no mistake,
+and finding it from a picture that is a moment old would be: a call is refused when it was part of
+a knot in two looks, `LOOK_S` apart.
+
+Only what changed since the last look is looked at, at a cost that grows with the calls under way.
+Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from headrace.messages.request import InferRequest
+from headrace.workers.host import Host
+
+#: Between two looks. A call that cannot be answered is refused after one to two of them.
+LOOK_S = 0.02
+
+_Key = TypeVar("_Key")
+
+
+class Target(Protocol):
+    """What is needed of a `headrace.models.served.ServedModel`."""
+
+    name: str
+
+    @property
+    def hosts(self) -> Sequence[Host]: ...
+
+    def has_waiting(self, request: InferRequest) -> bool: ...
+
+
+class Knots:
+    """Calls that hosts wait for. ``refuse`` is called with one of each knot, and its path."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, refuse: Callable[[InferRequest, Sequence[str]], None]) -> None:
+        self._loop = loop
+        self._refuse = refuse
+        self._calls: dict[Host, dict[InferRequest, Target]] = {}
+        #: The same by the request for which they were sent.
+        self._sent_for: dict[InferRequest | None, dict[InferRequest, Target]] = {}
+        #: What may have become part of a knot, with its host and the number of looks that found it there.
+        self._suspects: dict[InferRequest, tuple[Host, int]] = {}
+        self._bereft: set[Host] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, host: Host, request: InferRequest, target: Target) -> None:
+        """``host`` has sent ``request`` to ``target``."""
+        self._calls.setdefault(host, {})[request] = target
+        self._sent_for.setdefault(request.caller, {})[request] = target
+        self._suspects[request] = host, 0
+        self._look_soon()
+
+    def discard(self, host: Host, request: InferRequest) -> None:
+        """``request`` is answered."""
+        self._suspects.pop(request, None)
+        _take(self._sent_for, request.caller, request)
+        _take(self._calls, host, request)
+        if host in self._calls:  # those that are left may be all that the host waits for now
+            self._bereft.add(host)
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for host in self._bereft:
+            if self._awaited_by((host,)) is not None:
+                for request in self._calls.get(host, ()):
+                    self._suspects.setdefault(request, (host, 0))
+        self._bereft.clear()
+        found: dict[Target, set[InferRequest] | None] = {}
+        for request, (host, times) in reversed(list(self._suspects.items())):  # the last one has closed the knot
+            if request not in self._suspects:
+                continue  # refused with another
+            target = self._calls[host][request]
+            if target not in found:
+                found[target] = self._awaited_by(target.hosts)
+            if request not in (found[target] or ()) or not target.has_waiting(request):
+                del self._suspects[request]
+            elif not times:
+                self._suspects[request] = host, 1
+            else:
+                self._untie(request, target)
+                found.clear()
+        if self._suspects:
+            self._look_soon()
+
+    def _untie(self, request: InferRequest, target: Target) -> None:
+        """Refuse ``request``, and all that was sent to ``target`` for the same: no better off, and perhaps many."""
+        path = self._path(request, target)
+        alike = [request] if request.caller is None else list(self._sent_for[request.caller])
+        for call in alike:
+            if target.has_waiting(call):
+                self._refuse(call, path)
+
+    def _awaited_by(self, hosts: Iterable[Host]) -> set[InferRequest] | None:
+        """The calls that keep ``hosts``, and whatever they wait for, from going on; None if one is free to."""
+        calls: set[InferRequest] = set()
+        reached: set[Host] = set()
+        coming = list(hosts)
+        while coming:
+            host = coming.pop()
+            if host in reached:
+                continue
+            reached.add(host)
+            held = False
+            for request, target in self._held_by(host):
+                needed = self._able(request, target, calls)
+                if needed is None:
+                    return None
+                held = True
+                coming += (able for able in needed if able not in reached)
+            if not held:
+                return None
+        return calls
+
+    def _held_by(self, host: Host) -> Iterator[tuple[InferRequest, Target]]:
+        """The calls that hold ``host``: those sent for what it is executing."""
+        executing = host.executing if host.alive else ()
+        calls: Mapping[InferRequest, Target] = self._calls.get(host, {}) if executing else {}
+        return ((call, target) for call, target in calls.items() if call.caller is None or call.caller in executing)
+
+    def _able(self, request: InferRequest, target: Target, calls: set[InferRequest]) -> Sequence[Host] | None:
+        """The hosts of which one must go on to answer ``request``; None if that needs no host.
+
+        Adds to ``calls`` the request, and those that its answer waits for in turn.
+        """
+        calls.add(request)
+        if target.has_waiting(request):
+            return target.hosts
+        executing = [host for host in target.hosts if request in host.executing]
+        if executing:
+            return executing
+        # Its execution has returned, and its answer comes from elsewhere: perhaps from calls in turn.
+        found: list[Host] = []
+        for call, further in self._sent_for.get(request, {}).items():
+            needed = self._able(call, further, calls)
+            if needed is None:
+                return None
+            found += needed
+        return found or None
+
+    def _path(self, request: InferRequest, target: Target) -> list[str]:
+        """The names along the knot; the last has been there before."""
+        if target.name in request.callers:
+            return [*request.callers[request.callers.index(target.name) :], target.name]
+        names = list(request.callers[-1:])
+        while target.name not in names:
+            names.append(target.name)
+            _, target = next(self._held_by(target.hosts[0]))
+        return [*names, target.name]
+
+
+def _take(table: dict[_Key, dict[InferRequest, Target]], key: _Key, request: InferRequest) -> None:
+    """Take ``request`` out of ``table``, and what is empty then."""
+    row = table[key]
+    del row[request]
+    if not row:
+        del table[key]

@@ -1,0 +1,273 @@
+"""Loads, replaces and unloads models; the only writer of their states. Event loop only.
+
+A version that replaces another is loaded beside it; the swap is one assignment in the
+`Directory`, and the old version answers what it has (behaviours.md sections 5.3 and 5.5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from headrace.errors import HeadraceError, OperatorError
+from headrace.models import scratch
+from headrace.models.background import Background
+from headrace.models.directory import Directory
+from headrace.models.failure import poll_failure, reason, unexpected, versions_failure
+from headrace.models.loading import Loader, Plan
+from headrace.models.places import Places
+from headrace.models.progress import Progress
+from headrace.models.repository import Entry, NoVersion
+from headrace.models.retirement import Leaving, retire
+from headrace.models.served import ServedModel
+from headrace.models.states import UNLOADED, ModelRecord, State, VersionRecord
+from headrace.telemetry.verbosity import VERBOSE_2
+
+log = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """``places`` bounds how many versions load at once; ``retries`` is per version."""
+
+    def __init__(self, loader: Loader, directory: Directory, places: Places, retries: int = 0) -> None:
+        self.records: dict[str, ModelRecord] = {}
+        self.background = Background()
+        #: Those that take no requests any more and still have some.
+        self._leaving: set[ServedModel] = set()
+        self._departures: set[asyncio.Task[None]] = set()
+        self._loader = loader
+        self._directory = directory
+        self._retries = retries
+        self._places = places
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def load_all(self, entries: Iterable[Entry]) -> list[HeadraceError]:
+        """Load every model, as many at once as there are places; returns what failed.
+
+        Unlike `load`, this remembers as a model's problem why nothing of it could be loaded.
+        """
+        entries = list(entries)
+        with Progress(entry.name for entry in entries) as progress:
+            results = await asyncio.gather(*(self._attempt(entry, progress) for entry in entries))
+        return [error for error in results if error is not None]
+
+    async def load(self, entry: Entry) -> None:
+        """Load the versions of ``entry`` that its policy selects, and serve them instead of the old.
+
+        All or nothing: if one version fails, the old ones stay. A version that comes from the same
+        config and unchanged files is left alone, unless one of its instances is dead.
+        Goes on if its caller is cancelled. Raises `OperatorError`.
+        """
+        await asyncio.shield(self.background.start(self._load_alone(entry)))
+
+    async def unload(self, name: str) -> None:
+        """Stop serving ``name``; returns at once. In the background it answers what it has, and is closed.
+
+        A load that waits for processes fails, so that one which never ends can be got rid of.
+        """
+        self._loader.stop_loading(name)
+        async with self._turn(name):
+            self._let_go(name)
+
+    async def remove(self, name: str) -> None:
+        """`unload`, and forget why versions that failed did: ``name`` is gone from the repository."""
+        async with self._turn(name):
+            self._let_go(name)
+            record = self.records.get(name, ModelRecord(name))
+            for number in [number for number, version in record.versions.items() if version.has_failed]:
+                del record.versions[number]
+            if not record.versions:
+                self.records.pop(name, None)
+
+    def is_served(self, name: str) -> bool:
+        """Whether any version of ``name`` takes requests."""
+        return name in self.records and self.records[name].is_served
+
+    def stopping(self) -> None:
+        """The server has begun to stop; `stop` follows when nobody can send requests any more."""
+        self._loader.grace.stopping()
+
+    async def stop(self, *, wait_for_loads: bool = True) -> None:
+        """Unload everything, once what is being loaded is there; returns when the last request is answered.
+
+        Without ``wait_for_loads``, what is being loaded is left behind.
+        """
+        if wait_for_loads:
+            await self.background.settle()
+        for name in self.records:
+            self._let_go(name)
+        while self._departures:
+            await asyncio.wait(self._departures)
+        if not wait_for_loads:
+            self._loader.abandon()
+            return
+        await self.background.settle()
+        self._places.close()
+
+    def close(self) -> None:
+        """Give up waiting: say for whom, and end every model at once, those on their way out included."""
+        self._name_the_late()
+        served = [v.served for record in self.records.values() for v in record.versions.values()]
+        for model in {*filter(None, served), *self._leaving}:
+            try:
+                model.abandon()
+            except Exception:  # the others are still to be ended
+                log.exception("'%s' version %d could not be ended", model.name, model.version)
+        self._loader.abandon()
+        self._places.close()
+
+    @property
+    def are_settled(self) -> bool:
+        """Strict readiness (behaviours.md section 5.6)."""
+        return all(record.is_settled and record.is_alive for record in self.records.values() if record.counts)
+
+    def _name_the_late(self) -> None:
+        for name, record in self.records.items():
+            for number, version in record.versions.items():
+                if version.state in (State.LOADING, State.UNLOADING):
+                    log.error("'%s' version %d is still %s", name, number, version.state.value)
+
+    async def _attempt(self, entry: Entry, progress: Progress) -> HeadraceError | None:
+        try:
+            await asyncio.shield(self.background.start(self._load(entry, progress)))
+        except HeadraceError as error:
+            progress.failed(entry.name)
+            record = self.records.setdefault(entry.name, ModelRecord(entry.name))
+            if not record.versions:
+                # Triton's index shows the reason for a duplicate bare (behaviours.md section 1.6).
+                cause = error.__cause__ if isinstance(error.__cause__, HeadraceError) else error
+                record.problem = cause.message if entry.is_duplicate else f"{cause.code.value}: {cause.message}"
+                record.counts = isinstance(cause, NoVersion)
+            return error
+        return None
+
+    async def _load_alone(self, entry: Entry) -> None:
+        with Progress([entry.name]) as progress:
+            await self._load(entry, progress)
+
+    async def _load(self, entry: Entry, progress: Progress) -> None:
+        async with self._turn(entry.name):
+            try:
+                plan = await self._plan(entry)
+            except BaseException:
+                if entry.is_private:
+                    await self._places.run(scratch.remove, entry.path)
+                raise
+            record = self.records.setdefault(entry.name, ModelRecord(entry.name))
+            is_same = record.snapshot == plan.snapshot and entry.config is None
+            if is_same and record.is_served and record.is_settled and record.is_alive:
+                return
+            record.problem, record.counts = "", True
+            await self._load_versions(record, plan, entry, progress)
+        progress.loaded(entry.name)
+
+    async def _plan(self, entry: Entry) -> Plan:
+        try:
+            return await self._places.run(self._loader.plan, entry)
+        except NoVersion as error:
+            log.error("failed to load '%s': %s", entry.name, error.message)
+            raise OperatorError(f"load failed for model '{entry.name}': {error.message}\n") from error
+        except (HeadraceError, OSError) as error:
+            why = error.message if isinstance(error, HeadraceError) else error.strerror or ""
+            log.error("failed to load '%s': %s", entry.name, why)
+            raise poll_failure(entry.name, entry.hide(why), is_override=entry.config is not None) from error
+
+    async def _load_versions(self, record: ModelRecord, plan: Plan, entry: Entry, progress: Progress) -> None:
+        log.log(VERBOSE_2, "AsyncLoad() '%s'", plan.name)
+        known = record.versions
+        numbers = [n for n, origin in plan.versions.items() if n not in known or not known[n].is_still(origin)]
+        for number in numbers:
+            current = known.setdefault(number, VersionRecord())
+            if current.served is None:
+                current.state, current.reason = State.LOADING, ""
+        results = await asyncio.gather(*(self._load_version(plan, number, progress) for number in numbers))
+        loaded = {n: result for n, result in zip(numbers, results, strict=True) if isinstance(result, ServedModel)}
+        failed = {n: r for n, r in zip(numbers, results, strict=True) if not isinstance(r, ServedModel)}
+        log.log(VERBOSE_2, "OnLoadFinal() '%s' for all version(s)", plan.name)
+        if failed:
+            self._abandon(record, loaded, failed, entry)
+            raise versions_failure(entry, failed)
+        self._swap(record, plan, loaded)
+        record.snapshot, record.private = plan.snapshot, entry.path if entry.is_private else None
+
+    async def _load_version(self, plan: Plan, number: int, progress: Progress) -> ServedModel | HeadraceError:
+        log.info("loading: %s:%d", plan.name, number)
+        log.log(VERBOSE_2, "CreateModel() '%s' version %d", plan.name, number)
+        for attempt in range(self._retries + 1):
+            try:
+                model = await self._places.run(self._load_on_thread, plan, number, progress)
+            except Exception as error:
+                failure = error if isinstance(error, HeadraceError) else unexpected(error)
+                log.error("failed to load '%s' version %d: %s", plan.name, number, failure.message)
+                if attempt == self._retries:
+                    return failure
+            else:
+                log.log(VERBOSE_2, "OnLoadComplete() '%s' version %d", plan.name, number)
+                return model
+        raise AssertionError("unreachable")
+
+    def _load_on_thread(self, plan: Plan, number: int, progress: Progress) -> ServedModel:
+        progress.began(plan.name)
+        return self._loader.load(plan, number)
+
+    def _swap(self, record: ModelRecord, plan: Plan, loaded: dict[int, ServedModel]) -> None:
+        """Serve ``loaded`` beside what of ``plan`` has been left alone, and let go of everything else of this model."""
+        outgoing = [
+            (number, Leaving(VersionRecord(State.UNLOADING), version.served))
+            for number, version in record.versions.items()
+            if version.served is not None and (number in loaded or number not in plan.versions)
+        ]
+        stale = [n for n, version in record.versions.items() if n not in loaded and version.has_failed]
+        for number in stale:
+            del record.versions[number]
+        record.versions |= {number: leaving.record for number, leaving in outgoing}
+        record.versions |= {n: VersionRecord(State.READY, "", model, plan.versions[n]) for n, model in loaded.items()}
+        self._directory.update(self.records)
+        self._retire([leaving for _, leaving in outgoing], record.private)
+
+    def _abandon(
+        self, record: ModelRecord, loaded: dict[int, ServedModel], failed: dict[int, HeadraceError], entry: Entry
+    ) -> None:
+        for number, error in failed.items():
+            if record.versions[number].served is None:
+                record.versions[number] = VersionRecord(State.UNAVAILABLE, reason(error, entry))
+        for number in loaded:
+            if record.versions[number].served is None:
+                record.versions[number] = VersionRecord(State.UNAVAILABLE, UNLOADED)
+        leaving = [Leaving(VersionRecord(), model) for model in loaded.values()]
+        self._retire(leaving, entry.path if entry.is_private else None)
+        if entry.is_private and not record.is_served:  # a name that nothing else knows
+            del self.records[record.name]
+
+    def _let_go(self, name: str) -> None:
+        """Take all versions of ``name`` out of service, and retire them in the background."""
+        record = self.records.get(name)
+        if record is None or not record.is_served:
+            return
+        log.log(VERBOSE_2, "AsyncUnload() '%s'", name)
+        leaving = [Leaving(v, v.served) for v in record.versions.values() if v.served is not None]
+        for version, _ in leaving:
+            version.state, version.reason, version.served = State.UNLOADING, "", None
+        self._directory.update(self.records)
+        self._retire(leaving, record.private)
+        record.snapshot = record.private = None
+
+    def _retire(self, leaving: Sequence[Leaving], private: Path | None) -> None:
+        departure = self.background.start(self._see_off(leaving, private))
+        self._departures.add(departure)
+        departure.add_done_callback(self._departures.discard)
+
+    async def _see_off(self, leaving: Sequence[Leaving], private: Path | None) -> None:
+        models = {each.model for each in leaving}
+        self._leaving |= models
+        try:
+            await retire(leaving, private, self._loader.unloaded)
+        finally:
+            self._leaving -= models
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        """Loads and unloads of one name take turns."""
+        return self._locks.setdefault(name, asyncio.Lock())

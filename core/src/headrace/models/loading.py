@@ -1,0 +1,172 @@
+"""From a directory in the repository to a `ServedModel`. Runs on loading threads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic_ns
+from weakref import WeakSet
+
+from google.protobuf import text_format
+
+from headrace.backends.base import Backend, Model
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.options import ServerOptions
+from headrace.config.parameters import parse_parameters
+from headrace.errors import LoadError
+from headrace.models import boundary
+from headrace.models.configuring import complete, raise_first, read, written
+from headrace.models.grace import Grace
+from headrace.models.hosting import Hosting, isolation_of
+from headrace.models.labels import read_labels
+from headrace.models.parts import PluginRegistries, make_backend
+from headrace.models.repository import Entry, NoVersion, available_versions, select_versions
+from headrace.models.served import ServedModel
+from headrace.models.services import CrewServices
+from headrace.models.signature import Signature
+from headrace.models.snapshot import Origin, Snapshot, origin, take
+from headrace.schedulers.base import Scheduler, SchedulerContext
+from headrace.telemetry.speaker import speak_for
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.workers.loading import failures_worded, share
+from headrace.workers.process.host import ProcessHost
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be loaded: the config as read and derived, the versions, and the files as they were.
+
+    ``versions`` have what each is made of. ``is_sent`` is that of `headrace.backends.base.Model`.
+    """
+
+    name: str
+    path: Path
+    config: ModelConfig
+    versions: Mapping[int, Origin]
+    snapshot: Snapshot
+    is_sent: bool = False
+
+
+class Loader:
+    """Loads versions. ``loop`` is where the models will answer.
+
+    ``services`` makes what the server does for the instances of one version.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        plugins: PluginRegistries,
+        loop: asyncio.AbstractEventLoop,
+        services: Callable[[str], CrewServices],
+    ) -> None:
+        self._options = options
+        self._plugins = plugins
+        self._loop = loop
+        self._services = services
+        self.grace = Grace(options.exit_timeout_secs)
+        self._running: dict[str, Backend] = {}
+        self._lock = threading.Lock()
+        #: The processes of all models, those being loaded and on their way out included.
+        self._processes: WeakSet[ProcessHost] = WeakSet()
+
+    def plan(self, entry: Entry) -> Plan:
+        """Read the config and choose the versions. Raises `ConfigError` or `OperatorError`."""
+        speak_for(entry.name)
+        if entry.is_duplicate:
+            raise LoadError("model appears in two or more repositories")
+        if not self._options.allow_external_links:
+            boundary.check(entry.path, self._options.model_repository)
+        snapshot = take(entry.path)  # first, so that what changes from here on counts as a change
+        config = read(entry.path, self._options, entry.config)
+        try:
+            versions = select_versions(entry.name, config.version_policy, available_versions(entry.path))
+        except NoVersion:  # a mistake in the config is the better thing to say
+            raise_first(written(config, entry.path))
+            raise
+        origins = {version: origin(snapshot, version, config) for version in versions}
+        return Plan(entry.name, entry.path, config, origins, snapshot, entry.is_sent)
+
+    def load(self, plan: Plan, version: int) -> ServedModel:
+        """One version, warmed up and ready for requests. Raises `HeadraceError`."""
+        speak_for(plan.name)
+        started = monotonic_ns()
+        backend = self._backend(plan.config.backend)
+        config = ModelConfig.FromString(plan.config.SerializeToString())
+        model = Model(plan.name, version, plan.path / str(version), config, is_sent=plan.is_sent)
+        complete(model, backend, self._options)
+        _tell_completed(model.config)
+        model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
+        served = self._assemble(backend, model)
+        served.statistics.load_ns = monotonic_ns() - started
+        self._plugins.tell("model_loaded", model=served)
+        return served
+
+    def stop_loading(self, name: str) -> None:
+        """Have a load of ``name`` fail soon, if it is waiting for processes. Event loop only."""
+        for host in tuple(self._processes):
+            if host.model == name:
+                host.stop_loading()
+
+    def abandon(self) -> None:
+        """End every process at once, whatever it is at. Event loop only."""
+        for host in tuple(self._processes):
+            host.abandon()
+
+    def unloaded(self, model: ServedModel) -> None:
+        """Tell the plugins that ``model`` is gone."""
+        self._plugins.tell("model_unloaded", model=model)
+
+    def _backend(self, name: str) -> Backend:
+        with self._lock:
+            if name not in self._running:
+                self._running[name] = make_backend(name, self._plugins.backends, self._plugins.hook, self._options)
+            return self._running[name]
+
+    def _assemble(self, backend: Backend, model: Model) -> ServedModel:
+        config = model.config
+        with failures_worded(backend, model.name, log):
+            isolation = isolation_of(backend, model)
+        with ExitStack() as undo:
+            if isolation is None:  # what an instance in a process shares with no other is the process's own matter
+                model = replace(model, shared=share(backend, model, undo, log))
+            signature, statistics = Signature(model.name, config), ModelStatistics()
+            services = self._services(model.name)
+            undo.callback(services.close)
+            labels = read_labels(config, model.path.parent)
+            scheduler = self._scheduler(config, statistics)
+            hosting = Hosting(backend, model, signature, statistics, self._loop, services.of_instance, self.grace)
+            hosts = hosting.load(isolation, self._processes)
+            release = undo.pop_all().close
+            undo.callback(release)
+            for host in hosts:
+                undo.callback(host.join)
+            services.bind(hosts)
+            served = ServedModel(model.version, config, signature, scheduler, hosts, statistics, labels, release)
+            observers = [
+                observer for observer in self._plugins.hook.observe_model(model=served) if observer is not None
+            ]
+            for host in hosts:
+                host.serve(scheduler, self._loop, observers)
+            undo.pop_all()
+        return served
+
+    def _scheduler(self, config: ModelConfig, statistics: ModelStatistics) -> Scheduler:
+        choice = config.WhichOneof("scheduling_choice") or "direct"
+        if choice == "dynamic_batching":  # there is no thread of its own; it is what scripts look for
+            log.debug("Starting dynamic-batcher thread for %s at nice 0...", config.name)
+        scheduler: Scheduler = self._plugins.schedulers.get(choice)(SchedulerContext(self._loop, config, statistics))
+        return scheduler
+
+
+def _tell_completed(config: ModelConfig) -> None:
+    if log.isEnabledFor(logging.DEBUG):
+        text = text_format.MessageToString(config)
+        log.debug("Server side auto-completed config: ", extra={"table": text, "model": config.name})

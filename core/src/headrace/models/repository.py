@@ -1,0 +1,138 @@
+"""The model repository on disk: which models, which versions (behaviours.md section 5.1)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config.model_config_pb2 import ModelConfig, ModelVersionPolicy
+from headrace.errors import InvalidArgument, OperatorError
+
+log = logging.getLogger(__name__)
+
+#: Directories of a model that are not versions and deserve no warning.
+_NOT_VERSIONS = frozenset(("warmup", "initial_state", "configs"))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model as found on disk. ``paths`` has more than one element if repositories disagree.
+
+    ``config`` takes the place of its config file. One that ``is_private`` was made for one load,
+    by `Scratch`, and goes with it.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    config: ModelConfig | None = None
+    is_private: bool = False
+
+    @property
+    def path(self) -> Path:
+        return self.paths[0]
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the config, or all of the model, came with a load request."""
+        return self.config is not None or self.is_private
+
+    def hide(self, text: str) -> str:
+        """``text`` for clients: where a private directory is, is nobody's business."""
+        return text.replace(str(self.path), self.name) if self.is_private else text
+
+    @property
+    def is_duplicate(self) -> bool:
+        return len(self.paths) > 1
+
+
+class Repository:
+    """One or more directories of models."""
+
+    def __init__(self, roots: Iterable[str | Path]) -> None:
+        self._given = tuple(map(str, roots))
+        self.roots = tuple(map(Path, self._given))
+
+    def scan(self) -> dict[str, Entry]:
+        """All models, by name in sorted order. Raises `InvalidArgument` for a root that is no directory."""
+        found: dict[str, tuple[Path, ...]] = {}
+        for path in self._children():
+            if _is_entry(path):
+                found[path.name] = (*found.get(path.name, ()), path)
+        return {name: Entry(name, paths) for name, paths in sorted(found.items())}
+
+    def find(self, name: str) -> Entry | None:
+        """The model called ``name``, whatever that is: it is compared and never made part of a path."""
+        paths = tuple(path for path in self._children() if path.name == name and _is_entry(path))
+        return Entry(name, paths) if paths else None
+
+    def _children(self) -> Iterator[Path]:
+        for given, root in zip(self._given, self.roots, strict=True):
+            if "://" in given:
+                raise InvalidArgument(
+                    f"repository path '{given}' is not on this machine: this version reads directories only; copy the "
+                    "repository into one, or mount it"
+                )
+            if not root.is_dir():
+                raise InvalidArgument(f"failed to stat file {root}: repository path is not a valid directory")
+            yield from root.iterdir()
+
+
+class NoVersion(OperatorError):
+    """A model has no version that its policy selects."""
+
+
+def _is_entry(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
+
+
+def is_model(path: Path) -> bool:
+    """Whether the directory ``path`` is that of one model: it has a config, or versions that are no models."""
+    if not path.is_dir():
+        return False
+    if (path / "config.pbtxt").is_file():
+        return True
+    return any(_is_version(child) and not _has_models(child) for child in path.iterdir())
+
+
+def _is_version(path: Path) -> bool:
+    return path.name.isascii() and path.name.isdigit() and path.is_dir()
+
+
+def _has_models(path: Path) -> bool:
+    """Whether ``path``, which is called as versions are, is a model itself."""
+    return (path / "config.pbtxt").is_file() or any(map(_is_version, path.iterdir()))
+
+
+def available_versions(model_path: Path) -> list[int]:
+    """The version directories of a model, in ascending order; other directories get a warning."""
+    versions = []
+    for path in sorted(model_path.iterdir()):
+        name = path.name
+        if not path.is_dir() or name in _NOT_VERSIONS or name.startswith("."):
+            continue
+        if not (name.isascii() and name.isdigit()):
+            log.warning("ignore version directory '%s' which fails to convert to integral number", name)
+        elif name.startswith("0") and name != "0":
+            log.warning("ignore version directory '%s' which contains leading zeros in its directory name", name)
+        else:
+            versions.append(int(name))
+    return sorted(versions)
+
+
+def select_versions(name: str, policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:
+    """The versions to serve, in ascending order; raises `NoVersion` if there are none."""
+    if policy.HasField("all"):
+        selected = list(available)
+    elif policy.HasField("specific"):
+        wanted = set(policy.specific.versions)
+        for version in sorted(wanted.difference(available)):
+            log.error("version %d is specified for model '%s', but the version directory is not present", version, name)
+        selected = [version for version in available if version in wanted]
+    else:
+        number = policy.latest.num_versions or 1
+        selected = list(available[-number:])
+    if not selected:
+        raise NoVersion(f"at least one version must be available under the version policy of model '{name}'")
+    return selected

@@ -1,0 +1,114 @@
+"""The states of models and their versions, as the index shows them (behaviours.md section 5.6).
+
+::
+
+    UNKNOWN -> LOADING -> READY -> UNLOADING -> UNAVAILABLE (reason 'unloaded')
+                  └-> UNAVAILABLE (reason '<Code>: <message>')
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from headrace.models.served import ServedModel
+from headrace.models.snapshot import Origin, Snapshot
+
+
+class State(Enum):
+    UNKNOWN = "UNKNOWN"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+    LOADING = "LOADING"
+    UNLOADING = "UNLOADING"
+
+
+UNLOADED = "unloaded"
+
+
+@dataclass(slots=True)
+class VersionRecord:
+    """One version. ``served`` is set exactly while requests may reach it; ``origin`` is what it was made of."""
+
+    state: State = State.UNKNOWN
+    reason: str = ""
+    served: ServedModel | None = None
+    origin: Origin | None = None
+
+    def is_still(self, origin: Origin) -> bool:
+        """Whether it is served, every instance alive, and to load ``origin`` would change nothing."""
+        return self.served is not None and self.served.ready and self.origin == origin
+
+    @property
+    def shown(self) -> tuple[State, str]:
+        """State and reason as the index has them: a version that waits for an instance to be restarted
+        takes requests, but whether it will answer them nobody knows."""
+        if self.state is State.READY and self.served is not None and not self.served.ready:
+            return State.UNAVAILABLE, f"Unavailable: {self.served.reason}"
+        return self.state, self.reason
+
+    @property
+    def is_settled(self) -> bool:
+        """Fine for strict readiness: ready, or unloaded on purpose."""
+        return self.state is State.READY or (self.state is State.UNAVAILABLE and self.reason == UNLOADED)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is nothing but the reason why it could not be loaded."""
+        return self.state is State.UNAVAILABLE and self.reason != UNLOADED
+
+
+@dataclass(slots=True)
+class ModelRecord:
+    """One model. ``problem`` says why it has no versions at all (a bad config, a duplicate).
+
+    Strict readiness ``counts`` it unless it could not even be read, as Triton's does.
+    ``snapshot`` is of what it was loaded from, None if it is not loaded; ``private`` a directory to
+    be removed with it.
+    """
+
+    name: str
+    versions: dict[int, VersionRecord] = field(default_factory=dict)
+    problem: str = ""
+    counts: bool = True
+    snapshot: Snapshot | None = None
+    private: Path | None = None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether requests may reach any version."""
+        return any(version.served is not None for version in self.versions.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is a version, and every one is ready or unloaded on purpose."""
+        return bool(self.versions) and all(version.is_settled for version in self.versions.values())
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether every instance of what is served is alive."""
+        return all(version.served is None or version.served.ready for version in self.versions.values())
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One line of the repository index; ``version`` and ``state`` are empty for a model never loaded."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+def index_of(record: ModelRecord, ready_only: bool) -> list[IndexEntry]:
+    """The lines that ``record`` contributes to the index."""
+    if not record.versions:
+        if ready_only:
+            return []
+        return [IndexEntry(record.name, "", State.UNAVAILABLE.value if record.problem else "", record.problem)]
+    return [
+        IndexEntry(record.name, str(number), state.value, reason)
+        for number, (state, reason) in sorted((number, version.shown) for number, version in record.versions.items())
+        if not ready_only or state is State.READY
+    ]

@@ -1,0 +1,103 @@
+"""The requests of one model between submit and answer. Event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+from headrace.errors import Unavailable
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer
+from headrace.telemetry.pacing import paced
+
+log = paced(__name__)
+
+
+class _Awaited(Enum):
+    """Stands for an answer that has not come."""
+
+    AWAITED = "awaited"
+
+
+_AWAITED: Final = _Awaited.AWAITED  # to look a member up takes longer than all the rest of `Flight.enter`
+
+
+class Flight:
+    """Knows what is in flight, answers it, and says when nothing is left.
+
+    ``ordered`` holds answers back until all earlier requests are answered
+    (``preserve_ordering``, behaviours.md section 6.2). ``counted`` callers take any number of
+    responses and say which they have read; those of a model that is not decoupled take one.
+    What is said to a request that has been answered already, as `abandon` does, is dropped.
+    """
+
+    def __init__(self, ordered: bool = False, counted: bool = False) -> None:
+        self.is_closing = False
+        #: Gives a request its final answer, now or when its turn comes.
+        self.answer: Callable[[InferRequest, Answer], None] = self._answer_in_turn if ordered else self._finish
+        self._ordered, self._counted = ordered, counted
+        self._landed = asyncio.Event()
+        #: In order of entry, with the answers that are held back.
+        self._open: dict[InferRequest, Answer | _Awaited] = OrderedDict() if ordered else {}
+
+    @property
+    def count(self) -> int:
+        """Requests that have entered and not been answered."""
+        return len(self._open)
+
+    def enter(self, request: InferRequest) -> None:
+        self._open[request] = _AWAITED
+        if self._ordered:
+            request.respond_at_once = None  # its turn may not have come
+
+    def progress(self, request: InferRequest, response: Answer) -> None:
+        """Give ``request`` a response that is not its last; decoupled models keep no order."""
+        if request in self._open:
+            _write(request, response, False)
+        if not self._counted:
+            request.read()
+
+    async def close(self) -> None:
+        """Wait until every request that entered is answered; the caller refuses new ones."""
+        self.is_closing = True
+        if self._open:
+            await self._landed.wait()
+
+    def abandon(self, reason: str) -> None:
+        """Answer every request, now: with `Unavailable` for ``reason``, unless its answer was held back.
+        Have what is executed for it end."""
+        self.is_closing = True
+        for request, held in tuple(self._open.items()):
+            request.respond_at_once = None
+            answer = Unavailable(f"{request.log_id}{reason}") if held is _AWAITED else held
+            self._finish(request, answer)
+            request.cancel()
+        self._landed.set()
+
+    def _answer_in_turn(self, request: InferRequest, answer: Answer) -> None:
+        if request in self._open:
+            self._open[request] = answer
+        while self._open:
+            head, held = next(iter(self._open.items()))
+            if held is _AWAITED:
+                return
+            self._finish(head, held)
+
+    def _finish(self, request: InferRequest, answer: Answer) -> None:
+        if self._open.pop(request, self) is self:
+            return  # answered before
+        _write(request, answer, True)
+        if self.is_closing and not self._open:
+            self._landed.set()
+
+
+def _write(request: InferRequest, answer: Answer, final: bool) -> None:
+    try:
+        request.respond(answer, final)
+    except KeyboardInterrupt:  # on the event loop it is the operator's
+        raise
+    except BaseException:
+        log.exception("a frontend failed to write the answer to request '%s'", request.id)

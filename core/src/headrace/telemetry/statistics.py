@@ -1,0 +1,250 @@
+"""What a model has done, as plain integers.
+
+Nothing here locks. Each writer has its own object and is its only writer: an instance thread
+writes its `ExecutionStatistics` once per batch, the event loop writes those of late answers and
+the rest of `ModelStatistics`. Readers add the objects up in `ModelStatistics.snapshot` and may see a batch
+half counted, never a torn number. Source: behaviours.md sections 1.6 and 7.1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headrace.messages.request import InferRequest
+
+#: Upper bounds of the latency histograms in microseconds: 1, 2, 4, ... about 67 s, then +Inf.
+#: Powers of two, so that a duration finds its bucket by ``int.bit_length`` alone.
+LATENCY_BOUNDS_US = tuple(1 << power for power in range(27))
+#: Upper bounds of the batch-size histogram.
+BATCH_BOUNDS = tuple(1 << power for power in range(13))
+
+
+@dataclass(slots=True)
+class Duration:
+    """How often something happened, and how long it took altogether."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, other: Duration) -> None:
+        self.count += other.count
+        self.ns += other.ns
+
+
+class Histogram:
+    """Counts per power-of-two bucket; the last bucket is +Inf. ``total`` is in the unit recorded."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self, bounds: Sequence[int]) -> None:
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0
+
+    def record(self, value: int) -> None:
+        counts = self.counts
+        bucket = (value - 1).bit_length() if value > 1 else 0
+        counts[bucket if bucket < len(counts) else -1] += 1
+        self.total += value
+
+    def add(self, other: Histogram) -> None:
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
+
+@dataclass(slots=True, frozen=True)
+class BatchTimes:
+    """Boundaries of one execution, ``time.monotonic_ns``: the instance took the batch, the inputs
+    were stacked, the engine returned, the answers were split."""
+
+    start_ns: int
+    input_end_ns: int
+    infer_end_ns: int
+    end_ns: int
+
+    @property
+    def spans(self) -> tuple[int, int, int]:
+        """What stacking, inferring and splitting took."""
+        return (
+            self.input_end_ns - self.start_ns,
+            self.infer_end_ns - self.input_end_ns,
+            self.end_ns - self.infer_end_ns,
+        )
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """Executions of one batch size."""
+
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+    def add(self, other: BatchStatistics) -> None:
+        self.compute_input.add(other.compute_input)
+        self.compute_infer.add(other.compute_infer)
+        self.compute_output.add(other.compute_output)
+
+
+@dataclass(slots=True)
+class ExecutionStatistics:
+    """What one instance has executed. Written by one thread only: an instance has an object that its
+    own thread writes, and one for what it answers after its executions, which the event loop writes."""
+
+    inference_count: int = 0
+    execution_count: int = 0
+    last_inference_ms: int = 0
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    cancelled: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    request_us: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_US))
+    queue_us: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_US))
+    compute_infer_us: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_US))
+    batch_size: Histogram = field(default_factory=lambda: Histogram(BATCH_BOUNDS))
+
+    def record(self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes) -> None:
+        """Add one batch; it counts as an execution if anything succeeded."""
+        self.record_requests(succeeded, failed, times)
+        if succeeded:
+            self.record_execution(succeeded, times)
+
+    def record_requests(
+        self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes
+    ) -> None:
+        """Add what has become of requests. Compute durations count once per request, as Triton counts them."""
+        start, end, number = times.start_ns, times.end_ns, len(succeeded)
+        for request in failed:
+            self.fail.count += 1
+            self.fail.ns += end - request.arrival_ns
+        if not number:
+            return
+        rows = total = queued = 0
+        record_request, record_queue = self.request_us.record, self.queue_us.record
+        for request in succeeded:
+            rows += request.rows or 1
+            took, waited = end - request.arrival_ns, start - request.queued_ns
+            total += took
+            queued += waited
+            record_request(took // 1000)
+            record_queue(waited // 1000)
+        self.inference_count += rows
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        self.success.count += number
+        self.success.ns += total
+        self.queue.count += number
+        self.queue.ns += queued
+        for duration, took in zip(
+            (self.compute_input, self.compute_infer, self.compute_output), times.spans, strict=True
+        ):
+            duration.count += number
+            duration.ns += took * number
+
+    def record_cancelled(self, cancelled: Sequence[InferRequest], times: BatchTimes) -> None:
+        """Add requests whose callers had gone before they were answered."""
+        for request in cancelled:
+            self.cancelled.count += 1
+            self.cancelled.ns += times.end_ns - request.arrival_ns
+
+    def record_execution(self, batch: Sequence[InferRequest], times: BatchTimes) -> None:
+        """Add one execution of ``batch``."""
+        rows = sum([request.rows or 1 for request in batch])
+        self.execution_count += 1
+        per_batch = self.batches.get(rows)
+        if per_batch is None:
+            per_batch = self.batches[rows] = BatchStatistics()
+        spans = times.spans
+        for duration, took in zip(
+            (per_batch.compute_input, per_batch.compute_infer, per_batch.compute_output), spans, strict=True
+        ):
+            duration.count += 1
+            duration.ns += took
+        self.compute_infer_us.record(spans[1] // 1000)
+        self.batch_size.record(rows)
+
+    def add(self, other: ExecutionStatistics) -> None:
+        """Add another object's numbers to this one's; for snapshots."""
+        self.inference_count += other.inference_count
+        self.execution_count += other.execution_count
+        self.last_inference_ms = max(self.last_inference_ms, other.last_inference_ms)
+        for name in ("success", "fail", "cancelled", "queue", "compute_input", "compute_infer", "compute_output"):
+            getattr(self, name).add(getattr(other, name))
+        for name in ("request_us", "queue_us", "compute_infer_us", "batch_size"):
+            getattr(self, name).add(getattr(other, name))
+        for size, batch in sorted(tuple(other.batches.items())):
+            self.batches.setdefault(size, BatchStatistics()).add(batch)
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The numbers of one model version, added up at one moment. Durations in nanoseconds."""
+
+    executions: ExecutionStatistics
+    rejected: Duration
+    cancelled: Duration
+    backend_failures: Duration
+    other_failures: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+    pending: int
+    load_ns: int
+    restarts: int
+
+    @property
+    def success(self) -> Duration:
+        """Successful requests, those answered from the cache included."""
+        return Duration(
+            self.executions.success.count + self.cache_hit.count, self.executions.success.ns + self.cache_hit.ns
+        )
+
+    @property
+    def fail(self) -> Duration:
+        """Failed requests of every reason."""
+        total = Duration()
+        for reason in (self.rejected, self.cancelled, self.backend_failures, self.other_failures):
+            total.add(reason)
+        return total
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    """The numbers of one model version. Written on the event loop, but for ``instances``."""
+
+    rejected: Duration = field(default_factory=Duration)
+    cancelled: Duration = field(default_factory=Duration)
+    other_failures: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
+    load_ns: int = 0
+    instances: list[ExecutionStatistics] = field(default_factory=list)
+
+    def for_instance(self) -> ExecutionStatistics:
+        """A new object for one thread to write."""
+        statistics = ExecutionStatistics()
+        self.instances.append(statistics)
+        return statistics
+
+    def snapshot(self, pending: int = 0, restarts: int = 0) -> Snapshot:
+        """Everything added up. ``pending`` is the scheduler's count of waiting requests, ``restarts`` the hosts'."""
+        total = ExecutionStatistics()
+        for instance in tuple(self.instances):
+            total.add(instance)
+        cancelled = Duration(self.cancelled.count, self.cancelled.ns)
+        cancelled.add(total.cancelled)
+        return Snapshot(
+            executions=total,
+            rejected=self.rejected,
+            cancelled=cancelled,
+            backend_failures=total.fail,
+            other_failures=self.other_failures,
+            cache_hit=self.cache_hit,
+            cache_miss=self.cache_miss,
+            pending=pending,
+            load_ns=self.load_ns,
+            restarts=restarts,
+        )

@@ -1,0 +1,124 @@
+"""Quantiles of the last minute, for ``--metrics-config summary_latencies=true`` (section 7.3).
+
+A duration is counted in one of logarithmic buckets, each `GROWTH` times as wide as the one below
+it, so that a quantile is read back within `RELATIVE_ERROR` of the true value, whatever the value
+is. Triton's estimator bounds the error in rank instead, and remembers samples; this one remembers
+at most one integer per bucket, some 2,200 for any duration that fits 63 bits, and merges by
+addition. As in Triton a quantile speaks of the last `WINDOW_S` seconds, while count and sum go
+back to the load of the model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import ceil, log, nan
+from threading import Lock
+from time import monotonic_ns
+from weakref import WeakKeyDictionary
+
+from headrace.hookspecs import hookimpl
+from headrace.messages.request import InferRequest
+from headrace.telemetry.observer import Observer
+from headrace.telemetry.statistics import BatchTimes
+
+GROWTH = 1.02
+RELATIVE_ERROR = (GROWTH - 1) / (GROWTH + 1)
+WINDOW_S = 60
+SLOTS = 6
+#: In the order of their export; the words stand in the names of the families.
+STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+
+_LOG_GROWTH = log(GROWTH)
+_SLOT_NS = WINDOW_S * 1_000_000_000 // SLOTS
+
+
+class Summary:
+    """Count, sum and quantiles of one kind of duration, in microseconds. Not thread-safe."""
+
+    __slots__ = ("_slots", "_started", "count", "total_us")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total_us = 0
+        self._slots: list[Counter[int]] = [Counter() for _ in range(SLOTS)]
+        self._started = [0] * SLOTS
+
+    def record(self, us: int, now_ns: int, times: int = 1) -> None:
+        """``us`` happened ``times`` times at ``now_ns``."""
+        self.count += times
+        self.total_us += us * times
+        self._slot(now_ns)[ceil(log(us) / _LOG_GROWTH) if us > 0 else -1] += times
+
+    def quantiles(self, wanted: Sequence[float], now_ns: int) -> list[float]:
+        """One value for each of ``wanted``; not-a-number where nothing happened lately."""
+        merged: Counter[int] = Counter()
+        for slot, started in zip(self._slots, self._started, strict=True):
+            if now_ns // _SLOT_NS - started < SLOTS:
+                merged.update(slot)
+        buckets = sorted(merged.items())
+        return [_value(buckets, quantile, merged.total()) for quantile in wanted]
+
+    def _slot(self, now_ns: int) -> Counter[int]:
+        """The bucket counts of the present ten seconds; what was in their place is a minute old."""
+        started = now_ns // _SLOT_NS
+        place = started % SLOTS
+        if self._started[place] != started:
+            self._started[place] = started
+            self._slots[place] = Counter()
+        return self._slots[place]
+
+
+def _value(buckets: Sequence[tuple[int, int]], quantile: float, total: int) -> float:
+    """The middle of the bucket in which the sample of rank ``quantile * total`` lies."""
+    rank = max(1, ceil(quantile * total))
+    for index, count in buckets:
+        rank -= count
+        if rank <= 0:
+            return round(2 * GROWTH**index / (GROWTH + 1)) if index >= 0 else 0
+    return nan
+
+
+class LatencySummaries(Observer):
+    """The five summaries of one model version, locked once per batch."""
+
+    def __init__(self, clock_ns: Callable[[], int] = monotonic_ns) -> None:
+        self._clock_ns = clock_ns
+        self._lock = Lock()
+        self._stages = {stage: Summary() for stage in STAGES}
+
+    def batch_finished(
+        self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes
+    ) -> None:
+        start, inputs, inferred, end = times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns
+        stages, number = self._stages, len(succeeded)
+        if not number:
+            return
+        with self._lock:
+            for request in succeeded:
+                stages["request"].record((end - request.arrival_ns) // 1000, end)
+                stages["queue"].record((start - request.queued_ns) // 1000, end)
+            stages["compute_input"].record((inputs - start) // 1000, end, number)
+            stages["compute_infer"].record((inferred - inputs) // 1000, end, number)
+            stages["compute_output"].record((end - inferred) // 1000, end, number)
+
+    def read(self, stage: str, quantiles: Sequence[float]) -> tuple[int, int, list[float]]:
+        """Count, sum in microseconds, and the quantiles of one of `STAGES`."""
+        with self._lock:
+            summary = self._stages[stage]
+            return summary.count, summary.total_us, summary.quantiles(quantiles, self._clock_ns())
+
+
+class Summaries:
+    """The summaries of every model, as a plugin of the server: they live as long as the model."""
+
+    def __init__(self) -> None:
+        self._models: WeakKeyDictionary[object, LatencySummaries] = WeakKeyDictionary()
+
+    @hookimpl
+    def observe_model(self, model: object) -> LatencySummaries:
+        return self.of(model)
+
+    def of(self, model: object) -> LatencySummaries:
+        """The summaries of ``model``; empty ones if it has not been observed before."""
+        return self._models.setdefault(model, LatencySummaries())

@@ -1,0 +1,24 @@
+"""The conformance kit: tests that every backend passes, for authors of backends.
+
+Subclass `BackendConformance`, name the plugin, and give one example of a model with its answers::
+
+    class TestLightGBM(BackendConformance):
+        plugin, backend, heavy = "headrace_lightgbm", "lightgbm", ("lightgbm",)
+
+        @pytest.fixture
+        def example(self, tmp_path):
+            ...  # write a model file into tmp_path
+            return Example(tmp_path, {"features": rows}, {"scores": expected}, damage="model.txt")
+
+The plugin must be installed (``pip install -e .`` is enough): the kit finds it by its entry point,
+as a server does. Checks of what the backend does not claim are skipped, and the summary says so.
+pytest loads `headrace.testing.plugin` by itself: the fixtures ``write_model``, ``headrace_server``
+and ``infer`` serve any test.
+"""
+
+from __future__ import annotations
+
+from headrace.testing.conformance import BackendConformance
+from headrace.testing.example import Example
+
+__all__ = ["BackendConformance", "Example"]

@@ -1,0 +1,124 @@
+"""A backend driven directly: loaded and executed as a server would, without the server."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from headrace.backends.base import AnyInstance, Backend, Device, Model
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.parameters import parse_parameters
+from headrace.errors import HeadraceError
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.tensor import Tensor
+from headrace.models.signature import Signature
+from headrace.testing.example import NAME
+from headrace.workers.batch import runner_for
+from headrace.workers.completion import complete
+from headrace.workers.contract import Contract
+from headrace.workers.runner import Runner
+
+T = TypeVar("T")
+
+
+def backend_class(plugin: str, backend: str) -> type[Backend]:
+    """The class called ``backend`` that the module ``plugin`` registers."""
+    registered = importlib.import_module(plugin).register_backends()
+    named = {part.name: part for part in registered}
+    assert backend in named, f"plugin '{plugin}' registers {sorted(named)}, not '{backend}'"
+    found: type[Backend] = named[backend]
+    return found
+
+
+class Driver:
+    """One version of a model, whose instances are loaded and run on threads of their own."""
+
+    def __init__(self, cls: type[Backend], config: ModelConfig, version_path: Path) -> None:
+        self.backend = cls({})
+        model = Model(NAME, 1, version_path, ModelConfig.FromString(config.SerializeToString()))
+        self.backend.complete_config(
+            replace(model, parameters=parse_parameters(cls.Parameters, model.config.parameters))
+        )
+        self.signature = Signature(NAME, model.config)
+        self._model = replace(model, parameters=parse_parameters(cls.Parameters, model.config.parameters))
+
+    @contextmanager
+    def shared(self) -> Iterator[Model]:
+        """The model with what its instances share; released at the end."""
+        shared = self.backend.share(self._model)
+        try:
+            yield replace(self._model, shared=shared)
+        finally:
+            self.backend.unshare(shared)
+
+    @contextmanager
+    def instance(self, model: Model, number: int = 0) -> Iterator[Driven]:
+        """Instance ``number``, loaded; closed at the end."""
+        device = Device(self.backend.devices[-1])
+        own = replace(model, instance_name=f"{NAME}_0_{number}", device=device)
+        with ThreadPoolExecutor(1, thread_name_prefix=own.instance_name) as thread:
+            instance = thread.submit(self.backend.load, own).result()
+            try:
+                thread.submit(instance.warm_up).result()
+                yield Driven(instance, self.signature, thread)
+            finally:
+                thread.submit(instance.close).result()
+
+    @contextmanager
+    def loaded(self) -> Iterator[Driven]:
+        """One instance of its own."""
+        with self.shared() as model, self.instance(model) as driven:
+            yield driven
+
+
+class Driven:
+    """A loaded instance."""
+
+    def __init__(self, instance: AnyInstance, signature: Signature, thread: ThreadPoolExecutor) -> None:
+        self.instance = instance
+        self._signature = signature
+        self._thread = thread
+        contract = Contract(NAME, "1", signature.outputs, signature.batched)
+        self._runner: Runner = runner_for(instance, contract)
+
+    def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs, or the error raised."""
+        (answer,) = self.on_its_thread(lambda: self.run([self.request(inputs)]))
+        return outputs_of(answer)
+
+    def request(self, inputs: Mapping[str, Tensor], check: bool = True) -> InferRequest:
+        """A request as the scheduler would own it; unchecked, it may break every rule."""
+        request = InferRequest(NAME, dict(inputs), lambda answer, final: None)
+        if check:
+            self._signature.check(request)
+        return request
+
+    def run(self, requests: Sequence[InferRequest]) -> Sequence[Answer]:
+        """One execution on the calling thread, until every request has its last answer."""
+        return complete(self._runner, requests)
+
+    def on_its_thread(self, call: Callable[[], T]) -> T:
+        return self._thread.submit(call).result()
+
+
+def error_of(call: Callable[[], object]) -> Exception | None:
+    """What ``call`` raises, or None if it returns."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def outputs_of(answer: Answer) -> dict[str, Tensor]:
+    """The outputs of an answer; raises it if it is an error."""
+    if isinstance(answer, HeadraceError):
+        raise answer
+    assert isinstance(answer, InferResponse)
+    return dict(answer.outputs)

@@ -1,0 +1,114 @@
+"""One model with its inputs and the answers it must give."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf import text_format
+
+from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, data_type
+
+#: What the kit calls the model.
+NAME = "conformance"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A model's files and one batch of rows with the right answers.
+
+    ``path`` holds what belongs into a version's directory. ``inputs`` and ``outputs`` have the
+    rows on the first axis, unless ``batched`` is false; an array of rank 1 is one value per row,
+    which a client sends and gets as ``[rows, 1]``. ``parameters`` go into the config. ``damage``
+    names a file in ``path`` without which the model cannot load. ``config`` is more config text;
+    fields that it sets are not derived from the arrays. ``tolerance`` is relative, and absolute
+    near zero; it applies to floating-point outputs.
+    """
+
+    path: Path
+    inputs: Mapping[str, npt.ArrayLike | BytesTensor]
+    outputs: Mapping[str, npt.ArrayLike | BytesTensor]
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    damage: str = ""
+    config: str = ""
+    tolerance: float = 1e-5
+    batched: bool = True
+
+    @property
+    def given(self) -> dict[str, Tensor]:
+        """The inputs as a client sends them."""
+        return {name: self._for_client(value) for name, value in self.inputs.items()}
+
+    @property
+    def expected(self) -> dict[str, Tensor]:
+        """The outputs as a client gets them."""
+        return {name: self._for_client(value) for name, value in self.outputs.items()}
+
+    @property
+    def rows(self) -> int:
+        return int(next(iter(self.given.values())).shape[0])
+
+    def describe(self, backend: str, max_batch: int, extra: str = "") -> ModelConfig:
+        """The config: ``config`` and ``extra``, completed from the arrays."""
+        config = text_format.Parse(f"{self.config}\n{extra}", ModelConfig())
+        config.name, config.backend = NAME, backend
+        if self.batched:
+            config.max_batch_size = config.max_batch_size or max_batch
+        if not config.input:
+            for name, value in self.inputs.items():
+                self._declare(config.input.add(), name, value)
+        if not config.output:
+            for name, value in self.outputs.items():
+                self._declare(config.output.add(), name, value)
+        for key, parameter in self.parameters.items():
+            config.parameters[key].string_value = parameter
+        return config
+
+    def _for_client(self, value: npt.ArrayLike | BytesTensor) -> Tensor:
+        tensor = as_tensor(value)
+        return tensor.reshape((*tensor.shape, 1)) if self.batched and tensor.ndim == 1 else tensor
+
+    def _declare(self, io: ModelInput | ModelOutput, name: str, value: npt.ArrayLike | BytesTensor) -> None:
+        tensor = self._for_client(value)
+        io.name = name
+        io.data_type = data_type(tensor).config_value  # type: ignore[assignment]
+        io.dims.extend(tensor.shape[1 if self.batched else 0 :])
+        if self.batched and as_tensor(value).ndim == 1:
+            io.reshape.SetInParent()  # the backend sees no axis but that of the rows
+
+
+def write_model(
+    repository: Path, config: ModelConfig | str, files: Path | None = None, name: str = "", version: int = 1
+) -> Path:
+    """Write a model into ``repository``; returns its directory. ``files`` is copied as the version."""
+    text = config if isinstance(config, str) else text_format.MessageToString(config)
+    directory = repository / (name or text_format.Parse(text, ModelConfig()).name)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.pbtxt").write_text(text)
+    if files is None:
+        (directory / str(version)).mkdir(exist_ok=True)
+    else:
+        shutil.copytree(files, directory / str(version), dirs_exist_ok=True)
+    return directory
+
+
+def take_rows(tensors: Mapping[str, Tensor], begin: int, end: int) -> dict[str, Tensor]:
+    """Rows ``begin:end`` of every tensor, as copies that own their memory."""
+    return {name: copy_of(_slice(tensor, begin, end)) for name, tensor in tensors.items()}
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """The same elements in memory of their own."""
+    if isinstance(tensor, BytesTensor):
+        return BytesTensor(bytes(tensor.buffer), tensor.shape)
+    copied: Tensor = np.array(tensor)
+    return copied
+
+
+def _slice(tensor: Tensor, begin: int, end: int) -> Tensor:
+    return tensor.rows(begin, end) if isinstance(tensor, BytesTensor) else tensor[begin:end]

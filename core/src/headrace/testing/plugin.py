@@ -1,0 +1,72 @@
+"""What pytest gets from Headrace: fixtures, and a word about the checks that were not run.
+
+Loaded at the start of every pytest run where Headrace is installed, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: Begins the reason of every skip of the conformance kit.
+NOT_RUN = "conformance: "
+
+
+@pytest.fixture
+def headrace_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty model repository."""
+    return tmp_path_factory.mktemp("repository")
+
+
+@pytest.fixture
+def write_model(headrace_repository: Path) -> Callable[..., Path]:
+    """``write_model(config, files=None, name="", version=1)`` adds a model to the repository.
+
+    ``config`` is the text of a ``config.pbtxt`` or a ``ModelConfig``; ``files`` a directory that
+    becomes the version's. Returns the model's directory.
+    """
+    from headrace.testing.example import write_model
+
+    def write(config: Any, files: Path | None = None, name: str = "", version: int = 1) -> Path:
+        return write_model(headrace_repository, config, files, name, version)
+
+    return write
+
+
+@pytest.fixture
+def headrace_server(headrace_repository: Path) -> Iterator[Callable[..., Any]]:
+    """``headrace_server(**options)`` starts a server over the repository, in this process and on
+    free ports; it stops at the end of the test. ``options`` are those of `headrace.ServerOptions`."""
+    from headrace.testing.serving import serve
+
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(serve(headrace_repository, listen=True, **options))
+
+
+@pytest.fixture
+def infer() -> Callable[..., Any]:
+    """``infer(server, model, inputs, over="python")`` gives the outputs by name.
+
+    ``over`` is ``python``, ``http-json``, ``http-binary`` or ``grpc``; the last three use the
+    stock ``tritonclient`` and skip the test where it is not installed.
+    """
+    from headrace.testing.serving import infer
+
+    return infer
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which conformance checks were not run, and why; once per reason."""
+    reasons: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if NOT_RUN in reason:
+            reasons[reason.partition(NOT_RUN)[2]] = reasons.get(reason.partition(NOT_RUN)[2], 0) + 1
+    if reasons:
+        terminalreporter.section("conformance checks not run")
+        for reason, count in reasons.items():
+            terminalreporter.line(f"{reason}{f' ({count} checks)' if count > 1 else ''}")

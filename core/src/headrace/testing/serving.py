@@ -1,0 +1,97 @@
+"""A server in this process, and clients for every frontend."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import pytest
+
+from headrace.messages import dtypes
+from headrace.messages.dtypes import DataType
+from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, data_type
+from headrace.server import Server
+
+T = TypeVar("T")
+
+#: How a request travels. ``python`` is `Server.infer`.
+Way: TypeAlias = Literal["python", "http-json", "http-binary", "grpc"]
+WAYS: tuple[Way, ...] = ("python", "http-json", "http-binary", "grpc")
+
+#: Data types that JSON cannot carry (behaviours.md section 3.1).
+NOT_IN_JSON = (dtypes.FP16, dtypes.BF16)
+TIMEOUT_S = 60
+
+
+@contextmanager
+def serve(repository: Path, listen: bool = False, **options: Any) -> Iterator[Server]:
+    """A running server over ``repository``; with ``listen``, HTTP and gRPC on free ports of 127.0.0.1."""
+    with ExitStack() as stack:
+        if listen:
+            local = {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1", "allow_metrics": False}
+            options = local | _free_ports("http_port", "grpc_port") | options
+        server = stack.enter_context(Server(repository, **options))
+        if listen:
+            on_loop(server, server.start_frontends())
+        yield server
+
+
+def on_loop(server: Server, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, run on the server's event loop."""
+    return asyncio.run_coroutine_threadsafe(work, server.loop).result(TIMEOUT_S)
+
+
+def infer(server: Server, model: str, inputs: Mapping[str, Any], over: Way = "python") -> dict[str, Tensor]:
+    """The outputs of ``model``, asked for in the way named by ``over``. Raises what the client raises."""
+    tensors = {name: as_tensor(value) for name, value in inputs.items()}
+    if over == "python":
+        return dict(server.infer(model, tensors).outputs)
+    if over == "grpc":
+        return _ask(_client("grpc"), f"127.0.0.1:{server.options.grpc_port}", server, model, tensors, {})
+    how = {"binary_data": over == "http-binary"}
+    return _ask(_client("http"), f"127.0.0.1:{server.options.http_port}", server, model, tensors, how)
+
+
+def _client(kind: str) -> ModuleType:
+    reason = f"the package tritonclient[{kind}] is not installed"
+    module: ModuleType = pytest.importorskip(f"tritonclient.{kind}", reason=reason)
+    return module
+
+
+def _ask(
+    client: ModuleType, url: str, server: Server, model: str, tensors: Mapping[str, Tensor], how: dict[str, bool]
+) -> dict[str, Tensor]:
+    specs = server.resolve(model).outputs
+    asked = []
+    for name, tensor in tensors.items():
+        asked.append(client.InferInput(name, list(tensor.shape), data_type(tensor).name))
+        asked[-1].set_data_from_numpy(_to_client(tensor), **how)
+    wanted = [client.InferRequestedOutput(name, **how) for name in specs]
+    with client.InferenceServerClient(url) as connection:
+        result = connection.infer(model, asked, outputs=wanted)
+    return {name: _from_client(result.as_numpy(name), spec.datatype) for name, spec in specs.items()}
+
+
+def _to_client(tensor: Tensor) -> np.ndarray[Any, Any]:
+    if isinstance(tensor, BytesTensor):
+        return tensor.to_objects()
+    return tensor.astype(np.float32) if data_type(tensor) is dtypes.BF16 else tensor
+
+
+def _from_client(array: np.ndarray[Any, Any], datatype: DataType) -> Tensor:
+    # The client gives BF16 as float32, and strings as bytes or, from JSON, as str.
+    return as_tensor(array.astype(datatype.numpy) if datatype is dtypes.BF16 else array)
+
+
+def _free_ports(*names: str) -> dict[str, int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in names]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return {name: each.getsockname()[1] for name, each in zip(names, sockets, strict=True)}

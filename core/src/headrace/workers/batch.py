@@ -1,0 +1,50 @@
+"""One execution: who drives the instance, and who of the batch is still there to be answered.
+
+Everything here runs on the instance's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic_ns
+
+from headrace.backends.base import AnyInstance, DeferredInstance, Instance, RequestInstance, StreamInstance
+from headrace.errors import BackendError, Cancelled
+from headrace.messages.request import InferRequest
+from headrace.telemetry.statistics import BatchTimes
+from headrace.workers.contract import Contract
+from headrace.workers.deferred import DeferredRunner
+from headrace.workers.requests import RequestRunner
+from headrace.workers.rows import RowsRunner
+from headrace.workers.runner import Given, Runner
+from headrace.workers.stream import StreamRunner
+
+
+def runner_for(instance: AnyInstance, contract: Contract) -> Runner:
+    """The runner for the rung that ``instance`` stands on; asked once, at load."""
+    if isinstance(instance, Instance):
+        return RowsRunner(contract, instance)
+    if isinstance(instance, RequestInstance):
+        return RequestRunner(contract, instance)
+    if isinstance(instance, StreamInstance):
+        return StreamRunner(contract, instance)
+    if isinstance(instance, DeferredInstance):
+        return DeferredRunner(contract, instance)
+    raise BackendError(
+        f"model '{contract.name}': {type(instance).__name__} is no Instance, RequestInstance, StreamInstance or "
+        "DeferredInstance"
+    )
+
+
+def run_batch(runner: Runner, batch: Sequence[InferRequest]) -> tuple[Sequence[Given], BatchTimes]:
+    """Run those of ``batch`` whose callers are still there; the others get `Cancelled`."""
+    if not any(request.cancelled for request in batch):
+        return runner.run(batch)
+    alive = [request for request in batch if not request.cancelled]
+    now = monotonic_ns()
+    answers, times = runner.run(alive) if alive else ((), BatchTimes(now, now, now, now))
+    answered = iter(answers)
+    return [
+        Cancelled(f"{request.log_id}request was cancelled") if request.cancelled else next(answered)
+        for request in batch
+    ], times

@@ -1,0 +1,135 @@
+"""What a model promises to clients about its outputs, and the check that its backend keeps it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from headrace.errors import BackendError, HeadraceError
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.spec import Spec
+from headrace.messages.tensor import Tensor, as_tensor, data_type
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The name, version and outputs of a model. ``batched``: outputs have a batch axis.
+
+    An output whose data type or dims are not the config's is an error, or, if outputs are taken
+    ``as_given``, passed on as it is, with one warning for each output.
+    """
+
+    name: str
+    version: str
+    outputs: Mapping[str, Spec]
+    batched: bool
+    as_given: bool = False
+    #: Per output its rank as the backend gives it, batch axis included, and the axes that have a size.
+    _shapes: Mapping[str, tuple[int, tuple[tuple[int, int], ...]]] = field(init=False, repr=False, compare=False)
+    _warned: set[str] = field(init=False, repr=False, compare=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        begin = int(self.batched)
+        object.__setattr__(
+            self,
+            "_shapes",
+            {
+                name: (
+                    begin + len(spec.backend_dims),
+                    tuple((axis, size) for axis, size in enumerate(spec.backend_dims, begin) if size >= 0),
+                )
+                for name, spec in self.outputs.items()
+            },
+        )
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], version: str, as_given: bool = False) -> Contract:
+        """What a config promises that is in the form of the ``/config`` endpoint, as a backend sees it: reshaped."""
+        outputs = {output["name"]: Spec.from_json(output) for output in config.get("output", ())}
+        return cls(config["name"], version, outputs, config.get("max_batch_size", 0) > 0, as_given)
+
+    def accept(self, spec: Spec, tensor: Tensor, rows: int) -> Tensor:
+        """``tensor`` in the shape that clients see, or `BackendError` saying what is wrong."""
+        if data_type(tensor) is not spec.datatype:
+            self._differs_in_type(spec, tensor)
+        shape = tensor.shape
+        if self.batched and (not shape or shape[0] != rows):
+            raise BackendError(
+                f"model '{self.name}': output '{spec.name}' has shape {list(shape)}, but the batch has {rows} rows"
+            )
+        rank, fixed = self._shapes[spec.name]
+        fits = len(shape) == rank
+        if fits:
+            for axis, size in fixed:
+                if shape[axis] != size:
+                    fits = False
+        if not fits:
+            expected = [-1] * self.batched + list(spec.backend_dims)
+            self._differs(spec, f"has shape {list(shape)}, but the config says {expected}")
+        return tensor if spec.reshape is None else self._undo_reshape(spec, tensor)
+
+    def sign(self, request: InferRequest, response: InferResponse) -> InferResponse:
+        """``response`` as this model's, with the outputs requested; raises `BackendError`.
+
+        Dims are taken as they are, but for the reshape of the config: an instance that answers
+        request by request knows them best. What is not asked for is dropped unjudged, unless all of
+        it is unknown (behaviours.md section 9.3).
+        """
+        outputs: dict[str, Tensor] = {}
+        wanted = request.outputs
+        for name, value in response.outputs.items():
+            if not wanted or name in wanted:
+                tensor, spec = as_tensor(value), self._spec(name)
+                if data_type(tensor) is not spec.datatype:
+                    self._differs_in_type(spec, tensor)
+                outputs[name] = tensor if spec.reshape is None else self._undo_reshape(spec, tensor)
+        if not outputs and response.outputs and self.outputs.keys().isdisjoint(response.outputs):
+            self._spec(next(iter(response.outputs)))
+        return InferResponse(outputs, response.parameters, self.name, self.version, request.id)
+
+    def signed(self, request: InferRequest, answer: Answer) -> Answer:
+        """`sign` for any answer; what is wrong with a response takes its place."""
+        if not isinstance(answer, InferResponse):
+            return answer
+        try:
+            return self.sign(request, answer)
+        except HeadraceError as error:
+            return error
+
+    def _spec(self, name: str) -> Spec:
+        spec = self.outputs.get(name)
+        if spec is None:
+            known = list(self.outputs)
+            raise BackendError(
+                f"model '{self.name}': the backend gave output '{name}', but the config has only {known}"
+            )
+        return spec
+
+    def _undo_reshape(self, spec: Spec, tensor: Tensor) -> Tensor:
+        """``tensor`` in the shape that clients see (behaviours.md section 4.4)."""
+        batch = tensor.shape[:1] if self.batched else ()
+        shape = batch + spec.undo_reshape(tensor.shape[len(batch) :])
+        if prod(shape) != prod(tensor.shape):
+            raise BackendError(
+                f"model '{self.name}': output '{spec.name}' has shape {list(tensor.shape)}, which does not fit the "
+                f"reshape of the config, {list(spec.backend_dims)}"
+            )
+        return tensor.reshape(shape)
+
+    def _differs_in_type(self, spec: Spec, tensor: Tensor) -> None:
+        self._differs(spec, f"is {data_type(tensor)}, but the config says {spec.datatype}")
+
+    def _differs(self, spec: Spec, how: str) -> None:
+        """Say, once, that an output is not what the config says; `BackendError` unless outputs are taken as given."""
+        text = f"model '{self.name}': output '{spec.name}' {how}"
+        if not self.as_given:
+            raise BackendError(text)
+        if spec.name not in self._warned:
+            self._warned.add(spec.name)
+            log.warning("%s; it is passed on as it is", text)

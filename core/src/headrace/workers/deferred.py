@@ -1,0 +1,150 @@
+"""Rung 4: the instance answers at any time, from any thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from time import monotonic_ns
+
+from headrace.backends.base import Call, DeferredInstance
+from headrace.errors import BackendError, Cancelled, HeadraceError, Unavailable
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.telemetry.statistics import BatchTimes
+from headrace.workers.contract import Contract
+from headrace.workers.runner import LATER, Given, Runner, as_error
+from headrace.workers.window import Window
+
+
+class DeferredRunner(Runner):
+    """Rung 4: last answers that come on the instance's thread before ``accept`` returns are returned
+    together; everything else goes to the outlet at once."""
+
+    def __init__(self, contract: Contract, instance: DeferredInstance) -> None:
+        super().__init__(contract)
+        self._accept = instance.accept
+        self._thread = 0
+        self._batches = 0
+        #: The answers to the batch that is being accepted.
+        self._answers: list[Given] | None = None
+        # Weak, because a call that nobody holds any more is to end itself.
+        self._open: dict[InferRequest, weakref.ref[DeferredCall]] = {}
+
+    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Given], BatchTimes]:
+        started = monotonic_ns()
+        self._thread = threading.get_ident()
+        self._batches += 1
+        answers: list[Given] = [LATER] * len(batch)
+        self._answers = answers
+        self._begin(batch, started)
+        self._answers = None
+        ended = monotonic_ns()
+        return answers, BatchTimes(started, started, ended, ended)
+
+    def close(self) -> None:
+        for reference in tuple(self._open.values()):
+            if (call := reference()) is not None:
+                call.end(Unavailable(f"{call.request.log_id}model '{self.contract.name}' is being unloaded"))
+
+    def leave(self, request: InferRequest) -> None:
+        """The caller of ``request`` has gone. Any thread.
+
+        The call ends at once, whoever still holds it: else a model that forgets one could not be unloaded.
+        """
+        if not request.abandoned:
+            return  # the model may look at ``cancelled``, and who asked waits for what it makes of it
+        reference = self._open.get(request)
+        call = None if reference is None else reference()
+        if call is not None:
+            call.end(Cancelled(f"{request.log_id}request was cancelled"))
+
+    def finish(self, request: InferRequest, batch: int, place: int, answer: Answer) -> None:
+        """Take the last answer to ``request``, at ``place`` of the batch of that number. Any thread."""
+        self._open.pop(request, None)
+        answers = self._answers
+        if answers is not None and batch == self._batches and threading.get_ident() == self._thread:
+            answers[place] = answer
+        else:
+            self.outlet.send(request, answer, True)
+
+    def _begin(self, batch: Sequence[InferRequest], started_ns: int) -> None:
+        """Returns without holding any of the calls, so that those which the instance let go have ended."""
+        calls = [self._call(request, place, started_ns) for place, request in enumerate(batch)]
+        try:
+            self._accept(calls)
+        except BaseException as error:
+            failure = as_error(error, self.contract)
+            for call in calls:
+                call.end(failure)
+
+    def _call(self, request: InferRequest, place: int, started_ns: int) -> DeferredCall:
+        request.started_ns = started_ns
+        call = DeferredCall(self, request, self._batches, place)
+        self._open[request] = weakref.ref(call)
+        request.on_cancel = self.leave
+        if request.abandoned:  # in the meantime
+            self.leave(request)
+        return call
+
+
+class DeferredCall(Call):
+    """One request between `DeferredRunner.run` and its last answer."""
+
+    def __init__(self, runner: DeferredRunner, request: InferRequest, batch: int, place: int) -> None:
+        self.request = request
+        self._runner = runner
+        self._batch = batch
+        self._place = place
+        self._window: Window | None = None
+        self._lock = threading.Lock()
+        #: Whether the author has sent the last answer, and whether there is one, the author's or not.
+        self._said_last = False
+        self._is_ended = False
+
+    def send(self, answer: InferResponse | HeadraceError | None, final: bool = True) -> None:
+        request, runner = self.request, self._runner
+        with self._lock:
+            if self._said_last:
+                raise BackendError(f"model '{runner.contract.name}': an answer after the last one")
+            self._said_last = final
+        if not final:
+            self._progress(answer)
+        elif request.abandoned:
+            self.end(Cancelled(f"{request.log_id}request was cancelled"))
+        else:
+            self.end(runner.contract.signed(request, answer))
+
+    def end(self, answer: Answer) -> None:
+        """Make ``answer`` the last one; nothing if there is one. Any thread."""
+        with self._lock:
+            if self._is_ended:
+                return
+            self._is_ended = True
+        if self._window is not None:
+            self._window.open()
+        self._runner.finish(self.request, self._batch, self._place, answer)
+
+    def _progress(self, answer: InferResponse | HeadraceError | None) -> None:
+        request, runner = self.request, self._runner
+        if answer is None:
+            raise BackendError(f"model '{runner.contract.name}': an answer that is not the last must say something")
+        self._watched().acquire()
+        answer = runner.contract.signed(request, answer)
+        with self._lock:  # so that it does not pass the last answer, sent by another thread
+            if not (self._is_ended or request.abandoned):
+                runner.outlet.send(request, answer, False)
+
+    def _watched(self) -> Window:
+        """The window of this call. Made late: most calls are answered once."""
+        with self._lock:
+            if self._window is None:
+                self._window = window = Window()
+                self.request.on_read = lambda _: window.release()
+                if self._is_ended:  # as it is when the caller has left: `DeferredRunner.leave`
+                    window.open()
+            return self._window
+
+    def __del__(self) -> None:
+        if not self._is_ended:
+            self.end(BackendError(f"model '{self._runner.contract.name}': the backend gave no last answer"))

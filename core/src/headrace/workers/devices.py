@@ -1,0 +1,99 @@
+"""Which instances a model gets, and on which device each runs (behaviours.md section 4.5)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace.backends.base import Backend, Device, DeviceKind
+from headrace.config.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from headrace.errors import ConfigError
+
+_KINDS: Mapping[int, DeviceKind] = {
+    ModelInstanceGroup.KIND_CPU: "cpu",
+    ModelInstanceGroup.KIND_GPU: "gpu",
+    ModelInstanceGroup.KIND_MODEL: "model",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One instance to be: its name and its device."""
+
+    name: str
+    device: Device
+
+
+@functools.cache
+def available_gpus() -> tuple[int, ...]:
+    """GPUs that CUDA programs of this process would see, without loading CUDA."""
+    if os.environ.get("TRITON_SERVER_CPU_ONLY"):
+        return ()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        listed = [entry for entry in visible.split(",") if entry.strip()]
+        return () if "-1" in listed else tuple(range(min(len(listed), _driver_gpus())))
+    return tuple(range(_driver_gpus()))
+
+
+def fill_groups(config: ModelConfig, backend: Backend, gpus: Sequence[int]) -> None:
+    """Give every instance group of ``config`` its name, kind, count and GPUs, in place.
+
+    A config without groups gets one. Raises `ConfigError` for a device that the backend lacks.
+    """
+    if not config.instance_group:
+        config.instance_group.add(name=config.name)
+    for index, group in enumerate(config.instance_group):
+        group.name = group.name or f"{config.name}_{index}"
+        if group.kind == ModelInstanceGroup.KIND_AUTO:
+            on_gpu = bool(group.gpus or gpus) and "gpu" in backend.devices
+            group.kind = ModelInstanceGroup.KIND_GPU if on_gpu else ModelInstanceGroup.KIND_CPU
+        if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
+            group.gpus.extend(gpus)
+        is_cpu = group.kind == ModelInstanceGroup.KIND_CPU
+        group.count = group.count or (backend.default_cpu_instances if is_cpu else 1)
+        if _KINDS[group.kind] not in (*backend.devices, "model"):
+            raise ConfigError(
+                f"instance group {group.name} of model {config.name} has kind "
+                f"{ModelInstanceGroup.Kind.Name(group.kind)}, but backend '{backend.name}' runs on "
+                f"{', '.join(backend.devices)}",
+                field=f"instance_group[{index}].kind",
+            )
+
+
+def plan_instances(config: ModelConfig) -> list[Placement]:
+    """The instances of all groups, in order; `fill_groups` has been called.
+
+    Passive groups are left out: they are never scheduled.
+    """
+    return [
+        Placement(f"{group.name}_{number}", device)
+        for group in config.instance_group
+        if not group.passive
+        for number, device in enumerate(_devices(group))
+    ]
+
+
+def _devices(group: ModelInstanceGroup) -> list[Device]:
+    """One device per instance: ``count`` on each GPU, or ``count`` in all."""
+    if group.kind == ModelInstanceGroup.KIND_GPU:
+        return [Device("gpu", gpu) for gpu in group.gpus for _ in range(group.count)]
+    return [Device(_KINDS[group.kind])] * group.count
+
+
+def _driver_gpus() -> int:
+    """GPUs that the NVIDIA driver knows; 0 without one."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_uint(0)
+    if nvml.nvmlInit_v2() != 0:
+        return 0
+    try:
+        return count.value if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 else 0
+    finally:
+        nvml.nvmlShutdown()

@@ -1,0 +1,142 @@
+"""The main thread of a child: it loads the instance it is ordered to, then runs batch after batch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NoReturn
+
+from headrace.backends.base import AnyInstance, BaseInstance
+from headrace.backends.services import Services
+from headrace.errors import Code, HeadraceError, summary
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer
+from headrace.telemetry import prints
+from headrace.telemetry.speaker import speak_for_all
+from headrace.workers.batch import run_batch, runner_for
+from headrace.workers.loading import close_instance
+from headrace.workers.process.awake import AwakeLine
+from headrace.workers.process.order import Order
+from headrace.workers.process.sending import Sender
+from headrace.workers.process.wire import notes
+from headrace.workers.process.wire.answers import Reply, Status, Times, reply_of
+from headrace.workers.process.wire.codec import Decoder
+from headrace.workers.process.wire.frames import VERSION, Frame, Kind
+from headrace.workers.runner import LATER, Later, Runner
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Received(InferRequest):
+    """A request under the number of its call."""
+
+    call: int = 0
+
+
+class Executor:
+    """Drives the instance of a child; the `headrace.workers.runner.Outlet` of its runner.
+
+    ``open`` has the requests without their last answer, by call.
+    """
+
+    def __init__(self, work: AwakeLine, decoder: Decoder, sender: Sender, services: Services) -> None:
+        self.instance: AnyInstance
+        self.open: dict[int, Received] = {}
+        self._work, self._decoder, self._sender, self._services = work, decoder, sender, services
+        self._name = self._version = ""
+        self._order: Order | None = None
+
+    def work(self) -> NoReturn:
+        """Do what the server says, until it says stop."""
+        frames = self._work.frames()
+        runner = self._load(next(frames))
+        for message in frames:
+            if message.kind is Kind.RUN:
+                self._run(runner, message)
+            elif message.kind is Kind.STOP:
+                self._stop(runner)
+        raise AssertionError("unreachable")
+
+    def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        """Pass on what a batch did not answer. Any thread."""
+        assert isinstance(request, Received)
+        if final:
+            self.open.pop(request.call, None)
+        self._sender.answer([reply_of(request.call, answer, final)], Kind.ANSWERS)
+        self._sender.release()
+
+    def _load(self, message: Frame) -> Runner:
+        try:
+            self._order = order = Order.from_json(message.text, self._services)
+            speak_for_all(order.name)
+            module, _, name = order.entry.partition(":")
+            self.instance = getattr(import_module(module), name)(order)
+            contract = order.contract()
+            self._name, self._version = order.name, str(order.version)
+        except BaseException as error:  # SystemExit of a model is a failure to load, too
+            self._fail(error)
+        try:
+            runner = runner_for(self.instance, contract)
+        except BaseException as error:
+            close_instance(self.instance, order.instance_name)
+            self._fail(error)
+        runner.connect(self)
+        checks = type(self.instance).is_ready is not BaseInstance.is_ready
+        self._work.send(notes.json_frame(Kind.LOADED, {"has_check": checks, "version": VERSION}))
+        return runner
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        code = error.code if isinstance(error, HeadraceError) else Code.INTERNAL
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self._clean_up()
+        failure = {"message": summary(error), "code": code.value, "traceback": trace}
+        self._work.send(notes.json_frame(Kind.FAILED, failure))
+        prints.flush()
+        os._exit(1)
+
+    def _run(self, runner: Runner, message: Frame) -> None:
+        requests: list[Any] = self._decoder.requests(message, self._receive)
+        for request in requests:
+            self.open[request.call] = request
+        self._work.is_hurried = len(requests) == 1  # the callers of many take their time to come back
+        answers, times = run_batch(runner, requests)
+        replies = [_reply(request, answer) for request, answer in zip(requests, answers, strict=True)]
+        for reply in replies:
+            if reply.final:
+                self.open.pop(reply.call, None)
+        spans = Times(times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns)
+        self._sender.answer(replies, Kind.DONE, spans)
+        del requests, answers, replies, message  # so that what only they held is released now
+        self._sender.release()
+
+    def _receive(self, call: int, caller: int, inputs: dict[str, Any]) -> Received:
+        return Received(self._name, inputs, _nobody, model_version=self._version, call=call)
+
+    def _stop(self, runner: Runner) -> NoReturn:
+        assert self._order is not None
+        runner.close()
+        close_instance(self.instance, self._order.instance_name)
+        self._clean_up()
+        prints.flush()
+        os._exit(0)
+
+    def _clean_up(self) -> None:
+        try:
+            if self._order is not None:
+                self._order.cleanup.close()
+        except BaseException:
+            log.exception("what an instance had used could not be released")
+
+
+def _reply(request: Received, answer: Answer | Later) -> Reply:
+    if answer is LATER:
+        return Reply(request.call, Status.LATER, False, None)
+    return reply_of(request.call, answer, True)
+
+
+def _nobody(answer: Answer, final: bool) -> None:
+    """Answers of a child leave through its runner."""

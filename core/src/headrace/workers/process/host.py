@@ -1,0 +1,257 @@
+"""A process of its own for one instance: batches go out and answers come back on the event loop.
+
+A child that dies is followed by another: at once the first time, then later and later, and not any
+more when it keeps dying. What it had in flight is answered `Unavailable`: the same request may
+succeed when it is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from time import monotonic_ns
+
+from headrace.backends.base import Isolation
+from headrace.errors import Cancelled, HeadraceError, Unavailable, summary
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer
+from headrace.telemetry.observer import Observer
+from headrace.telemetry.pacing import paced
+from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics
+from headrace.workers.bell import LoopBell
+from headrace.workers.contract import Contract
+from headrace.workers.ledger import Ledger
+from headrace.workers.process import deaths
+from headrace.workers.process.child import Child
+from headrace.workers.process.deaths import Deaths
+from headrace.workers.process.desk import Desk, LoopServices
+from headrace.workers.process.order import Order
+from headrace.workers.process.rehearsal import Rehearsal
+from headrace.workers.process.wire.answers import Times
+from headrace.workers.source import BatchSource
+from headrace.workers.warmup import Sample
+
+log = paced(__name__)
+
+#: How long after a failure of its scheduler an instance asks it again.
+_RETRY_S = 1.0
+
+
+class ProcessHost:
+    """Owns the child processes of one instance, one after the other. A `headrace.workers.host.Host`.
+
+    ``crew`` are the hosts of all instances of the version: when all have been given up, requests
+    are refused instead of waiting. ``grace`` is asked how many seconds an instance that is to close
+    may take. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the
+    event loop.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        isolation: Isolation,
+        services: LoopServices,
+        contract: Contract,
+        samples: Sequence[Sample],
+        statistics: Callable[[], ExecutionStatistics],
+        loop: asyncio.AbstractEventLoop,
+        crew: list[ProcessHost],
+        grace: Callable[[], float],
+    ) -> None:
+        self.name, self.model = order.instance_name, order.name
+        self.restarts = 0
+        self.reason = ""
+        self.executing: Sequence[InferRequest] = ()
+        self._order, self._isolation, self._services, self._samples = order, isolation, services, samples
+        self._contract, self._loop, self._crew, self._grace = contract, loop, crew, grace
+        self._ledger = Ledger(self.name, statistics)
+        self._source: BatchSource | None = None
+        self._bell = LoopBell(self._pull)
+        self._child: Child | None = None
+        self._newest: Child | None = None
+        self._deaths = Deaths()
+        self._restart: asyncio.Task[None] | None = None
+        self._is_given_up = False
+        self._is_leaving = False
+        crew.append(self)
+
+    # ------------------------------------------------------------------ threads
+
+    def load(self) -> None:
+        """Start the first child; raises what loading raised there, or `LoadError`."""
+        asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
+
+    def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
+        """Begin to pull from ``source``; ``observers`` see each batch."""
+        self._source, self._ledger.observers = source, observers
+        loop.call_soon_threadsafe(self._pull)
+
+    def join(self) -> None:
+        """Have the instance closed, and wait for the end of its process."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+
+    def check_ready(self) -> bool:
+        """What the instance says of itself; raises `Unavailable` with the reason if it gives one."""
+        return asyncio.run_coroutine_threadsafe(self._check(), self._loop).result()
+
+    # ------------------------------------------------------------------ event loop
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None
+
+    @property
+    def has_check(self) -> bool:
+        return self._child is not None and self._child.has_check
+
+    async def _check(self) -> bool:
+        return self._child is not None and await self._child.check()
+
+    async def _begin(self) -> None:
+        """Start a child and warm it up."""
+        rehearsal = Rehearsal()
+        child = Child(self._order, self._isolation, Desk(self._services, self._order.name), rehearsal)
+        self._newest = child
+        await child.start()
+        try:
+            for sample in self._samples:
+                await rehearsal.run(child, sample, self.name)
+            rehearsal.require_life(child)
+        except BaseException as error:
+            try:
+                if isinstance(error, Exception):  # and not that nobody waits for it any more
+                    await child.stop(self._grace())  # what it has loaded is released as ever
+            finally:
+                await child.kill("failed to warm up")
+            raise
+        child.hand_over(self)
+        self._child = child
+
+    async def _end(self) -> None:
+        self._is_leaving = True
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.wait((self._restart,))
+        if self._child is not None:
+            await self._child.stop(self._grace())
+            self._child = None
+
+    def stop_loading(self) -> None:
+        """If the first child is still at it, `load` fails soon."""
+        if self._source is None and self._newest is not None:
+            self._newest.stop_loading()
+
+    def abandon(self) -> None:
+        """End the process at once, whatever it is at: the loop is about to end, too."""
+        self._is_leaving = True
+        if self._restart is not None:
+            self._restart.cancel()
+        if self._newest is not None:
+            self._newest.abandon()
+
+    def _pull(self) -> None:
+        """The bell has been rung, or the child is free: there may be a batch."""
+        source, child = self._source, self._child
+        if source is None or self.executing:
+            return
+        if child is None or child.has_hung_up:
+            self._turn_away(source)
+        elif batch := self._poll(source):
+            self._run(child, source, batch)
+
+    def _poll(self, source: BatchSource) -> list[InferRequest] | None:
+        try:
+            return source.poll(self._bell)
+        except Exception:
+            log.exception("the scheduler of instance '%s' failed to give it a batch", self.name)
+            self._loop.call_later(_RETRY_S, self._pull)
+            return None
+
+    def _run(self, child: Child, source: BatchSource, batch: list[InferRequest]) -> None:
+        if any(request.cancelled for request in batch):
+            gone = [request for request in batch if request.cancelled]
+            batch = [request for request in batch if not request.cancelled]
+            errors = [Cancelled(f"{request.log_id}request was cancelled") for request in gone]
+            self._ledger.batch(gone, gone, errors, BatchTimes(*[monotonic_ns()] * 4))
+            source.deliver(gone, errors)
+        try:
+            if batch:
+                child.traffic.run(batch)
+            self.executing = batch
+        except HeadraceError as error:
+            source.deliver(batch, [error] * len(batch))
+        if not self.executing:
+            self._loop.call_soon(self._pull)
+
+    def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
+        assert self._source is not None
+        batch, self.executing = self.executing, ()
+        # Not before the loop has looked at its sockets once more: then what has arrived is a batch, where
+        # at once it would be two or three requests, and a message costs as much as six of them.
+        self._loop.call_soon(self._loop.call_soon, self._pull)
+        signed = [self._contract.signed(*pair) for pair in zip(requests, answers, strict=True)]
+        for request in batch if len(requests) < len(batch) else ():
+            request.started_ns = times.start_ns
+        self._ledger.batch(batch, requests, signed, BatchTimes(*times))
+        self._source.deliver(requests, signed)
+
+    def answered(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        assert self._source is not None
+        answer = self._contract.signed(request, answer)  # what a child says is not believed
+        if final:
+            request.started_ns = request.started_ns or monotonic_ns()
+            self._ledger.late(request, answer)
+            self._source.deliver((request,), (answer,))
+        elif answer is not None:
+            self._source.progress(request, answer)
+
+    # ------------------------------------------------------------------ death and after
+
+    def child_died(self, child: Child, reason: str) -> None:
+        log.error("%s", reason)
+        self._child, self.reason = None, reason
+        lost, self.executing = list(child.traffic.in_flight.values()), ()
+        if self._source is not None:
+            self._ledger.batch(lost, lost, [self._unhealthy()] * len(lost), BatchTimes(*[monotonic_ns()] * 4))
+            self._source.deliver(lost, [self._unhealthy()] * len(lost))
+            self._source.leave(self._bell)
+        if not self._is_leaving:
+            self._restart = asyncio.ensure_future(self._replace())
+
+    async def _replace(self) -> None:
+        """Start another child, unless too many have died already."""
+        while self._child is None and not self._is_leaving:
+            self._deaths.add()
+            if self._deaths.are_too_many:
+                self._give_up()
+                return
+            await asyncio.sleep(self._deaths.delay_s)
+            self.restarts += 1
+            try:
+                await self._begin()
+            except Exception as error:
+                self.reason = summary(error)
+                log.error("instance '%s' could not be restarted: %s", self.name, self.reason)
+        if self._child is not None:
+            log.warning("instance '%s' has been restarted", self.name)
+            self._pull()
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        self.reason = f"died {deaths.MOST} times within {deaths.WINDOW_S:g} s and is given up; reload it. {self.reason}"
+        log.error("instance '%s' %s", self.name, self.reason)
+        for host in self._crew:
+            if host._is_given_up:
+                host._pull()
+
+    def _turn_away(self, source: BatchSource) -> None:
+        """Leave requests to the others, or to the next child; if there is no hope, refuse them."""
+        if not all(host._is_given_up for host in self._crew):
+            source.leave(self._bell)
+            return
+        while batch := source.poll(self._bell):
+            source.deliver(batch, [self._unhealthy()] * len(batch))
+
+    def _unhealthy(self) -> Unavailable:
+        first_line = self.reason.partition("\n")[0]
+        return Unavailable(f"Stub process '{self.name}' is not healthy. {first_line[:1].upper()}{first_line[1:]}")

@@ -1,0 +1,38 @@
+"""Rung 2: the instance answers request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic_ns
+
+from headrace.backends.base import RequestInstance
+from headrace.errors import BackendError
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer
+from headrace.telemetry.statistics import BatchTimes
+from headrace.workers.contract import Contract
+from headrace.workers.runner import Runner, as_error
+
+
+class RequestRunner(Runner):
+    """Rung 2: the instance answers request by request."""
+
+    def __init__(self, contract: Contract, instance: RequestInstance) -> None:
+        super().__init__(contract)
+        self._execute = instance.execute_requests
+
+    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
+        started = monotonic_ns()
+        try:
+            given = self._execute(batch)
+            if len(given) != len(batch):
+                raise BackendError(
+                    f"model '{self.contract.name}': the backend gave {len(given)} answers for {len(batch)} requests"
+                )
+            inferred = monotonic_ns()
+            answers = [self.contract.signed(*pair) for pair in zip(batch, given, strict=True)]
+        except BaseException as error:
+            failure = as_error(error, self.contract)
+            inferred = monotonic_ns()
+            answers = [failure] * len(batch)
+        return answers, BatchTimes(started, started, inferred, monotonic_ns())

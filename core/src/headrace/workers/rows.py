@@ -1,0 +1,93 @@
+"""Rung 1: stack the rows of a batch, execute once, split the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic_ns
+
+from headrace.backends.base import Instance
+from headrace.errors import BackendError, Cancelled
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer
+from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
+from headrace.telemetry.statistics import BatchTimes
+from headrace.workers.contract import Contract
+from headrace.workers.runner import Runner, as_error
+
+
+class RowsRunner(Runner):
+    """Rung 1: rows in, rows out."""
+
+    def __init__(self, contract: Contract, instance: Instance) -> None:
+        super().__init__(contract)
+        self._execute = instance.execute
+        self.parameters = instance.response_parameters
+
+    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
+        started = monotonic_ns()
+        stacked = inferred = started
+        try:
+            inputs = _stack(batch)
+            stacked = monotonic_ns()
+            results = self._execute(inputs)
+            inferred = monotonic_ns()
+            answers: Sequence[Answer] = self._split(batch, results)
+        except BaseException as error:
+            if len(batch) > 1:
+                # Rows are independent, so the others can be answered without the culprit.
+                answers = [self._run_alone(request) for request in batch]
+            else:
+                answers = [as_error(error, self.contract)]
+            stacked, inferred = max(stacked, started), max(inferred, stacked)
+        return answers, BatchTimes(started, stacked, inferred, monotonic_ns())
+
+    def _run_alone(self, request: InferRequest) -> Answer:
+        if request.cancelled:  # meanwhile
+            return Cancelled(f"{request.log_id}request was cancelled")
+        return self.run([request])[0][0]
+
+    def _split(self, batch: Sequence[InferRequest], results: Mapping[str, object]) -> list[Answer]:
+        outputs = self._checked(results, sum(request.rows for request in batch), _wanted(batch))
+        if len(batch) == 1:
+            request = batch[0]
+            names = request.outputs or outputs
+            return [self.respond(request, {name: outputs[name] for name in names})]
+        answers: list[Answer] = []
+        begin = 0
+        for request in batch:
+            end = begin + request.rows
+            names = request.outputs or outputs
+            answers.append(self.respond(request, {name: _rows(outputs[name], begin, end) for name in names}))
+            begin = end
+        return answers
+
+    def _checked(self, results: Mapping[str, object], rows: int, wanted: set[str] | None) -> dict[str, Tensor]:
+        """The outputs in config order and client shape, or `BackendError` naming the one at fault."""
+        outputs: dict[str, Tensor] = {}
+        for name, spec in self.contract.outputs.items():
+            if name in results:
+                outputs[name] = self.contract.accept(spec, as_tensor(results[name]), rows)  # type: ignore[arg-type]
+            elif wanted is None or name in wanted:
+                raise BackendError(
+                    f"model '{self.contract.name}': the backend gave no output '{name}', only {sorted(results)}"
+                )
+        return outputs
+
+
+def _stack(batch: Sequence[InferRequest]) -> Mapping[str, Tensor]:
+    """The inputs of all requests, row under row; a single request's own inputs, uncopied."""
+    first = batch[0].inputs
+    if len(batch) == 1:
+        return first  # type: ignore[return-value]  # Signature.check has refused all Undecoded
+    return {name: concatenate([request.inputs[name] for request in batch]) for name in first}  # type: ignore[misc]
+
+
+def _wanted(batch: Sequence[InferRequest]) -> set[str] | None:
+    """The outputs that somebody asked for; None for all."""
+    if not all(request.outputs for request in batch):
+        return None
+    return {name for request in batch for name in request.outputs}
+
+
+def _rows(tensor: Tensor, begin: int, end: int) -> Tensor:
+    return tensor.rows(begin, end) if isinstance(tensor, BytesTensor) else tensor[begin:end]

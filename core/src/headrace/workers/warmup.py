@@ -1,0 +1,119 @@
+"""The requests that a config's ``model_warmup`` describes (behaviours.md section 4.10)."""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from headrace.config.confinement import why_outside
+from headrace.config.model_config_pb2 import ModelConfig, ModelWarmup
+from headrace.config.validation.warmup import NO_ID
+from headrace.errors import HeadraceError, InternalError, LoadError
+from headrace.messages import dtypes
+from headrace.messages.dtypes import DataType
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer
+from headrace.messages.tensor import BytesTensor, Tensor
+from headrace.workers.completion import complete
+from headrace.workers.runner import Runner
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One warm-up batch: ``requests`` are executed together, ``count`` times."""
+
+    name: str
+    count: int
+    requests: tuple[InferRequest, ...]
+
+    def tell(self, instance: str, iteration: int) -> None:
+        """Log that ``instance`` is about to execute this; ``iteration`` counts from 1."""
+        model = self.requests[0].model_name
+        text = "model '%s' instance %s is running warmup sample '%s' for iteration %d"
+        log.debug(text, model, instance, self.name, iteration, extra={"model": model})
+
+    def run(self, runner: Runner, instance: str = "") -> None:
+        """Execute on ``instance``; raises `InternalError` naming the sample if any request fails."""
+        for number in range(self.count):
+            self.tell(instance, number + 1)
+            for answer in complete(runner, self.requests):
+                if isinstance(answer, HeadraceError):
+                    raise InternalError(f"failed to run warmup sample '{self.name}': {answer.message}; ")
+
+
+def read_samples(config: ModelConfig, model_path: Path) -> list[Sample]:
+    """The samples of ``config``, which has been validated; those with batch size 0 are left out.
+
+    Raises `LoadError` for a data file that cannot be read or is too short.
+    """
+    return [_sample(config, setting, model_path) for setting in config.model_warmup if setting.batch_size]
+
+
+def prepare(samples: Iterable[Sample], inputs: Collection[str], check: Callable[[InferRequest], None]) -> None:
+    """Have ``check`` look at each request as at a client's, and reshape its ``inputs`` as a client's are.
+
+    Tensors that are no inputs of the config join afterwards, as they do in Triton: they stand for
+    what a scheduler adds. Raises what ``check`` raises.
+    """
+    for sample in samples:
+        for request in sample.requests:
+            others = {name: request.inputs.pop(name) for name in tuple(request.inputs) if name not in inputs}
+            check(request)
+            request.inputs.update(others)
+
+
+def _sample(config: ModelConfig, setting: ModelWarmup, model_path: Path) -> Sample:
+    batched = config.max_batch_size > 0
+    inputs = {
+        name: _tensor(name, described, batched, model_path / "warmup") for name, described in setting.inputs.items()
+    }
+    number = setting.batch_size if batched else 1
+    requests = tuple(InferRequest(config.name, dict(inputs), _ignore) for _ in range(number))
+    return Sample(setting.name, max(1, setting.count), requests)
+
+
+def _tensor(name: str, described: ModelWarmup.Input, batched: bool, folder: Path) -> Tensor:
+    datatype = dtypes.BY_CONFIG_VALUE[described.data_type]
+    shape = (1, *described.dims) if batched else tuple(described.dims)
+    source = described.WhichOneof("input_data_type")
+    if source == "input_data_file":
+        return _from_file(folder, described.input_data_file, datatype, shape)
+    if datatype is dtypes.BYTES:
+        return BytesTensor(bytes(4 * prod(shape)), shape)
+    if source == "random_data":
+        size = prod(shape) * datatype.itemsize
+        below = 2 if datatype is dtypes.BOOL else 0x7C  # bytes that make no infinity and no NaN, not even in FP16
+        raw = np.random.default_rng(0).integers(0, below, size, np.uint8)
+        return raw.view(datatype.numpy).reshape(shape)
+    return np.zeros(shape, datatype.numpy)
+
+
+def _from_file(folder: Path, name: str, datatype: DataType, shape: tuple[int, ...]) -> Tensor:
+    if why_outside(name):
+        raise LoadError(f"warmup data file '{name}' is outside '{folder}'")
+    path = folder / posixpath.normpath(name)  # not through a link and up again
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LoadError(f"cannot read warmup data file '{path}': {error.strerror}") from error
+    if datatype is dtypes.BYTES:
+        return BytesTensor(data, shape)
+    expected = prod(shape) * datatype.itemsize
+    if len(data) < expected:
+        raise LoadError(
+            f"{NO_ID}warmup setting expects {expected} bytes, but the data provided from {name}"  # no space, as Triton
+            f"only has {len(data)} bytes"
+        )
+    return np.frombuffer(data, datatype.numpy, prod(shape)).reshape(shape)
+
+
+def _ignore(answer: Answer, final: bool) -> None:
+    """Warm-up has no caller: the runner's return value is looked at instead."""
