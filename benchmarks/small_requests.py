@@ -18,7 +18,7 @@ IDENTITIES = {"headrace": "identity", "triton": "pyident"}
 INPUTS = ("INPUT0", "INPUT1")
 SERVER_CPU_US = 60
 RATE = 20_000
-#: What the prototype reached where `RATE` was asked for (design.md section 4).
+#: What the prototype reached where `RATE` was asked for.
 PROTOTYPE_RATE = 48_000
 SHARE_OF_PROTOTYPE = 0.6
 

@@ -248,7 +248,7 @@ NAMES = ["-m", "a;touch MARK", "`touch MARK`", "$(touch MARK)", "a b'\"c", "--he
 def test_no_name_reaches_a_shell_or_is_taken_for_an_option(
     run_headrace: Start, root: Path, add_model: AddModel, place: str, wait_until: WaitUntil
 ) -> None:
-    """security C4: a name is one argument of a list, whatever it holds."""
+    """docs/spec/security.md C4: a name is one argument of a list, whatever it holds."""
     names = [*NAMES, "new\nline"] if place == "instance" else NAMES
     for index, name in enumerate(names):
         config = echo_of()
@@ -276,7 +276,7 @@ def test_an_error_tells_nothing_of_the_server(
     make_gate: Callable[[Path], Gate],
     post: Callable[..., Reply],
 ) -> None:
-    """security C7: how the process ended, and nothing that an attacker could use."""
+    """docs/spec/security.md C7: how the process ended, and nothing that an attacker could use."""
     gate = make_gate(add_model(root, "slow", f'backend: "gated" {APART}{echo}'))
     server = serve(f"--model-repository={root}", environ=gated)
     gate.close()

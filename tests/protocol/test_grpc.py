@@ -1,4 +1,4 @@
-"""Raw gRPC: messages below the client, to the letter of behaviours.md section 2."""
+"""Raw gRPC: messages below the client, to the letter of docs/spec/behaviours.md section 2."""
 
 from __future__ import annotations
 

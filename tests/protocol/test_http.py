@@ -1,4 +1,4 @@
-"""Raw HTTP: routes, headers, bodies and refusals, to the letter of behaviours.md sections 0 and 1."""
+"""Raw HTTP: routes, headers, bodies and refusals, to the letter of docs/spec/behaviours.md sections 0 and 1."""
 
 from __future__ import annotations
 

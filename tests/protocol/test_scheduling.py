@@ -1,4 +1,4 @@
-"""Many callers at once: whose rows are whose, who waits, who gives up (behaviours.md sections 2.6 and 6)."""
+"""Many callers at once: whose rows are whose, who waits, who gives up (docs/spec/behaviours.md sections 2.6 and 6)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@
     └── InternalError             us
 
 An error carries a `Code` and no transport number: each frontend has one table from code to
-status. The codes are Triton's eight (behaviours.md section 0).
+status. The codes are Triton's eight (docs/spec/behaviours.md section 0).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from headrace.workers.crossing import Crossing
 
 log = logging.getLogger(__name__)
 
-#: Server metadata, in Triton's order (behaviours.md section 1.6); grows as extensions are built.
+#: Server metadata, in Triton's order (docs/spec/behaviours.md section 1.6); grows as extensions are built.
 EXTENSIONS = (
     "classification",
     "model_repository",
@@ -340,7 +340,7 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """Behaviours.md section 5.6; strict unless ``strict_readiness`` is off. Asks no instance."""
+        """docs/spec/behaviours.md section 5.6; strict unless ``strict_readiness`` is off. Asks no instance."""
         if self.phase is not Phase.READY:
             return False
         return not self.options.strict_readiness or self._lifecycle.are_settled
@@ -401,7 +401,7 @@ class Server:
 
         ``parameters`` may hold ``config``, JSON that takes the place of the config file, and
         ``file:<path>``, the contents of files that take the place of the model's directory
-        (behaviours.md section 5.4). Raises `HeadraceError`; then the old versions go on.
+        (docs/spec/behaviours.md section 5.4). Raises `HeadraceError`; then the old versions go on.
         """
         self._require_ready()
         await self._control.load(name, parameters)

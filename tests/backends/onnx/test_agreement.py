@@ -1,4 +1,4 @@
-"""Texts: behaviours.md sections 10.1 and 10.2."""
+"""Texts: docs/spec/behaviours.md sections 10.1 and 10.2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a command line: GNU getopt_long's rules and Triton's error texts (behaviours.md section 8)."""
+"""Reading a command line: GNU getopt_long's rules and Triton's error texts (docs/spec/behaviours.md section 8)."""
 
 from __future__ import annotations
 

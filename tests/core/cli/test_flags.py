@@ -1,4 +1,4 @@
-"""The table of flags against behaviours.md section 8, the options, the help and docs/flags.md."""
+"""The table of flags against docs/spec/behaviours.md section 8, the options, the help and docs/flags.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.config.support import SUPPORT
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "flags.md"
 
-# Every flag of tritonserver but --help, copied from behaviours.md section 8.
+# Every flag of tritonserver but --help, copied from docs/spec/behaviours.md section 8.
 TRITON = """
 id exit-timeout-secs log-verbose log-info log-warning log-error log-format log-file
 model-repository model-store exit-on-error disable-auto-complete-config strict-readiness model-control-mode

@@ -1,4 +1,4 @@
-"""``headrace serve`` as a process: start, signals, exit codes, log (behaviours.md sections 5.11 and 8)."""
+"""``headrace serve`` as a process: start, signals, exit codes, log (docs/spec/behaviours.md sections 5.11 and 8)."""
 
 from __future__ import annotations
 

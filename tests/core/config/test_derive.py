@@ -1,4 +1,4 @@
-"""What a config leaves out, told from the directory (behaviours.md section 4.3)."""
+"""What a config leaves out, told from the directory (docs/spec/behaviours.md section 4.3)."""
 
 from __future__ import annotations
 

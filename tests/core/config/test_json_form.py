@@ -1,4 +1,4 @@
-"""The config's JSON form (behaviours.md section 1.6), judged by tritonclient's own schema."""
+"""The config's JSON form (docs/spec/behaviours.md section 1.6), judged by tritonclient's own schema."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from headrace.config.options import Restriction, ServerOptions
 from headrace.config.support import SUPPORT, State
 from headrace.errors import ConfigError
 
-# Name and default, as written in behaviours.md section 8. Flags without a default are left out.
+# Name and default, as written in docs/spec/behaviours.md section 8. Flags without a default are left out.
 TRITON_DEFAULTS = """
 id triton
 exit-timeout-secs 30

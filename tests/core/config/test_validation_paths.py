@@ -1,4 +1,4 @@
-"""No field of a config names a file outside its model's directory (security classes C2 and C3)."""
+"""No field of a config names a file outside its model's directory (docs/spec/security.md C2 and C3)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Bad configs, each with the exact text that refuses it.
 
-Texts are Triton's (behaviours.md sections 3.2, 4.4 to 4.11) where it has one; where it has none,
+Texts are Triton's (docs/spec/behaviours.md sections 3.2, 4.4 to 4.11) where it has one; where it has none,
 the text names the thing, the value and the rule.
 """
 

@@ -1,4 +1,4 @@
-"""Behaviours.md section 3.4. The oracle is sorting in plain Python."""
+"""docs/spec/behaviours.md section 3.4. The oracle is sorting in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behaviours.md sections 1.2 and 2.2; security.md C23 and C28."""
+"""docs/spec/behaviours.md sections 1.2 and 2.2; docs/spec/security.md C23 and C28."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request checks against the texts of behaviours.md section 3.2."""
+"""Request checks against the texts of docs/spec/behaviours.md section 3.2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decision table of behaviours.md section 6.2, by hand."""
+"""The decision table of docs/spec/behaviours.md section 6.2, by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instance groups to instances, against behaviours.md section 4.5."""
+"""Instance groups to instances, against docs/spec/behaviours.md section 4.5."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warm-up requests as behaviours.md section 4.10 describes them."""
+"""Warm-up requests as docs/spec/behaviours.md section 4.10 describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a config describes the graph it stands beside (behaviours.md sections 10.1 and 10.2)."""
+"""Whether a config describes the graph it stands beside (docs/spec/behaviours.md sections 10.1 and 10.2)."""
 
 from __future__ import annotations
 

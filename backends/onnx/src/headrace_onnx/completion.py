@@ -1,4 +1,4 @@
-"""What an ONNX graph can fill into a config (behaviours.md sections 10.1 and 10.2)."""
+"""What an ONNX graph can fill into a config (docs/spec/behaviours.md sections 10.1 and 10.2)."""
 
 from __future__ import annotations
 

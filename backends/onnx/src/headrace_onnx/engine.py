@@ -87,7 +87,7 @@ def available_cores() -> int:
 
 
 def default_max_batch_size(options: Mapping[str, str]) -> int:
-    """``--backend-config=onnxruntime,default-max-batch-size=N``; 4 unless set (section 4.3)."""
+    """``--backend-config=onnxruntime,default-max-batch-size=N``; 4 unless set (docs/spec/behaviours.md section 4.3)."""
     if "default-max-batch-size" not in options:
         log.debug("Adding default backend config setting: default-max-batch-size,4")
     return max(0, _number(options, "default-max-batch-size", 4))

@@ -1,4 +1,4 @@
-"""The ``parameters`` that a config may give an ONNX model (behaviours.md section 10.2)."""
+"""The ``parameters`` that a config may give an ONNX model (docs/spec/behaviours.md section 10.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which execution providers run a model, from the config's accelerators (section 10.2)."""
+"""Which execution providers run a model, from the config's accelerators (docs/spec/behaviours.md section 10.2)."""
 
 from __future__ import annotations
 

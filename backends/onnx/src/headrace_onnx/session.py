@@ -1,4 +1,4 @@
-"""From a model's config and parameters to an ONNX Runtime session (section 10.2)."""
+"""From a model's config and parameters to an ONNX Runtime session (docs/spec/behaviours.md section 10.2)."""
 
 from __future__ import annotations
 

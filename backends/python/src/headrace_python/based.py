@@ -1,6 +1,6 @@
 """Python-based backends: a directory with a ``model.py`` that serves every model of that backend.
 
-Source: behaviours.md section 10.7. ``--backend-directory`` holds the directories, each of the name
+Source: docs/spec/behaviours.md section 10.7. ``--backend-directory`` holds the directories, each of the name
 that configs give as ``backend``.
 """
 

@@ -1,6 +1,6 @@
 """Has a model complete its own config: ``auto_complete_config``, in a process that lives no longer.
 
-Source: behaviours.md sections 9.1 and 9.2. Whatever that code does, the server is left as it was.
+Source: docs/spec/behaviours.md sections 9.1 and 9.2. Whatever that code does, the server is left as it was.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Description:
     folders: Sequence[Path] = ()
 
     def args(self) -> dict[str, str]:
-        """What ``initialize`` is given (behaviours.md section 9.1)."""
+        """What ``initialize`` is given (docs/spec/behaviours.md section 9.1)."""
         return {
             "model_config": self.config,
             "model_instance_kind": self.device_kind.upper(),

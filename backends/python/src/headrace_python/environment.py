@@ -1,4 +1,4 @@
-"""The interpreter that a model asks for: ``EXECUTION_ENV_PATH`` (behaviours.md section 9.6).
+"""The interpreter that a model asks for: ``EXECUTION_ENV_PATH`` (docs/spec/behaviours.md section 9.6).
 
 It names a directory with a conda or a virtual environment, an archive of one (conda-pack), or a
 ``requirements.txt``. No shell takes part: what ``bin/activate`` would set is set here.

@@ -1,6 +1,6 @@
 """One instance of a Python model: its life, and what becomes of each batch.
 
-Source: behaviours.md sections 9.1, 9.3, 9.4 and 9.7. Every request is answered once, whatever the
+Source: docs/spec/behaviours.md sections 9.1, 9.3, 9.4 and 9.7. Every request is answered once, whatever the
 model does: what it returns is judged for the whole batch before the first answer is sent, and
 ``_finish`` of a request does nothing when the model has answered it through its sender.
 """

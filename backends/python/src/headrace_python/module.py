@@ -1,6 +1,6 @@
 """Imports ``model.py`` in an interpreter that belongs to one model.
 
-Triton's semantics (behaviours.md section 9.1): the module is ``<version>.model``, and the version's
+Triton's semantics (docs/spec/behaviours.md section 9.1): the module is ``<version>.model``, and the version's
 directory and its parent stand at the end of `sys.path`. `headrace_python.private` is for an
 interpreter that several models share.
 """

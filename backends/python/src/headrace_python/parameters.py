@@ -1,6 +1,6 @@
 """The ``parameters`` map of a Python model's config: its own, but for three keys.
 
-Source: behaviours.md section 9.6. The model finds all of them in ``args["model_config"]``.
+Source: docs/spec/behaviours.md section 9.6. The model finds all of them in ``args["model_config"]``.
 """
 
 from __future__ import annotations

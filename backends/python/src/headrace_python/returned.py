@@ -1,6 +1,6 @@
 """What ``execute`` of a model that is not decoupled may return, and Triton's words for what it may not.
 
-Source: behaviours.md section 9.3.
+Source: docs/spec/behaviours.md section 9.3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What ``--backend-config=python,key=value`` says to all Python models.
 
-Source: behaviours.md section 9.6. Headrace has no shared-memory regions to size or to name, and no
+Source: docs/spec/behaviours.md section 9.6. Headrace has no shared-memory regions to size or to name, and no
 pool of threads for BLS; the settings for them are held to Triton's rules and have no effect.
 ``isolation``, ``load-timeout-seconds`` and ``busy-poll-microseconds`` are Headrace's own.
 """

@@ -1,6 +1,6 @@
 """Where the code of a model is: in its version's directory, or in that of its backend.
 
-Source: behaviours.md sections 9.1 and 10.7.
+Source: docs/spec/behaviours.md sections 9.1 and 10.7.
 """
 
 from __future__ import annotations

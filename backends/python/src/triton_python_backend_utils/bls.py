@@ -1,6 +1,6 @@
 """Business logic scripting: a model asks another model.
 
-Source: behaviours.md section 9.5. Errors come back in the response. No call has a thread of its
+Source: docs/spec/behaviours.md section 9.5. Errors come back in the response. No call has a thread of its
 own: the services call back, and whoever waits is woken.
 """
 

@@ -81,7 +81,7 @@ def _files(model_name: str, files: Mapping[Text, bytes] | None) -> dict[str, byt
 
 
 def _services(failure: str) -> Services:
-    """Those of the calling model, if it may load models now (behaviours.md section 9.2)."""
+    """Those of the calling model, if it may load models now (docs/spec/behaviours.md section 9.2)."""
     runtime = runtimes.current()
     if runtime is not None and runtime.phase in (Phase.COMPLETING, Phase.FINALIZING):
         raise TritonModelException(f"{failure}this is not supported during the '{runtime.phase.value}' function.")

@@ -1,6 +1,6 @@
 """Data types by Triton's numbers, Triton's names in a config, and NumPy's types.
 
-Source: behaviours.md sections 3.1 and 9.2.
+Source: docs/spec/behaviours.md sections 3.1 and 9.2.
 """
 
 from __future__ import annotations

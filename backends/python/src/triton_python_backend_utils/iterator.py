@@ -1,6 +1,6 @@
 """The responses of a decoupled model to a request that a model made.
 
-Source: behaviours.md sections 9.2 and 9.5.
+Source: docs/spec/behaviours.md sections 9.2 and 9.5.
 """
 
 from __future__ import annotations

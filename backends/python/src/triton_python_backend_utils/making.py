@@ -1,6 +1,6 @@
 """The arguments of a request that a model makes, checked.
 
-Source: behaviours.md section 9.2.
+Source: docs/spec/behaviours.md section 9.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Metrics of a model's own, on the server's metrics page.
 
-Source: behaviours.md sections 7.6 and 9.2.
+Source: docs/spec/behaviours.md sections 7.6 and 9.2.
 """
 
 from __future__ import annotations

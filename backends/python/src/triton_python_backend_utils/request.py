@@ -1,6 +1,6 @@
 """One inference request: one that a model received, or one that it makes for another model.
 
-Source: behaviours.md sections 9.2 and 9.5.
+Source: docs/spec/behaviours.md sections 9.2 and 9.5.
 """
 
 from __future__ import annotations

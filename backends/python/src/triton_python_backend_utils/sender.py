@@ -1,6 +1,6 @@
 """The response sender: any number of answers to one request, from any thread.
 
-Source: behaviours.md section 9.4.
+Source: docs/spec/behaviours.md section 9.4.
 """
 
 from __future__ import annotations

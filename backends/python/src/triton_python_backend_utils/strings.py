@@ -1,4 +1,4 @@
-"""Strings in the wire form of the protocol: length words and bytes (behaviours.md section 3.1)."""
+"""Strings in the wire form of the protocol: length words and bytes (docs/spec/behaviours.md section 3.1)."""
 
 from __future__ import annotations
 

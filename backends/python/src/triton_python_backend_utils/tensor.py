@@ -1,6 +1,6 @@
 """A named tensor: a NumPy array, strings in wire form, or memory of a device.
 
-Source: behaviours.md section 9.2.
+Source: docs/spec/behaviours.md section 9.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The identity backend: each output is the input at the same place in the config.
 
-All data types, any shape. The parameters are those of Triton's sample backend (behaviours.md section
+All data types, any shape. The parameters are those of Triton's sample backend (docs/spec/behaviours.md section
 10.7) and help to test batching and loading. What that one adds to every answer for show costs time,
 so that it is off here: ``--backend-config=identity,triton-sample=true`` turns it on.
 """

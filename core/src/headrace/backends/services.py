@@ -1,7 +1,7 @@
 """What the server does for the instances of its models: `Model.services`.
 
 An instance in a thread of the server and one in a process of its own are given the same methods;
-all may be called from any thread except the event loop. Source: behaviours.md sections 9.2 and 9.5.
+all may be called from any thread except the event loop. Source: docs/spec/behaviours.md sections 9.2 and 9.5.
 """
 
 from __future__ import annotations

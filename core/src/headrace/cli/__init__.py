@@ -1,6 +1,6 @@
 """The command line: ``headrace serve | check | plugins``.
 
-Exit codes: 0 for success and 1 for failure, arguments that cannot be read included (behaviours.md
+Exit codes: 0 for success and 1 for failure, arguments that cannot be read included (docs/spec/behaviours.md
 section 8).
 """
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
-#: The exit code for arguments that cannot be read, of every command (behaviours.md section 8).
+#: The exit code for arguments that cannot be read, of every command (docs/spec/behaviours.md section 8).
 WRONG = 1
 
 

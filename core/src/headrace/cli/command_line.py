@@ -1,4 +1,4 @@
-"""From the words of a command line to `ServerOptions`, by the rules of behaviours.md section 8.
+"""From the words of a command line to `ServerOptions`, by the rules of docs/spec/behaviours.md section 8.
 
 Reads as GNU getopt_long does: ``--flag value``, ``--flag=value``, and any prefix of a flag that
 only that flag has. What is left over belongs to the options of plugins.

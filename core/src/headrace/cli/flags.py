@@ -1,6 +1,6 @@
 """Every flag of ``headrace serve``: how it is read, and what to tell people about it.
 
-The flags, their groups and their order are those of behaviours.md section 8. Defaults stand in
+The flags, their groups and their order are those of docs/spec/behaviours.md section 8. Defaults stand in
 `headrace.config.options.ServerOptions`, what is built today in `headrace.config.support`.
 """
 

@@ -1,4 +1,4 @@
-"""``headrace serve``: listen, load, wait for a signal, drain, exit (behaviours.md sections 5.11 and 8)."""
+"""``headrace serve``: listen, load, wait for a signal, drain, exit (docs/spec/behaviours.md sections 5.11 and 8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says of a server that has loaded: the tables that Triton prints (behaviours.md section 8)."""
+"""What the log says of a server that has loaded: the tables that Triton prints (docs/spec/behaviours.md section 8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the text of a flag to its typed value; the error texts are Triton's (behaviours.md section 8).
+"""From the text of a flag to its typed value; the error texts are Triton's (docs/spec/behaviours.md section 8).
 
 A reader takes the text after ``--flag=`` and raises `ValueError` with the text that goes under
 ``Bad option: "--flag".``. A gatherer combines the values of a flag that may be repeated.

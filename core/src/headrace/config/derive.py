@@ -1,6 +1,6 @@
 """What a config leaves to be read off the directory, and the defaults that are always filled in.
 
-Source: behaviours.md section 4.3. Happens with strict configs too; never looks into model files.
+Source: docs/spec/behaviours.md section 4.3. Happens with strict configs too; never looks into model files.
 """
 
 from __future__ import annotations

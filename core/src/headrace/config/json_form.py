@@ -1,4 +1,4 @@
-"""A config as the ``/config`` endpoint shows it (behaviours.md section 1.6).
+"""A config as the ``/config`` endpoint shows it (docs/spec/behaviours.md section 1.6).
 
 Protobuf's JSON with field names as in the schema and all defaults printed; int64 values, which
 protobuf's JSON writes as strings, become numbers in the places where Triton turns them back.

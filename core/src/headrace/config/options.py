@@ -1,4 +1,4 @@
-"""The options of a server: one frozen dataclass, one field per flag (behaviours.md section 8).
+"""The options of a server: one frozen dataclass, one field per flag (docs/spec/behaviours.md section 8).
 
 A field's name is the flag's with underscores, its default Triton's. Deprecated spellings have no
 field of their own; the command line folds them into these. What each flag means stands in
@@ -200,7 +200,7 @@ class ServerOptions:
     allow_client_shm: bool = False
 
     def __post_init__(self) -> None:
-        """Apply the rules by which one option decides another (behaviours.md section 8)."""
+        """Apply the rules by which one option decides another (docs/spec/behaviours.md section 8)."""
         self._set("model_repository", tuple(sorted(set(self.model_repository))))
         self._set("exit_timeout_secs", max(self.exit_timeout_secs, 0))
         self._set("model_load_thread_count", max(self.model_load_thread_count, 1))

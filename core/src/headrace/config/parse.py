@@ -1,6 +1,6 @@
 """Reads model configs: text format, JSON, files. Errors say where, what and what was meant.
 
-Source: behaviours.md sections 4.1 and 5.4.
+Source: docs/spec/behaviours.md sections 4.1 and 5.4.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 def find_config(model_path: Path, config_name: str = "") -> Path | None:
     """The config file of a model: ``configs/<config_name>.pbtxt`` if it exists, else
-    ``config.pbtxt``, else None (``--model-config-name``, behaviours.md section 4.1).
+    ``config.pbtxt``, else None (``--model-config-name``, docs/spec/behaviours.md section 4.1).
 
     Raises `ConfigError` for a name that leaves ``configs``.
     """

@@ -1,4 +1,4 @@
-"""The classification extension: an output as its top classes (behaviours.md section 3.4)."""
+"""The classification extension: an output as its top classes (docs/spec/behaviours.md section 3.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forwarding of request headers to models as request parameters (behaviours.md section 1.3)."""
+"""Forwarding of request headers to models as request parameters (docs/spec/behaviours.md section 1.3)."""
 
 from __future__ import annotations
 

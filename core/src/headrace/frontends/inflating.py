@@ -1,4 +1,4 @@
-"""Compressed requests, unpacked within bounds (behaviours.md sections 1.3 and 2.6).
+"""Compressed requests, unpacked within bounds (docs/spec/behaviours.md sections 1.3 and 2.6).
 
 Blocks: about 3 ms per MiB, without the interpreter's lock.
 """

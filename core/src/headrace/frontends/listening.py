@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headrace.server import Server
 
-#: As many connections may wait to be accepted (behaviours.md section 1.1).
+#: As many connections may wait to be accepted (docs/spec/behaviours.md section 1.1).
 BACKLOG = 1024
 
 

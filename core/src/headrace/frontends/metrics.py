@@ -1,4 +1,4 @@
-"""Prometheus metrics over HTTP (behaviours.md section 7), on the native host of the HTTP frontend."""
+"""Prometheus metrics over HTTP (docs/spec/behaviours.md section 7), on the native host of the HTTP frontend."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Restricted APIs: categories of calls that need a header with a secret value.
 
-Source: behaviours.md sections 1.2 and 2.2. What a refusal looks like is the transport's affair;
+Source: docs/spec/behaviours.md sections 1.2 and 2.2. What a refusal looks like is the transport's affair;
 whether there is one is decided here, for every frontend alike.
 """
 

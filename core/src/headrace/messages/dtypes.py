@@ -1,6 +1,6 @@
 """The data types of the v2 protocol: one table, read in every direction.
 
-Source: behaviours.md section 3.1. A name on the wire (``FP32``), a name in a config
+Source: docs/spec/behaviours.md section 3.1. A name on the wire (``FP32``), a name in a config
 (``TYPE_FP32``) and a NumPy dtype are three spellings of one `DataType`.
 """
 

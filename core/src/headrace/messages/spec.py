@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 @dataclass(slots=True, frozen=True)
 class Spec:
     """``dims`` exclude the batch axis; -1 is any size. ``reshape`` is what the backend sees
-    instead of ``dims``, or None for the same (behaviours.md sections 3.2 step 8 and 4.4)."""
+    instead of ``dims``, or None for the same (docs/spec/behaviours.md sections 3.2 step 8 and 4.4)."""
 
     name: str
     datatype: DataType

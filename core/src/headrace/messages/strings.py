@@ -1,6 +1,6 @@
 """Strings in the wire form of the protocol: found, cut and joined by the million.
 
-In wire form each string is its length, a little-endian uint32, and then its bytes (behaviours.md
+In wire form each string is its length, a little-endian uint32, and then its bytes (docs/spec/behaviours.md
 section 3.1). The places of the lengths follow from one another, so finding them means a step per
 string. Steps of Python are slow; where the bytes look like short strings NumPy guesses the places of
 a whole window, and those are taken that lead from one to the next.

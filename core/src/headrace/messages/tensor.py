@@ -23,7 +23,7 @@ class BytesTensor:
     """Strings in the wire form of the protocol, boxed only when somebody asks.
 
     ``buffer`` holds, for each element in row-major order, its length as a little-endian uint32
-    and then its bytes (behaviours.md section 3.1). ``offsets`` i64[elements + 1] are the
+    and then its bytes (docs/spec/behaviours.md section 3.1). ``offsets`` i64[elements + 1] are the
     positions of the length words, and the end; they are found once, on first use.
     """
 

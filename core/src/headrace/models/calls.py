@@ -1,4 +1,4 @@
-"""Requests that models send to models (behaviours.md section 9.5). Event loop only."""
+"""Requests that models send to models (docs/spec/behaviours.md section 9.5). Event loop only."""
 
 from __future__ import annotations
 

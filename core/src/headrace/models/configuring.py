@@ -1,7 +1,7 @@
 """From ``config.pbtxt`` to a complete and valid config, in four steps.
 
 A file is parsed and derived, `examine` says what is wrong that needs no backend, `fill` asks the
-backend for what is still missing, and `judge` holds the result against every rule (behaviours.md
+backend for what is still missing, and `judge` holds the result against every rule (docs/spec/behaviours.md
 sections 4.3, 4.4). `read` and `complete` take these steps for a load and raise the first problem;
 ``headrace check`` takes them for the whole list.
 """

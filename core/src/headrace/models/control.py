@@ -1,4 +1,4 @@
-"""Loading and unloading by name, as the model control mode allows (behaviours.md sections 5.2 to 5.5)."""
+"""Loading and unloading by name, as the model control mode allows (docs/spec/behaviours.md sections 5.2 to 5.5)."""
 
 from __future__ import annotations
 
@@ -126,7 +126,10 @@ class Control:
 
 
 def judged_name(name: str) -> str:
-    """``name`` without blanks around it; raises `InvalidArgument` for what can name no model (behaviours.md 5.3)."""
+    """``name`` without blanks around it.
+
+    Raises `InvalidArgument` for what can name no model (docs/spec/behaviours.md section 5.3).
+    """
     name = name.strip(" \t\n\v\f\r")
     if not name:
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")

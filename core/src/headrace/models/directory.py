@@ -1,4 +1,4 @@
-"""Which loaded model a request means: one dictionary look-up (behaviours.md section 1.3)."""
+"""Which loaded model a request means: one dictionary look-up (docs/spec/behaviours.md section 1.3)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ class Directory:
         return sorted(model.version for (known, version), model in self._loaded.items() if known == name and version)
 
     def for_statistics(self, name: str, version: str) -> list[ServedModel]:
-        """The versions that a statistics request means; raises with the texts of section 1.6."""
+        """The versions that a statistics request means.
+
+        Raises with the texts of docs/spec/behaviours.md section 1.6.
+        """
         if version:
             number = parse_version(version)
             model = self._loaded.get((name, str(number)))

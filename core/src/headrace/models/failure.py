@@ -1,4 +1,4 @@
-"""Why a model is not loaded, in Triton's words (behaviours.md section 5.3)."""
+"""Why a model is not loaded, in Triton's words (docs/spec/behaviours.md section 5.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Label files of outputs (behaviours.md section 3.4)."""
+"""Label files of outputs (docs/spec/behaviours.md section 3.4)."""
 
 from __future__ import annotations
 

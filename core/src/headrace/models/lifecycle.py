@@ -1,7 +1,7 @@
 """Loads, replaces and unloads models; the only writer of their states. Event loop only.
 
 A version that replaces another is loaded beside it; the swap is one assignment in the
-`Directory`, and the old version answers what it has (behaviours.md sections 5.3 and 5.5).
+`Directory`, and the old version answers what it has (docs/spec/behaviours.md sections 5.3 and 5.5).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Lifecycle:
 
     @property
     def are_settled(self) -> bool:
-        """Strict readiness (behaviours.md section 5.6)."""
+        """Strict readiness (docs/spec/behaviours.md section 5.6)."""
         return all(record.is_settled and record.is_alive for record in self.records.values() if record.counts)
 
     def _name_the_late(self) -> None:
@@ -137,7 +137,7 @@ class Lifecycle:
             progress.failed(entry.name)
             record = self.records.setdefault(entry.name, ModelRecord(entry.name))
             if not record.versions:
-                # Triton's index shows the reason for a duplicate bare (behaviours.md section 1.6).
+                # Triton's index shows the reason for a duplicate bare (docs/spec/behaviours.md section 1.6).
                 cause = error.__cause__ if isinstance(error.__cause__, HeadraceError) else error
                 record.problem = cause.message if entry.is_duplicate else f"{cause.code.value}: {cause.message}"
                 record.counts = isinstance(cause, NoVersion)

@@ -1,4 +1,4 @@
-"""What a load may bring along: another config, or all files of the model (behaviours.md section 5.4)."""
+"""What a load may bring along: another config, or all files of the model (docs/spec/behaviours.md section 5.4)."""
 
 from __future__ import annotations
 

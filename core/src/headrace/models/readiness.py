@@ -1,4 +1,4 @@
-"""What the instances of a version say about themselves (behaviours.md section 9.7). Event loop only."""
+"""What the instances of a version say about themselves (docs/spec/behaviours.md section 9.7). Event loop only."""
 
 from __future__ import annotations
 

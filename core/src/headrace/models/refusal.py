@@ -1,6 +1,6 @@
 """Why a request does not fit a signature, in Triton's order and words.
 
-Source: behaviours.md section 3.2. Called only for requests that `Signature.check` refused.
+Source: docs/spec/behaviours.md section 3.2. Called only for requests that `Signature.check` refused.
 
 Where several inputs are wrong, Triton names the one that was sent last: it walks a hash table, which has the newest
 entry in front. (Names that share a bucket, and more than 13 inputs, come in another order there. That is chance, and

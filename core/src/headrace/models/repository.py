@@ -1,4 +1,4 @@
-"""The model repository on disk: which models, which versions (behaviours.md section 5.1)."""
+"""The model repository on disk: which models, which versions (docs/spec/behaviours.md section 5.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a model that takes no more requests (behaviours.md section 5.5). Event loop only."""
+"""The end of a model that takes no more requests (docs/spec/behaviours.md section 5.5). Event loop only."""
 
 from __future__ import annotations
 

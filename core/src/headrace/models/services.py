@@ -1,4 +1,4 @@
-"""What the server does for its models, where it is in the same process (behaviours.md section 9)."""
+"""What the server does for its models, where it is in the same process (docs/spec/behaviours.md section 9)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `Signature.check` is the fast yes: a straight line over the inputs that accepts what fits. When
 something does not fit, `headrace.models.refusal` walks the same rules in Triton's order and
-words the error (behaviours.md section 3.2).
+words the error (docs/spec/behaviours.md section 3.2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The states of models and their versions, as the index shows them (behaviours.md section 5.6).
+"""The states of models and their versions, as the index shows them (docs/spec/behaviours.md section 5.6).
 
 ::
 

@@ -1,6 +1,6 @@
 """Looks at the repository again and again, and has what changed loaded, reloaded and unloaded.
 
-For control mode ``poll`` (behaviours.md section 5.2) and for ``--dev``. These differ in when a
+For control mode ``poll`` (docs/spec/behaviours.md section 5.2) and for ``--dev``. These differ in when a
 change counts: in mode poll at once, and a load that failed is tried again at every look; with
 ``--dev``, where people are saving files, once two looks in a row have seen the same, and a load
 that failed is tried again when the files have changed.

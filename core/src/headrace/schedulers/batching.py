@@ -1,6 +1,6 @@
 """When a batch fires: arithmetic on the requests that wait, and nothing else.
 
-The decision table of Triton's dynamic batcher (behaviours.md section 6.2), for an instance that
+The decision table of Triton's dynamic batcher (docs/spec/behaviours.md section 6.2), for an instance that
 is idle now.
 """
 

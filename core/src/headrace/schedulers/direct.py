@@ -1,4 +1,4 @@
-"""The default scheduler: one request, one execution (behaviours.md section 6.1)."""
+"""The default scheduler: one request, one execution (docs/spec/behaviours.md section 6.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dynamic batcher: an idle instance pulls a batch (behaviours.md sections 6.2 and 6.3)."""
+"""The dynamic batcher: an idle instance pulls a batch (docs/spec/behaviours.md sections 6.2 and 6.3)."""
 
 from __future__ import annotations
 

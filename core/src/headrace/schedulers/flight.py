@@ -29,7 +29,7 @@ class Flight:
     """Knows what is in flight, answers it, and says when nothing is left.
 
     ``ordered`` holds answers back until all earlier requests are answered
-    (``preserve_ordering``, behaviours.md section 6.2). ``counted`` callers take any number of
+    (``preserve_ordering``, docs/spec/behaviours.md section 6.2). ``counted`` callers take any number of
     responses and say which they have read; those of a model that is not decoupled take one.
     What is said to a request that has been answered already, as `abandon` does, is dropped.
     """

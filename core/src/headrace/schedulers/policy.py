@@ -1,4 +1,4 @@
-"""How long a request may wait and how many may wait with it (behaviours.md section 6.3)."""
+"""How long a request may wait and how many may wait with it (docs/spec/behaviours.md section 6.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics that models make (behaviours.md section 7.6). Any thread.
+"""Metrics that models make (docs/spec/behaviours.md section 7.6). Any thread.
 
 Instances that name the same family and the same labels share one metric. It is on the page from
 the first that makes it until the last has given it up, which an instance that ends always does.

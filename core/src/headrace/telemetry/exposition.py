@@ -1,4 +1,4 @@
-"""Prometheus text, exactly as Triton prints it (behaviours.md section 7.8).
+"""Prometheus text, exactly as Triton prints it (docs/spec/behaviours.md section 7.8).
 
 prometheus-client collects, but its own writer puts ``_total`` behind the name of every counter,
 prints ``3.0`` for 3 and sorts ``le`` and ``quantile`` among the other labels. Dashboards, and

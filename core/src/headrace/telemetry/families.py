@@ -1,4 +1,4 @@
-"""The per-model families: names and help texts of Triton (behaviours.md section 7), and what they show."""
+"""The per-model families: names and help texts of Triton (docs/spec/behaviours.md section 7), and what they show."""
 
 from __future__ import annotations
 

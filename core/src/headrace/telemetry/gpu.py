@@ -11,7 +11,7 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-#: Name, help and unit as Triton's (behaviours.md section 7.4); how to ask NVML for the value.
+#: Name, help and unit as Triton's (docs/spec/behaviours.md section 7.4); how to ask NVML for the value.
 GAUGES: tuple[tuple[str, str, Callable[[Any, Any], float]], ...] = (
     (
         "nv_gpu_utilization",

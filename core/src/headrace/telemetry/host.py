@@ -1,4 +1,4 @@
-"""CPU and memory of the machine, read from /proc at scrape time (behaviours.md section 7.4)."""
+"""CPU and memory of the machine, read from /proc at scrape time (docs/spec/behaviours.md section 7.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of metric that a model may make, and what may be done to each (behaviours.md section 7.6)."""
+"""The kinds of metric that a model may make, and what may be done to each (docs/spec/behaviours.md section 7.6)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Configures logging only when the command line asks for it: an embedded server leaves that to its
 host. What any logger says from level INFO on is in the log, in its form; ``--log-verbose`` lets the
 loggers below ``headrace`` say more. A message is one record and one line, whatever text of a caller
-is in it: control characters are escaped (behaviours.md section 12.2). Extras that a record may
+is in it: control characters are escaped (docs/spec/behaviours.md section 12.2). Extras that a record may
 carry: ``table``, lines that follow the message, made by `headrace.telemetry.tables`, and
 ``request_id``, ``model``, ``version`` and ``code``, which the JSON form shows as fields.
 """

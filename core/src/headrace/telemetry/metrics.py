@@ -32,7 +32,7 @@ class Measured(Protocol):
 
 
 class ModelCollector(Collector):
-    """The families of behaviours.md sections 7.1 and 7.3, and Headrace's histograms.
+    """The families of docs/spec/behaviours.md sections 7.1 and 7.3, and Headrace's histograms.
 
     ``served`` gives the models that have series: one that is unloaded is gone from the next scrape.
     """

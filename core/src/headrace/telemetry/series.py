@@ -1,4 +1,4 @@
-"""One custom metric: a number, or a histogram, that models change (behaviours.md section 7.6).
+"""One custom metric: a number, or a histogram, that models change (docs/spec/behaviours.md section 7.6).
 
 Any thread. A raise leaves the metric as it was.
 """

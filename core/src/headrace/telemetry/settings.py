@@ -1,4 +1,4 @@
-"""What ``--metrics-config`` asks for (behaviours.md section 7.5)."""
+"""What ``--metrics-config`` asks for (docs/spec/behaviours.md section 7.5)."""
 
 from __future__ import annotations
 

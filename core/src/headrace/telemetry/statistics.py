@@ -3,7 +3,7 @@
 Nothing here locks. Each writer has its own object and is its only writer: an instance thread
 writes its `ExecutionStatistics` once per batch, the event loop writes those of late answers and
 the rest of `ModelStatistics`. Readers add the objects up in `ModelStatistics.snapshot` and may see a batch
-half counted, never a torn number. Source: behaviours.md sections 1.6 and 7.1.
+half counted, never a torn number. Source: docs/spec/behaviours.md sections 1.6 and 7.1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantiles of the last minute, for ``--metrics-config summary_latencies=true`` (section 7.3).
+"""Quantiles of the last minute, for ``--metrics-config summary_latencies=true`` (docs/spec/behaviours.md section 7.3).
 
 A duration is counted in one of logarithmic buckets, each `GROWTH` times as wide as the one below
 it, so that a quantile is read back within `RELATIVE_ERROR` of the true value, whatever the value

@@ -24,7 +24,7 @@ T = TypeVar("T")
 Way: TypeAlias = Literal["python", "http-json", "http-binary", "grpc"]
 WAYS: tuple[Way, ...] = ("python", "http-json", "http-binary", "grpc")
 
-#: Data types that JSON cannot carry (behaviours.md section 3.1).
+#: Data types that JSON cannot carry (docs/spec/behaviours.md section 3.1).
 NOT_IN_JSON = (dtypes.FP16, dtypes.BF16)
 TIMEOUT_S = 60
 

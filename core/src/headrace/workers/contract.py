@@ -79,7 +79,7 @@ class Contract:
 
         Dims are taken as they are, but for the reshape of the config: an instance that answers
         request by request knows them best. What is not asked for is dropped unjudged, unless all of
-        it is unknown (behaviours.md section 9.3).
+        it is unknown (docs/spec/behaviours.md section 9.3).
         """
         outputs: dict[str, Tensor] = {}
         wanted = request.outputs
@@ -112,7 +112,7 @@ class Contract:
         return spec
 
     def _undo_reshape(self, spec: Spec, tensor: Tensor) -> Tensor:
-        """``tensor`` in the shape that clients see (behaviours.md section 4.4)."""
+        """``tensor`` in the shape that clients see (docs/spec/behaviours.md section 4.4)."""
         batch = tensor.shape[:1] if self.batched else ()
         shape = batch + spec.undo_reshape(tensor.shape[len(batch) :])
         if prod(shape) != prod(tensor.shape):

@@ -1,4 +1,4 @@
-"""Which instances a model gets, and on which device each runs (behaviours.md section 4.5)."""
+"""Which instances a model gets, and on which device each runs (docs/spec/behaviours.md section 4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests that a config's ``model_warmup`` describes (behaviours.md section 4.10)."""
+"""The requests that a config's ``model_warmup`` describes (docs/spec/behaviours.md section 4.10)."""
 
 from __future__ import annotations
 

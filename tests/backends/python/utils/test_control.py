@@ -1,4 +1,4 @@
-"""Models that load models (behaviours.md section 9.2)."""
+"""Models that load models (docs/spec/behaviours.md section 9.2)."""
 
 from __future__ import annotations
 

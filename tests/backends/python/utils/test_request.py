@@ -1,4 +1,7 @@
-"""Requests, received and made; texts and values are those of a real Triton 2.51 (behaviours.md section 9.2)."""
+"""Requests, received and made; texts and values are those of a real Triton 2.51.
+
+Source: docs/spec/behaviours.md section 9.2.
+"""
 
 from __future__ import annotations
 

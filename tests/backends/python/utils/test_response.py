@@ -1,4 +1,4 @@
-"""Responses and errors of pb_utils (behaviours.md section 9.2)."""
+"""Responses and errors of pb_utils (docs/spec/behaviours.md section 9.2)."""
 
 from __future__ import annotations
 

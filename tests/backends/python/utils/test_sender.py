@@ -1,4 +1,4 @@
-"""The response sender; the texts are Triton's (behaviours.md section 9.4)."""
+"""The response sender; the texts are Triton's (docs/spec/behaviours.md section 9.4)."""
 
 from __future__ import annotations
 

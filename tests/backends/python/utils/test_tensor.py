@@ -1,4 +1,4 @@
-"""Tensors of pb_utils; the texts are Triton's (behaviours.md section 9.2)."""
+"""Tensors of pb_utils; the texts are Triton's (docs/spec/behaviours.md section 9.2)."""
 
 from __future__ import annotations
 

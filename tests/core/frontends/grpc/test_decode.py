@@ -1,4 +1,4 @@
-"""Requests as the stock client writes them, to tensors; and the texts of behaviours.md section 2.3."""
+"""Requests as the stock client writes them, to tensors; and the texts of docs/spec/behaviours.md section 2.3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses as the stock client reads them (behaviours.md section 2.4)."""
+"""Responses as the stock client reads them (docs/spec/behaviours.md section 2.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inference RPCs in memory: a scripted server, no transport (behaviours.md sections 2.3 to 2.6)."""
+"""The inference RPCs in memory: a scripted server, no transport (docs/spec/behaviours.md sections 2.3 to 2.6)."""
 
 from __future__ import annotations
 

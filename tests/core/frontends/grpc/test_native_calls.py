@@ -280,7 +280,7 @@ PING = frames.PingFrame(opaque_data=bytes(8))
 
 
 def test_pings_that_come_too_often_end_the_connection(peer: Peer) -> None:
-    """By default two are forgiven, and five minutes are to lie between them (behaviours.md section 2.6)."""
+    """By default two are forgiven, and five minutes are to lie between them (docs/spec/behaviours.md section 2.6)."""
     for _ in range(2):
         peer.send(PING)
         peer.until(frames.PingFrame)

@@ -16,7 +16,7 @@ from headrace.frontends.grpc.rpcs import HEALTH_SERVICE, SERVICE, Rpc, rpcs, ser
 from headrace.models.states import IndexEntry
 from headrace.server import Server
 
-#: Behaviours.md section 2.1.
+#: docs/spec/behaviours.md section 2.1.
 CATEGORIES = {
     "ServerLive": "health",
     "ServerReady": "health",

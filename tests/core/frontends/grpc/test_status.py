@@ -1,4 +1,4 @@
-"""The table of statuses against behaviours.md section 0, and details that a client accepts."""
+"""The table of statuses against docs/spec/behaviours.md section 0, and details that a client accepts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.errors import Code
 from headrace.frontends.grpc.status import STATUS, details
 
-#: grpc's numbers, as section 0 lists them.
+#: grpc's numbers, as docs/spec/behaviours.md section 0 lists them.
 NUMBERS = {
     "Unknown": 2,
     "Internal": 13,

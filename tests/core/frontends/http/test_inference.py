@@ -1,4 +1,4 @@
-"""Bodies in and out. The oracles are the stock client and the texts of behaviours.md section 1.3."""
+"""Bodies in and out. The oracles are the stock client and the texts of docs/spec/behaviours.md section 1.3."""
 
 from __future__ import annotations
 

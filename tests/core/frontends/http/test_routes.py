@@ -1,4 +1,4 @@
-"""Paths, methods, categories (behaviours.md sections 1.1, 1.2, 1.6; security.md C23)."""
+"""Paths, methods, categories (docs/spec/behaviours.md sections 1.1, 1.2, 1.6; docs/spec/security.md C23)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.frontends.http.message import STATUS, HttpReply, HttpRequest
 MakeCaller = Callable[..., Any]
 X = {"X": ("FP32", (4,))}
 
-#: Every path of behaviours.md section 1.2, its method and its category.
+#: Every path of docs/spec/behaviours.md section 1.2, its method and its category.
 PATHS = [
     ("GET", "/v2", "metadata"),
     ("GET", "/v2/health/live", "health"),

@@ -203,7 +203,7 @@ def test_an_id_of_any_length_travels(size: int) -> None:
 
 @pytest.mark.parametrize("writable", [False, True])
 def test_arrays_are_aligned_whatever_stands_before_them(writable: bool) -> None:
-    """As Triton's are (behaviours.md section 9.2); a model may write to its own copy."""
+    """As Triton's are (docs/spec/behaviours.md section 9.2); a model may write to its own copy."""
     inputs: dict[str, Any] = {f"{'n' * size}": np.arange(size, dtype=np.float64) for size in range(1, 9)}
     inputs |= {f"b{size}": np.arange(size, dtype=np.int8) for size in range(1, 9)}
     message = Encoder(None).requests(Kind.RUN, [(1, InferRequest("m", inputs, ignore, id="odd"))])

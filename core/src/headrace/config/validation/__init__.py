@@ -1,4 +1,4 @@
-"""Checks a derived and completed config against every rule of behaviours.md section 4.
+"""Checks a derived and completed config against every rule of docs/spec/behaviours.md section 4.
 
 A load raises the first of the `problems`; ``headrace check`` lists them all. Each module holds the
 rules of one noun and yields `Problem` in Triton's words. Only ``paths`` looks at the disk, and only

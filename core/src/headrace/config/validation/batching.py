@@ -1,4 +1,4 @@
-"""Rules of ``dynamic_batching`` (behaviours.md section 4.6)."""
+"""Rules of ``dynamic_batching`` (docs/spec/behaviours.md section 4.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of ``ensemble_scheduling`` that one config can break by itself (behaviours.md section 4.8).
+"""Rules of ``ensemble_scheduling`` that one config can break by itself (docs/spec/behaviours.md section 4.8).
 
 What the composing models say is compared when they are loaded.
 """

@@ -1,4 +1,4 @@
-"""Rules of ``instance_group`` (behaviours.md section 4.5)."""
+"""Rules of ``instance_group`` (docs/spec/behaviours.md section 4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of ``input`` and ``output`` (behaviours.md sections 3.3 and 4.4)."""
+"""Rules of ``input`` and ``output`` (docs/spec/behaviours.md sections 3.3 and 4.4)."""
 
 from __future__ import annotations
 

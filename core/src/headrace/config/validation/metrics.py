@@ -1,4 +1,4 @@
-"""Rules of ``model_metrics`` (behaviours.md section 4.11). Whether a family exists is not among them."""
+"""Rules of ``model_metrics`` (docs/spec/behaviours.md section 4.11). Whether a family exists is not among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules of the whole model: its name, its backend, its versions, the response cache (section 4.11)."""
+"""Rules of the whole model: its name, its backend, its versions, the response cache.
+
+Source: docs/spec/behaviours.md section 4.11.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def check(config: ModelConfig) -> Iterator[Problem]:
 
 
 def check_caching(config: ModelConfig) -> Iterator[Problem]:
-    """A cache keeps one response per request (behaviours.md sections 4.7 and 4.11)."""
+    """A cache keeps one response per request (docs/spec/behaviours.md sections 4.7 and 4.11)."""
     if not config.response_cache.enable:
         return
     prefix = f"Response Cache does not currently support model {config.name} with"

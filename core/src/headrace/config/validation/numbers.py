@@ -42,7 +42,7 @@ def check_duration(field: str, microseconds: int, suffix: str) -> Iterator[Probl
 
 
 def invalid_dimension(name: str, dims: Sequence[int]) -> str:
-    """The text for a negative dim that is not -1 (behaviours.md section 3.2)."""
+    """The text for a negative dim that is not -1 (docs/spec/behaviours.md section 3.2)."""
     return f"tensor '{name}' contains an invalid dimension in shape [{','.join(map(str, dims))}]"
 
 

@@ -1,4 +1,4 @@
-"""Fields that name files: a config reads nothing outside its model's directory (security: C2, C3).
+"""Fields that name files: a config reads nothing outside its model's directory (docs/spec/security.md C2, C3).
 
 Names are judged as they are written: where links lead is judged by `headrace.models.boundary`.
 """

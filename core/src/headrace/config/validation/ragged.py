@@ -1,4 +1,4 @@
-"""Rules of ``batch_input`` and ``batch_output``, which go with ragged batches (section 4.4)."""
+"""Rules of ``batch_input`` and ``batch_output``, which go with ragged batches (docs/spec/behaviours.md section 4.4)."""
 
 from __future__ import annotations
 

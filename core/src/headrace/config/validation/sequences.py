@@ -1,4 +1,4 @@
-"""Rules of ``sequence_batching`` without its states (behaviours.md section 4.7)."""
+"""Rules of ``sequence_batching`` without its states (docs/spec/behaviours.md section 4.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of ``sequence_batching.state``, the implicit states (behaviours.md sections 4.7 and 6.5)."""
+"""Rules of ``sequence_batching.state``, the implicit states (docs/spec/behaviours.md sections 4.7 and 6.5)."""
 
 from __future__ import annotations
 

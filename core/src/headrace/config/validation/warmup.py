@@ -1,4 +1,4 @@
-"""Rules of ``model_warmup`` (behaviours.md section 4.10). Data files are read by the warm-up itself."""
+"""Rules of ``model_warmup`` (docs/spec/behaviours.md section 4.10). Data files are read by the warm-up itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages in gzip and deflate, in bounded steps (behaviours.md section 2.6)."""
+"""Messages in gzip and deflate, in bounded steps (docs/spec/behaviours.md section 2.6)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The data of input tensors: bytes, or lists of numbers, to a `Tensor`.
 
-Source: behaviours.md section 2.3.
+Source: docs/spec/behaviours.md section 2.3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A ``ModelInferRequest`` to an `InferRequest`, in Triton's order of checks.
 
-Source: behaviours.md section 2.3.
+Source: docs/spec/behaviours.md section 2.3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An `InferResponse` to a serialized ``ModelInferResponse`` (behaviours.md section 2.4)."""
+"""An `InferResponse` to a serialized ``ModelInferResponse`` (docs/spec/behaviours.md section 2.4)."""
 
 from __future__ import annotations
 

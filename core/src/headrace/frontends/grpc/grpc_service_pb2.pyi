@@ -3,7 +3,7 @@
 isort:skip_file
 The gRPC protocol of inference.GRPCInferenceService: KServe v2 with Triton's extensions.
 
-Message names, fields and numbers are Triton's (behaviours.md section 2.1), so that its clients
+Message names, fields and numbers are Triton's (docs/spec/behaviours.md section 2.1), so that its clients
 understand every byte. The package is ours, because full names never reach the wire and
 tritonclient, which owns package `inference`, must be importable in the same process. The
 service is registered as `inference.GRPCInferenceService` by headrace.frontends.grpc.transport.

@@ -1,4 +1,4 @@
-"""``ModelInfer``: one request, one response (behaviours.md sections 2.3, 2.4 and 2.6)."""
+"""``ModelInfer``: one request, one response (docs/spec/behaviours.md sections 2.3, 2.4 and 2.6)."""
 
 from __future__ import annotations
 

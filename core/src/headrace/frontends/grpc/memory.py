@@ -1,6 +1,6 @@
 """Shared memory of clients: not served yet, so no region is ever registered.
 
-Source of the texts: behaviours.md section 12.3.
+Source of the texts: docs/spec/behaviours.md section 12.3.
 """
 
 from __future__ import annotations

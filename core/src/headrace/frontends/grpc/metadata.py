@@ -1,4 +1,4 @@
-"""What the server and its models are (behaviours.md sections 1.6 and 2.1)."""
+"""What the server and its models are (docs/spec/behaviours.md sections 1.6 and 2.1)."""
 
 from __future__ import annotations
 

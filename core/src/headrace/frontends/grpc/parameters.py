@@ -1,6 +1,6 @@
 """Parameters of requests, inputs and outputs: their types, and which have a meaning.
 
-Source: behaviours.md section 2.3.
+Source: docs/spec/behaviours.md section 2.3.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter]) 
 
 
 def no_region(name: str) -> NotFound:
-    """The error for a region that is not registered (behaviours.md section 12.3)."""
+    """The error for a region that is not registered (docs/spec/behaviours.md section 12.3)."""
     return NotFound(f"Unable to find shared memory region: '{name}'")
 
 

@@ -1,4 +1,4 @@
-"""The repository's index, and loading and unloading (behaviours.md section 2.2)."""
+"""The repository's index, and loading and unloading (docs/spec/behaviours.md section 2.2)."""
 
 from __future__ import annotations
 

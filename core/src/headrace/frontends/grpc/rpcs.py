@@ -1,6 +1,6 @@
 """Every RPC that Headrace answers: one table, which any transport can serve.
 
-Source: behaviours.md section 2.1.
+Source: docs/spec/behaviours.md section 2.1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trace and log settings: fixed at start for now, so these refuse (behaviours.md section 2.2)."""
+"""Trace and log settings: fixed at start for now, so these refuse (docs/spec/behaviours.md section 2.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ModelStatistics``: what models have done since they were loaded (behaviours.md section 1.6)."""
+"""``ModelStatistics``: what models have done since they were loaded (docs/spec/behaviours.md section 1.6)."""
 
 from __future__ import annotations
 

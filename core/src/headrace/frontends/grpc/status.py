@@ -1,4 +1,4 @@
-"""The one table from an error's `Code` to a gRPC status (behaviours.md section 0)."""
+"""The one table from an error's `Code` to a gRPC status (docs/spec/behaviours.md section 0)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Responses of models that are not decoupled leave in the order of their requests; those of
 decoupled models leave as they are produced, and a client that does not read stops the model. A
-request that fails does not end the stream. Source: behaviours.md section 2.5.
+request that fails does not end the stream. Source: docs/spec/behaviours.md section 2.5.
 """
 
 from __future__ import annotations

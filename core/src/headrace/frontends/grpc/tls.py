@@ -1,4 +1,4 @@
-"""TLS for ``--grpc-use-ssl`` and ``--grpc-use-ssl-mutual`` (behaviours.md section 2.6).
+"""TLS for ``--grpc-use-ssl`` and ``--grpc-use-ssl-mutual`` (docs/spec/behaviours.md section 2.6).
 
 These read files, so call them on a thread.
 """

@@ -1,4 +1,4 @@
-"""The HTTP frontend: the KServe v2 protocol with Triton's extensions (behaviours.md section 1).
+"""The HTTP frontend: the KServe v2 protocol with Triton's extensions (docs/spec/behaviours.md section 1).
 
 Two hosts stand above one transport-neutral core. `protocol` speaks HTTP/1.1 and is the
 default; `asgi` is an ASGI app, run by hypercorn where HTTP/2 is wanted. ``--http-server`` chooses.

@@ -1,4 +1,4 @@
-"""Compressed bodies, both ways (behaviours.md section 1.3, request headers)."""
+"""Compressed bodies, both ways (docs/spec/behaviours.md section 1.3, request headers)."""
 
 from __future__ import annotations
 

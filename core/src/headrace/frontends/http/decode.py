@@ -1,4 +1,4 @@
-"""The body of an infer request, to an `InferRequest` (behaviours.md sections 1.3 and 1.5).
+"""The body of an infer request, to an `InferRequest` (docs/spec/behaviours.md sections 1.3 and 1.5).
 
 Binary tensors become views on the body and are never copied. What contradicts itself in a way
 that only the model's signature can word becomes `Undecoded`.

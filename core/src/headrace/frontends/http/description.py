@@ -1,4 +1,4 @@
-"""What the server and its models are: health, metadata, config, statistics (behaviours.md
+"""What the server and its models are: health, metadata, config, statistics (docs/spec/behaviours.md
 sections 1.2 and 1.6). All answers are made on the spot."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """JSON in, with Triton's tolerance and Triton's words.
 
 A document that cannot be read, or a member of the wrong type, is `Code.INTERNAL` and so HTTP
-500, because that is what Triton answers (behaviours.md sections 0 and 1.3).
+500, because that is what Triton answers (docs/spec/behaviours.md sections 0 and 1.3).
 """
 
 from __future__ import annotations

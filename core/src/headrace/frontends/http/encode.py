@@ -1,4 +1,4 @@
-"""An `InferResponse`, to the body of a reply (behaviours.md section 1.3, response)."""
+"""An `InferResponse`, to the body of a reply (docs/spec/behaviours.md section 1.3, response)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``POST .../infer``: decode, submit, encode, all by callback on the event loop.
 
-The order of the steps decides which error wins; it is that of behaviours.md section 1.3.
+The order of the steps decides which error wins; it is that of docs/spec/behaviours.md section 1.3.
 """
 
 from __future__ import annotations

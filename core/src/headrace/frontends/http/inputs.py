@@ -1,4 +1,4 @@
-"""The ``inputs`` of an infer request, to tensors (behaviours.md section 1.3)."""
+"""The ``inputs`` of an infer request, to tensors (docs/spec/behaviours.md section 1.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor data written as JSON, to tensors. The type rules are those of behaviours.md section 1.3."""
+"""Tensor data written as JSON, to tensors. The type rules are those of docs/spec/behaviours.md section 1.3."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """How much a caller may send, and how long it may take, before the server says no.
 
 Flags set ``input_bytes`` (``--http-max-input-size``), ``connections`` and what is said in seconds; the rest are far
-from anything a client of Triton sends. Sources: behaviours.md sections 1.1, 1.3 and 14; security.md C11, C15.
+from anything a client of Triton sends. Sources: docs/spec/behaviours.md sections 1.1, 1.3 and 14;
+docs/spec/security.md C11, C15.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from headrace.frontends.failures import Failure
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
-#: From code to HTTP status (behaviours.md section 0).
+#: From code to HTTP status (docs/spec/behaviours.md section 0).
 STATUS = {
     Code.UNKNOWN: 400,
     Code.INTERNAL: 500,

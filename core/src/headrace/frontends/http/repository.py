@@ -1,4 +1,4 @@
-"""The model repository over HTTP: index, load, unload (behaviours.md sections 1.2, 1.6, 5.4)."""
+"""The model repository over HTTP: index, load, unload (docs/spec/behaviours.md sections 1.2, 1.6, 5.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which handler answers which path: one table (behaviours.md sections 1.1 and 1.2).
+"""Which handler answers which path: one table (docs/spec/behaviours.md sections 1.1 and 1.2).
 
 Every route names its restricted category, and `Routes.dispatch` is the one place that checks it,
 so that no path leads around it.

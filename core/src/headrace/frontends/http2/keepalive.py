@@ -1,4 +1,4 @@
-"""Pings in both directions, and how old a connection may become (behaviours.md section 2.6).
+"""Pings in both directions, and how old a connection may become (docs/spec/behaviours.md section 2.6).
 
 As grpc's core has it: https://github.com/grpc/grpc/blob/master/doc/keepalive.md
 """

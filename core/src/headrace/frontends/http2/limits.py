@@ -1,4 +1,4 @@
-"""What a peer may do before the connection ends (security.md C14).
+"""What a peer may do before the connection ends (docs/spec/security.md C14).
 
 Far from anything a gRPC client does. Rates are counted from one sweep to the next; a sweep comes
 every `SWEEP_SECONDS`, or more often.
