@@ -30,7 +30,7 @@ class Clock:
 
 
 @dataclass(eq=False)
-class Host:
+class Worker:
     alive: bool = True
     executing: Sequence[InferRequest] = ()
 
@@ -38,7 +38,7 @@ class Host:
 @dataclass(eq=False)
 class Model:
     name: str
-    hosts: list[Host] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
     waiting: set[InferRequest] = field(default_factory=set)
 
     def has_waiting(self, request: InferRequest) -> bool:
@@ -46,29 +46,29 @@ class Model:
 
 
 class Scene:
-    """Models with their hosts; requests are executed and sent as the test says."""
+    """Models with their workers; requests are executed and sent as the test says."""
 
     def __init__(self, *names: str) -> None:
         self.clock = Clock()
         self.refused: list[tuple[InferRequest, str]] = []
         self.knots = Knots(self.clock, self._refuse)  # type: ignore[arg-type]
-        self.models = {name: Model(name, [Host()]) for name in names}
-        self.sent: dict[InferRequest, Host] = {}
+        self.models = {name: Model(name, [Worker()]) for name in names}
+        self.sent: dict[InferRequest, Worker] = {}
 
-    def begin(self, model: str, host: int = 0) -> InferRequest:
-        """A client's request, and all instances but ``host`` free."""
+    def begin(self, model: str, worker: int = 0) -> InferRequest:
+        """A client's request, and all instances but ``worker`` free."""
         request = InferRequest(model, {}, lambda answer, final: None)
-        self.models[model].hosts[host].executing = [request]
+        self.models[model].workers[worker].executing = [request]
         return request
 
-    def call(self, caller: InferRequest, target: str, host: int = 0, is_known: bool = True) -> InferRequest:
+    def call(self, caller: InferRequest, target: str, worker: int = 0, is_known: bool = True) -> InferRequest:
         """A call that waits in the queue of ``target``."""
         source = self.models[caller.model_name]
         request = InferRequest(target, {}, lambda answer, final: None, callers=(*caller.callers, source.name))
         request.caller = caller if is_known else None
         self.models[target].waiting.add(request)
-        self.sent[request] = source.hosts[host]
-        self.knots.add(source.hosts[host], request, self.models[target])  # type: ignore[arg-type]
+        self.sent[request] = source.workers[worker]
+        self.knots.add(source.workers[worker], request, self.models[target])  # type: ignore[arg-type]
         return request
 
     def look(self, times: int = 1) -> list[str]:
@@ -94,7 +94,7 @@ def test_what_is_free_in_the_second_look_is_not_refused() -> None:
     scene = Scene("a")
     scene.call(scene.begin("a"), "a")
     scene.look()
-    scene.models["a"].hosts[0].executing = ()  # it had only been about to return
+    scene.models["a"].workers[0].executing = ()  # it had only been about to return
     assert scene.look(3) == []
     assert scene.clock.due == []  # and nothing is looked at any more
 
@@ -110,7 +110,7 @@ def test_a_long_queue_before_a_busy_model_is_no_knot() -> None:
 
 def test_a_free_instance_anywhere_on_the_way_keeps_from_a_knot() -> None:
     scene = Scene("a", "b", "c")
-    scene.models["c"].hosts.append(Host())
+    scene.models["c"].workers.append(Worker())
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "c")
     scene.call(scene.begin("c"), "a")
@@ -119,7 +119,7 @@ def test_a_free_instance_anywhere_on_the_way_keeps_from_a_knot() -> None:
 
 def test_an_instance_that_is_dead_may_come_back() -> None:
     scene = Scene("a", "b")
-    scene.models["b"].hosts[0].alive = False
+    scene.models["b"].workers[0].alive = False
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "a")
     assert scene.look(5) == []
@@ -146,7 +146,7 @@ def test_a_knot_that_only_the_end_of_another_call_closes_is_found() -> None:
     able, stuck = scene.call(begun, "b"), scene.call(begun, "a")
     assert scene.look(5) == []
     scene.models["b"].waiting.discard(able)
-    scene.knots.discard(scene.models["a"].hosts[0], able)  # type: ignore[arg-type]
+    scene.knots.discard(scene.models["a"].workers[0], able)  # type: ignore[arg-type]
     assert scene.look(2) == ["a a"]
     assert scene.refused[0][0] is stuck
 
@@ -156,7 +156,7 @@ def test_a_request_that_is_answered_later_without_a_call_of_its_own_will_be() ->
     at_work = scene.call(scene.begin("a"), "later")
     other = scene.begin("later")
     scene.models["later"].waiting.discard(at_work)
-    scene.models["later"].hosts[0].executing = ()  # both executions have returned
+    scene.models["later"].workers[0].executing = ()  # both executions have returned
     scene.call(other, "a")
     assert scene.look(5) == []
 
@@ -200,7 +200,7 @@ def test_whoever_only_waits_behind_a_knot_is_left_alone() -> None:
 
 def test_one_error_is_enough_where_one_lets_the_others_go_on() -> None:
     scene = Scene("a")
-    scene.models["a"].hosts.append(Host())
+    scene.models["a"].workers.append(Worker())
     scene.call(scene.begin("a", 0), "a", 0)
     scene.call(scene.begin("a", 1), "a", 1)
     assert scene.look(3) == ["a a"]
@@ -227,6 +227,6 @@ def test_thousands_of_calls_that_are_stuck_together_do_not_hold_the_loop() -> No
     started = process_time()
     assert scene.look(3) == []
     scene.models["b"].waiting.clear()
-    scene.knots.discard(scene.models["a"].hosts[0], able)  # type: ignore[arg-type]
+    scene.knots.discard(scene.models["a"].workers[0], able)  # type: ignore[arg-type]
     assert len(scene.look(2)) == 10_000
     assert process_time() - started < 2  # quadratic would be minutes

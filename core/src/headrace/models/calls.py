@@ -12,7 +12,7 @@ from headrace.messages.response import Answer
 from headrace.models.knots import Knots
 from headrace.models.served import ServedModel
 from headrace.telemetry.pacing import paced
-from headrace.workers.host import Host
+from headrace.workers.worker import Worker
 
 log = paced(__name__)
 
@@ -31,14 +31,14 @@ class Calls:
         self._knots = Knots(loop, self._untie)
         self._refusals: dict[InferRequest, HeadraceError] = {}
 
-    def submit(self, request: InferRequest, host: Host | None) -> None:
-        """Have ``request`` answered; a refusal is an answer, in Triton's words. ``host`` waits for it."""
+    def submit(self, request: InferRequest, worker: Worker | None) -> None:
+        """Have ``request`` answered; a refusal is an answer, in Triton's words. ``worker`` waits for it."""
         respond = request.respond
         try:
             model = self._find(request)
-            if host is not None:
-                request.respond = partial(self._respond, request, respond, host)
-            self._submit(request, model, host)
+            if worker is not None:
+                request.respond = partial(self._respond, request, respond, worker)
+            self._submit(request, model, worker)
         except HeadraceError as error:
             respond(_refused(request, error), True)
         except Exception as error:
@@ -56,14 +56,14 @@ class Calls:
             return False
         return await model.check_ready()
 
-    def _submit(self, request: InferRequest, model: ServedModel, host: Host | None) -> None:
-        if host is not None:
-            self._knots.add(host, request, model)  # before it can be answered
+    def _submit(self, request: InferRequest, model: ServedModel, worker: Worker | None) -> None:
+        if worker is not None:
+            self._knots.add(worker, request, model)  # before it can be answered
         try:
             model.submit(request)
         except BaseException:
-            if host is not None:
-                self._knots.discard(host, request)
+            if worker is not None:
+                self._knots.discard(worker, request)
             raise
 
     def _find(self, request: InferRequest) -> ServedModel:
@@ -86,9 +86,9 @@ class Calls:
             )
         return model
 
-    def _respond(self, request: InferRequest, respond: Respond, host: Host, answer: Answer, final: bool) -> None:
+    def _respond(self, request: InferRequest, respond: Respond, worker: Worker, answer: Answer, final: bool) -> None:
         if final:
-            self._knots.discard(host, request)
+            self._knots.discard(worker, request)
             answer = self._refusals.pop(request, answer)
             request.respond = respond  # else they would hold each other until they are collected
         respond(answer, final)

@@ -21,14 +21,14 @@ from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.batch import runner_for
 from headrace.workers.contract import Contract
 from headrace.workers.devices import Placement, plan_instances
-from headrace.workers.host import Host
 from headrace.workers.instance import InstanceThread
 from headrace.workers.loading import close_instance, failures_worded, load_instance
 from headrace.workers.process.desk import LoopServices
-from headrace.workers.process.host import ProcessHost
 from headrace.workers.process.order import Order
+from headrace.workers.process.worker import ProcessWorker
 from headrace.workers.runner import Runner
 from headrace.workers.warmup import Sample, prepare, read_samples
+from headrace.workers.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
 
 
 class Hosting:
-    """Makes and loads the hosts of one version. Runs on a loading thread.
+    """Makes and loads the workers of one version. Runs on a loading thread.
 
     ``services`` makes what the server does for one instance. ``grace`` says how long an instance
     in a process may take to close.
@@ -81,29 +81,29 @@ class Hosting:
         self._samples: list[Sample] = read_samples(model.config, model.path.parent)
         prepare(self._samples, signature.inputs, signature.check)
 
-    def load(self, isolation: Isolation | None, roster: WeakSet[ProcessHost]) -> list[Host]:
-        """The hosts, which load side by side; those of processes are entered in ``roster`` first. If
+    def load(self, isolation: Isolation | None, roster: WeakSet[ProcessWorker]) -> list[Worker]:
+        """The workers, which load side by side; those of processes are entered in ``roster`` first. If
         one fails, all are closed, and the first error is raised."""
         placements = plan_instances(self._model.config)
-        hosts: list[Host] = []
+        workers: list[Worker] = []
         if isolation is None:
-            hosts += map(self._thread, placements)
+            workers += map(self._thread, placements)
         else:
             processes = self._processes(placements, isolation)
             roster.update(processes)
-            hosts += processes
+            workers += processes
         try:
-            with ThreadPoolExecutor(len(hosts)) as together:
-                loads = [together.submit(host.load) for host in hosts]
+            with ThreadPoolExecutor(len(workers)) as together:
+                loads = [together.submit(worker.load) for worker in workers]
             for load in loads:  # only now: none may be left that has not begun and cannot be joined
                 load.result()
         except BaseException:
-            for host in hosts:
-                host.join()
+            for worker in workers:
+                worker.join()
             raise
-        return hosts
+        return workers
 
-    def _thread(self, placement: Placement) -> Host:
+    def _thread(self, placement: Placement) -> Worker:
         model = replace(
             self._model,
             instance_name=placement.name,
@@ -112,10 +112,10 @@ class Hosting:
         )
         return InstanceThread(placement.name, partial(self._load, model), self._statistics.for_instance)
 
-    def _processes(self, placements: Sequence[Placement], isolation: Isolation) -> list[ProcessHost]:
-        crew: list[ProcessHost] = []
+    def _processes(self, placements: Sequence[Placement], isolation: Isolation) -> list[ProcessWorker]:
+        crew: list[ProcessWorker] = []
         for placement in placements:
-            ProcessHost(
+            ProcessWorker(
                 self._order(placement, isolation),
                 isolation,
                 self._services(placement.name),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from headrace.messages.request import InferRequest
-from headrace.workers.host import Host
+from headrace.workers.worker import Worker
 
 #: Between two looks. A call that cannot be answered is refused after one to two of them.
 LOOK_S = 0.02
@@ -32,39 +32,39 @@ class Target(Protocol):
     name: str
 
     @property
-    def hosts(self) -> Sequence[Host]: ...
+    def workers(self) -> Sequence[Worker]: ...
 
     def has_waiting(self, request: InferRequest) -> bool: ...
 
 
 class Knots:
-    """Calls that hosts wait for. ``refuse`` is called with one of each knot, and its path."""
+    """Calls that workers wait for. ``refuse`` is called with one of each knot, and its path."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, refuse: Callable[[InferRequest, Sequence[str]], None]) -> None:
         self._loop = loop
         self._refuse = refuse
-        self._calls: dict[Host, dict[InferRequest, Target]] = {}
+        self._calls: dict[Worker, dict[InferRequest, Target]] = {}
         #: The same by the request for which they were sent.
         self._sent_for: dict[InferRequest | None, dict[InferRequest, Target]] = {}
-        #: What may have become part of a knot, with its host and the number of looks that found it there.
-        self._suspects: dict[InferRequest, tuple[Host, int]] = {}
-        self._bereft: set[Host] = set()
+        #: What may have become part of a knot, with its worker and the number of looks that found it there.
+        self._suspects: dict[InferRequest, tuple[Worker, int]] = {}
+        self._bereft: set[Worker] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, host: Host, request: InferRequest, target: Target) -> None:
-        """``host`` has sent ``request`` to ``target``."""
-        self._calls.setdefault(host, {})[request] = target
+    def add(self, worker: Worker, request: InferRequest, target: Target) -> None:
+        """``worker`` has sent ``request`` to ``target``."""
+        self._calls.setdefault(worker, {})[request] = target
         self._sent_for.setdefault(request.caller, {})[request] = target
-        self._suspects[request] = host, 0
+        self._suspects[request] = worker, 0
         self._look_soon()
 
-    def discard(self, host: Host, request: InferRequest) -> None:
+    def discard(self, worker: Worker, request: InferRequest) -> None:
         """``request`` is answered."""
         self._suspects.pop(request, None)
         _take(self._sent_for, request.caller, request)
-        _take(self._calls, host, request)
-        if host in self._calls:  # those that are left may be all that the host waits for now
-            self._bereft.add(host)
+        _take(self._calls, worker, request)
+        if worker in self._calls:  # those that are left may be all that the worker waits for now
+            self._bereft.add(worker)
             self._look_soon()
 
     def _look_soon(self) -> None:
@@ -73,22 +73,22 @@ class Knots:
 
     def _look(self) -> None:
         self._timer = None
-        for host in self._bereft:
-            if self._awaited_by((host,)) is not None:
-                for request in self._calls.get(host, ()):
-                    self._suspects.setdefault(request, (host, 0))
+        for worker in self._bereft:
+            if self._awaited_by((worker,)) is not None:
+                for request in self._calls.get(worker, ()):
+                    self._suspects.setdefault(request, (worker, 0))
         self._bereft.clear()
         found: dict[Target, set[InferRequest] | None] = {}
-        for request, (host, times) in reversed(list(self._suspects.items())):  # the last one has closed the knot
+        for request, (worker, times) in reversed(list(self._suspects.items())):  # the last one has closed the knot
             if request not in self._suspects:
                 continue  # refused with another
-            target = self._calls[host][request]
+            target = self._calls[worker][request]
             if target not in found:
-                found[target] = self._awaited_by(target.hosts)
+                found[target] = self._awaited_by(target.workers)
             if request not in (found[target] or ()) or not target.has_waiting(request):
                 del self._suspects[request]
             elif not times:
-                self._suspects[request] = host, 1
+                self._suspects[request] = worker, 1
             else:
                 self._untie(request, target)
                 found.clear()
@@ -103,18 +103,18 @@ class Knots:
             if target.has_waiting(call):
                 self._refuse(call, path)
 
-    def _awaited_by(self, hosts: Iterable[Host]) -> set[InferRequest] | None:
-        """The calls that keep ``hosts``, and whatever they wait for, from going on; None if one is free to."""
+    def _awaited_by(self, workers: Iterable[Worker]) -> set[InferRequest] | None:
+        """The calls that keep ``workers``, and whatever they wait for, from going on; None if one is free to."""
         calls: set[InferRequest] = set()
-        reached: set[Host] = set()
-        coming = list(hosts)
+        reached: set[Worker] = set()
+        coming = list(workers)
         while coming:
-            host = coming.pop()
-            if host in reached:
+            worker = coming.pop()
+            if worker in reached:
                 continue
-            reached.add(host)
+            reached.add(worker)
             held = False
-            for request, target in self._held_by(host):
+            for request, target in self._held_by(worker):
                 needed = self._able(request, target, calls)
                 if needed is None:
                     return None
@@ -124,25 +124,25 @@ class Knots:
                 return None
         return calls
 
-    def _held_by(self, host: Host) -> Iterator[tuple[InferRequest, Target]]:
-        """The calls that hold ``host``: those sent for what it is executing."""
-        executing = host.executing if host.alive else ()
-        calls: Mapping[InferRequest, Target] = self._calls.get(host, {}) if executing else {}
+    def _held_by(self, worker: Worker) -> Iterator[tuple[InferRequest, Target]]:
+        """The calls that hold ``worker``: those sent for what it is executing."""
+        executing = worker.executing if worker.alive else ()
+        calls: Mapping[InferRequest, Target] = self._calls.get(worker, {}) if executing else {}
         return ((call, target) for call, target in calls.items() if call.caller is None or call.caller in executing)
 
-    def _able(self, request: InferRequest, target: Target, calls: set[InferRequest]) -> Sequence[Host] | None:
-        """The hosts of which one must go on to answer ``request``; None if that needs no host.
+    def _able(self, request: InferRequest, target: Target, calls: set[InferRequest]) -> Sequence[Worker] | None:
+        """The workers of which one must go on to answer ``request``; None if that needs no worker.
 
         Adds to ``calls`` the request, and those that its answer waits for in turn.
         """
         calls.add(request)
         if target.has_waiting(request):
-            return target.hosts
-        executing = [host for host in target.hosts if request in host.executing]
+            return target.workers
+        executing = [worker for worker in target.workers if request in worker.executing]
         if executing:
             return executing
         # Its execution has returned, and its answer comes from elsewhere: perhaps from calls in turn.
-        found: list[Host] = []
+        found: list[Worker] = []
         for call, further in self._sent_for.get(request, {}).items():
             needed = self._able(call, further, calls)
             if needed is None:
@@ -157,7 +157,7 @@ class Knots:
         names = list(request.callers[-1:])
         while target.name not in names:
             names.append(target.name)
-            _, target = next(self._held_by(target.hosts[0]))
+            _, target = next(self._held_by(target.workers[0]))
         return [*names, target.name]
 
 

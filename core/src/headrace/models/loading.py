@@ -34,7 +34,7 @@ from headrace.schedulers.base import Scheduler, SchedulerContext
 from headrace.telemetry.speaker import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.loading import failures_worded, share
-from headrace.workers.process.host import ProcessHost
+from headrace.workers.process.worker import ProcessWorker
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Loader:
         self._running: dict[str, Backend] = {}
         self._lock = threading.Lock()
         #: The processes of all models, those being loaded and on their way out included.
-        self._processes: WeakSet[ProcessHost] = WeakSet()
+        self._processes: WeakSet[ProcessWorker] = WeakSet()
 
     def plan(self, entry: Entry) -> Plan:
         """Read the config and choose the versions. Raises `ConfigError` or `OperatorError`."""
@@ -111,14 +111,14 @@ class Loader:
 
     def stop_loading(self, name: str) -> None:
         """Have a load of ``name`` fail soon, if it is waiting for processes. Event loop only."""
-        for host in tuple(self._processes):
-            if host.model == name:
-                host.stop_loading()
+        for worker in tuple(self._processes):
+            if worker.model == name:
+                worker.stop_loading()
 
     def abandon(self) -> None:
         """End every process at once, whatever it is at. Event loop only."""
-        for host in tuple(self._processes):
-            host.abandon()
+        for worker in tuple(self._processes):
+            worker.abandon()
 
     def unloaded(self, model: ServedModel) -> None:
         """Tell the plugins that ``model`` is gone."""
@@ -143,18 +143,18 @@ class Loader:
             labels = read_labels(config, model.path.parent)
             scheduler = self._scheduler(config, statistics)
             hosting = Hosting(backend, model, signature, statistics, self._loop, services.of_instance, self.grace)
-            hosts = hosting.load(isolation, self._processes)
+            workers = hosting.load(isolation, self._processes)
             release = undo.pop_all().close
             undo.callback(release)
-            for host in hosts:
-                undo.callback(host.join)
-            services.bind(hosts)
-            served = ServedModel(model.version, config, signature, scheduler, hosts, statistics, labels, release)
+            for worker in workers:
+                undo.callback(worker.join)
+            services.bind(workers)
+            served = ServedModel(model.version, config, signature, scheduler, workers, statistics, labels, release)
             observers = [
                 observer for observer in self._plugins.hook.observe_model(model=served) if observer is not None
             ]
-            for host in hosts:
-                host.serve(scheduler, self._loop, observers)
+            for worker in workers:
+                worker.serve(scheduler, self._loop, observers)
             undo.pop_all()
         return served
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from headrace.errors import summary
-from headrace.workers.host import Host
+from headrace.workers.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -18,10 +18,10 @@ TIMEOUT_S = 5.0
 
 
 class Readiness:
-    """Asks those of ``hosts`` that have something to say. Costs nothing where none has."""
+    """Asks those of ``workers`` that have something to say. Costs nothing where none has."""
 
-    def __init__(self, hosts: Sequence[Host]) -> None:
-        self._checks = [_Check(host) for host in hosts if host.has_check]
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._checks = [_Check(worker) for worker in workers if worker.has_check]
 
     @property
     def has_checks(self) -> bool:
@@ -33,10 +33,10 @@ class Readiness:
 
 
 class _Check:
-    """One host, asked one question at a time: who asks meanwhile shares the answer."""
+    """One worker, asked one question at a time: who asks meanwhile shares the answer."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
         self._answer: asyncio.Future[bool] | None = None
         self._reason = ""
 
@@ -53,7 +53,7 @@ class _Check:
     def _run(self, answer: asyncio.Future[bool]) -> None:
         """On a thread of its own, because nobody knows how long it takes."""
         try:
-            reason = "" if self._host.check_ready() else "user-defined check failed"
+            reason = "" if self._worker.check_ready() else "user-defined check failed"
         except BaseException as error:  # SystemExit of a model is a no, too
             reason = summary(error)
         with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
@@ -67,7 +67,7 @@ class _Check:
     def _note(self, reason: str) -> None:
         """Log what has changed: whoever asks for readiness asks every few seconds."""
         if reason and reason != self._reason:
-            log.warning("Model '%s' is not ready: %s", self._host.name, reason)
+            log.warning("Model '%s' is not ready: %s", self._worker.name, reason)
         elif self._reason and not reason:
-            log.info("Model '%s' is ready again", self._host.name)
+            log.info("Model '%s' is ready again", self._worker.name)
         self._reason = reason

@@ -12,11 +12,11 @@ from headrace.models.readiness import Readiness
 from headrace.models.signature import Signature
 from headrace.schedulers.base import Scheduler
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
-from headrace.workers.host import Host
+from headrace.workers.worker import Worker
 
 
 class ServedModel:
-    """Signature, scheduler and hosts of one version, put together at load.
+    """Signature, scheduler and workers of one version, put together at load.
 
     ``labels`` maps an output to the lines of its label file. ``release`` is called after the last
     instance has closed.
@@ -28,7 +28,7 @@ class ServedModel:
         config: ModelConfig,
         signature: Signature,
         scheduler: Scheduler,
-        hosts: Sequence[Host],
+        workers: Sequence[Worker],
         statistics: ModelStatistics,
         labels: Mapping[str, Sequence[str]],
         release: Callable[[], None],
@@ -43,8 +43,8 @@ class ServedModel:
         self.max_batch_size = config.max_batch_size
         self.decoupled = config.model_transaction_policy.decoupled
         self.platform = config.platform or config.backend
-        self.hosts = hosts
-        self._readiness = Readiness(hosts)
+        self.workers = workers
+        self._readiness = Readiness(workers)
         self._release = release
         self._check, self._submit = signature.check, scheduler.submit
 
@@ -71,12 +71,12 @@ class ServedModel:
     @property
     def ready(self) -> bool:
         """Whether every instance is alive. `check_ready` asks them, too."""
-        return all(host.alive for host in self.hosts)
+        return all(worker.alive for worker in self.workers)
 
     @property
     def reason(self) -> str:
         """Why it is not `ready`, with the last traceback if there is one; empty if it is."""
-        return next((host.reason for host in self.hosts if not host.alive), "")
+        return next((worker.reason for worker in self.workers if not worker.alive), "")
 
     @property
     def has_checks(self) -> bool:
@@ -93,7 +93,7 @@ class ServedModel:
 
     def snapshot(self) -> Snapshot:
         """The statistics, added up now."""
-        return self.statistics.snapshot(self.scheduler.pending, sum(host.restarts for host in self.hosts))
+        return self.statistics.snapshot(self.scheduler.pending, sum(worker.restarts for worker in self.workers))
 
     async def drain(self) -> None:
         """Refuse new requests and wait until those submitted are answered."""
@@ -116,5 +116,5 @@ class ServedModel:
         """
         with ExitStack() as stack:
             stack.callback(self._release)
-            for host in reversed(self.hosts):
-                stack.callback(host.join)
+            for worker in reversed(self.workers):
+                stack.callback(worker.join)

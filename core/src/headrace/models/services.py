@@ -17,8 +17,8 @@ from headrace.models.loads import Loads
 from headrace.telemetry.custom import CustomMetrics, Holding
 from headrace.telemetry.kinds import MetricKind, MetricOperation
 from headrace.workers.crossing import Crossing
-from headrace.workers.host import Host
 from headrace.workers.process.desk import LoopServices
+from headrace.workers.worker import Worker
 
 log = logging.getLogger("headrace.python")
 
@@ -58,10 +58,10 @@ class CrewServices:
         services = self._made[name] = LocalServices(self._server, self._model)
         return services
 
-    def bind(self, hosts: Iterable[Host]) -> None:
-        """Say which host each instance has, before any of them serves."""
-        for host in hosts:
-            self._made[host.name].host = host
+    def bind(self, workers: Iterable[Worker]) -> None:
+        """Say which worker each instance has, before any of them serves."""
+        for worker in workers:
+            self._made[worker.name].worker = worker
 
     def close(self) -> None:
         """The instances have closed: so give up what they hold."""
@@ -70,10 +70,10 @@ class CrewServices:
 
 
 class LocalServices(LoopServices):
-    """The services of one instance. ``host`` is what waits for its requests; None while it is loaded."""
+    """The services of one instance. ``worker`` is what waits for its requests; None while it is loaded."""
 
     def __init__(self, server: ServerServices, model: str) -> None:
-        self.host: Host | None = None
+        self.worker: Worker | None = None
         self._model = model
         self._calls, self._control, self._loads = server.calls, server.control, server.loads
         self._crossing, self._loop = server.crossing, server.crossing.loop
@@ -82,7 +82,7 @@ class LocalServices(LoopServices):
     # ------------------------------------------------------------------ other models
 
     def infer(self, request: InferRequest) -> None:
-        if not self._crossing.send(self._calls.submit, request, self.host):
+        if not self._crossing.send(self._calls.submit, request, self.worker):
             request.respond(Unavailable("the server has stopped"), True)
 
     def ask(self, request: InferRequest) -> Answer:
@@ -91,7 +91,7 @@ class LocalServices(LoopServices):
         return super().ask(request)
 
     def submit(self, request: InferRequest) -> None:
-        self._calls.submit(request, self.host)
+        self._calls.submit(request, self.worker)
 
     def cancel(self, request: InferRequest) -> None:
         self._crossing.send(request.cancel)
@@ -114,7 +114,7 @@ class LocalServices(LoopServices):
 
     async def _change(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Await ``work`` on the model ``name``, unless this instance, not loaded yet, would wait for itself."""
-        if self.host is None:
+        if self.worker is None:
             await self._loads.run(self._model, name, work)
         else:
             await work()

@@ -91,7 +91,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def leave(self, bell: LoopBell) -> None:
-        """The host of ``bell`` cannot poll for now; what it was rung for is another's."""
+        """The worker of ``bell`` cannot poll for now; what it was rung for is another's."""
 
     @abstractmethod
     def progress(self, request: InferRequest, response: Answer) -> None:

@@ -32,7 +32,7 @@ class Bell:
 
 
 class LoopBell:
-    """A wake-up for a host that lives on the event loop: a ring calls ``wake``.
+    """A wake-up for a worker that lives on the event loop: a ring calls ``wake``.
 
     ``wake_at`` as for `Bell`. ``alarm`` belongs to whoever rings, too: the timer that will.
     """

@@ -31,7 +31,7 @@ _RETRY_S = 1.0
 class InstanceThread:
     """Owns one instance from load to close; all of its methods run on this thread.
 
-    ``load`` returns the instance, warmed up, and its runner. A `headrace.workers.host.Host`: nothing that
+    ``load`` returns the instance, warmed up, and its runner. A `headrace.workers.worker.Worker`: nothing that
     an instance, an observer or a scheduler raises ends the thread, so it is alive from load to close.
     """
 

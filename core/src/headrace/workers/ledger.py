@@ -16,7 +16,7 @@ log = paced(__name__)
 
 
 class Ledger:
-    """Kept by the host of instance ``name``. ``statistics`` makes an object for one thread to write:
+    """Kept by the worker of instance ``name``. ``statistics`` makes an object for one thread to write:
     batches are recorded by the thread that runs them, late answers on the event loop."""
 
     def __init__(self, name: str, statistics: Callable[[], ExecutionStatistics]) -> None:

@@ -12,7 +12,7 @@ from headrace.workers.outlet import Sink
 class BatchSource(Sink, Protocol):
     """Where batches come from and go back to: a `headrace.schedulers.base.Scheduler`.
 
-    A host on a thread of its own takes batches, one that lives on the event loop polls for them; a
+    A worker on a thread of its own takes batches, one that lives on the event loop polls for them; a
     bell tells either when to look again.
     """
 

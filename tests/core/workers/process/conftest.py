@@ -17,7 +17,7 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.registry import PluginInfo
 from headrace.server import Server
-from headrace.workers.host import Host
+from headrace.workers.worker import Worker
 
 if TYPE_CHECKING:
     from tests.core.conftest import WriteModel
@@ -55,12 +55,12 @@ class Running:
         return entry.reason
 
     @property
-    def hosts(self) -> list[Host]:
-        return list(self.server.served("m")[0].hosts)
+    def workers(self) -> list[Worker]:
+        return list(self.server.served("m")[0].workers)
 
     @property
-    def host(self) -> Host:
-        return self.hosts[0]
+    def worker(self) -> Worker:
+        return self.workers[0]
 
     def infer(self, deed: str = "", x: Any = ((1.0, 2.0),), **settings: Any) -> InferResponse:
         parameters = {"do": deed} if deed else {}

@@ -73,4 +73,4 @@ def test_a_call_that_an_alarm_interrupts_leaves_the_later_ones_theirs(
         x = np.full((1, 2), number, np.float32)
         found = model.server.infer("m", {"x": x}, parameters={"interrupted": 2, "as_timeout": as_timeout})
         assert np.asarray(found.outputs["y"]).tolist() == (x + 1).tolist()
-    assert model.host.restarts == 0
+    assert model.worker.restarts == 0

@@ -52,9 +52,9 @@ def refusal(model: Running, deed: str) -> HeadraceError:
 
 
 def wait_for_restart(model: Running, wait_until: WaitUntil, count: int = 1) -> None:
-    wait_until(lambda: model.host.alive and model.host.restarts == count, "the instance is back", 15)
+    wait_until(lambda: model.worker.alive and model.worker.restarts == count, "the instance is back", 15)
     assert np.array_equal(np.asarray(model.infer().outputs["y"]), [[2, 3]])
-    assert model.host.reason == "" or model.host.alive
+    assert model.worker.reason == "" or model.worker.alive
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_what_a_dead_process_had_is_answered_and_another_follows(
     error = refusal(model, deed)
     assert error.code is Code.UNAVAILABLE
     assert error.message == f"Stub process 'm_0_0' is not healthy. Model instance 'm_0_0' {how}"
-    assert model.host.reason.startswith(f"model instance 'm_0_0' {how}")
-    assert trace in model.host.reason
-    assert not INTERNALS.search(model.host.reason)
+    assert model.worker.reason.startswith(f"model instance 'm_0_0' {how}")
+    assert trace in model.worker.reason
+    assert not INTERNALS.search(model.worker.reason)
     wait_for_restart(model, wait_until)
     assert model.number("pid") != first
     assert not exists(first)
@@ -89,7 +89,7 @@ def test_a_process_that_closes_the_side_line_is_replaced(run_trial: Run, wait_un
     model = run_trial()
     with contextlib.suppress(HeadraceError):  # it may be gone before it has answered
         model.infer("hang up aside")
-    wait_until(lambda: model.host.restarts == 1, "it has been replaced")
+    wait_until(lambda: model.worker.restarts == 1, "it has been replaced")
     wait_for_restart(model, wait_until)
 
 
@@ -102,7 +102,7 @@ def test_the_model_is_not_ready_while_its_process_is_replaced(
     refusal(model, "exit")
     wait_for_restart(model, wait_until)
     refusal(model, "segfault")
-    assert not model.host.alive
+    assert not model.worker.alive
     assert not model.server.ready
     assert "Segmentation fault" in model.reason
     begun = monotonic()
@@ -125,7 +125,7 @@ def test_requests_that_wait_are_served_by_the_next_process(run_trial: Run, wait_
 
 def pid_of(model: Running) -> int:
     """The child of a model whose instance is busy."""
-    return int(model.host._child._launched.process.pid)  # type: ignore[attr-defined]
+    return int(model.worker._child._launched.process.pid)  # type: ignore[attr-defined]
 
 
 def test_a_crash_does_not_touch_the_other_instance(run_trial: Run, wait_until: WaitUntil) -> None:
@@ -137,7 +137,7 @@ def test_a_crash_does_not_touch_the_other_instance(run_trial: Run, wait_until: W
         assert not busy.done()
         (model.folder / "open").touch()
         assert isinstance(busy.result(10), InferResponse)
-    wait_until(lambda: all(host.alive for host in model.hosts), "both are back")
+    wait_until(lambda: all(worker.alive for worker in model.workers), "both are back")
 
 
 def test_what_one_instance_waited_to_complete_is_the_others_when_it_dies(
@@ -151,7 +151,7 @@ def test_what_one_instance_waited_to_complete_is_the_others_when_it_dies(
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(model.infer)
         wait_until(lambda: bool(forming) and forming[0].wake_at > 0, "one forms a batch")
-        (watcher,) = [host for host in model.hosts if host._bell is forming[0]]  # type: ignore[attr-defined]
+        (watcher,) = [worker for worker in model.workers if worker._bell is forming[0]]  # type: ignore[attr-defined]
         os.kill(watcher._child._launched.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         assert isinstance(waiting.result(10), InferResponse)
 
@@ -170,12 +170,12 @@ def test_an_instance_that_keeps_dying_is_given_up_after_the_fifth_death(
 ) -> None:
     model = run_trial()
     for restarts in range(5):
-        assert model.host.restarts == restarts
+        assert model.worker.restarts == restarts
         refusal(model, "exit")
         if restarts < 4:
             wait_for_restart(model, wait_until, restarts + 1)
-    wait_until(lambda: model.host.reason.startswith("died 5 times within 60 s"), "it is given up")
-    assert model.host.restarts == 4
+    wait_until(lambda: model.worker.reason.startswith("died 5 times within 60 s"), "it is given up")
+    assert model.worker.restarts == 4
     error = refusal(model, "")
     assert error.code is Code.UNAVAILABLE
     assert error.message.startswith("Stub process 'm_0_0' is not healthy. Died 5 times")
@@ -186,7 +186,7 @@ def test_an_instance_that_keeps_dying_is_given_up_after_the_fifth_death(
 @pytest.mark.usefixtures("hurried")
 def test_requests_wait_for_the_instance_that_is_left(run_trial: Run, wait_until: WaitUntil) -> None:
     model = run_trial(instances=2)
-    first, second = model.hosts
+    first, second = model.workers
     with ThreadPoolExecutor(4) as pool:
         for _ in range(5):
             wait_until(lambda: first.alive, "it is back")
@@ -206,11 +206,11 @@ def test_a_load_brings_an_instance_back_that_was_given_up_although_no_file_chang
 ) -> None:
     model = run_trial(options={"model_control_mode": "explicit", "load_model": ("m",)})
     for _ in range(5):
-        wait_until(lambda: model.host.alive, "it is back")
+        wait_until(lambda: model.worker.alive, "it is back")
         refusal(model, "exit")
-    wait_until(lambda: model.host.reason.startswith("died 5 times"), "it is given up")
+    wait_until(lambda: model.worker.reason.startswith("died 5 times"), "it is given up")
     asyncio.run_coroutine_threadsafe(model.server.load("m"), model.server.loop).result(20)
-    assert model.host.restarts == 0
+    assert model.worker.restarts == 0
     assert isinstance(model.infer(), InferResponse)
     assert model.server.ready
 
@@ -278,7 +278,7 @@ def test_a_fork_that_returns_from_its_batch_ends_and_disturbs_nobody(
     for _ in range(20):
         assert model.number("pid") != forked
     wait_until(lambda: not exists(forked), "the fork has ended", 5)
-    assert model.host.restarts == 0
+    assert model.worker.restarts == 0
 
 
 # ---------------------------------------------------------------------- loading

@@ -37,8 +37,8 @@ def test_an_execution_that_raises_it_is_answered_and_the_instance_lives_on(
         assert isinstance(last, HeadraceError)
         assert last.message == f"model 'm' failed to execute: {kind.__name__}: stray"
         assert final
-    assert model.host.alive
-    assert model.host.restarts == 0
+    assert model.worker.alive
+    assert model.worker.restarts == 0
     assert model.server.served("m")[0].snapshot().backend_failures.count == len(trial.KINDS)
     model.stop()
     said = [record for record in caplog.messages if "model 'm' version 1 failed to execute" in record]

@@ -1,6 +1,6 @@
 """Instances in processes of their own, one child each.
 
-In the server, on its event loop: `host` owns one `child` after the other (`deaths`), which `launching`
+In the server, on its event loop: `worker` owns one `child` after the other (`deaths`), which `launching`
 starts; `receiving` hears it, `traffic` has what it executes, `questions` and `rehearsal` what is asked of
 it before, `desk` what it asks for, `releases` what is no longer looked at, and `vigil` waits for its end,
 which `exits` and `obituary` word. `guardian` is a process that outlives the server for a moment.

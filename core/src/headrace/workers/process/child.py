@@ -31,7 +31,7 @@ _LAUNCHES = ThreadPoolExecutor(4, "headrace-launch")
 
 
 class Owner(Recipient, Protocol):
-    """Whoever has a child: a `headrace.workers.process.host.ProcessHost`."""
+    """Whoever has a child: a `headrace.workers.process.worker.ProcessWorker`."""
 
     def child_died(self, child: Child, reason: str) -> None:
         """``child`` is dead and buried; what it had in flight is left in ``child.traffic.in_flight``."""

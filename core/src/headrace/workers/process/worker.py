@@ -37,10 +37,10 @@ log = paced(__name__)
 _RETRY_S = 1.0
 
 
-class ProcessHost:
-    """Owns the child processes of one instance, one after the other. A `headrace.workers.host.Host`.
+class ProcessWorker:
+    """Owns the child processes of one instance, one after the other. A `headrace.workers.worker.Worker`.
 
-    ``crew`` are the hosts of all instances of the version: when all have been given up, requests
+    ``crew`` are the workers of all instances of the version: when all have been given up, requests
     are refused instead of waiting. ``grace`` is asked how many seconds an instance that is to close
     may take. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the
     event loop.
@@ -55,7 +55,7 @@ class ProcessHost:
         samples: Sequence[Sample],
         statistics: Callable[[], ExecutionStatistics],
         loop: asyncio.AbstractEventLoop,
-        crew: list[ProcessHost],
+        crew: list[ProcessWorker],
         grace: Callable[[], float],
     ) -> None:
         self.name, self.model = order.instance_name, order.name
@@ -240,13 +240,13 @@ class ProcessHost:
         self._is_given_up = True
         self.reason = f"died {deaths.MOST} times within {deaths.WINDOW_S:g} s and is given up; reload it. {self.reason}"
         log.error("instance '%s' %s", self.name, self.reason)
-        for host in self._crew:
-            if host._is_given_up:
-                host._pull()
+        for worker in self._crew:
+            if worker._is_given_up:
+                worker._pull()
 
     def _turn_away(self, source: BatchSource) -> None:
         """Leave requests to the others, or to the next child; if there is no hope, refuse them."""
-        if not all(host._is_given_up for host in self._crew):
+        if not all(worker._is_given_up for worker in self._crew):
             source.leave(self._bell)
             return
         while batch := source.poll(self._bell):

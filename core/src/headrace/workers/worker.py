@@ -1,4 +1,4 @@
-"""What hosts an instance: a thread of the server, or a process of its own."""
+"""What runs an instance: a thread of the server, or a process of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.telemetry.observer import Observer
 from headrace.workers.source import BatchSource
 
 
-class Host(Protocol):
+class Worker(Protocol):
     """One instance, from load to close. The loading thread calls `load`, `serve` and `join`."""
 
     @property
