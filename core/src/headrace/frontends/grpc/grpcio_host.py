@@ -124,14 +124,19 @@ class GrpcioHost(Host):
     def _unary(self, rpc: Rpc, handler: Unary) -> Callable[[bytes, Any], Awaitable[bytes]]:
         parse, read_large = rpc.parse, rpc.parse_large or rpc.parse
 
+        async def answer(body: bytes, context: ServicerContext[Any, Any]) -> bytes:
+            try:
+                request = parse(body)
+            except Large:
+                request = await self.large.run(partial(read_large, body))
+            return serialize(await handler(request, _Call(self, context)))
+
         async def call(body: bytes, context: ServicerContext[Any, Any]) -> bytes:
             with self._counted():
+                answering = answer(body, context)
+                del body  # see `_abort`
                 try:
-                    try:
-                        request = parse(body)
-                    except Large:
-                        request = await self.large.run(partial(read_large, body))
-                    return serialize(await handler(request, _Call(self, context)))
+                    return await answering
                 except Exception as error:
                     if rpc.unary is not None and isinstance(error, HeadraceError):
                         tell_fault(error, rpc.name)
@@ -260,19 +265,27 @@ def _awaited(handler: Direct) -> Unary:
                 cancel()
             raise
         if isinstance(answer, HeadraceError):
-            raise answer
+            try:
+                raise answer
+            finally:
+                del answer, future  # they would keep each other
         return answer
 
     return call
 
 
 async def _abort(context: ServicerContext[Any, Any], reason: Exception) -> NoReturn:
-    """End the call with the status of ``reason``; what is not ours is logged and not shown."""
+    """End the call with the status of ``reason``; what is not ours is logged and not shown.
+
+    grpc's core keeps what it is left with, and with it the frames on the way there: those of ``reason``, which
+    have the message, are cut off.
+    """
     if isinstance(reason, DecodeError):
         reason = CallerError("Unable to parse request", Code.INTERNAL)
     if not isinstance(reason, HeadraceError):
         log.error("a gRPC handler failed", exc_info=reason)
         reason = InternalError("internal error; the server's log has the details")
+    reason.__traceback__ = reason.__context__ = reason.__cause__ = None
     await context.abort(_STATUS_CODES[STATUS[reason.code]], details(reason.message))
 
 
