@@ -9,7 +9,7 @@ import load
 import servers
 from measure import Case, as_json, compare, median
 from report import Section
-from settings import Settings
+from settings import Settings, need_modules
 
 ELEMENTS = 4 * 2**20
 MIB = 4 * ELEMENTS / 2**20
@@ -21,6 +21,7 @@ def large_tensors(settings: Settings) -> Section:
     The growth of the server's peak memory, in tensors of 16 MiB, bounds the copies of a tensor
     that are alive at once; in an identity over HTTP the receive buffer itself is one.
     """
+    need_modules("hypercorn", "uvicorn", "httptools")
     section = Section(
         "16 MiB FP32 there and back, 1 connection",
         ("server", "MiB/s each way (min..max)", "p50 ms", "server CPU ms/request", "peak memory, in tensors"),

@@ -19,6 +19,8 @@ from servers import Running
 
 #: Answers have shorter heads.
 HEAD_BYTES = 4096
+#: The script of wrk with which no two requests are alike.
+VARIED = Path(__file__).resolve().parent / "varied.lua"
 UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "m": 6e7}
 
 
@@ -76,14 +78,18 @@ def binary_body(model: str, inputs: dict[str, tuple[int, ...]]) -> Body:
     return Body(model, header + bytes(sum(sizes.values())), len(header))
 
 
-def wrk(server: Running, body: Body, connections: int, seconds: float) -> Seen:
-    """``seconds`` of requests over HTTP. Raises `RuntimeError` if one of them was not answered 200."""
+def wrk(server: Running, body: Body, connections: int, seconds: float, script: Path | None = None) -> Seen:
+    """``seconds`` of requests over HTTP: all with ``body``, or as ``script`` makes them.
+
+    Raises `RuntimeError` if one of them was not answered 200.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "post.lua"
-        payload = Path(folder) / "body"
-        payload.write_bytes(body.data)
-        headers = "\n".join(f'wrk.headers["{name}"]="{value}"' for name, value in body.headers.items())
-        script.write_text(f'wrk.method="POST"\n{headers}\nwrk.body=io.open("{payload}","rb"):read("*a")\n')
+        if script is None:
+            script = Path(folder) / "post.lua"
+            payload = Path(folder) / "body"
+            payload.write_bytes(body.data)
+            headers = "\n".join(f'wrk.headers["{name}"]="{value}"' for name, value in body.headers.items())
+            script.write_text(f'wrk.method="POST"\n{headers}\nwrk.body=io.open("{payload}","rb"):read("*a")\n')
         url = f"http://127.0.0.1:{server.http}{body.path}"
         command = [
             "wrk",

@@ -1,14 +1,12 @@
 """Measures Headrace: ``python benchmarks/run.py``; ``--help`` for parts of it and shorter runs.
 
-Needs Linux, ``wrk`` and the test requirements. With ``../shared/bench`` beside the repository the
-models come from there; with ``--yardsticks DIR``, set up by ``../shared/bench/setup.sh DIR``, the
-real Triton runs beside Headrace. What is missing is skipped, and said.
+Needs Linux, ``wrk`` and the requirements of tests and benchmarks. Where ``yardsticks.py`` has put a real Triton, that
+runs beside Headrace. What is missing is skipped, and said.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,10 +16,12 @@ import report
 from engines import engines
 from large_tensors import large_tensors
 from mixed_load import mixed_load
-from servers import BENCHMARKS, SHARED
+from models import write_models
+from servers import BENCHMARKS
 from settings import Missing, Settings
 from small_requests import pyident, tiny_add
 from start_up import start_up
+from yardsticks import DEFAULT
 
 SECTIONS = {
     "start": start_up,
@@ -41,7 +41,7 @@ SECTIONS = {
 def main() -> int:
     options = _parse()
     with tempfile.TemporaryDirectory() as folder:
-        models = options.models or _make_models(Path(folder))
+        models = options.models or write_models(Path(folder))
         settings = Settings(options.runs, options.seconds, options.soak_minutes, models, options.yardsticks)
         sections = []
         for name in options.only or SECTIONS:
@@ -55,15 +55,6 @@ def main() -> int:
     return 0
 
 
-def _make_models(folder: Path) -> Path:
-    script = SHARED / "bench" / "models.py"
-    if script.exists():
-        subprocess.run([sys.executable, str(script), str(folder)], check=True, stdout=subprocess.DEVNULL)
-        pyident = SHARED / "bench" / "models" / "pyident"
-        subprocess.run(["cp", "-r", "--no-preserve=mode", str(pyident), str(folder)], check=True)
-    return folder
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; all unless given")
@@ -71,7 +62,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=5, help="per run")
     parser.add_argument("--soak-minutes", type=float, default=10, help="length of the mixed load")
     parser.add_argument("--models", type=Path, help="what models.py wrote; made anew unless given")
-    parser.add_argument("--yardsticks", type=Path, default=BENCHMARKS.parent / "build" / "yardsticks")
+    parser.add_argument("--yardsticks", type=Path, default=DEFAULT)
     parser.add_argument("--out", type=Path, default=BENCHMARKS.parent / "build" / "perf", help="folder of the results")
     options = parser.parse_args()
     if unknown := set(options.only) - set(SECTIONS):

@@ -17,7 +17,6 @@ from machine import free_ports
 
 START_S = 60
 BENCHMARKS = Path(__file__).resolve().parent
-SHARED = BENCHMARKS.parent.parent / "shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +42,23 @@ def headrace(repository: Path, *flags: str, name: str = "headrace") -> Iterator[
 
 
 @contextlib.contextmanager
-def triton(yardsticks: Path, repository: Path) -> Iterator[Running]:
-    """The real one; see ../shared/bench/setup.sh."""
-    with _v2("triton", [str(yardsticks / "tritonserver")], repository, ()) as running:
+def program(name: str, path: Path, repository: Path) -> Iterator[Running]:
+    """A ``headrace`` of another environment, or the ``tritonserver`` that yardsticks.py makes."""
+    words = [str(path)] if path.name == "tritonserver" else [str(path), "serve"]
+    with _v2(name, words, repository, ()) as running:
         yield running
+
+
+def triton(yardsticks: Path, repository: Path) -> contextlib.AbstractContextManager[Running]:
+    return program("triton", yardsticks / "tritonserver", repository)
 
 
 @contextlib.contextmanager
 def prototype(model: Path) -> Iterator[Running]:
-    """The shortest path that Python is known to allow; see ../shared/prototypes/README.md."""
-    with _process([sys.executable, str(SHARED / "prototypes" / "http_path.py"), str(model)]) as process:
-        yield Running("prototype", process.pid, 7002, start_s=_until(lambda: _listens(7002), process))
+    """The shortest path that Python is known to allow."""
+    [port] = free_ports(1)
+    with _process([sys.executable, str(BENCHMARKS / "shortest_path.py"), str(model), str(port)]) as process:
+        yield Running("prototype", process.pid, port, start_s=_until(lambda: _listens(port), process))
 
 
 @contextlib.contextmanager

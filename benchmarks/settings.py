@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ class Settings:
     def model(self, name: str) -> Path:
         path = self.models / name
         if not path.exists():
-            raise Missing(f"model '{name}': python ../shared/bench/models.py {self.models}")
+            raise Missing(f"model '{name}': python benchmarks/models.py {self.models}")
         return path
 
     def repository(self, folder: Path, *names: str) -> Path:
@@ -36,8 +37,13 @@ class Settings:
     def yardstick(self, name: str) -> Path:
         path = self.yardsticks / name
         if not path.exists():
-            raise Missing(f"{name}: ../shared/bench/setup.sh {self.yardsticks}")
+            raise Missing(f"{name}: python benchmarks/yardsticks.py {self.yardsticks}")
         return path
+
+
+def need_modules(*names: str) -> None:
+    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
+        raise Missing(f"{', '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def need_wrk() -> None:

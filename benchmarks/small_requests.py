@@ -11,7 +11,7 @@ import servers
 from measure import Case, Run, as_json, compare, median
 from report import LOAD_COLUMNS, Section, Target, load_row
 from servers import Running
-from settings import Missing, Settings, need_wrk
+from settings import Settings, need_modules, need_wrk
 
 #: The model asked on each server.
 IDENTITIES = {"headrace": "identity", "triton": "pyident"}
@@ -24,10 +24,9 @@ SHARE_OF_PROTOTYPE = 0.6
 
 
 def tiny_add(settings: Settings) -> Section:
-    """A two-input ONNX add of 16 floats over HTTP, beside ../shared/prototypes/http_path.py."""
+    """A two-input ONNX add of 16 floats over HTTP, beside shortest_path.py."""
     need_wrk()
-    if not (servers.SHARED / "prototypes").exists():
-        raise Missing("../shared/prototypes/http_path.py")
+    need_modules("httptools")
     section = Section("tiny_add over HTTP: Headrace and the prototype", LOAD_COLUMNS)
     bodies = {
         "binary": load.binary_body("tiny_add", dict.fromkeys(INPUTS, (1, 16))),

@@ -1,0 +1,153 @@
+"""Compares servers under the same load, in turns: two versions of Headrace, or Headrace and a real Triton.
+
+    python benchmarks/compare.py --server before=../old/.venv/bin/headrace --server after=.venv/bin/headrace
+    python benchmarks/compare.py --server triton=build/yardsticks/tritonserver --server headrace=.venv/bin/headrace \\
+        --only pyident
+
+A server is a name and the program that serves: `headrace`, or the `tritonserver` that yardsticks.py makes, which can be
+asked for `pyident` only. Ratios are medians of the last server over those of the first: below 1 is better for latency
+and CPU, above 1 for the rate. Needs ``wrk``, and perf_analyzer from yardsticks.py for all but the JSON cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import load
+import report
+import servers
+from measure import Case, Run, as_json, compare, median
+from models import write_models
+from report import LOAD_COLUMNS, Section, load_row
+from servers import BENCHMARKS, Running
+from settings import Missing, Settings, need_wrk
+from yardsticks import DEFAULT
+
+CONNECTIONS = (1, 4, 16, 64)
+#: Name of a load: the model, and what perf_analyzer is told besides.
+BINARY = {
+    "identity16": ("identity", ("--shape", "INPUT0:16")),
+    "pyident16": ("pyident", ("--shape", "INPUT0:16")),
+    "tiny_add": ("tiny_add", ()),
+    "mlp": ("mlp", ()),
+    "convnet": ("convnet", ()),
+    "identity1MiB": ("identity", ("--shape", "INPUT0:262144")),
+    "identity16MiB": ("identity", ("--shape", "INPUT0:4194304")),
+}
+JSON = {"identity": ("INPUT0",), "pyident": ("INPUT0",), "tiny_add": ("INPUT0", "INPUT1")}
+MODELS = {model for model, _ in BINARY.values()}
+#: Of these, more connections at a time take more memory than they tell.
+FEW = {"identity1MiB": (1, 4), "identity16MiB": (1, 4)}
+RATIOS = ("rps", "p50_us", "p99_us", "server_us")
+
+
+def cases(settings: Settings) -> dict[str, tuple[str, Case]]:
+    """By name, as ``tiny_add/grpc/c16``: the model that it asks, and what it does."""
+    found = {}
+    for name, (model, extra) in BINARY.items():
+        for protocol in ("http", "grpc"):
+            for connections in FEW.get(name, CONNECTIONS):
+                case = _perf_analyzer(
+                    f"{name}/{protocol}/c{connections}", settings, protocol, model, connections, extra
+                )
+                found[case.name] = (model, case)
+    for model, inputs in JSON.items():
+        body = load.json_body(model, dict.fromkeys(inputs, 16))
+        for form, script in (("json", None), ("varied-json", load.VARIED)):
+            for connections in CONNECTIONS:
+                case = _wrk(f"{model}/{form}/c{connections}", body, connections, script)
+                found[case.name] = (model, case)
+    return found
+
+
+def _perf_analyzer(
+    name: str, settings: Settings, protocol: str, model: str, connections: int, extra: Sequence[str]
+) -> Case:
+    def put(server: Running, seconds: float) -> load.Seen:
+        program = settings.yardstick("perf_analyzer")
+        return load.perf_analyzer(program, server, protocol, model, connections, seconds, *extra)
+
+    return Case(name, lambda server: model, put)
+
+
+def _wrk(name: str, body: load.Body, connections: int, script: Path | None) -> Case:
+    def put(server: Running, seconds: float) -> load.Seen:
+        need_wrk()
+        return load.wrk(server, body, connections, seconds, script)
+
+    return Case(name, lambda server: body.model, put)
+
+
+def main() -> int:
+    options = _parse()
+    with tempfile.TemporaryDirectory() as made:
+        models = options.models or write_models(Path(made))
+        settings = Settings(options.runs, options.seconds, 0, models, options.yardsticks)
+        askable = {"pyident"} if any(path.name == "tritonserver" for _, path in options.server) else MODELS
+        chosen = {
+            name: case for name, case in cases(settings).items() if re.search(options.only, name) and case[0] in askable
+        }
+        if options.list:
+            print("\n".join(chosen))
+            return 0
+        section = Section(f"{' and '.join(name for name, _ in options.server)} in turns", LOAD_COLUMNS)
+        ratios = Section("Ratios, the last to the first", ("case", *RATIOS))
+        with tempfile.TemporaryDirectory() as folder:
+            repository = settings.repository(Path(folder), *sorted({model for model, _ in chosen.values()}))
+            with _running(options.server, repository) as running:
+                for name, (_, case) in chosen.items():
+                    try:
+                        found = compare(case, running, options.runs, options.seconds)
+                    except Missing as missing:
+                        print(f"{name}: skipped, missing {missing}", file=sys.stderr)
+                        continue
+                    section.rows += [load_row(name, server, runs) for server, runs in found.items()]
+                    section.raw[name] = as_json(found)
+                    ratios.rows.append((name, *(f"{_ratio(found, field):.2f}" for field in RATIOS)))
+                    report.write([section, ratios], options.out, sys.argv)
+    print(report.markdown([section, ratios]))
+    return 0 if section.rows else 1
+
+
+def _ratio(found: dict[str, list[Run]], field: str) -> float:
+    first, *_, last = found.values() if len(found) > 1 else [*found.values()] * 2
+    return median(last, field) / median(first, field)
+
+
+@contextlib.contextmanager
+def _running(programs: Sequence[tuple[str, Path]], repository: Path) -> Iterator[list[Running]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(servers.program(name, path, repository)) for name, path in programs]
+
+
+def _server(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=PROGRAM")
+    return name, Path(path).absolute()
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", type=_server, action="append", default=[], metavar="NAME=PROGRAM")
+    parser.add_argument("--only", default="", metavar="REGEX", help="of the names that --list shows; all unless given")
+    parser.add_argument("--list", action="store_true", help="the cases, and no load")
+    parser.add_argument("--runs", type=int, default=5, help="per case and server, interleaved")
+    parser.add_argument("--seconds", type=float, default=3, help="per run")
+    parser.add_argument("--models", type=Path, help="what models.py wrote; made anew unless given")
+    parser.add_argument("--yardsticks", type=Path, default=DEFAULT)
+    parser.add_argument("--out", type=Path, default=BENCHMARKS.parent / "build" / "compared", help="folder of results")
+    options = parser.parse_args()
+    if not options.server and not options.list:
+        parser.error("name a server at least: --server NAME=PROGRAM")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""The models that are measured: ``python benchmarks/models.py DIR`` writes them into DIR; needs ``onnx``.
+
+- ``identity``: Headrace's own backend, FP32 ``INPUT0`` [-1] to ``OUTPUT0``
+- ``pyident``: the same as a Python model, which the real Triton can serve, too
+- ``tiny_add``: ONNX, sum and difference of two FP32 [16]
+- ``mlp``: ONNX, FP32 [256] through 1024 and 1024 to 10
+- ``convnet``: ONNX, FP32 [3, 224, 224], a ResNet-18 in size and shape: about 1.8 GFLOP
+
+All batch up to 64 requests (``convnet``: 16). Weights are random, and the same every time.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET = 17
+#: Of every ONNX model, so that what is compared computes alike.
+THREADS = 1
+_ONNX = f"""\
+backend: "onnxruntime"
+instance_group [ {{ count: 1 kind: KIND_CPU }} ]
+parameters {{ key: "intra_op_thread_count" value {{ string_value: "{THREADS}" }} }}
+parameters {{ key: "inter_op_thread_count" value {{ string_value: "1" }} }}
+"""
+_PYTHON = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT0") for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each.as_numpy())]) for each in inputs]
+"""
+
+
+def write_models(folder: Path) -> Path:
+    """``folder``, now a model repository; takes a few seconds and 50 MiB."""
+    rng = np.random.default_rng(0)
+    _write_tiny_add(folder)
+    _write_mlp(folder, rng)
+    _write_convnet(folder, rng)
+    vector = ["INPUT0"], ["OUTPUT0"], [-1]
+    _config(folder, "identity", 'backend: "identity"\ninstance_group [ { count: 1 kind: KIND_CPU } ]\n', *vector)
+    directory = _config(folder, "pyident", 'backend: "python"\n', *vector)
+    (directory / "model.py").write_text(_PYTHON)
+    return folder
+
+
+def _write_tiny_add(folder: Path) -> None:
+    inputs, outputs = ["INPUT0", "INPUT1"], ["OUTPUT0", "OUTPUT1"]
+    nodes = [helper.make_node(op, inputs, [output]) for op, output in zip(("Add", "Sub"), outputs, strict=True)]
+    directory = _config(folder, "tiny_add", _ONNX, inputs, outputs, [16])
+    _save(directory, nodes, [_row(name, 16) for name in inputs], [_row(name, 16) for name in outputs], [])
+
+
+def _write_mlp(folder: Path, rng: np.random.Generator) -> None:
+    nodes, weights, x = [], [], "INPUT0"
+    for layer, (rows, columns) in enumerate([(256, 1024), (1024, 1024), (1024, 10)]):
+        weights.append(_weights(f"w{layer}", rng.standard_normal((rows, columns)) / math.sqrt(rows)))
+        weights.append(_weights(f"b{layer}", rng.standard_normal(columns) * 0.01))
+        y = "OUTPUT0" if layer == 2 else f"h{layer}"
+        nodes.append(helper.make_node("Gemm", [x, f"w{layer}", f"b{layer}"], [y]))
+        if layer < 2:
+            x = f"r{layer}"
+            nodes.append(helper.make_node("Relu", [y], [x]))
+    directory = _config(folder, "mlp", _ONNX, ["INPUT0"], ["OUTPUT0"], [256], [10])
+    _save(directory, nodes, [_row("INPUT0", 256)], [_row("OUTPUT0", 10)], weights)
+
+
+def _write_convnet(folder: Path, rng: np.random.Generator) -> None:
+    nodes: list[Any] = []
+    weights: list[Any] = []
+
+    def convolve(x: str, channels: int, filters: int, kernel: int, stride: int, *, relu: bool = True) -> str:
+        name = f"{len(weights) // 2}"
+        scale = math.sqrt(2 / (channels * kernel * kernel))
+        weights.append(_weights(f"w{name}", rng.standard_normal((filters, channels, kernel, kernel)) * scale))
+        weights.append(_weights(f"b{name}", np.zeros(filters)))
+        shape: dict[str, Any] = {
+            "kernel_shape": [kernel, kernel],
+            "strides": [stride, stride],
+            "pads": [kernel // 2] * 4,
+        }
+        nodes.append(helper.make_node("Conv", [x, f"w{name}", f"b{name}"], [f"c{name}"], **shape))
+        if not relu:
+            return f"c{name}"
+        nodes.append(helper.make_node("Relu", [f"c{name}"], [f"r{name}"]))
+        return f"r{name}"
+
+    first, x = convolve("INPUT0", 3, 64, 7, 2), "pooled"
+    nodes.append(helper.make_node("MaxPool", [first], [x], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]))
+    channels = 64
+    for stage, filters in enumerate([64, 128, 256, 512]):
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            y = convolve(convolve(x, channels, filters, 3, stride), filters, filters, 3, 1, relu=False)
+            same = stride == 1 and channels == filters
+            shortcut = x if same else convolve(x, channels, filters, 1, stride, relu=False)
+            nodes.append(helper.make_node("Add", [y, shortcut], [f"a{stage}{block}"]))
+            x, channels = f"s{stage}{block}", filters
+            nodes.append(helper.make_node("Relu", [f"a{stage}{block}"], [x]))
+    nodes.append(helper.make_node("GlobalAveragePool", [x], ["averaged"]))
+    nodes.append(helper.make_node("Flatten", ["averaged"], ["flat"], axis=1))
+    nodes.append(helper.make_node("Gemm", ["flat", "fw", "fb"], ["OUTPUT0"]))
+    weights.append(_weights("fw", rng.standard_normal((512, 1000)) * 0.04))
+    weights.append(_weights("fb", np.zeros(1000)))
+    directory = _config(folder, "convnet", _ONNX, ["INPUT0"], ["OUTPUT0"], [3, 224, 224], [1000], 16)
+    _save(directory, nodes, [_row("INPUT0", 3, 224, 224)], [_row("OUTPUT0", 1000)], weights)
+
+
+def _config(
+    folder: Path, name: str, head: str, inputs: Sequence[str], outputs: Sequence[str], dims: Sequence[int],
+    output_dims: Sequence[int] = (), max_batch_size: int = 64,
+) -> Path:  # fmt: skip
+    """The version directory of a model that now has its config; an output has ``dims`` unless it has its own."""
+    directory = folder / name / "1"
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = [("input", each, dims) for each in inputs] + [("output", each, output_dims or dims) for each in outputs]
+    described = [
+        f'{kind} {{ name: "{each}" data_type: TYPE_FP32 dims: [ {", ".join(map(str, shape))} ] }}\n'
+        for kind, each, shape in tensors
+    ]
+    text = f'name: "{name}"\nmax_batch_size: {max_batch_size}\n{head}{"".join(described)}dynamic_batching {{ }}\n'
+    (folder / name / "config.pbtxt").write_text(text)
+    return directory
+
+
+def _save(directory: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: list[Any]) -> None:
+    graph = helper.make_graph(nodes, directory.parent.name, inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    model.ir_version = 8
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, str(directory / "model.onnx"))
+
+
+def _row(name: str, *dims: int) -> Any:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", *dims])
+
+
+def _weights(name: str, values: Any) -> Any:
+    return numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
+
+
+if __name__ == "__main__":
+    print(write_models(Path(sys.argv[1])))
