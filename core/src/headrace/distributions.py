@@ -1,6 +1,16 @@
-"""Which distribution brings a backend that Triton has, for those who look for it."""
+"""What can be installed besides: the distributions of backends, and the extras of this one.
+
+Whoever needs one that is missing is told the command that installs it.
+"""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
+
+from headrace.errors import ConfigError
+
+#: The extra of this distribution that brings a module which only some deployments use.
+EXTRAS = {"grpc": "grpcio", "hypercorn": "hypercorn", "ml_dtypes": "bf16", "re2": "re2"}
 
 _WRITTEN = {"onnxruntime": "headrace-onnx", "python": "headrace-python"}
 #: What those are to be called that Triton has and nobody has written for Headrace yet.
@@ -8,6 +18,20 @@ _PLANNED = {
     name: f"headrace-{name}"
     for name in ("dali", "fil", "openvino", "pytorch", "tensorflow", "tensorrt", "tensorrtllm", "vllm")
 }
+
+
+def installs(module: str) -> str:
+    """The command that installs ``module``, one of `EXTRAS`."""
+    return f"pip install 'headrace[{EXTRAS[module]}]'"
+
+
+def need(module: str, who: str) -> None:
+    """Raises `ConfigError`, with the command that installs it, if ``module``, one of `EXTRAS`, is not there.
+
+    Looks for files, so call it where nobody waits.
+    """
+    if find_spec(module) is None:
+        raise ConfigError(f"{who} needs what is not installed here: {installs(module)}")
 
 
 def is_known(kind: str, name: str) -> bool:

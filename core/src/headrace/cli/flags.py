@@ -57,7 +57,7 @@ def _old_trace(name: str, mode: str, key: str, example: str, value: str) -> Flag
 
 _FORWARD = (
     "Request headers whose name this regular expression (RE2) finds become request parameters; case does not count, "
-    "unless it says `(?-i)`."
+    "unless it says `(?-i)`. Needs headrace[re2]."
 )
 _HTTP_RESTRICTED = f"APIs that need the header <key> with exactly <value>: {', '.join(RESTRICTED_CATEGORIES)}."
 _GRPC_RESTRICTED = f"The same for gRPC, where the metadata key is {GRPC_RESTRICTED_PREFIX}<key>."
@@ -135,8 +135,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              "unlimited.", "60", values.count),
         Flag("http-restricted-api", "<api>,...:<key>=<value>", _HTTP_RESTRICTED, "model-repository:admin=letmein",
              values.restriction("http-restricted-api", "api"), values.restrictions("api")),
-        Flag("http-server", "<server>", "What runs the HTTP endpoint: auto, hypercorn or native.", "hypercorn",
-             choice("http-server", "auto", "hypercorn", "native")),
+        Flag("http-server", "<server>",
+             "What runs the HTTP endpoint: auto, hypercorn (needs headrace[hypercorn]) or native.",
+             "hypercorn", choice("http-server", "auto", "hypercorn", "native")),
     ),
     "gRPC": (
         Flag("allow-grpc", "<bool>", "Serve gRPC.", "false", boolean),
@@ -183,8 +184,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              "model-repository:admin=letmein",
              values.restriction("grpc-restricted-protocol", "protocol", GRPC_RESTRICTED_PREFIX),
              values.restrictions("protocol")),
-        Flag("grpc-server", "<server>", "What runs the gRPC endpoint: auto, native or grpcio.", "grpcio",
-             choice("grpc-server", "auto", "native", "grpcio")),
+        Flag("grpc-server", "<server>", "What runs the gRPC endpoint: auto, native or grpcio (needs headrace[grpcio]).",
+             "grpcio", choice("grpc-server", "auto", "native", "grpcio")),
     ),
     "SageMaker and Vertex AI": (
         Flag("allow-sagemaker", "<bool>", "Serve SageMaker's requests.", "false", boolean),

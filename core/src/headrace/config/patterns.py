@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headrace.distributions import need
+
 
 def header_pattern(pattern: str) -> Callable[[str], Any]:
     """A search for ``pattern`` in the name of a header, whose case does not count unless it says ``(?-i)``.
 
     Raises `ValueError`, naming the pattern, if it is malformed. The library is imported here, for those only who
-    have a pattern.
+    have a pattern; `ConfigError` says how to install it.
     """
+    need("re2", "A pattern of headers to forward")
     import re2
 
     options = re2.Options()

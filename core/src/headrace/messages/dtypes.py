@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 try:
     from ml_dtypes import bfloat16
-except ImportError:  # a process host in an environment of its model's: two raw bytes per element
+except ImportError:  # an extra, and a model's own environment may lack it: two raw bytes per element
     bfloat16 = "V2"
+#: Whether arrays of BF16 can be computed with.
+HAS_BFLOAT16 = bfloat16 != "V2"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

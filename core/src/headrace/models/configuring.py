@@ -18,11 +18,13 @@ from headrace.backends.base import Backend, Model
 from headrace.config import parameters, validation
 from headrace.config.derive import derive, fill_batching
 from headrace.config.fields import is_set
-from headrace.config.model_config_pb2 import ModelConfig, ModelParameter
+from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput, ModelParameter
 from headrace.config.options import ServerOptions
 from headrace.config.parse import find_config, read_config
 from headrace.config.validation import Problem
+from headrace.distributions import installs
 from headrace.errors import Code, ConfigError, HeadraceError, PluginError, summary
+from headrace.messages import dtypes
 from headrace.workers.devices import available_gpus, fill_groups
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ def complete(model: Model, backend: Backend, options: ServerOptions) -> None:
     raise_first(judge(model, backend, options))
     for problem in parameters.unknown(backend.Parameters, model.config.parameters):
         log.warning("model '%s': %s; it is ignored", model.name, problem.message)
+    _say_raw_elements(model.config)
     fill_groups(model.config, backend, available_gpus())
 
 
@@ -124,6 +127,17 @@ def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
             f"{config.WhichOneof('scheduling_choice')}"
         )
     fill_batching(config)
+
+
+def _say_raw_elements(config: ModelConfig) -> None:
+    if not dtypes.HAS_BFLOAT16 and any(each.data_type == dtypes.BF16.config_value for each in _tensors(config)):
+        what = f"model '{config.name}' has BF16 tensors, whose elements are two raw bytes each to code in this process"
+        log.warning("%s; numbers come with: %s", what, installs("ml_dtypes"))
+
+
+def _tensors(config: ModelConfig) -> Iterator[ModelInput | ModelOutput]:
+    yield from config.input
+    yield from config.output
 
 
 def _typed(cls: type, given: Mapping[str, ModelParameter]) -> Any:

@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2 as v1alpha
 from tritonclient.grpc import service_pb2 as theirs
 
 from headrace.frontends.grpc import grpc_service_pb2 as ours
 from headrace.frontends.grpc import reflection
+
+#: The published messages of standard services.
+PUBLISHED = {"grpc.health.v1": health_pb2, "grpc.reflection.v1alpha": v1alpha, "grpc.reflection.v1": v1alpha}
+
+
+@pytest.mark.parametrize("standard", reflection.STANDARD, ids=list(PUBLISHED))
+def test_the_standard_services_are_those_that_grpc_publishes(standard: tuple[FileDescriptor, str, str, str]) -> None:
+    ours, package, name, file_name = standard
+    assert ours.package == package
+    served = file_of(reflection.pool().FindFileByName(file_name))
+    assert served.package == name
+    published = file_of(PUBLISHED[name].DESCRIPTOR)
+    assert sorted(entry.name for entry in served.message_type) == sorted(e.name for e in published.message_type)
+    for entry in published.message_type:
+        assert message(served, entry.name) == message(published, entry.name)
+    (one,), (other,) = served.service, published.service
+    assert [(rpc.name, rpc.client_streaming, rpc.server_streaming) for rpc in one.method] == [
+        (rpc.name, rpc.client_streaming, rpc.server_streaming) for rpc in other.method
+    ]
 
 
 def file_of(descriptor: object) -> FileDescriptorProto:

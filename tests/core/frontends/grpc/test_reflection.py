@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2 as triton
 from headrace.frontends.grpc import reflection
 from headrace.frontends.grpc.context import Context
 from headrace.frontends.grpc.reflection import SERVICES, Reflection
+from headrace.frontends.grpc.reflection_pb2 import ServerReflectionRequest as Received
 
 NAMES = ("inference.GRPCInferenceService", "grpc.health.v1.Health", *SERVICES)
 #: A second file, because what is served has no extensions.
@@ -54,9 +55,9 @@ def ask(*requests: ServerReflectionRequest) -> list[ServerReflectionResponse]:
     return sent
 
 
-async def _stream(requests: tuple[ServerReflectionRequest, ...]) -> AsyncIterator[ServerReflectionRequest]:
+async def _stream(requests: tuple[ServerReflectionRequest, ...]) -> AsyncIterator[Received]:
     for request in requests:
-        yield request
+        yield Received.FromString(request.SerializeToString())
 
 
 Request = ServerReflectionRequest

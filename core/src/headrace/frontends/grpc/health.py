@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-
 from headrace.errors import Unavailable
 from headrace.frontends.grpc import grpc_service_pb2 as pb
 from headrace.frontends.grpc.context import Context
+from headrace.frontends.grpc.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 if TYPE_CHECKING:
     from headrace.server import Server

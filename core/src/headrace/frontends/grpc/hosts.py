@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.config.options import GrpcServer, ServerOptions
+from headrace.distributions import need
 from headrace.frontends.failures import is_verbose
 from headrace.frontends.large import LargeWork
 
@@ -73,9 +74,10 @@ def _quiet_core() -> Iterator[None]:
 def choose_host(wanted: GrpcServer) -> type[Host]:
     """The host for ``--grpc-server``; ``auto`` takes the native one.
 
-    Imports what the host is made of, so call it on a thread.
+    Imports what the host is made of, so call it on a thread. Raises `ConfigError` where that is not installed.
     """
     if wanted == "grpcio":
+        need("grpc", "--grpc-server=grpcio")
         with _quiet_core():
             from headrace.frontends.grpc.grpcio_host import GrpcioHost
 

@@ -1,7 +1,7 @@
 """Server reflection: tools such as grpcurl see ``inference.GRPCInferenceService``.
 
-Our descriptors carry our own package (see ``grpc_service.proto``). Here they are copied into a pool
-of their own and renamed to package ``inference``, so that tools show the names that users know.
+Our descriptors carry packages of our own (see ``grpc_service.proto``). Here they are copied into a pool
+and renamed to ``inference`` and ``grpc.*``, so that tools show the names that users know.
 Triton has no reflection, so that no category of restrictions holds it; it tells what the published
 ``.proto`` files tell. Source: https://github.com/grpc/grpc/blob/master/doc/server-reflection.md.
 """
@@ -14,15 +14,21 @@ from functools import cached_property
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from headrace.config import model_config_pb2
-from headrace.frontends.grpc import grpc_service_pb2
+from headrace.frontends.grpc import grpc_service_pb2, health_pb2
+from headrace.frontends.grpc import reflection_pb2 as pb
 from headrace.frontends.grpc.context import Context, Send
 
 #: The second is the successor of the first, with the same messages; tools ask for it first.
 SERVICES = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
+
+#: Our descriptor of a standard service, its package, and the package and the file that tools know it by.
+STANDARD = (
+    (health_pb2.DESCRIPTOR, "headrace.health", "grpc.health.v1", "grpc/health/v1/health.proto"),
+    (pb.DESCRIPTOR, "headrace.reflection", "grpc.reflection.v1alpha", "grpc/reflection/v1alpha/reflection.proto"),
+    (pb.DESCRIPTOR, "headrace.reflection", "grpc.reflection.v1", "grpc/reflection/v1/reflection.proto"),
+)
 
 #: Codes and texts of errors, as grpc's own servicer has them.
 _NOT_FOUND = pb.ErrorResponse(error_code=5, error_message="not found")
@@ -77,13 +83,12 @@ class Reflection:
 
 
 def pool() -> DescriptorPool:
-    """Descriptors of everything served, in Triton's package."""
+    """Descriptors of everything served, in the packages that users know."""
     result = DescriptorPool()
-    for module in (health_pb2, pb):
-        result.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
-    successor = _renamed(pb.DESCRIPTOR, "grpc.reflection.v1alpha", "grpc.reflection.v1")
-    successor.name = "grpc/reflection/v1/reflection.proto"
-    result.AddSerializedFile(successor.SerializeToString())
+    for descriptor, package, name, file_name in STANDARD:
+        standard = _renamed(descriptor, package, name)
+        standard.name = file_name
+        result.AddSerializedFile(standard.SerializeToString())
     for ours in (model_config_pb2, grpc_service_pb2):
         result.AddSerializedFile(_renamed(ours.DESCRIPTOR, "headrace", "inference").SerializeToString())
     return result

@@ -11,8 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from google.protobuf.message import Message
-from grpc_health.v1.health_pb2 import HealthCheckRequest
-from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
 from headrace.errors import CallerError, Code
 from headrace.frontends.failures import is_verbose
@@ -20,8 +18,10 @@ from headrace.frontends.forwarding import HeaderForwarding
 from headrace.frontends.grpc import grpc_service_pb2 as pb
 from headrace.frontends.grpc import health, long_messages, memory, metadata, repository, settings, statistics
 from headrace.frontends.grpc.context import Cancel, Context, Metadata, Reply, Send, first, texts
+from headrace.frontends.grpc.health_pb2 import HealthCheckRequest
 from headrace.frontends.grpc.infer import Inference, model_infer
 from headrace.frontends.grpc.reflection import SERVICES, Reflection
+from headrace.frontends.grpc.reflection_pb2 import ServerReflectionRequest
 from headrace.frontends.grpc.stream import model_stream_infer
 from headrace.frontends.grpc.watching import watched
 from headrace.frontends.grpc.wire import Buffer

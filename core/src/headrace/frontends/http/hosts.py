@@ -6,6 +6,8 @@ import socket
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from headrace.distributions import need
+
 if TYPE_CHECKING:
     from headrace.server import Server
 
@@ -29,9 +31,10 @@ class Host(ABC):
 def choose_host(wanted: str) -> type[Host]:
     """The host for ``--http-server``; ``auto`` takes the native one.
 
-    Imports what the host is made of, so call it on a thread.
+    Imports what the host is made of, so call it on a thread. Raises `ConfigError` where that is not installed.
     """
     if wanted == "hypercorn":
+        need("hypercorn", "--http-server=hypercorn")
         from headrace.frontends.http.hypercorn_host import HypercornHost
 
         return HypercornHost
