@@ -19,9 +19,9 @@ import pytest
 
 HEADRACE = Path(sys.executable).with_name("headrace")
 #: The machine may be busy: a deadline only ends what hangs.
-DEADLINE_S = 40.0
+DEADLINE_S = 90.0
 #: For models that have an environment made for them.
-LOAD_DEADLINE_S = 3 * DEADLINE_S
+LOAD_DEADLINE_S = 2 * DEADLINE_S
 #: Said when a port is listened on, before the models are loaded, and once more when they are.
 _LISTENING = re.compile(r"(GRPCInferenceService|HTTPService|Metrics Service) (?:listens )?at [\w.]+:(\d+)")
 

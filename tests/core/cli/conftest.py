@@ -21,7 +21,7 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
 _HERE = ["--http-address=127.0.0.1", "--grpc-address=127.0.0.1"]
 #: No fixed port: tests run side by side.
 FREE_PORTS = [*_HERE, "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
-DEADLINE_S = 30
+DEADLINE_S = 90
 
 
 class Process:
