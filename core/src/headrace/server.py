@@ -35,9 +35,8 @@ from headrace.models.calls import Calls
 from headrace.models.control import Control
 from headrace.models.directory import Directory
 from headrace.models.lifecycle import Lifecycle
+from headrace.models.load_slots import LoadSlots, NestedLoads
 from headrace.models.loading import Loader
-from headrace.models.loads import Loads
-from headrace.models.places import Places
 from headrace.models.served import ServedModel
 from headrace.models.services import ServerServices
 from headrace.models.states import IndexEntry, index_of
@@ -172,11 +171,11 @@ class Server:
         options, plugins, directory = self.options, self.plugins, self._directory
         for complaint in plugins.complaints:
             log.warning("%s", complaint)
-        places = Places(options.model_load_thread_count)
+        slots = LoadSlots(options.model_load_thread_count)
         calls = Calls(self.loop, directory.resolve_loaded)
-        services = ServerServices(Crossing(self.loop), calls, self, Loads(places), self.custom_metrics)
+        services = ServerServices(Crossing(self.loop), calls, self, NestedLoads(slots), self.custom_metrics)
         loader = Loader(options, plugins, self.loop, services.crew)
-        self._lifecycle = Lifecycle(loader, directory, places, options.model_load_retry_count)
+        self._lifecycle = Lifecycle(loader, directory, slots, options.model_load_retry_count)
         self._control = Control(options, self._lifecycle)
         self._version = await asyncio.to_thread(distribution_version, "headrace")  # reads files
 

@@ -1,6 +1,6 @@
 """Models that call models, with real instances on real threads.
 
-The texts of refusals are a real Triton 2.51's, recorded from a Python model, but for the knots,
+The texts of refusals are a real Triton 2.51's, recorded from a Python model, but for the deadlocks,
 in which Triton hangs.
 """
 
@@ -154,7 +154,7 @@ async def refusal(server: Server, model: str, x: int = 0) -> HeadraceError:
     return caught.value
 
 
-def knot(model: str, path: str) -> str:
+def deadlock(model: str, path: str) -> str:
     shown = " -> ".join(f"'{name}'" for name in path.split())
     return (
         f"Model {model} - Error when running inference: every instance of model '{model}' waits, directly or through "
@@ -184,7 +184,7 @@ def test_a_model_is_answered_by_another(serve: Serve) -> None:
 def test_a_call_of_itself_with_no_other_instance_is_refused_with_the_path(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         error = await refusal(server, "a", 1)
-        assert (error.code, error.message) == (Code.UNAVAILABLE, knot("a", "a a"))
+        assert (error.code, error.message) == (Code.UNAVAILABLE, deadlock("a", "a a"))
         assert await ask(server, "a") == 7
 
     serve(scenario, a=(CONFIG, countdown))
@@ -194,7 +194,7 @@ def test_a_recursion_is_as_deep_as_there_are_instances(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         assert await ask(server, "a", 2) == 7
         error = await refusal(server, "a", 3)
-        assert error.message == knot("a", "a a a a")
+        assert error.message == deadlock("a", "a a a a")
         assert await ask(server, "a", 2) == 7
 
     serve(scenario, a=(instances(3), countdown))
@@ -202,8 +202,8 @@ def test_a_recursion_is_as_deep_as_there_are_instances(serve: Serve) -> None:
 
 def test_a_circle_of_two_is_refused_with_the_path(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
-        assert (await refusal(server, "a")).message == knot("a", "a b a")
-        assert (await refusal(server, "b")).message == knot("b", "b a b")
+        assert (await refusal(server, "a")).message == deadlock("a", "a b a")
+        assert (await refusal(server, "b")).message == deadlock("b", "b a b")
 
     serve(scenario, a=(CONFIG, passes_to("b")), b=(CONFIG, passes_to("a")))
 
@@ -224,7 +224,7 @@ def test_two_chains_that_hold_what_the_other_needs_cost_one_error(serve: Serve) 
         for _ in range(5):
             answers = await asyncio.gather(ask(server, "a", 1), ask(server, "b", 1), return_exceptions=True)
             (error,) = (answer for answer in answers if isinstance(answer, HeadraceError))
-            assert error.message in (knot("a", "b a b"), knot("b", "a b a"))
+            assert error.message in (deadlock("a", "b a b"), deadlock("b", "a b a"))
             assert 0 in answers
 
     serve(scenario, a=(CONFIG, crosses_to("b")), b=(CONFIG, crosses_to("a")))
@@ -262,7 +262,7 @@ def test_a_model_that_answers_later_may_call_itself_with_one_instance(serve: Ser
 
 def test_a_knot_through_a_model_that_answers_later_is_found(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
-        assert (await refusal(server, "a")).message == knot("a", "a b a")
+        assert (await refusal(server, "a")).message == deadlock("a", "a b a")
 
     serve(scenario, a=(CONFIG, passes_to("b")), b=(CONFIG.replace("asking", "later"), passes_to("a")))
 
@@ -290,7 +290,7 @@ def test_of_several_calls_at_once_the_one_that_can_be_answered_keeps_the_rest_fr
         return got["a"]
 
     async def scenario(server: Server) -> None:
-        assert (await refusal(server, "a")).message == knot("a", "a a")
+        assert (await refusal(server, "a")).message == deadlock("a", "a a")
 
     serve(scenario, a=(CONFIG, both), b=(CONFIG, identity))
 

@@ -9,7 +9,7 @@ from functools import partial
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, NotFound, Unavailable, summary
 from headrace.messages.request import InferRequest, Respond
 from headrace.messages.response import Answer
-from headrace.models.knots import Knots
+from headrace.models.deadlocks import DeadlockDetector
 from headrace.models.served import ServedModel
 from headrace.telemetry.pacing import paced
 from headrace.workers.worker import Worker
@@ -28,7 +28,7 @@ class Calls:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, resolve: Callable[[str, str], ServedModel]) -> None:
         self._resolve = resolve
-        self._knots = Knots(loop, self._untie)
+        self._deadlocks = DeadlockDetector(loop, self._break_deadlock)
         self._refusals: dict[InferRequest, HeadraceError] = {}
 
     def submit(self, request: InferRequest, worker: Worker | None) -> None:
@@ -58,12 +58,12 @@ class Calls:
 
     def _submit(self, request: InferRequest, model: ServedModel, worker: Worker | None) -> None:
         if worker is not None:
-            self._knots.add(worker, request, model)  # before it can be answered
+            self._deadlocks.add(worker, request, model)  # before it can be answered
         try:
             model.submit(request)
         except BaseException:
             if worker is not None:
-                self._knots.discard(worker, request)
+                self._deadlocks.discard(worker, request)
             raise
 
     def _find(self, request: InferRequest) -> ServedModel:
@@ -88,12 +88,12 @@ class Calls:
 
     def _respond(self, request: InferRequest, respond: Respond, worker: Worker, answer: Answer, final: bool) -> None:
         if final:
-            self._knots.discard(worker, request)
+            self._deadlocks.discard(worker, request)
             answer = self._refusals.pop(request, answer)
             request.respond = respond  # else they would hold each other until they are collected
         respond(answer, final)
 
-    def _untie(self, request: InferRequest, path: Sequence[str]) -> None:
+    def _break_deadlock(self, request: InferRequest, path: Sequence[str]) -> None:
         """Take ``request``, which nobody could ever answer, out of its queue."""
         shown = " -> ".join(f"'{name}'" for name in path)
         self._refusals[request] = _refused(

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, InvalidArgument, Unavailable
-from headrace.models.failure import poll_failure
 from headrace.models.lifecycle import Lifecycle
+from headrace.models.load_errors import poll_failure
 from headrace.models.overrides import Overrides, parse_overrides, write_files
 from headrace.models.repository import Entry, Repository
-from headrace.models.scratch import Scratch, remove
 from headrace.models.states import IndexEntry, index_of
+from headrace.models.temporary import TemporaryDirectories, remove
 from headrace.models.watching import DEV_INTERVAL_S, Watcher
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Control:
         self._options = options
         self._lifecycle = lifecycle
         self._repository = Repository(options.model_repository)
-        self._scratch = Scratch()
+        self._scratch = TemporaryDirectories()
         self._watcher = self._make_watcher()
 
     async def start(self) -> list[HeadraceError]:
@@ -122,7 +122,7 @@ class Control:
         except BaseException:
             remove(path)
             raise
-        return Entry(name, (path,), overrides.config, is_private=True)
+        return Entry(name, (path,), overrides.config, is_temporary=True)
 
 
 def judged_name(name: str) -> str:

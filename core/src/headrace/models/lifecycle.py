@@ -13,15 +13,15 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from headrace.errors import HeadraceError, OperatorError
-from headrace.models import scratch
+from headrace.models import temporary
 from headrace.models.background import Background
 from headrace.models.directory import Directory
-from headrace.models.failure import poll_failure, reason, unexpected, versions_failure
+from headrace.models.draining import Draining, drain
+from headrace.models.load_errors import poll_failure, reason, unexpected, versions_failure
+from headrace.models.load_slots import LoadSlots
 from headrace.models.loading import Loader, Plan
-from headrace.models.places import Places
 from headrace.models.progress import Progress
 from headrace.models.repository import Entry, NoVersion
-from headrace.models.retirement import Leaving, retire
 from headrace.models.served import ServedModel
 from headrace.models.states import UNLOADED, ModelRecord, State, VersionRecord
 from headrace.telemetry.verbosity import VERBOSE_2
@@ -30,22 +30,22 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """``places`` bounds how many versions load at once; ``retries`` is per version."""
+    """``slots`` bounds how many versions load at once; ``retries`` is per version."""
 
-    def __init__(self, loader: Loader, directory: Directory, places: Places, retries: int = 0) -> None:
+    def __init__(self, loader: Loader, directory: Directory, slots: LoadSlots, retries: int = 0) -> None:
         self.records: dict[str, ModelRecord] = {}
         self.background = Background()
         #: Those that take no requests any more and still have some.
-        self._leaving: set[ServedModel] = set()
-        self._departures: set[asyncio.Task[None]] = set()
+        self._draining: set[ServedModel] = set()
+        self._drains: set[asyncio.Task[None]] = set()
         self._loader = loader
         self._directory = directory
         self._retries = retries
-        self._places = places
+        self._slots = slots
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load_all(self, entries: Iterable[Entry]) -> list[HeadraceError]:
-        """Load every model, as many at once as there are places; returns what failed.
+        """Load every model, as many at once as there are slots; returns what failed.
 
         Unlike `load`, this remembers as a model's problem why nothing of it could be loaded.
         """
@@ -88,7 +88,7 @@ class Lifecycle:
 
     def stopping(self) -> None:
         """The server has begun to stop; `stop` follows when nobody can send requests any more."""
-        self._loader.grace.stopping()
+        self._loader.deadline.stopping()
 
     async def stop(self, *, wait_for_loads: bool = True) -> None:
         """Unload everything, once what is being loaded is there; returns when the last request is answered.
@@ -99,25 +99,25 @@ class Lifecycle:
             await self.background.settle()
         for name in self.records:
             self._let_go(name)
-        while self._departures:
-            await asyncio.wait(self._departures)
+        while self._drains:
+            await asyncio.wait(self._drains)
         if not wait_for_loads:
             self._loader.abandon()
             return
         await self.background.settle()
-        self._places.close()
+        self._slots.close()
 
     def close(self) -> None:
         """Give up waiting: say for whom, and end every model at once, those on their way out included."""
         self._name_the_late()
         served = [v.served for record in self.records.values() for v in record.versions.values()]
-        for model in {*filter(None, served), *self._leaving}:
+        for model in {*filter(None, served), *self._draining}:
             try:
                 model.abandon()
             except Exception:  # the others are still to be ended
                 log.exception("'%s' version %d could not be ended", model.name, model.version)
         self._loader.abandon()
-        self._places.close()
+        self._slots.close()
 
     @property
     def are_settled(self) -> bool:
@@ -153,11 +153,11 @@ class Lifecycle:
             try:
                 plan = await self._plan(entry)
             except BaseException:
-                if entry.is_private:
-                    await self._places.run(scratch.remove, entry.path)
+                if entry.is_temporary:
+                    await self._slots.run(temporary.remove, entry.path)
                 raise
             record = self.records.setdefault(entry.name, ModelRecord(entry.name))
-            is_same = record.snapshot == plan.snapshot and entry.config is None
+            is_same = record.fingerprint == plan.fingerprint and entry.config is None
             if is_same and record.is_served and record.is_settled and record.is_alive:
                 return
             record.problem, record.counts = "", True
@@ -166,7 +166,7 @@ class Lifecycle:
 
     async def _plan(self, entry: Entry) -> Plan:
         try:
-            return await self._places.run(self._loader.plan, entry)
+            return await self._slots.run(self._loader.plan, entry)
         except NoVersion as error:
             log.error("failed to load '%s': %s", entry.name, error.message)
             raise OperatorError(f"load failed for model '{entry.name}': {error.message}\n") from error
@@ -178,7 +178,9 @@ class Lifecycle:
     async def _load_versions(self, record: ModelRecord, plan: Plan, entry: Entry, progress: Progress) -> None:
         log.log(VERBOSE_2, "AsyncLoad() '%s'", plan.name)
         known = record.versions
-        numbers = [n for n, origin in plan.versions.items() if n not in known or not known[n].is_still(origin)]
+        numbers = [
+            n for n, fingerprint in plan.versions.items() if n not in known or not known[n].is_still(fingerprint)
+        ]
         for number in numbers:
             current = known.setdefault(number, VersionRecord())
             if current.served is None:
@@ -191,14 +193,14 @@ class Lifecycle:
             self._abandon(record, loaded, failed, entry)
             raise versions_failure(entry, failed)
         self._swap(record, plan, loaded)
-        record.snapshot, record.private = plan.snapshot, entry.path if entry.is_private else None
+        record.fingerprint, record.temporary = plan.fingerprint, entry.path if entry.is_temporary else None
 
     async def _load_version(self, plan: Plan, number: int, progress: Progress) -> ServedModel | HeadraceError:
         log.info("loading: %s:%d", plan.name, number)
         log.log(VERBOSE_2, "CreateModel() '%s' version %d", plan.name, number)
         for attempt in range(self._retries + 1):
             try:
-                model = await self._places.run(self._load_on_thread, plan, number, progress)
+                model = await self._slots.run(self._load_on_thread, plan, number, progress)
             except Exception as error:
                 failure = error if isinstance(error, HeadraceError) else unexpected(error)
                 log.error("failed to load '%s' version %d: %s", plan.name, number, failure.message)
@@ -216,17 +218,17 @@ class Lifecycle:
     def _swap(self, record: ModelRecord, plan: Plan, loaded: dict[int, ServedModel]) -> None:
         """Serve ``loaded`` beside what of ``plan`` has been left alone, and let go of everything else of this model."""
         outgoing = [
-            (number, Leaving(VersionRecord(State.UNLOADING), version.served))
+            (number, Draining(VersionRecord(State.UNLOADING), version.served))
             for number, version in record.versions.items()
             if version.served is not None and (number in loaded or number not in plan.versions)
         ]
         stale = [n for n, version in record.versions.items() if n not in loaded and version.has_failed]
         for number in stale:
             del record.versions[number]
-        record.versions |= {number: leaving.record for number, leaving in outgoing}
+        record.versions |= {number: draining.record for number, draining in outgoing}
         record.versions |= {n: VersionRecord(State.READY, "", model, plan.versions[n]) for n, model in loaded.items()}
         self._directory.update(self.records)
-        self._retire([leaving for _, leaving in outgoing], record.private)
+        self._begin_draining([draining for _, draining in outgoing], record.temporary)
 
     def _abandon(
         self, record: ModelRecord, loaded: dict[int, ServedModel], failed: dict[int, HeadraceError], entry: Entry
@@ -237,36 +239,36 @@ class Lifecycle:
         for number in loaded:
             if record.versions[number].served is None:
                 record.versions[number] = VersionRecord(State.UNAVAILABLE, UNLOADED)
-        leaving = [Leaving(VersionRecord(), model) for model in loaded.values()]
-        self._retire(leaving, entry.path if entry.is_private else None)
-        if entry.is_private and not record.is_served:  # a name that nothing else knows
+        draining = [Draining(VersionRecord(), model) for model in loaded.values()]
+        self._begin_draining(draining, entry.path if entry.is_temporary else None)
+        if entry.is_temporary and not record.is_served:  # a name that nothing else knows
             del self.records[record.name]
 
     def _let_go(self, name: str) -> None:
-        """Take all versions of ``name`` out of service, and retire them in the background."""
+        """Take all versions of ``name`` out of service, and let them end in the background."""
         record = self.records.get(name)
         if record is None or not record.is_served:
             return
         log.log(VERBOSE_2, "AsyncUnload() '%s'", name)
-        leaving = [Leaving(v, v.served) for v in record.versions.values() if v.served is not None]
-        for version, _ in leaving:
+        draining = [Draining(v, v.served) for v in record.versions.values() if v.served is not None]
+        for version, _ in draining:
             version.state, version.reason, version.served = State.UNLOADING, "", None
         self._directory.update(self.records)
-        self._retire(leaving, record.private)
-        record.snapshot = record.private = None
+        self._begin_draining(draining, record.temporary)
+        record.fingerprint = record.temporary = None
 
-    def _retire(self, leaving: Sequence[Leaving], private: Path | None) -> None:
-        departure = self.background.start(self._see_off(leaving, private))
-        self._departures.add(departure)
-        departure.add_done_callback(self._departures.discard)
+    def _begin_draining(self, draining: Sequence[Draining], directory: Path | None) -> None:
+        drain_task = self.background.start(self._drain(draining, directory))
+        self._drains.add(drain_task)
+        drain_task.add_done_callback(self._drains.discard)
 
-    async def _see_off(self, leaving: Sequence[Leaving], private: Path | None) -> None:
-        models = {each.model for each in leaving}
-        self._leaving |= models
+    async def _drain(self, draining: Sequence[Draining], directory: Path | None) -> None:
+        models = {each.model for each in draining}
+        self._draining |= models
         try:
-            await retire(leaving, private, self._loader.unloaded)
+            await drain(draining, directory, self._loader.unloaded)
         finally:
-            self._leaving -= models
+            self._draining -= models
 
     def _turn(self, name: str) -> asyncio.Lock:
         """Loads and unloads of one name take turns."""

@@ -21,7 +21,8 @@ from headrace.config.parameters import parse_parameters
 from headrace.errors import LoadError
 from headrace.models import boundary
 from headrace.models.configuring import complete, raise_first, read, written
-from headrace.models.grace import Grace
+from headrace.models.draining import ShutdownDeadline
+from headrace.models.fingerprint import Fingerprint, VersionFingerprint, fingerprint_of_version, take
 from headrace.models.hosting import Hosting, isolation_of
 from headrace.models.labels import read_labels
 from headrace.models.parts import PluginRegistries, make_backend
@@ -29,7 +30,6 @@ from headrace.models.repository import Entry, NoVersion, available_versions, sel
 from headrace.models.served import ServedModel
 from headrace.models.services import CrewServices
 from headrace.models.signature import Signature
-from headrace.models.snapshot import Origin, Snapshot, origin, take
 from headrace.schedulers.base import Scheduler, SchedulerContext
 from headrace.telemetry.speaker import speak_for
 from headrace.telemetry.statistics import ModelStatistics
@@ -49,8 +49,8 @@ class Plan:
     name: str
     path: Path
     config: ModelConfig
-    versions: Mapping[int, Origin]
-    snapshot: Snapshot
+    versions: Mapping[int, VersionFingerprint]
+    fingerprint: Fingerprint
     is_sent: bool = False
 
 
@@ -71,7 +71,7 @@ class Loader:
         self._plugins = plugins
         self._loop = loop
         self._services = services
-        self.grace = Grace(options.exit_timeout_secs)
+        self.deadline = ShutdownDeadline(options.exit_timeout_secs)
         self._running: dict[str, Backend] = {}
         self._lock = threading.Lock()
         #: The processes of all models, those being loaded and on their way out included.
@@ -84,15 +84,15 @@ class Loader:
             raise LoadError("model appears in two or more repositories")
         if not self._options.allow_external_links:
             boundary.check(entry.path, self._options.model_repository)
-        snapshot = take(entry.path)  # first, so that what changes from here on counts as a change
+        fingerprint = take(entry.path)  # first, so that what changes from here on counts as a change
         config = read(entry.path, self._options, entry.config)
         try:
             versions = select_versions(entry.name, config.version_policy, available_versions(entry.path))
         except NoVersion:  # a mistake in the config is the better thing to say
             raise_first(written(config, entry.path))
             raise
-        origins = {version: origin(snapshot, version, config) for version in versions}
-        return Plan(entry.name, entry.path, config, origins, snapshot, entry.is_sent)
+        fingerprints = {version: fingerprint_of_version(fingerprint, version, config) for version in versions}
+        return Plan(entry.name, entry.path, config, fingerprints, fingerprint, entry.is_sent)
 
     def load(self, plan: Plan, version: int) -> ServedModel:
         """One version, warmed up and ready for requests. Raises `HeadraceError`."""
@@ -142,7 +142,7 @@ class Loader:
             undo.callback(services.close)
             labels = read_labels(config, model.path.parent)
             scheduler = self._scheduler(config, statistics)
-            hosting = Hosting(backend, model, signature, statistics, self._loop, services.of_instance, self.grace)
+            hosting = Hosting(backend, model, signature, statistics, self._loop, services.of_instance, self.deadline)
             workers = hosting.load(isolation, self._processes)
             release = undo.pop_all().close
             undo.callback(release)

@@ -20,14 +20,14 @@ _NOT_VERSIONS = frozenset(("warmup", "initial_state", "configs"))
 class Entry:
     """A model as found on disk. ``paths`` has more than one element if repositories disagree.
 
-    ``config`` takes the place of its config file. One that ``is_private`` was made for one load,
-    by `Scratch`, and goes with it.
+    ``config`` takes the place of its config file. One that ``is_temporary`` was made for one load,
+    by `TemporaryDirectories`, and goes with it.
     """
 
     name: str
     paths: tuple[Path, ...]
     config: ModelConfig | None = None
-    is_private: bool = False
+    is_temporary: bool = False
 
     @property
     def path(self) -> Path:
@@ -36,11 +36,11 @@ class Entry:
     @property
     def is_sent(self) -> bool:
         """Whether the config, or all of the model, came with a load request."""
-        return self.config is not None or self.is_private
+        return self.config is not None or self.is_temporary
 
     def hide(self, text: str) -> str:
         """``text`` for clients: where a private directory is, is nobody's business."""
-        return text.replace(str(self.path), self.name) if self.is_private else text
+        return text.replace(str(self.path), self.name) if self.is_temporary else text
 
     @property
     def is_duplicate(self) -> bool:

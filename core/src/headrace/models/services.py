@@ -13,7 +13,7 @@ from headrace.errors import Unavailable
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.models.calls import Calls
-from headrace.models.loads import Loads
+from headrace.models.load_slots import NestedLoads
 from headrace.telemetry.custom import CustomMetrics, Holding
 from headrace.telemetry.kinds import MetricKind, MetricOperation
 from headrace.workers.crossing import Crossing
@@ -37,7 +37,7 @@ class ServerServices:
     """What all instances of all models share. Made on the event loop's thread."""
 
     def __init__(
-        self, crossing: Crossing, calls: Calls, control: ModelControl, loads: Loads, metrics: CustomMetrics
+        self, crossing: Crossing, calls: Calls, control: ModelControl, loads: NestedLoads, metrics: CustomMetrics
     ) -> None:
         self.crossing, self.calls, self.control, self.loads, self.metrics = crossing, calls, control, loads, metrics
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from headrace.models.fingerprint import Fingerprint, VersionFingerprint
 from headrace.models.served import ServedModel
-from headrace.models.snapshot import Origin, Snapshot
 
 
 class State(Enum):
@@ -29,16 +29,16 @@ UNLOADED = "unloaded"
 
 @dataclass(slots=True)
 class VersionRecord:
-    """One version. ``served`` is set exactly while requests may reach it; ``origin`` is what it was made of."""
+    """One version. ``served`` is set exactly while requests may reach it; ``fingerprint`` is of what it was made of."""
 
     state: State = State.UNKNOWN
     reason: str = ""
     served: ServedModel | None = None
-    origin: Origin | None = None
+    fingerprint: VersionFingerprint | None = None
 
-    def is_still(self, origin: Origin) -> bool:
-        """Whether it is served, every instance alive, and to load ``origin`` would change nothing."""
-        return self.served is not None and self.served.ready and self.origin == origin
+    def is_still(self, fingerprint: VersionFingerprint) -> bool:
+        """Whether it is served, every instance alive, and to load what has ``fingerprint`` would change nothing."""
+        return self.served is not None and self.served.ready and self.fingerprint == fingerprint
 
     @property
     def shown(self) -> tuple[State, str]:
@@ -64,16 +64,16 @@ class ModelRecord:
     """One model. ``problem`` says why it has no versions at all (a bad config, a duplicate).
 
     Strict readiness ``counts`` it unless it could not even be read, as Triton's does.
-    ``snapshot`` is of what it was loaded from, None if it is not loaded; ``private`` a directory to
-    be removed with it.
+    ``fingerprint`` is of what it was loaded from, None if it is not loaded; ``temporary`` a directory
+    to be removed with it.
     """
 
     name: str
     versions: dict[int, VersionRecord] = field(default_factory=dict)
     problem: str = ""
     counts: bool = True
-    snapshot: Snapshot | None = None
-    private: Path | None = None
+    fingerprint: Fingerprint | None = None
+    temporary: Path | None = None
 
     @property
     def is_served(self) -> bool:

@@ -13,16 +13,16 @@ import logging
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from headrace.models.fingerprint import Fingerprint, take
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.repository import Entry, Repository
-from headrace.models.snapshot import Snapshot, take
 
 log = logging.getLogger(__name__)
 
 DEV_INTERVAL_S = 0.5
 
 #: What a look sees: by name, every model and what its directories hold.
-Sight: TypeAlias = "dict[str, tuple[Entry, tuple[Snapshot, ...]]]"
+Fingerprints: TypeAlias = "dict[str, tuple[Entry, tuple[Fingerprint, ...]]]"
 
 
 class Watcher:
@@ -39,7 +39,7 @@ class Watcher:
         self._interval_s = interval_s
         self._dev = dev
         self._known_only = known_only
-        self._handled: Sight = {}
+        self._handled: Fingerprints = {}
         self._task: asyncio.Task[None] | None = None
 
     async def prepare(self) -> None:
@@ -60,35 +60,35 @@ class Watcher:
         while True:
             await asyncio.sleep(self._interval_s)
             try:
-                sight = await asyncio.to_thread(self._look)
+                found = await asyncio.to_thread(self._look)
                 await self._follow(
-                    {name for name in {*sight, *self._handled} if self._is_due(name, before, sight)}, sight
+                    {name for name in {*found, *self._handled} if self._is_due(name, before, found)}, found
                 )
-                before = sight
+                before = found
             except Exception:
                 log.exception("cannot look at the repository")
 
-    def _look(self) -> Sight:
+    def _look(self) -> Fingerprints:
         entries = self._repository.scan()
         return {name: (entry, tuple(map(take, entry.paths))) for name, entry in entries.items()}
 
-    def _is_due(self, name: str, before: Mapping[str, object], sight: Mapping[str, object]) -> bool:
+    def _is_due(self, name: str, before: Mapping[str, object], found: Mapping[str, object]) -> bool:
         """Whether ``name`` has changed, and if people are at it, whether they seem to have finished."""
-        has_changed = sight.get(name) != self._handled.get(name)
-        return has_changed and not (self._dev and sight.get(name) != before.get(name))
+        has_changed = found.get(name) != self._handled.get(name)
+        return has_changed and not (self._dev and found.get(name) != before.get(name))
 
-    async def _follow(self, names: set[str], sight: Sight) -> None:
+    async def _follow(self, names: set[str], found: Fingerprints) -> None:
         if self._known_only:
             names = {name for name in names if self._lifecycle.is_served(name)}
-        await asyncio.gather(*(self._follow_one(name, sight) for name in sorted(names)))
+        await asyncio.gather(*(self._follow_one(name, found) for name in sorted(names)))
 
-    async def _follow_one(self, name: str, sight: Sight) -> None:
-        if name not in sight:
+    async def _follow_one(self, name: str, found: Fingerprints) -> None:
+        if name not in found:
             log.info("'%s' is gone from the repository: unloading it", name)
             await self._lifecycle.remove(name)
             del self._handled[name]
             return
         log.info("'%s' %s: loading it", name, "has changed" if name in self._handled else "is new in the repository")
-        failures = await self._lifecycle.load_all([sight[name][0]])
+        failures = await self._lifecycle.load_all([found[name][0]])
         if self._dev or not failures:
-            self._handled[name] = sight[name]
+            self._handled[name] = found[name]

@@ -21,7 +21,7 @@ from headrace.errors import InvalidArgument, LoadError
 _LOCK = ".lock"
 
 
-class Scratch:
+class TemporaryDirectories:
     """The directories of this process. Methods block and may be called from any thread."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Scratch:
 
 
 def remove(model_path: Path) -> None:
-    """Remove what `Scratch.make` made."""
+    """Remove what `TemporaryDirectories.make` made."""
     shutil.rmtree(model_path.parent, ignore_errors=True)
 
 

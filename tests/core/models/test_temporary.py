@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import InvalidArgument, LoadError
-from headrace.models.scratch import Scratch, remove
+from headrace.models.temporary import TemporaryDirectories, remove
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def below(path: Path) -> list[str]:
 
 
 def test_each_model_has_a_directory_that_only_the_servers_user_can_enter(temporary: Path) -> None:
-    scratch = Scratch()
+    scratch = TemporaryDirectories()
     first, second = scratch.make("m"), scratch.make("m")
     assert first != second
     assert first.name == second.name == "m"
@@ -37,7 +37,7 @@ def test_each_model_has_a_directory_that_only_the_servers_user_can_enter(tempora
 
 
 def test_nothing_is_left_behind(temporary: Path) -> None:
-    scratch = Scratch()
+    scratch = TemporaryDirectories()
     (scratch.make("m") / "1").mkdir()
     path = scratch.make("n")
     remove(path)
@@ -48,7 +48,7 @@ def test_nothing_is_left_behind(temporary: Path) -> None:
 
 
 def test_a_server_that_needs_none_makes_none(temporary: Path) -> None:
-    scratch = Scratch()
+    scratch = TemporaryDirectories()
     scratch.sweep()
     scratch.close()
     assert below(temporary) == []
@@ -56,8 +56,8 @@ def test_a_server_that_needs_none_makes_none(temporary: Path) -> None:
 
 ABANDON = """
 import sys, time
-from headrace.models.scratch import Scratch
-path = Scratch().make("m")
+from headrace.models.temporary import TemporaryDirectories
+path = TemporaryDirectories().make("m")
 (path / "secret").touch()
 print(path, flush=True)
 time.sleep(100)
@@ -70,7 +70,7 @@ def test_what_a_killed_process_left_is_swept_and_what_a_live_one_has_is_not() ->
         paths = [Path(child.stdout.readline().strip()) for child in children if child.stdout]
         children[0].send_signal(signal.SIGKILL)
         children[0].wait()
-        Scratch().sweep()
+        TemporaryDirectories().sweep()
         assert not paths[0].parent.parent.exists()
         assert (paths[1] / "secret").exists()
     finally:
@@ -84,17 +84,17 @@ def test_a_directory_that_somebody_else_could_have_prepared_is_not_used(temporar
     prepared.mkdir(mode=0o777)
     prepared.chmod(0o777)
     with pytest.raises(LoadError, match="not private"):
-        Scratch().make("m")
+        TemporaryDirectories().make("m")
     prepared.rmdir()
     (temporary / "elsewhere").mkdir(mode=0o700)
     prepared.symlink_to(temporary / "elsewhere")
     with pytest.raises(LoadError, match="not private"):
-        Scratch().make("m")
+        TemporaryDirectories().make("m")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "\ud800"])
 def test_a_name_that_no_directory_can_have_is_refused_and_leaves_nothing(name: str, temporary: Path) -> None:
-    scratch = Scratch()
+    scratch = TemporaryDirectories()
     with pytest.raises(InvalidArgument, match="no directory can be called"):
         scratch.make(name)
     assert len(below(temporary)) == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.models.snapshot import take
+from headrace.models.fingerprint import take
 
 
 @pytest.fixture

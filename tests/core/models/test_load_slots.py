@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from headrace.models.places import Places
+from headrace.models.load_slots import LoadSlots
 
 
-def run(scenario: Callable[[Places], Coroutine[Any, Any, None]], count: int) -> None:
+def run(scenario: Callable[[LoadSlots], Coroutine[Any, Any, None]], count: int) -> None:
     async def limited() -> None:
-        with closing(Places(count)) as places:
-            await asyncio.wait_for(scenario(places), 30)
+        with closing(LoadSlots(count)) as slots:
+            await asyncio.wait_for(scenario(slots), 30)
 
     asyncio.run(limited())
 
@@ -47,8 +47,8 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_as_much_runs_at_once_as_there_are_places(count: int) -> None:
     work = Work()
 
-    async def scenario(places: Places) -> None:
-        all_of_it = asyncio.gather(*(places.run(work) for _ in range(10)))
+    async def scenario(slots: LoadSlots) -> None:
+        all_of_it = asyncio.gather(*(slots.run(work) for _ in range(10)))
         await until(lambda: work.running == count)
         work.gate.set()
         await all_of_it
@@ -59,20 +59,20 @@ def test_as_much_runs_at_once_as_there_are_places(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_work_that_waits_for_other_work_in_a_long_row_ends(count: int) -> None:
-    async def scenario(places: Places) -> None:
+    async def scenario(slots: LoadSlots) -> None:
         loop = asyncio.get_running_loop()
         depths = []
 
         async def wait_for(depth: int) -> None:
-            async with places.lent():
-                await places.run(work, depth)
+            async with slots.lent():
+                await slots.run(work, depth)
 
         def work(depth: int) -> None:
             depths.append(depth)
             if depth:
                 asyncio.run_coroutine_threadsafe(wait_for(depth - 1), loop).result(20)
 
-        await asyncio.gather(*(places.run(work, 10) for _ in range(4)))
+        await asyncio.gather(*(slots.run(work, 10) for _ in range(4)))
         assert sorted(depths) == sorted([*range(11)] * 4)
 
     run(scenario, count)
@@ -82,17 +82,17 @@ def test_work_that_waits_for_other_work_in_a_long_row_ends(count: int) -> None:
 def test_a_place_that_was_lent_is_one_place_again(count: int) -> None:
     work = Work()
 
-    async def scenario(places: Places) -> None:
-        lenders = [asyncio.ensure_future(places.run(work)) for _ in range(count)]
+    async def scenario(slots: LoadSlots) -> None:
+        lenders = [asyncio.ensure_future(slots.run(work)) for _ in range(count)]
         await until(lambda: work.running == count)
-        async with places.lent():
-            guest = asyncio.ensure_future(places.run(work))
+        async with slots.lent():
+            guest = asyncio.ensure_future(slots.run(work))
             await until(lambda: work.running == count + 1)
         work.gate.set()
         await asyncio.gather(guest, *lenders)
         work.gate.clear()
         work.most = 0
-        many = asyncio.gather(*(places.run(work) for _ in range(6)))
+        many = asyncio.gather(*(slots.run(work) for _ in range(6)))
         await until(lambda: work.running == count)
         work.gate.set()
         await many
@@ -102,10 +102,10 @@ def test_a_place_that_was_lent_is_one_place_again(count: int) -> None:
 
 
 def test_what_work_raises_is_raised_and_gives_the_place_back() -> None:
-    async def scenario(places: Places) -> None:
+    async def scenario(slots: LoadSlots) -> None:
         for _ in range(3):
             with pytest.raises(ValueError, match="invalid literal"):
-                await places.run(int, "x")
-        assert await places.run(int, "7") == 7
+                await slots.run(int, "x")
+        assert await slots.run(int, "7") == 7
 
     run(scenario, 1)

@@ -1,4 +1,4 @@
-"""The search for knots, on a clock of the test's."""
+"""The search for deadlocks, on a clock of the test's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.messages.request import InferRequest
-from headrace.models.knots import Knots
+from headrace.models.deadlocks import DeadlockDetector
 
 
 class Clock:
@@ -51,7 +51,7 @@ class Scene:
     def __init__(self, *names: str) -> None:
         self.clock = Clock()
         self.refused: list[tuple[InferRequest, str]] = []
-        self.knots = Knots(self.clock, self._refuse)  # type: ignore[arg-type]
+        self.deadlocks = DeadlockDetector(self.clock, self._refuse)  # type: ignore[arg-type]
         self.models = {name: Model(name, [Worker()]) for name in names}
         self.sent: dict[InferRequest, Worker] = {}
 
@@ -68,7 +68,7 @@ class Scene:
         request.caller = caller if is_known else None
         self.models[target].waiting.add(request)
         self.sent[request] = source.workers[worker]
-        self.knots.add(source.workers[worker], request, self.models[target])  # type: ignore[arg-type]
+        self.deadlocks.add(source.workers[worker], request, self.models[target])  # type: ignore[arg-type]
         return request
 
     def look(self, times: int = 1) -> list[str]:
@@ -79,7 +79,7 @@ class Scene:
     def _refuse(self, request: InferRequest, path: Sequence[str]) -> None:
         self.refused.append((request, " ".join(path)))
         self.models[request.model_name].waiting.discard(request)
-        self.knots.discard(self.sent[request], request)  # type: ignore[arg-type]
+        self.deadlocks.discard(self.sent[request], request)  # type: ignore[arg-type]
 
 
 def test_a_knot_is_refused_in_the_second_look_and_not_in_the_first() -> None:
@@ -146,7 +146,7 @@ def test_a_knot_that_only_the_end_of_another_call_closes_is_found() -> None:
     able, stuck = scene.call(begun, "b"), scene.call(begun, "a")
     assert scene.look(5) == []
     scene.models["b"].waiting.discard(able)
-    scene.knots.discard(scene.models["a"].workers[0], able)  # type: ignore[arg-type]
+    scene.deadlocks.discard(scene.models["a"].workers[0], able)  # type: ignore[arg-type]
     assert scene.look(2) == ["a a"]
     assert scene.refused[0][0] is stuck
 
@@ -185,7 +185,7 @@ def test_a_call_is_refused_exactly_if_it_comes_back_and_reaches_no_free_model(ed
     free = ~needs.any(axis=1)
     stuck = {(a, b) for a, b in edges if reach[b, a] and not (reach[b] & free).any()}
     refused: list[InferRequest] = []
-    scene.knots._refuse = lambda request, path: refused.append(request)
+    scene.deadlocks._refuse = lambda request, path: refused.append(request)
     scene.look(2)
     assert {("abcde".index(r.callers[-1]), "abcde".index(r.model_name)) for r in refused} == stuck
 
@@ -227,6 +227,6 @@ def test_thousands_of_calls_that_are_stuck_together_do_not_hold_the_loop() -> No
     started = process_time()
     assert scene.look(3) == []
     scene.models["b"].waiting.clear()
-    scene.knots.discard(scene.models["a"].workers[0], able)  # type: ignore[arg-type]
+    scene.deadlocks.discard(scene.models["a"].workers[0], able)  # type: ignore[arg-type]
     assert len(scene.look(2)) == 10_000
     assert process_time() - started < 2  # quadratic would be minutes

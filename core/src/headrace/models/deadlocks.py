@@ -1,11 +1,11 @@
 """Calls between models that could never be answered, because those who could are waiting for them.
 
 An instance that executes a request and, for it, waits for another model is held until that model
-answers. Calls and held instances form a graph; a call is part of a knot if it waits in a queue,
+answers. Calls and held instances form a graph; a call is part of a deadlock if it waits in a queue,
 no instance that could take it, nor any that these wait for in turn, is free to go on, and these
-wait for the call itself. Nothing but an error ends a knot, so that finding it late is no mistake,
+wait for the call itself. Nothing but an error ends a deadlock, so that finding it late is no mistake,
 and finding it from a picture that is a moment old would be: a call is refused when it was part of
-a knot in two looks, `LOOK_S` apart.
+a deadlock in two looks, `LOOK_S` apart.
 
 Only what changed since the last look is looked at, at a cost that grows with the calls under way.
 Event loop only.
@@ -26,7 +26,7 @@ LOOK_S = 0.02
 _Key = TypeVar("_Key")
 
 
-class Target(Protocol):
+class AskedModel(Protocol):
     """What is needed of a `headrace.models.served.ServedModel`."""
 
     name: str
@@ -37,21 +37,21 @@ class Target(Protocol):
     def has_waiting(self, request: InferRequest) -> bool: ...
 
 
-class Knots:
-    """Calls that workers wait for. ``refuse`` is called with one of each knot, and its path."""
+class DeadlockDetector:
+    """Calls that workers wait for. ``refuse`` is called with one of each deadlock, and its path."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, refuse: Callable[[InferRequest, Sequence[str]], None]) -> None:
         self._loop = loop
         self._refuse = refuse
-        self._calls: dict[Worker, dict[InferRequest, Target]] = {}
+        self._calls: dict[Worker, dict[InferRequest, AskedModel]] = {}
         #: The same by the request for which they were sent.
-        self._sent_for: dict[InferRequest | None, dict[InferRequest, Target]] = {}
-        #: What may have become part of a knot, with its worker and the number of looks that found it there.
+        self._sent_for: dict[InferRequest | None, dict[InferRequest, AskedModel]] = {}
+        #: What may have become part of a deadlock, with its worker and the number of looks that found it there.
         self._suspects: dict[InferRequest, tuple[Worker, int]] = {}
         self._bereft: set[Worker] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, worker: Worker, request: InferRequest, target: Target) -> None:
+    def add(self, worker: Worker, request: InferRequest, target: AskedModel) -> None:
         """``worker`` has sent ``request`` to ``target``."""
         self._calls.setdefault(worker, {})[request] = target
         self._sent_for.setdefault(request.caller, {})[request] = target
@@ -78,8 +78,8 @@ class Knots:
                 for request in self._calls.get(worker, ()):
                     self._suspects.setdefault(request, (worker, 0))
         self._bereft.clear()
-        found: dict[Target, set[InferRequest] | None] = {}
-        for request, (worker, times) in reversed(list(self._suspects.items())):  # the last one has closed the knot
+        found: dict[AskedModel, set[InferRequest] | None] = {}
+        for request, (worker, times) in reversed(list(self._suspects.items())):  # the last one has closed the deadlock
             if request not in self._suspects:
                 continue  # refused with another
             target = self._calls[worker][request]
@@ -90,12 +90,12 @@ class Knots:
             elif not times:
                 self._suspects[request] = worker, 1
             else:
-                self._untie(request, target)
+                self._break_deadlock(request, target)
                 found.clear()
         if self._suspects:
             self._look_soon()
 
-    def _untie(self, request: InferRequest, target: Target) -> None:
+    def _break_deadlock(self, request: InferRequest, target: AskedModel) -> None:
         """Refuse ``request``, and all that was sent to ``target`` for the same: no better off, and perhaps many."""
         path = self._path(request, target)
         alike = [request] if request.caller is None else list(self._sent_for[request.caller])
@@ -124,13 +124,13 @@ class Knots:
                 return None
         return calls
 
-    def _held_by(self, worker: Worker) -> Iterator[tuple[InferRequest, Target]]:
+    def _held_by(self, worker: Worker) -> Iterator[tuple[InferRequest, AskedModel]]:
         """The calls that hold ``worker``: those sent for what it is executing."""
         executing = worker.executing if worker.alive else ()
-        calls: Mapping[InferRequest, Target] = self._calls.get(worker, {}) if executing else {}
+        calls: Mapping[InferRequest, AskedModel] = self._calls.get(worker, {}) if executing else {}
         return ((call, target) for call, target in calls.items() if call.caller is None or call.caller in executing)
 
-    def _able(self, request: InferRequest, target: Target, calls: set[InferRequest]) -> Sequence[Worker] | None:
+    def _able(self, request: InferRequest, target: AskedModel, calls: set[InferRequest]) -> Sequence[Worker] | None:
         """The workers of which one must go on to answer ``request``; None if that needs no worker.
 
         Adds to ``calls`` the request, and those that its answer waits for in turn.
@@ -150,8 +150,8 @@ class Knots:
             found += needed
         return found or None
 
-    def _path(self, request: InferRequest, target: Target) -> list[str]:
-        """The names along the knot; the last has been there before."""
+    def _path(self, request: InferRequest, target: AskedModel) -> list[str]:
+        """The names along the deadlock; the last has been there before."""
         if target.name in request.callers:
             return [*request.callers[request.callers.index(target.name) :], target.name]
         names = list(request.callers[-1:])
@@ -161,7 +161,7 @@ class Knots:
         return [*names, target.name]
 
 
-def _take(table: dict[_Key, dict[InferRequest, Target]], key: _Key, request: InferRequest) -> None:
+def _take(table: dict[_Key, dict[InferRequest, AskedModel]], key: _Key, request: InferRequest) -> None:
     """Take ``request`` out of ``table``, and what is empty then."""
     row = table[key]
     del row[request]

@@ -15,7 +15,7 @@ _CACHE = "__pycache__"
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Fingerprint:
     """A directory, and name, modification time in ns and size of all below it; zeros for directories."""
 
     path: Path
@@ -23,24 +23,24 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class VersionFingerprint:
     """What one version is made of: the config that it is loaded with, and the files that count for it."""
 
     config: bytes
     files: frozenset[tuple[str, int, int]]
 
 
-def origin(snapshot: Snapshot, version: int, config: ModelConfig) -> Origin:
-    """The origin of ``version``: its own files and those that all versions share.
+def fingerprint_of_version(fingerprint: Fingerprint, version: int, config: ModelConfig) -> VersionFingerprint:
+    """That of ``version``: its own files and those that all versions share.
 
     What a config file says counts, and not when it was saved; which versions are to be served is no
     part of any of them.
     """
     config = ModelConfig.FromString(config.SerializeToString())
     config.ClearField("version_policy")
-    start = len(str(snapshot.path)) + 1
-    files = (file for file in snapshot.files if _counts(file[0][start:].partition("/")[0], version))
-    return Origin(config.SerializeToString(deterministic=True), frozenset(files))
+    start = len(str(fingerprint.path)) + 1
+    files = (file for file in fingerprint.files if _counts(file[0][start:].partition("/")[0], version))
+    return VersionFingerprint(config.SerializeToString(deterministic=True), frozenset(files))
 
 
 def _counts(first: str, version: int) -> bool:
@@ -50,9 +50,9 @@ def _counts(first: str, version: int) -> bool:
     return first not in ("config.pbtxt", "configs")
 
 
-def take(model_path: Path) -> Snapshot:
-    """The snapshot of now. Follows links; what vanishes meanwhile is left out. Blocks."""
-    return Snapshot(model_path, frozenset(_walk(model_path)))
+def take(model_path: Path) -> Fingerprint:
+    """The fingerprint of now. Follows links; what vanishes meanwhile is left out. Blocks."""
+    return Fingerprint(model_path, frozenset(_walk(model_path)))
 
 
 def _walk(top: Path) -> Iterator[tuple[str, int, int]]:
