@@ -40,6 +40,7 @@ PARTS = {
     "Frontend": "frontends/base.py",
     "Observer": "telemetry/observer.py",
     "BatchTimes": "telemetry/statistics.py",
+    "ModelView": "models/view.py",
     "ServedModel": "models/served.py",
 }
 #: Not for authors: set up by the base class, and described in the text.

@@ -1,10 +1,10 @@
 """Imports point down the path of a request, and engines are imported only where they are needed.
 
-The path is frontends -> messages -> models -> schedulers -> workers -> backends.base. ``messages``
+The path is frontends -> engine -> models -> schedulers -> workers -> backends.base. ``messages``
 is what travels along it, so everything may import it, and it imports nothing of the path.
 
-An import under ``if TYPE_CHECKING:`` only names what is handed in at run time: a frontend is handed
-the server that made it, and the hooks are handed the parts. That, and nothing else, may point up.
+That holds for imports under ``if TYPE_CHECKING:``, too: a frontend is handed the engine, which is all that it
+sees of the inside, and never names a server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,15 @@ MAY_IMPORT = {
     "workers": LEAVES | {"backends"},
     "schedulers": LEAVES | {"workers", "backends"},
     "models": LEAVES | {"schedulers", "workers", "backends"},
-    "frontends": LEAVES | {"models"},
+    "large": {"errors", "trimming"},
+    "trimming": set[str](),
+    "engine": LEAVES | {"models", "large"},
+    "frontends": LEAVES | {"engine", "large"},
+}
+#: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
+SEEN_BY_FRONTENDS = {
+    "headrace.config": {"json_form", "model_config_pb2", "options", "patterns", "support"},
+    "headrace.telemetry": {"exposition", "gpu", "host", "pacing"},
 }
 #: Modules that put the parts together, and the kit for authors. They may import anything.
 COMPOSITION = {
@@ -51,8 +59,6 @@ COMPOSITION = {
     "server",
     "testing",
 }
-#: What may be named under TYPE_CHECKING although it stands above.
-HANDED_IN = {("frontends", "server")}
 ENGINES = {"onnx", "onnxruntime", "openvino", "sklearn", "tensorflow", "tensorrt", "torch"}
 
 
@@ -106,8 +112,18 @@ def upward(part: str, source: str) -> list[str]:
     for found in imports(source):
         if found.top != "headrace" or found.part == part or found.part in MAY_IMPORT[part]:
             continue
-        if not (found.typing_only and (part, found.part) in HANDED_IN):
-            wrong.append(f"line {found.line}: {part} imports {found.module}")
+        wrong.append(f"line {found.line}: {part} imports {found.module}")
+    return wrong
+
+
+def unseen(source: str) -> list[str]:
+    """The imports of a frontend that reach beside the engine."""
+    wrong = []
+    for found in imports(source):
+        package, _, rest = found.module.removeprefix("headrace.").partition(".")
+        seen = SEEN_BY_FRONTENDS.get(f"headrace.{package}")
+        if found.top == "headrace" and seen is not None and rest.split(".")[0] not in seen:
+            wrong.append(f"line {found.line}: a frontend imports {found.module}")
     return wrong
 
 
@@ -220,6 +236,9 @@ def test_private_names_stay_in_their_module(path: Path) -> None:
         ("models", "def late():\n    from headrace.server import Server"),
         ("frontends", "from headrace.schedulers.queue import Queue"),
         ("frontends", "from headrace.server import Server"),
+        ("frontends", "from headrace.models.served import ServedModel"),
+        ("frontends", "if TYPE_CHECKING:\n    from headrace.server import Server"),
+        ("engine", "from headrace.frontends.base import Frontend"),
         ("models", "if TYPE_CHECKING:\n    from headrace.server import Server"),
         ("backends", "from headrace import Server"),
     ],
@@ -228,8 +247,16 @@ def test_an_upward_import_is_found(part: str, source: str) -> None:
     assert len(upward(part, source)) == 1
 
 
-def test_a_frontend_may_name_the_server_it_is_handed() -> None:
-    assert upward("frontends", "if TYPE_CHECKING:\n    from headrace.server import Server") == []
+@pytest.mark.parametrize("path", modules(CORE / "headrace/frontends"), ids=name_of)
+def test_a_frontend_sees_the_engine_and_no_more_of_the_inside(path: Path) -> None:
+    assert unseen(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["from headrace.telemetry.statistics import Snapshot", "from headrace.config import parse"]
+)
+def test_a_look_past_the_engine_is_found(source: str) -> None:
+    assert len(unseen(source)) == 1
 
 
 @pytest.mark.parametrize("module", ["headrace", "headrace.cli", "headrace.server", "headrace_onnx"])

@@ -62,7 +62,9 @@ def _written(call: ast.Call, form: str) -> re.Pattern[Any] | None:
 #: Patterns that are put together elsewhere: where, and those that come of it.
 MADE: dict[str, Callable[[], list[re.Pattern[Any]]]] = {
     "core/src/headrace/frontends/disclosure.py": lambda: [disclosure._paths()],
-    "core/src/headrace/frontends/http/routes.py": lambda: [route.pattern for route in Routes(Server("nowhere")).table],
+    "core/src/headrace/frontends/http/routes.py": lambda: [
+        route.pattern for route in Routes(Server("nowhere").engine).table
+    ],
 }
 
 

@@ -75,7 +75,7 @@ def server(write_model: Any, make_server: Callable[..., Server]) -> Server:
 def test_a_stream_gives_every_response_in_order_and_a_final_one(server: Server) -> None:
     async def scenario() -> None:
         async with server:
-            frontend = GrpcFrontend(server)
+            frontend = GrpcFrontend(server.engine)
             await frontend.start()
             try:
                 first = await asyncio.to_thread(ask, frontend.port, [3, 0, 2])

@@ -14,11 +14,12 @@ import pytest
 from headrace import hookspecs
 from headrace.backends.base import Backend
 from headrace.config.options import ServerOptions
+from headrace.engine import Phase
 from headrace.errors import ConfigError, LoadError, PluginError
 from headrace.models.parts import make_backend
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
-from headrace.server import Phase, Server
+from headrace.server import Server
 
 Install = Callable[..., None]
 

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headrace
+from headrace.engine import Phase
 from headrace.frontends.base import Frontend
-from headrace.server import Phase, Server
+from headrace.server import Server
 
 MakeServer = Callable[..., Server]
 GATED = """
@@ -151,7 +152,7 @@ def test_stopping_waits_for_what_is_in_flight(write_model: Any, make_server: Mak
         await asyncio.sleep(0)
         stopping = asyncio.ensure_future(server.stop())
         await asyncio.sleep(0)
-        assert (server.exiting, server.ready, server.live) == (True, False, False)
+        assert (server.engine.exiting, server.ready, server.live) == (True, False, False)
         gated.gate.set()
         await stopping
         assert [float(y(await each)[0, 0]) for each in waiting] == [0, 1, 2]
@@ -212,7 +213,7 @@ def test_a_frontend_that_fails_to_stop_keeps_nothing_else_from_stopping(
     async def scenario() -> None:
         server = make_server()
         await server.start()
-        server.frontends += [Stubborn(server), Docile(server)]
+        server.frontends += [Stubborn(server.engine), Docile(server.engine)]
         await server.stop()
         assert server.phase is Phase.STOPPED
 

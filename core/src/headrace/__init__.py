@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from headrace.backends.services import Services
     from headrace.config.model_config_pb2 import ModelConfig
     from headrace.config.options import ServerOptions
+    from headrace.engine import Engine, Entrance, ModelView
     from headrace.errors import (
         AlreadyExists,
         BackendError,
@@ -79,6 +80,7 @@ _HOMES = {
     "headrace.backends.services": ("Services",),
     "headrace.config.model_config_pb2": ("ModelConfig",),
     "headrace.config.options": ("ServerOptions",),
+    "headrace.engine": ("Engine", "Entrance", "ModelView"),
     "headrace.errors": (
         "AlreadyExists",
         "BackendError",
@@ -120,6 +122,8 @@ __all__ = [
     "ConfigError",
     "DeferredInstance",
     "Device",
+    "Engine",
+    "Entrance",
     "Frontend",
     "HeadraceError",
     "InferRequest",
@@ -132,6 +136,7 @@ __all__ = [
     "LoopBell",
     "Model",
     "ModelConfig",
+    "ModelView",
     "NotFound",
     "Observer",
     "RequestInstance",

@@ -10,23 +10,22 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from importlib.metadata import version as distribution_version
 from os import PathLike, fspath
-from types import MappingProxyType, TracebackType
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from headrace.config import support
 from headrace.config.options import ServerOptions
-from headrace.errors import HeadraceError, InternalError, NotFound, Unavailable, Unsupported
+from headrace.engine import Engine, Phase
+from headrace.errors import HeadraceError, InternalError, Unavailable, Unsupported
 from headrace.frontends import disclosure
 from headrace.frontends.base import Frontend
-from headrace.frontends.large import LargeWork
 from headrace.messages.request import InferRequest, Parameter
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.single import AwaitedAnswer
@@ -34,52 +33,26 @@ from headrace.messages.tensor import BytesTensor, as_tensor
 from headrace.models.calls import Calls
 from headrace.models.control import Control
 from headrace.models.directory import Directory
+from headrace.models.entrance import Entrance, not_by_infer
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.load_slots import LoadSlots, NestedLoads
 from headrace.models.loading import Loader
 from headrace.models.served import ServedModel
 from headrace.models.services import ServerServices
-from headrace.models.states import IndexEntry, index_of
 from headrace.plugins import Plugins
 from headrace.telemetry import settings
 from headrace.telemetry.custom import CustomMetrics
+from headrace.telemetry.metrics import ModelCollector
 from headrace.telemetry.summaries import Summaries
 from headrace.workers.crossing import Crossing
 
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
 log = logging.getLogger(__name__)
-
-#: Server metadata, in Triton's order (docs/spec/behaviours.md section 1.6); grows as extensions are built.
-EXTENSIONS = (
-    "classification",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-)
-
 
 #: After the time to stop is over: for the last answers to leave, and again for what is cancelled to end.
 FAREWELL_S = 0.5
-
-
-class Phase(Enum):
-    """The life of a server. One that has FAILED found no repository, and runs because it is told to."""
-
-    NEW = "new"
-    STARTING = "starting"
-    READY = "ready"
-    FAILED = "failed"
-    EXITING = "exiting"
-    STOPPED = "stopped"
-
-
-class Metadata(NamedTuple):
-    name: str
-    version: str
-    extensions: list[str]
 
 
 class Server:
@@ -99,25 +72,51 @@ class Server:
             repository = ServerOptions(model_repository=(fspath(repository),), **options)
         support.refuse(repository)
         disclosure.learn(repository.model_repository)
-        self.phase = Phase.NEW
         self.plugins = Plugins.discover(repository.plugins)
         self.options = replace(repository, plugin_options=self.plugins.read_options(repository.plugin_options))
-        self.metrics = settings.parse(self.options.metrics_config)
-        self.summaries = Summaries() if self.metrics.summary_latencies else None
-        if self.summaries is not None:
-            self.plugins.register(self.summaries)
         self.custom_metrics = CustomMetrics()
         self.frontends: list[Frontend] = []
         self.loop: asyncio.AbstractEventLoop
-        #: What frontends read and write away from the event loop.
-        self.large_work = LargeWork()
         self._directory = Directory()
+        #: All that frontends see.
+        self.engine = engine = Engine(self.options, self._directory, self._measure())
+        self._single = Entrance(self._directory.resolve_loaded, not_by_infer)
+        self._any_number = engine.entrance()
         self._lifecycle: Lifecycle
         self._control: Control
-        self._version = ""
-        self._when_ready: list[Callable[[], None]] = []
         self._portal: contextlib.AbstractContextManager[BlockingPortal] | None = None
-        self.resolve = self._directory.resolve
+        # What a program asks beside inferences is the engine's to answer, and the directory's.
+        self.resolve, self.ready_versions = self._directory.served, self._directory.ready_versions
+        self.load, self.unload = engine.load, engine.unload
+        self.index, self.list_repository = engine.index, engine.list_repository
+        self.check_ready, self.is_model_ready = engine.check_ready, engine.is_model_ready
+        self.when_ready, self.metadata = engine.when_ready, engine.metadata
+
+    def served(self, name: str | None = None, version: str = "") -> list[ServedModel]:
+        """The versions that take requests: all, or as a statistics request means them; raises `InvalidArgument`."""
+        return self._directory.all_ready() if name is None else self._directory.for_statistics(name, version)
+
+    def _measure(self) -> Callable[[], Iterable[Metric]]:
+        """What gives the metrics of the models, and those that they have made."""
+        wanted = settings.parse(self.options.metrics_config)
+        summaries = Summaries() if wanted.summary_latencies else None
+        if summaries is not None:
+            self.plugins.register(summaries)
+        models = ModelCollector(self._directory.all_ready, wanted, summaries)
+        return lambda: (*models.collect(), *self.custom_metrics.collect())
+
+    @property
+    def phase(self) -> Phase:
+        return self.engine.phase
+
+    @property
+    def live(self) -> bool:
+        return self.engine.live
+
+    @property
+    def ready(self) -> bool:
+        """As the readiness endpoints say it, without asking an instance; `check_ready` does."""
+        return self.engine.ready
 
     # ------------------------------------------------------------------ start and stop
 
@@ -132,13 +131,12 @@ class Server:
             if self.phase is Phase.STARTING:
                 self._directory.open()
                 self.plugins.hook.server_started(server=self)
-                self.phase = Phase.READY
+                self.engine.phase = Phase.READY
         except BaseException:
             await self.stop()
             raise
-        if not self.exiting:
-            for call in self._when_ready:
-                call()
+        if not self.engine.exiting:
+            self.engine.tell_ready()
 
     async def start_frontends(self) -> None:
         """Listen on every enabled protocol that is not listened on yet.
@@ -150,34 +148,27 @@ class Server:
         """
         parts = [part for part in self.plugins.frontends if part not in map(type, self.frontends)]
         await self._begin()
-        for frontend in [part(self) for part in parts]:
-            if frontend.enabled and not (frontend.shares_port and self.is_loading):
+        for frontend in [part(self.engine) for part in parts]:
+            if frontend.enabled and not (frontend.shares_port and self.engine.is_loading):
                 await frontend.start()
                 self.frontends.append(frontend)
-
-    def when_ready(self, call: Callable[[], None]) -> None:
-        """Call ``call`` once requests are taken: now, or when the models are loaded. On the event loop."""
-        if self.phase in (Phase.NEW, Phase.STARTING):
-            self._when_ready.append(call)
-        else:
-            call()
 
     async def _begin(self) -> None:
         """Put together what loads and answers, once."""
         if self.phase is not Phase.NEW:
             return
         self.loop = asyncio.get_running_loop()
-        self.phase = Phase.STARTING
+        self.engine.phase = Phase.STARTING
         options, plugins, directory = self.options, self.plugins, self._directory
         for complaint in plugins.complaints:
             log.warning("%s", complaint)
         slots = LoadSlots(options.model_load_thread_count)
-        calls = Calls(self.loop, directory.resolve_loaded)
-        services = ServerServices(Crossing(self.loop), calls, self, NestedLoads(slots), self.custom_metrics)
+        calls = Calls(self.loop, directory)
+        services = ServerServices(Crossing(self.loop), calls, self.engine, NestedLoads(slots), self.custom_metrics)
         loader = Loader(options, plugins, self.loop, services.crew)
-        self._lifecycle = Lifecycle(loader, directory, slots, options.model_load_retry_count)
-        self._control = Control(options, self._lifecycle)
-        self._version = await asyncio.to_thread(distribution_version, "headrace")  # reads files
+        self._lifecycle = self.engine.lifecycle = Lifecycle(loader, directory, slots, options.model_load_retry_count)
+        self._control = self.engine.control = Control(options, self._lifecycle)
+        self.engine.version = await asyncio.to_thread(distribution_version, "headrace")  # reads files
 
     async def _load_first(self) -> None:
         """Load what is to be loaded at start. Without a repository the server has failed."""
@@ -188,7 +179,7 @@ class Server:
             if exit_on_error:
                 raise
             log.error("%s", error.message)
-            self.phase, self._directory.refusal = Phase.FAILED, "Server not ready"
+            self.engine.phase, self._directory.refusal = Phase.FAILED, "Server not ready"
             return
         if failures and exit_on_error:
             raise InternalError("failed to load all models")
@@ -203,7 +194,7 @@ class Server:
         """
         if self.phase in (Phase.NEW, Phase.EXITING, Phase.STOPPED):
             return
-        self.phase = Phase.EXITING
+        self.engine.phase = Phase.EXITING
         self._control.stop()
         self._lifecycle.stopping()
         self.plugins.tell("server_stopping", server=self)
@@ -219,8 +210,8 @@ class Server:
             if not draining.done():
                 draining.cancel()
                 await asyncio.wait((draining,), timeout=FAREWELL_S)
-            self.phase = Phase.STOPPED
-            self.large_work.close()
+            self.engine.phase = Phase.STOPPED
+            self.engine.large_work.close()
             await asyncio.to_thread(self._control.close)
 
     async def _drain(self, wait_for_loads: bool) -> None:
@@ -262,11 +253,9 @@ class Server:
     # ------------------------------------------------------------------ inference
 
     def submit(self, request: InferRequest) -> None:
-        """Resolve, check and enqueue ``request``, which is then answered by ``request.respond``.
-
-        What frontends call, on the event loop. Raises `HeadraceError` if it is refused.
-        """
-        self.resolve(request.model_name, request.model_version).submit(request)
+        """Have ``request`` checked and enqueued, and then answered by ``request.respond``, any number of times if its
+        model is decoupled. On the event loop. Raises `HeadraceError` if it is refused; then it is not answered."""
+        self._any_number.submit(request)
 
     async def infer_async(
         self,
@@ -314,110 +303,10 @@ class Server:
             raise Unavailable("the server is not running: use it inside 'with Server(...)', or await start() first")
 
     async def _answer(self, request: InferRequest) -> InferResponse:
-        model = self._directory.resolve_loaded(request.model_name, request.model_version)
-        if model.decoupled:
-            raise Unsupported(f"model '{request.model_name}' is decoupled: it may give any number of responses")
         answer = AwaitedAnswer()
         request.respond = answer
-        model.submit(request)
+        self._single.submit(request)
         return await answer.to(request)
-
-    # ------------------------------------------------------------------ what frontends show
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether the models of the start are still being loaded."""
-        return self.phase is Phase.STARTING
-
-    @property
-    def live(self) -> bool:
-        return self.phase in (Phase.STARTING, Phase.READY)
-
-    @property
-    def exiting(self) -> bool:
-        return self.phase in (Phase.EXITING, Phase.STOPPED)
-
-    @property
-    def ready(self) -> bool:
-        """docs/spec/behaviours.md section 5.6; strict unless ``strict_readiness`` is off. Asks no instance."""
-        if self.phase is not Phase.READY:
-            return False
-        return not self.options.strict_readiness or self._lifecycle.are_settled
-
-    @property
-    def has_checks(self) -> bool:
-        """Whether `check_ready` may have to ask an instance, and so to wait."""
-        return self.options.strict_readiness and any(model.has_checks for model in self.served())
-
-    async def check_ready(self) -> bool:
-        """`ready`, and with strict readiness what the instances that have an ``is_ready`` say now."""
-        if not self.ready or not self.options.strict_readiness:
-            return self.ready
-        return all(await asyncio.gather(*(model.check_ready() for model in self.served())))
-
-    async def is_model_ready(self, name: str, version: str = "") -> bool:
-        """Whether requests to that version (empty: the latest) would be taken; False if there is none.
-
-        Raises `InvalidArgument` for a version that is no number.
-        """
-        try:
-            model = self.resolve(name, version)
-        except (NotFound, Unavailable):
-            return False
-        return await model.check_ready()
-
-    def metadata(self) -> Metadata:
-        return Metadata(self.options.id, self._version, list(EXTENSIONS))
-
-    def index(self, ready_only: bool = False) -> list[IndexEntry]:
-        """Every model version that the server knows, sorted."""
-        records = self._lifecycle.records
-        return [entry for name in sorted(records) for entry in index_of(records[name], ready_only)]
-
-    def served(self, name: str | None = None, version: str = "") -> list[ServedModel]:
-        """The ready versions that a statistics request means; raises `InvalidArgument`."""
-        return self._directory.all_ready() if name is None else self._directory.for_statistics(name, version)
-
-    def statistics(self, name: str, version: str) -> list[ServedModel]:
-        """`served` for callers from outside; an empty ``name`` is all. Raises `Unavailable` before `start` is over."""
-        self._directory.require_open()
-        return self.served(name or None, version)
-
-    def ready_versions(self, name: str) -> list[int]:
-        """The ready versions of ``name``, ascending."""
-        return self._directory.ready_versions(name)
-
-    async def list_repository(self, ready_only: bool = False) -> list[IndexEntry]:
-        """`index`, and in control mode ``explicit`` the models of the repository that were never loaded.
-
-        Raises `Unavailable` before `start` is over.
-        """
-        self._directory.require_open()
-        return await self._control.index(ready_only)
-
-    async def load(self, name: str, parameters: Mapping[str, str | bytes] = MappingProxyType({})) -> None:
-        """Load or reload ``name`` in control mode ``explicit``; returns when it serves. On the server's loop.
-
-        ``parameters`` may hold ``config``, JSON that takes the place of the config file, and
-        ``file:<path>``, the contents of files that take the place of the model's directory
-        (docs/spec/behaviours.md section 5.4). Raises `HeadraceError`; then the old versions go on.
-        """
-        self._require_ready()
-        await self._control.load(name, parameters)
-
-    async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Unload ``name`` in control mode ``explicit``; returns once it takes no more requests.
-
-        What it has is answered in the background. Models do not have dependents yet, so
-        ``unload_dependents`` changes nothing. Raises `HeadraceError`; an unknown name is no error.
-        """
-        self._require_ready()
-        await self._control.unload(name)
-
-    def _require_ready(self) -> None:
-        self._directory.require_open()
-        if self.phase is not Phase.READY:
-            raise Unavailable("Server not ready")
 
 
 def _unheard(answer: Answer, final: bool) -> None:

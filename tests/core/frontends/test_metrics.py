@@ -40,7 +40,7 @@ def repository(tmp_path: Path) -> Path:
 async def started(repository: Path, **options: Any) -> AsyncIterator[tuple[Server, MetricsFrontend, httpx.AsyncClient]]:
     options = {"metrics_address": "127.0.0.1", "metrics_port": 0, "exit_timeout_secs": 5, **options}
     async with Server(ServerOptions(model_repository=(str(repository),), **options)) as server:
-        frontend = MetricsFrontend(server)
+        frontend = MetricsFrontend(server.engine)
         await frontend.start()
         try:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{frontend.port}", timeout=10) as client:

@@ -201,7 +201,7 @@ def test_a_server_answers_others_while_an_instance_thinks_about_its_readiness(
         server.plugins.backends.add(MoodyBackend, PluginInfo("moody", "tests", "0"))
         async with server:
             assert server.ready
-            assert server.has_checks
+            assert server.engine.has_checks
             assert server.resolve("m").has_checks
             assert not server.resolve("plain").has_checks
             asking = [asyncio.ensure_future(check) for check in (server.check_ready(), server.is_model_ready("m"))]
@@ -227,7 +227,7 @@ def test_without_strict_readiness_no_instance_is_asked(write_model: Any, make_se
         server = make_server(strict_readiness=False)
         server.plugins.backends.add(MoodyBackend, PluginInfo("moody", "tests", "0"))
         async with server:
-            assert not server.has_checks
+            assert not server.engine.has_checks
             assert await server.check_ready()
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""What a frontend implements, and what it may use of the server."""
+"""What a frontend implements, and what it is given: the engine, which is all that it sees of the server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from headrace.server import Server
+    from headrace.engine import Engine
 
 
 #: What a host that bounds its own stop waits beyond ``exit_timeout_secs``: only then do the models that are late
@@ -22,13 +22,13 @@ class Frontend(ABC):
 
     name: ClassVar[str]
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
 
     @property
     @abstractmethod
     def enabled(self) -> bool:
-        """Whether ``server.options`` asks for this frontend."""
+        """Whether ``engine.options`` asks for this frontend."""
 
     @property
     def shares_port(self) -> bool:

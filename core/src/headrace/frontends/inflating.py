@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from headrace.frontends.large import Large
+from headrace.large import Large
 
 #: What zlib is given and gives at a time. It copies what it has not yet read with every step.
 _STEP_BYTES = 256 * 1024

@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.server import Server
+    from headrace.engine import Engine
 
 #: As many connections may wait to be accepted (docs/spec/behaviours.md section 1.1).
 BACKLOG = 1024
@@ -35,8 +35,8 @@ def bind(address: str, port: int, is_shared: bool) -> socket.socket:
     return listener
 
 
-def announce(server: Server, log: logging.Logger, service: str, place: str) -> None:
+def announce(engine: Engine, log: logging.Logger, service: str, place: str) -> None:
     """Say that ``service`` listens at ``place``; and in Triton's words, for which scripts wait, that it is ready."""
-    if server.is_loading:
+    if engine.is_loading:
         log.info("%s listens at %s, and is ready when the models are loaded", service, place)
-    server.when_ready(lambda: log.info("Started %s at %s", service, place))
+    engine.when_ready(lambda: log.info("Started %s at %s", service, place))

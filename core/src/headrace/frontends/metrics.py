@@ -20,11 +20,10 @@ from headrace.frontends.listening import announce
 from headrace.telemetry import exposition
 from headrace.telemetry.gpu import GpuCollector
 from headrace.telemetry.host import HostCollector, PinnedPoolCollector
-from headrace.telemetry.metrics import ModelCollector
 from headrace.telemetry.pacing import paced
 
 if TYPE_CHECKING:
-    from headrace.server import Server
+    from headrace.engine import Engine
 
 log = paced(__name__)
 
@@ -53,18 +52,16 @@ class MetricsFrontend(Frontend):
     port: int = 0
     _acceptor: asyncio.Server | None = None
 
-    def __init__(self, server: Server) -> None:
-        super().__init__(server)
-        self._models = ModelCollector(server.served, server.metrics, server.summaries)
-        self._custom = server.custom_metrics
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
         self._pages: set[asyncio.Task[None]] = set()
 
     @property
     def enabled(self) -> bool:
-        return self.server.options.allow_metrics
+        return self.engine.options.allow_metrics
 
     async def start(self) -> None:
-        options = self.server.options
+        options = self.engine.options
         self._devices = await asyncio.to_thread(_devices, options)
         listener = listen(options.metrics_address, options.metrics_port, is_shared=False)
         self.port = listener.getsockname()[1]
@@ -72,7 +69,7 @@ class MetricsFrontend(Frontend):
         loop = asyncio.get_running_loop()
         self._acceptor = await loop.create_server(lambda: HttpProtocol(connections), sock=listener)
         connections.watch()
-        announce(self.server, log, "Metrics Service", f"{options.metrics_address}:{self.port}")
+        announce(self.engine, log, "Metrics Service", f"{options.metrics_address}:{self.port}")
 
     async def stop(self) -> None:
         if self._acceptor is not None:
@@ -93,7 +90,7 @@ class MetricsFrontend(Frontend):
 
     async def _page(self, reply: Reply) -> None:
         try:
-            models = exposition.text((*self._models.collect(), *self._custom.collect()))
+            models = exposition.text(self.engine.collect())
             devices = await asyncio.to_thread(lambda: exposition.text(self._devices.collect()))
             reply(HttpReply(200, _TEXT, (models.encode(), devices.encode())))
         except Exception:

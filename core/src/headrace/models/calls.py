@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from headrace.errors import HeadraceError, InternalError, InvalidArgument, NotFound, Unavailable, summary
+from headrace.errors import HeadraceError, InternalError, InvalidArgument, Unavailable, summary
 from headrace.messages.request import InferRequest, Respond
 from headrace.messages.response import Answer
 from headrace.models.deadlocks import DeadlockDetector
-from headrace.models.served import ServedModel
+from headrace.models.directory import Directory
+from headrace.models.entrance import Entrance, not_by_models
+from headrace.models.view import ModelView
 from headrace.telemetry.pacing import paced
 from headrace.workers.worker import Worker
 
@@ -21,13 +23,12 @@ MAX_CALLERS = 128
 
 
 class Calls:
-    """Submits what models ask of models, and keeps them from waiting for each other for ever.
+    """Submits what models ask of models, and keeps them from waiting for each other for ever."""
 
-    ``resolve`` finds a model by name and version, and raises `HeadraceError`.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, resolve: Callable[[str, str], ServedModel]) -> None:
-        self._resolve = resolve
+    def __init__(self, loop: asyncio.AbstractEventLoop, directory: Directory) -> None:
+        self._directory = directory
+        self._single = Entrance(self._resolve, not_by_models)
+        self._any_number = Entrance(self._resolve)
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock)
         self._refusals: dict[InferRequest, HeadraceError] = {}
 
@@ -35,10 +36,18 @@ class Calls:
         """Have ``request`` answered; a refusal is an answer, in Triton's words. ``worker`` waits for it."""
         respond = request.respond
         try:
-            model = self._find(request)
-            if worker is not None:
+            if len(request.callers) > MAX_CALLERS:
+                raise InvalidArgument(
+                    f"{len(request.callers)} models wait for this request, one behind the other; the limit is "
+                    f"{MAX_CALLERS}"
+                )
+            entrance = self._any_number if request.decoupled else self._single
+            view = entrance.find(request.model_name, request.model_version)
+            if worker is None:
+                entrance.start(view, request)
+            else:
                 request.respond = partial(self._respond, request, respond, worker)
-            self._submit(request, model, worker)
+                self._start_for(worker, entrance, view, request)
         except HeadraceError as error:
             respond(_refused(request, error), True)
         except Exception as error:
@@ -50,41 +59,24 @@ class Calls:
 
         Raises `InvalidArgument` for a version that is no number.
         """
-        try:
-            model = self._resolve(name, version)
-        except (NotFound, Unavailable):
-            return False
-        return await model.check_ready()
+        return await self._directory.is_ready(self._directory.served_loaded, name, version)
 
-    def _submit(self, request: InferRequest, model: ServedModel, worker: Worker | None) -> None:
-        if worker is not None:
-            self._deadlocks.add(worker, request, model)  # before it can be answered
+    def _start_for(self, worker: Worker, entrance: Entrance, view: ModelView, request: InferRequest) -> None:
+        target = self._directory.served_loaded(request.model_name, request.model_version)
+        self._deadlocks.add(worker, request, target)  # before it can be answered
         try:
-            model.submit(request)
+            entrance.start(view, request)
         except BaseException:
-            if worker is not None:
-                self._deadlocks.discard(worker, request)
+            self._deadlocks.discard(worker, request)
             raise
 
-    def _find(self, request: InferRequest) -> ServedModel:
-        name = request.model_name
-        if len(request.callers) > MAX_CALLERS:
-            raise InvalidArgument(
-                f"{len(request.callers)} models wait for this request, one behind the other; the limit is {MAX_CALLERS}"
-            )
+    def _resolve(self, name: str, version: str) -> ModelView:
         try:
-            model = self._resolve(name, request.model_version)
+            return self._directory.resolve_loaded(name, version)
         except HeadraceError as error:
             raise type(error)(
                 f"Failed for execute the inference request. Model '{name}' is not ready. {error.message}"
             ) from error
-        if model.decoupled and not request.decoupled:
-            raise InvalidArgument(
-                f"Model {name} is using the decoupled. The current BLS request call doesn't support models using the "
-                "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
-                "calls for decoupled models.'"
-            )
-        return model
 
     def _respond(self, request: InferRequest, respond: Respond, worker: Worker, answer: Answer, final: bool) -> None:
         if final:

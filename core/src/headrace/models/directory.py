@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.errors import HeadraceError, InvalidArgument, NotFound, Unavailable
 from headrace.models.served import ServedModel
 from headrace.models.states import ModelRecord
+from headrace.models.view import ModelView
 
 #: What the requests of a server are refused with before its models are loaded, in Triton's words and ours.
 LOADING = "Server not ready: its models are still being loaded"
@@ -20,14 +23,15 @@ class Directory:
     def __init__(self) -> None:
         self.refusal = LOADING
         self._is_open = False
-        #: What is found from outside: nothing, and then the same as ``_loaded``.
-        self._served: dict[tuple[str, str], ServedModel] = {}
+        #: What is found from outside: nothing, and then the same as ``_views``.
+        self._open: dict[tuple[str, str], ModelView] = {}
+        self._views: dict[tuple[str, str], ModelView] = {}
         self._loaded: dict[tuple[str, str], ServedModel] = {}
         self._records: dict[str, ModelRecord] = {}
 
     def open(self) -> None:
         """Let requests from outside find what is loaded, from now on."""
-        self._is_open, self._served = True, self._loaded
+        self._is_open, self._open = True, self._views
 
     def require_open(self) -> None:
         """Raise `Unavailable` with the ``refusal`` until it is `open`."""
@@ -35,7 +39,7 @@ class Directory:
             raise Unavailable(self.refusal)
 
     def update(self, records: dict[str, ModelRecord]) -> None:
-        """Serve what ``records`` says is ready. One assignment: readers see the old or the new."""
+        """Serve what ``records`` says is ready. One assignment for each who reads: it sees the old or the new."""
         served: dict[tuple[str, str], ServedModel] = {}
         for name, record in records.items():
             for version in sorted(record.versions):
@@ -43,23 +47,44 @@ class Directory:
                 if model is not None:
                     served[name, str(version)] = served[name, ""] = model
         self._records, self._loaded = records, served
+        self._views = {key: model.view for key, model in served.items()}
         if self._is_open:
-            self._served = served
+            self._open = self._views
 
-    def resolve(self, name: str, version: str = "") -> ServedModel:
-        """The model for ``name`` and ``version`` (empty for the latest ready one).
+    def resolve(self, name: str, version: str = "") -> ModelView:
+        """The model for ``name`` and ``version`` (empty for the latest ready one), for requests from outside.
 
         Raises `InvalidArgument` for a version that is no number, `NotFound` or `Unavailable`.
         """
-        model = self._served.get((name, version))
-        if model is None:
+        view = self._open.get((name, version))
+        if view is None:
             self.require_open()
-            return self._search(name, version)
-        return model
+            return self._search(name, version).view
+        return view
 
-    def resolve_loaded(self, name: str, version: str = "") -> ServedModel:
+    def resolve_loaded(self, name: str, version: str = "") -> ModelView:
         """`resolve` for models, and for the program that the server is part of: open or not."""
+        return self._views.get((name, version)) or self._search(name, version).view
+
+    def served(self, name: str, version: str = "") -> ServedModel:
+        """What `resolve` gives a view of. Raises as it does."""
+        self.require_open()
         return self._loaded.get((name, version)) or self._search(name, version)
+
+    def served_loaded(self, name: str, version: str = "") -> ServedModel:
+        """What `resolve_loaded` gives a view of. Raises as it does."""
+        return self._loaded.get((name, version)) or self._search(name, version)
+
+    async def is_ready(self, find: Callable[[str, str], ServedModel], name: str, version: str) -> bool:
+        """Whether requests to that version (empty: the latest) would be taken; False if there is none.
+
+        ``find`` is `served` or `served_loaded`. Raises `InvalidArgument` for a version that is no number.
+        """
+        try:
+            model = find(name, version)
+        except (NotFound, Unavailable):
+            return False
+        return await model.check_ready()
 
     def all_ready(self) -> list[ServedModel]:
         """Every model version that takes requests, by name and version."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.messages.request import InferRequest
 from headrace.messages.spec import Spec
+from headrace.models import documents
 from headrace.models.readiness import Readiness
+from headrace.models.refusal import explain
 from headrace.models.signature import Signature
+from headrace.models.view import ModelView
 from headrace.schedulers.base import Scheduler
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
 from headrace.workers.worker import Worker
@@ -46,15 +50,22 @@ class ServedModel:
         self.workers = workers
         self._readiness = Readiness(workers)
         self._release = release
-        self._check, self._submit = signature.check, scheduler.submit
-
-    def submit(self, request: InferRequest) -> None:
-        """Check ``request`` and hand it to the scheduler, which answers it. Event loop only.
-
-        Raises `InvalidArgument` or `Unavailable` if it is refused; then it is not answered.
-        """
-        self._check(request)
-        self._submit(request)
+        #: What frontends see of it, and what requests are started by.
+        self.view = ModelView(
+            self.name,
+            version,
+            self.platform,
+            self.max_batch_size,
+            self.decoupled,
+            config,
+            signature.inputs,
+            signature.outputs,
+            labels,
+            documents.metadata(self.platform, signature),
+            signature.check,
+            partial(explain, signature),
+            scheduler.submit,
+        )
 
     @property
     def inputs(self) -> Mapping[str, Spec]:

@@ -19,7 +19,7 @@ from headrace.errors import Code, HeadraceError
 from headrace.frontends.grpc import wire
 from headrace.frontends.grpc.decode import Decoded, decode
 from headrace.frontends.grpc.grpc_service_pb2 import InferParameter, ModelInferRequest
-from headrace.frontends.large import UNBOUNDED
+from headrace.large import UNBOUNDED
 from headrace.messages import dtypes
 from headrace.messages.request import MAX_INPUTS, InferRequest, Undecoded
 from headrace.messages.tensor import BytesTensor

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tritonclient.grpc import service_pb2 as triton
 
+from headrace.engine import ModelView
 from headrace.errors import InvalidArgument, PluginError
 from headrace.frontends.grpc.encode import encode, encode_empty
 from headrace.messages import dtypes
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor
-from headrace.models.served import ServedModel
 
 NUMERIC = [dtype for dtype in dtypes.ALL if dtype.name not in ("BYTES", "BF16")]
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 
 
-def model(batch: int = 0, **labels: list[str]) -> ServedModel:
+def model(batch: int = 0, **labels: list[str]) -> ModelView:
     """What encoding asks of a model."""
-    return cast("ServedModel", SimpleNamespace(max_batch_size=batch, labels=labels))
+    return cast("ModelView", SimpleNamespace(max_batch_size=batch, labels=labels))
 
 
 def response(**outputs: Tensor) -> InferResponse:

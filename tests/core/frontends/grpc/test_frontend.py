@@ -26,9 +26,11 @@ from tritonclient.grpc import service_pb2 as triton
 from tritonclient.utils import InferenceServerException
 
 from headrace.config.options import Restriction, ServerOptions
+from headrace.engine import Entrance, ModelView
 from headrace.errors import ConfigError, Unavailable
 from headrace.frontends.grpc.frontend import GrpcFrontend
 from headrace.messages.request import InferRequest
+from headrace.models.entrance import start
 from headrace.server import Server
 
 CONFIG = """
@@ -49,8 +51,17 @@ class Watched(Server):
         self.taken = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    def submit(self, request: InferRequest) -> None:
-        super().submit(request)
+        make = self.engine.entrance
+
+        def watched(single: Any = None) -> Entrance:
+            entrance = make(single)
+            entrance.start = self.start_watched
+            return entrance
+
+        self.engine.entrance = watched  # type: ignore[method-assign]
+
+    def start_watched(self, view: ModelView, request: InferRequest) -> None:
+        start(view, request)
         dequeue = request.on_cancel
 
         def cancelled(request: InferRequest) -> None:
@@ -104,7 +115,7 @@ def options_for(repository: str, **options: Any) -> ServerOptions:
 async def serving(repository: str, **options: Any) -> AsyncIterator[tuple[Watched, GrpcFrontend]]:
     server = Watched(options_for(repository, **options))
     async with server:
-        frontend = GrpcFrontend(server)
+        frontend = GrpcFrontend(server.engine)
         await frontend.start()
         try:
             yield server, frontend
@@ -286,7 +297,7 @@ async def test_stopping_answers_what_is_in_flight(repository: str) -> None:
     async with connected(repository) as (server, connection):
         call = asyncio.ensure_future(connection.infer("patient", [tensor(1)[0]]))
         await server.taken.wait()
-        frontend = GrpcFrontend(server)
+        frontend = GrpcFrontend(server.engine)
         await frontend.start()
         second = client.InferenceServerClient(f"127.0.0.1:{frontend.port}")
         server.taken.clear()

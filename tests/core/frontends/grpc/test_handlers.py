@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2 as triton
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
+from headrace.engine import Engine, Entrance
 from headrace.errors import BackendError, Code, HeadraceError, NotFound, Unavailable
 from headrace.frontends.forwarding import HeaderForwarding
 from headrace.frontends.grpc import stream
@@ -22,10 +23,9 @@ from headrace.frontends.grpc.context import Metadata, texts
 from headrace.frontends.grpc.infer import Inference, model_infer
 from headrace.frontends.grpc.stream import model_stream_infer
 from headrace.frontends.grpc.wire import Parcel, unpack
-from headrace.frontends.large import LargeWork
+from headrace.large import LargeWork
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
-from headrace.server import Server
 
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 
@@ -42,7 +42,7 @@ def asynchronous(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], 
 
 @dataclass
 class StandIn:
-    """A model: what handlers read of a ServedModel."""
+    """A model: what handlers read of a ModelView."""
 
     name: str
     version: int = 1
@@ -50,13 +50,17 @@ class StandIn:
     max_batch_size: int = 0
     labels: dict[str, list[str]] = field(default_factory=dict)
     config: ModelConfig = field(default_factory=ModelConfig)
+    enqueue: Any = None
+
+    def check(self, request: InferRequest) -> None:
+        """Takes all."""
 
 
 class Desk:
     """A server that knows two models and answers when the test says so."""
 
     def __init__(self) -> None:
-        self.models = {"m": StandIn("m"), "d": StandIn("d", decoupled=True)}
+        self.models = {name: StandIn(name, decoupled=name == "d", enqueue=self.enqueue) for name in "md"}
         self.submitted: asyncio.Queue[InferRequest] = asyncio.Queue()
         self.refusal: Exception | None = None
         self.large_work = LargeWork()
@@ -67,7 +71,10 @@ class Desk:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         return self.models[name]
 
-    def submit(self, request: InferRequest) -> None:
+    def entrance(self, single: Any = None) -> Entrance:
+        return Entrance(cast("Any", self.resolve), single)
+
+    def enqueue(self, request: InferRequest) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.submitted.put_nowait(request)
@@ -75,7 +82,7 @@ class Desk:
     def inference(self, pattern: str = "") -> Inference:
         forwarding = HeaderForwarding(pattern)
         forward = (lambda metadata: forwarding.parameters(texts(metadata))) if pattern else None
-        return Inference(cast("Server", self), forward)
+        return Inference(cast("Engine", self), forward)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from headrace.errors import BackendError, Code, HeadraceError
 from headrace.frontends.grpc.context import Cancel, Context, Reply, Send
 from headrace.frontends.grpc.hosts import Host, choose_host
 from headrace.frontends.grpc.rpcs import Rpc
-from headrace.frontends.large import LargeWork
+from headrace.large import LargeWork
 
 MIB = 1 << 20
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it

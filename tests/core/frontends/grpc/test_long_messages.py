@@ -14,7 +14,7 @@ from headrace.errors import InvalidArgument
 from headrace.frontends.grpc import long_messages, wire
 from headrace.frontends.grpc.decode import decode
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest, RepositoryModelLoadRequest
-from headrace.frontends.large import Large
+from headrace.large import Large
 from headrace.messages.request import Undecoded
 from headrace.messages.tensor import BytesTensor
 

@@ -10,11 +10,11 @@ import pytest
 from tritonclient.grpc import service_pb2 as triton
 
 from headrace.config.options import Restriction, ServerOptions
+from headrace.engine import Engine, Entrance
 from headrace.errors import CallerError, Code, HeadraceError
 from headrace.frontends.grpc.context import Metadata
 from headrace.frontends.grpc.rpcs import HEALTH_SERVICE, SERVICE, Rpc, rpcs, serialize
 from headrace.models.states import IndexEntry
-from headrace.server import Server
 
 #: docs/spec/behaviours.md section 2.1.
 CATEGORIES = {
@@ -51,6 +51,10 @@ class Desk:
     live: bool = True
     ready: bool = False
     calls: list[Any] = field(default_factory=list)
+    large_work: Any = None
+
+    def entrance(self, single: Any = None) -> Entrance:
+        return Entrance(cast("Any", None), single)
 
     async def list_repository(self, ready_only: bool) -> list[IndexEntry]:
         return [IndexEntry("m", "1", "READY")] if ready_only else [IndexEntry("m", "1", "READY"), IndexEntry("n")]
@@ -70,13 +74,13 @@ class Call:
 
 
 def table(**options: Any) -> dict[str, Rpc]:
-    return {rpc.name: rpc for rpc in rpcs(cast("Server", Desk(ServerOptions(**options))))}
+    return {rpc.name: rpc for rpc in rpcs(cast("Engine", Desk(ServerOptions(**options))))}
 
 
 def ask(desk: Desk, request: Any, metadata: Metadata = ()) -> Any:
     """What the stock client's ``request`` is answered, as the stock client's message."""
     name = type(request).__name__.removesuffix("Request")
-    (rpc,) = (rpc for rpc in rpcs(cast("Server", desk)) if rpc.name == name)
+    (rpc,) = (rpc for rpc in rpcs(cast("Engine", desk)) if rpc.name == name)
     assert rpc.unary is not None
     parsed = rpc.parse(request.SerializeToString())
     body = serialize(asyncio.run(cast("Any", rpc.unary(parsed, Call(metadata)))))

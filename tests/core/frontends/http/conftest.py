@@ -1,11 +1,12 @@
-"""Stand-ins for the server and for a socket: real signatures and options, a model that gives back
+"""An engine, and stand-ins for a model and for a socket: real signatures and options, a model that gives back
 its inputs, and a connection that is written to byte by byte."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -13,18 +14,20 @@ import pytest
 
 from headrace.config.model_config_pb2 import DataType, ModelConfig
 from headrace.config.options import ServerOptions
-from headrace.errors import NotFound
+from headrace.engine import Engine, ModelView, Phase
 from headrace.frontends.http.connections import Connections
 from headrace.frontends.http.limits import Limits
 from headrace.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply
 from headrace.frontends.http.protocol import HttpProtocol
 from headrace.frontends.http.routes import Routes
-from headrace.frontends.large import LargeWork
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
-from headrace.messages.spec import Spec
+from headrace.models import documents
+from headrace.models.directory import Directory
+from headrace.models.refusal import explain
 from headrace.models.signature import Signature
+from headrace.models.states import ModelRecord, VersionRecord
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
 
 Dims = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -33,29 +36,46 @@ Dims = Mapping[str, tuple[str, tuple[int, ...]]]
 class EchoModel:
     """Gives back each input under its own name; with ``holds`` set, keeps requests instead."""
 
-    def __init__(self, inputs: Dims, max_batch_size: int = 0) -> None:
-        self.config = ModelConfig(name="echo", platform="stub", max_batch_size=max_batch_size)
-        for name, (datatype, dims) in inputs.items():
+    def __init__(self, inputs: Dims, max_batch_size: int = 0, name: str = "echo") -> None:
+        self.config = ModelConfig(platform="stub", max_batch_size=max_batch_size)
+        for tensor, (datatype, dims) in inputs.items():
             for io in (self.config.input.add(), self.config.output.add()):
-                io.name = name
+                io.name = tensor
                 io.data_type = DataType.Value(dtypes.BY_NAME[datatype].config_name)
                 io.dims.extend(dims)
-        self.name, self.version, self.platform = "echo", 1, "stub"
-        self.max_batch_size, self.decoupled, self.ready, self.has_checks = max_batch_size, False, True, False
+        self.name, self.version, self.config.name = name, 1, name
+        self.ready, self.has_checks, self.decoupled = True, False, False
         self.labels: dict[str, list[str]] = {}
-        self.signature = Signature("echo", self.config)
+        self.signature = Signature(name, self.config)
         self.inputs, self.outputs = self.signature.inputs, self.signature.outputs
         self.requests: list[InferRequest] = []
         self.holds = False
 
-    def wire_shape(self, spec: Spec) -> tuple[int, ...]:
-        return self.signature.wire_shape(spec)
+    @property
+    def view(self) -> ModelView:
+        return ModelView(
+            self.name,
+            self.version,
+            self.config.platform,
+            self.config.max_batch_size,
+            self.decoupled,
+            self.config,
+            self.inputs,
+            self.outputs,
+            self.labels,
+            documents.metadata(self.config.platform, self.signature),
+            self.signature.check,
+            partial(explain, self.signature),
+            self.enqueue,
+        )
 
     def snapshot(self) -> Snapshot:
         return ModelStatistics().snapshot()
 
-    def submit(self, request: InferRequest) -> None:
-        self.signature.check(request)
+    async def check_ready(self) -> bool:
+        return self.ready
+
+    def enqueue(self, request: InferRequest) -> None:
         self.requests.append(request)
         if not self.holds:
             self.answer(request)
@@ -66,30 +86,12 @@ class EchoModel:
         request.respond(InferResponse(outputs, {}, "echo", "1", request.id), True)
 
 
-@dataclass
-class StubServer:
-    model: EchoModel
-    options: ServerOptions = field(default_factory=ServerOptions)
-    live: bool = True
-    ready: bool = True
-    has_checks: bool = False
-    exiting: bool = False
-    large_work: LargeWork = field(default_factory=LargeWork)
-    is_loading: bool = False
+class Serving(Directory):
+    """Serves stand-ins for models."""
 
-    def when_ready(self, call: Callable[[], None]) -> None:
-        call()
-
-    def resolve(self, name: str, version: str = "") -> EchoModel:
-        if name != "echo":
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
-        return self.model
-
-    def ready_versions(self, name: str) -> list[int]:
-        return [1]
-
-    def statistics(self, name: str, version: str) -> list[EchoModel]:
-        return [self.model]
+    def serve(self, *models: Any) -> None:
+        self.update({model.name: ModelRecord(model.name, {1: VersionRecord(served=model)}) for model in models})
+        self.open()
 
 
 class Caller:
@@ -97,8 +99,12 @@ class Caller:
 
     def __init__(self, model: EchoModel, **options: Any) -> None:
         self.model = model
-        self.server = StubServer(model, ServerOptions(**options))
-        self.routes = Routes(self.server)  # type: ignore[arg-type]
+        self.directory = Serving()
+        self.directory.serve(model)
+        self.engine = Engine(ServerOptions(**options), self.directory)
+        self.engine.phase = Phase.READY
+        self.engine.lifecycle = SimpleNamespace(are_settled=True)  # type: ignore[assignment]
+        self.routes = Routes(self.engine)
 
     def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None

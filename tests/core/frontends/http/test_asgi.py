@@ -39,7 +39,7 @@ async def call(
         sent.append(event)
 
     scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": list(headers)}
-    await asyncio.wait_for(create_app(caller.server)(scope, receive, send), 5)
+    await asyncio.wait_for(create_app(caller.engine)(scope, receive, send), 5)
     if not sent:
         return None
     return sent[0]["status"], b"".join(event.get("body", b"") for event in sent[1:])
@@ -115,7 +115,7 @@ def test_lifespan_is_acknowledged(make_caller: MakeCaller) -> None:
     async def send(event: Any) -> None:
         sent.append(event["type"])
 
-    asyncio.run(_run(create_app(make_caller(X).server), receive, send))
+    asyncio.run(_run(create_app(make_caller(X).engine), receive, send))
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 

@@ -23,7 +23,7 @@ X = {"X": ("UINT8", (-1,))}
 
 @asynccontextmanager
 async def serving(caller: Any) -> AsyncIterator[HttpFrontend]:
-    frontend = HttpFrontend(caller.server)
+    frontend = HttpFrontend(caller.engine)
     await frontend.start()
     try:
         yield frontend
@@ -89,14 +89,15 @@ def test_disconnect_cancels_the_request(make_caller: MakeCaller, host: str) -> N
         caller = make_caller(X, **options(host))
         caller.model.holds = True
         submitted, cancelled = asyncio.Event(), asyncio.Event()
-        keep = caller.model.submit
+        keep = caller.model.enqueue
 
         def submit(request: Any) -> None:
             keep(request)
             request.on_cancel = lambda gone: cancelled.set()
             submitted.set()
 
-        caller.model.submit = submit
+        caller.model.enqueue = submit
+        caller.directory.serve(caller.model)
         async with serving(caller) as frontend:
             body = b'{"inputs":[{"name":"X","datatype":"UINT8","shape":[1],"data":[1]}]}'
             _, writer = await asyncio.open_connection("127.0.0.1", frontend.port)
@@ -117,13 +118,14 @@ def test_stopping_answers_what_is_in_flight(make_caller: MakeCaller, host: str) 
         caller = make_caller(X, **options(host))
         caller.model.holds = True
         submitted = asyncio.Event()
-        keep = caller.model.submit
+        keep = caller.model.enqueue
 
         def submit(request: Any) -> None:
             keep(request)
             submitted.set()
 
-        caller.model.submit = submit
+        caller.model.enqueue = submit
+        caller.directory.serve(caller.model)
         async with serving(caller) as frontend, httpx.AsyncClient() as client:
             body = {"inputs": [{"name": "X", "datatype": "UINT8", "shape": [1], "data": [1]}]}
             url = f"http://127.0.0.1:{frontend.port}/v2/models/echo/infer"
@@ -174,7 +176,7 @@ def test_busy_port_is_named(make_caller: MakeCaller) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            frontend = HttpFrontend(make_caller(X, **options("auto", http_port=port)).server)
+            frontend = HttpFrontend(make_caller(X, **options("auto", http_port=port)).engine)
             with pytest.raises(Unavailable, match=f"127.0.0.1:{port}: the port is in use"):
                 await frontend.start()
 

@@ -19,7 +19,6 @@ from headrace.frontends.http.decode import decode
 from headrace.frontends.http.forms import JSON
 from headrace.frontends.http.layouts import KnownLayouts
 from headrace.frontends.http.message import HttpRequest
-from headrace.frontends.http.routes import Routes
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 
@@ -191,6 +190,7 @@ def test_reshape_of_one_model_does_not_reach_the_next_request(make_caller: MakeC
     caller = make_caller({"X": ("UINT8", (4,))})
     caller.model.config.input[0].reshape.shape.extend([2, 2])
     caller.model.signature = type(caller.model.signature)("echo", caller.model.config)
+    caller.directory.serve(caller.model)
     for _ in range(3):
         assert caller.infer(FOUR, b"abcd")[0].status == 200
         assert caller.model.requests[-1].inputs["X"].shape == (2, 2)
@@ -199,12 +199,8 @@ def test_reshape_of_one_model_does_not_reach_the_next_request(make_caller: MakeC
 
 def test_layout_says_nothing_of_the_model(make_caller: MakeCaller, decoded: Decoded) -> None:
     """The same JSON to two models: one takes it, the other refuses it in its own name."""
-    one, other = make_caller(X4), make_caller({"X": ("INT8", (4,))})
-    other.model.name = "other"
-    other.model.signature.name = "other"
-    models = {"echo": one.model, "other": other.model}
-    one.server.resolve = lambda name, version="": models[name]
-    one.routes = Routes(one.server)
+    one = make_caller(X4)
+    one.directory.serve(one.model, type(one.model)({"X": ("INT8", (4,))}, name="other"))
     text = orjson.dumps(FOUR)
     headers = {"Inference-Header-Content-Length": str(len(text))}
     for name, data, status in (("echo", b"abcd", 200), ("other", b"efgh", 400), ("echo", b"ijkl", 200)):

@@ -665,7 +665,7 @@ class World:
         return lambda: self.log.append("cancelled")
 
     def _answer(self, request: HttpRequest, reply: Reply) -> None:
-        routes = self.routes if self.remembers else Routes(self.caller.server)
+        routes = self.routes if self.remembers else Routes(self.caller.engine)
         routes.dispatch(request, reply)
 
     def receive(self, number: int, data: bytes) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.config.options import RESTRICTED_CATEGORIES, Restriction
+from headrace.engine import Phase
 from headrace.errors import Code
 from headrace.frontends.http.message import STATUS, HttpReply, HttpRequest
 
@@ -127,10 +128,10 @@ def test_strangers_paths_are_remembered_within_bounds(make_caller: MakeCaller) -
 def test_health_while_the_server_is_up_not_ready_and_exiting(make_caller: MakeCaller) -> None:
     caller = make_caller(X)
     assert caller.send("GET", "/v2/health/ready")[0].status == 200
-    caller.server.ready = False
+    caller.engine.phase = Phase.STARTING
     reply, body = caller.send("GET", "/v2/health/ready")
     assert (reply.status, body) == (400, b"")
-    caller.server.exiting = True
+    caller.engine.phase = Phase.EXITING
     reply, body = caller.send("GET", "/v2/health/live")
     assert (reply.status, json.loads(body)) == (503, {"error": "Server exiting"})
 
@@ -159,8 +160,7 @@ def test_an_instance_that_takes_its_time_is_waited_for(
 
     async def scenario() -> None:
         said: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        for part in (caller.server, caller.model):
-            part.has_checks, part.check_ready = True, partial(asyncio.wait_for, said, 5)
+        caller.model.has_checks, caller.model.check_ready = True, partial(asyncio.wait_for, said, 5)
         caller.routes.dispatch(HttpRequest("GET", path, {}, memoryview(b""), []), replies.append)
         await asyncio.sleep(0)
         assert replies == []

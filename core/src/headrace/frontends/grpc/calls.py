@@ -9,7 +9,7 @@
 
 A call `is_ended` once its status is decided, or once nobody is left to hear it. What its handler
 says afterwards is not heard. Everything runs on the event loop, except that large messages are
-read and packed on the threads of `headrace.frontends.large`.
+read and packed on the threads of `headrace.large`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from headrace.frontends.grpc.status import (
 from headrace.frontends.grpc.wire import Buffer
 from headrace.frontends.http2.connection import Connection
 from headrace.frontends.http2.stream import Stream
-from headrace.frontends.large import LARGE_BYTES, UNBOUNDED, Large
+from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.telemetry.pacing import paced
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from headrace.frontends import inflating
 from headrace.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
 from headrace.frontends.grpc.wire import MESSAGE_BYTES
 from headrace.frontends.inflating import Malformed, TooLarge
-from headrace.frontends.large import UNBOUNDED
+from headrace.large import UNBOUNDED
 
 IDENTITY, GZIP, DEFLATE = b"identity", b"gzip", b"deflate"
 ACCEPTED = b"identity, deflate, gzip"

@@ -16,7 +16,7 @@ from headrace.errors import InvalidArgument
 from headrace.frontends.grpc import long_contents
 from headrace.frontends.grpc.grpc_service_pb2 import InferTensorContents
 from headrace.frontends.grpc.wire import Buffer, Span
-from headrace.frontends.large import UNBOUNDED, Large
+from headrace.large import UNBOUNDED, Large
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.request import Undecoded

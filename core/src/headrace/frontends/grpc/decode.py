@@ -12,7 +12,8 @@ from headrace.errors import InvalidArgument
 from headrace.frontends.grpc import contents, parameters
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from headrace.frontends.grpc.wire import Parcel
-from headrace.frontends.large import UNBOUNDED, Large
+from headrace.frontends.shared_memory import no_region
+from headrace.large import UNBOUNDED, Large
 from headrace.messages.request import MAX_INPUTS, InferRequest, Parameter, Respond, Undecoded, too_many_inputs
 from headrace.messages.tensor import Tensor
 
@@ -105,7 +106,7 @@ def _refuse_shared_memory(model: str, tensor: ModelInferRequest.InferInputTensor
             f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' for model "
             f"'{model}'"
         )
-    raise parameters.no_region(region)
+    raise no_region(region)
 
 
 def _classes(outputs: Sequence[ModelInferRequest.InferRequestedOutputTensor]) -> dict[str, int]:
@@ -119,7 +120,7 @@ def _classes(outputs: Sequence[ModelInferRequest.InferRequestedOutputTensor]) ->
         if region is not None and count:
             raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
         if region is not None:
-            raise parameters.no_region(region)
+            raise no_region(region)
         if count:
             wanted[output.name] = count
     return wanted

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+from headrace.engine import ModelView
 from headrace.frontends import classification
 from headrace.frontends.grpc import parameters, wire
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferResponse
-from headrace.frontends.large import UNBOUNDED, Large
+from headrace.large import UNBOUNDED, Large
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import Tensor, data_type, wire_bytes
-from headrace.models.served import ServedModel
 
 _FINAL = "triton_final_response"
 _NO_CLASSES: Mapping[str, int] = {}
@@ -19,7 +19,7 @@ _NO_CLASSES: Mapping[str, int] = {}
 
 def encode(
     response: InferResponse,
-    model: ServedModel,
+    model: ModelView,
     classes: Mapping[str, int] = _NO_CLASSES,
     final: bool | None = None,
     patience: int = UNBOUNDED,
@@ -77,7 +77,7 @@ def encode_empty(id: str, model_name: str = "", model_version: str = "", final: 
     return header.SerializeToString()
 
 
-def _classify(tensor: Tensor, name: str, count: int, model: ServedModel, patience: int) -> Tensor:
+def _classify(tensor: Tensor, name: str, count: int, model: ModelView, patience: int) -> Tensor:
     if tensor.nbytes > patience:
         raise Large
     return classification.classify(tensor, count, model.labels.get(name, ()), model.max_batch_size > 0)

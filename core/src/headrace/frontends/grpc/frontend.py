@@ -23,20 +23,20 @@ class GrpcFrontend(Frontend):
 
     @property
     def enabled(self) -> bool:
-        return self.server.options.allow_grpc
+        return self.engine.options.allow_grpc
 
     @property
     def shares_port(self) -> bool:
-        return self.server.options.reuse_grpc_port
+        return self.engine.options.reuse_grpc_port
 
     async def start(self) -> None:
         """Listen. Raises `Unavailable` naming a busy address and `ConfigError` for the TLS files."""
-        options = self.server.options
+        options = self.engine.options
         make_host = await asyncio.to_thread(choose_host, options.grpc_server)
-        host = make_host(rpcs(self.server), options, self.server.large_work)
+        host = make_host(rpcs(self.engine), options, self.engine.large_work)
         self.port = await host.start()
         self._host = host
-        announce(self.server, log, "GRPCInferenceService", f"{options.grpc_address}:{self.port}")
+        announce(self.engine, log, "GRPCInferenceService", f"{options.grpc_address}:{self.port}")
 
     async def stop(self) -> None:
         if self._host is not None:

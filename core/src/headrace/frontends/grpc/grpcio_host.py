@@ -27,7 +27,7 @@ from headrace.frontends.grpc.infer import SHUTTING_DOWN
 from headrace.frontends.grpc.rpcs import Direct, Rpc, Stream, Unary, serialize
 from headrace.frontends.grpc.status import STATUS, details
 from headrace.frontends.grpc.wire import MESSAGE_BYTES
-from headrace.frontends.large import Large, LargeWork
+from headrace.large import Large, LargeWork
 from headrace.telemetry.pacing import paced
 
 log = paced(__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.config.options import GrpcServer, ServerOptions
 from headrace.distributions import need
 from headrace.frontends.failures import is_verbose
-from headrace.frontends.large import LargeWork
+from headrace.large import LargeWork
 
 if TYPE_CHECKING:
     from headrace.frontends.grpc.rpcs import Rpc

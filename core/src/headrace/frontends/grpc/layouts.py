@@ -15,7 +15,7 @@ from headrace.frontends.grpc import wire
 from headrace.frontends.grpc.decode import Decoded, decode
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from headrace.frontends.grpc.wire import Buffer, Parcel
-from headrace.frontends.large import LARGE_BYTES
+from headrace.large import LARGE_BYTES
 from headrace.messages.request import InferRequest, Parameter, Respond
 
 #: Layouts that are kept, and the bytes besides tensors that one may have.

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from headrace.frontends.grpc.grpc_service_pb2 import InferTensorContents
 from headrace.frontends.grpc.wire import FIXED_SIZES, LENGTH_DELIMITED, Buffer, Span, read_varint
-from headrace.frontends.large import SLICE_BYTES
+from headrace.large import SLICE_BYTES
 from headrace.messages.tensor import BytesTensor
 
 Values: TypeAlias = "npt.NDArray[Any] | memoryview"

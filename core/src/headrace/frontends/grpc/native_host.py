@@ -23,8 +23,8 @@ from headrace.frontends.http2.headers import RequestHeaders
 from headrace.frontends.http2.keepalive import Keepalive
 from headrace.frontends.http2.limits import Limits
 from headrace.frontends.http2.stream import Stream
-from headrace.frontends.large import LargeWork
 from headrace.frontends.listening import BACKLOG, bind
+from headrace.large import LargeWork
 from headrace.telemetry.pacing import paced
 
 #: A peer can break the rules as often as it likes; the module knows nothing of the rest of the server.

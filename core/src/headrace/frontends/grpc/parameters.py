@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.errors import InvalidArgument, NotFound, PluginError
+from headrace.errors import InvalidArgument, PluginError
 from headrace.frontends.grpc.grpc_service_pb2 import InferParameter
 from headrace.messages.request import Parameter
 
@@ -88,11 +88,6 @@ def shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter]) 
         )
     _require(tensor, _SIZE, parameters[_SIZE], "int64_param")
     return region.string_param
-
-
-def no_region(name: str) -> NotFound:
-    """The error for a region that is not registered (docs/spec/behaviours.md section 12.3)."""
-    return NotFound(f"Unable to find shared memory region: '{name}'")
 
 
 def write(parameters: Mapping[str, Parameter], target: Mapping[str, InferParameter]) -> None:

@@ -13,14 +13,14 @@ from headrace.frontends.grpc.context import Context, first
 from headrace.frontends.uploads import Uploads
 
 if TYPE_CHECKING:
-    from headrace.server import Server
+    from headrace.engine import Engine
 
 _UNLOAD_DEPENDENTS = "unload_dependents"
 
 
-async def index(server: Server, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
+async def index(engine: Engine, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
     _refuse_repository_name(request.repository_name)
-    entries = await server.list_repository(request.ready)
+    entries = await engine.list_repository(request.ready)
     return pb.RepositoryIndexResponse(
         models=[
             pb.RepositoryIndexResponse.ModelIndex(
@@ -32,18 +32,18 @@ async def index(server: Server, request: pb.RepositoryIndexRequest, context: Con
 
 
 async def load(
-    server: Server, request: pb.RepositoryModelLoadRequest, context: Context
+    engine: Engine, request: pb.RepositoryModelLoadRequest, context: Context
 ) -> pb.RepositoryModelLoadResponse:
     _refuse_repository_name(request.repository_name)
-    restricted = "model-repository" in server.options.grpc_restricted_protocol
-    uploads = Uploads(server.options.model_files_from, restricted, "--grpc-restricted-protocol")
+    restricted = "model-repository" in engine.options.grpc_restricted_protocol
+    uploads = Uploads(engine.options.model_files_from, restricted, "--grpc-restricted-protocol")
     uploads.check(request.parameters, context.peer, partial(first, context.metadata))
-    await server.load(request.model_name, _overrides(request.parameters))
+    await engine.load(request.model_name, _overrides(request.parameters))
     return pb.RepositoryModelLoadResponse()
 
 
 async def unload(
-    server: Server, request: pb.RepositoryModelUnloadRequest, context: Context
+    engine: Engine, request: pb.RepositoryModelUnloadRequest, context: Context
 ) -> pb.RepositoryModelUnloadResponse:
     _refuse_repository_name(request.repository_name)
     dependents = False
@@ -52,7 +52,7 @@ async def unload(
         if value.WhichOneof("parameter_choice") != "bool_param":
             raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
         dependents = value.bool_param
-    await server.unload(request.model_name, dependents)
+    await engine.unload(request.model_name, dependents)
     return pb.RepositoryModelUnloadResponse()
 
 

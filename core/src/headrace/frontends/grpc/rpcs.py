@@ -16,7 +16,7 @@ from headrace.errors import CallerError, Code
 from headrace.frontends.failures import is_verbose
 from headrace.frontends.forwarding import HeaderForwarding
 from headrace.frontends.grpc import grpc_service_pb2 as pb
-from headrace.frontends.grpc import health, long_messages, memory, metadata, repository, settings, statistics
+from headrace.frontends.grpc import health, long_messages, memory, metadata, repository, settings
 from headrace.frontends.grpc.context import Cancel, Context, Metadata, Reply, Send, first, texts
 from headrace.frontends.grpc.health_pb2 import HealthCheckRequest
 from headrace.frontends.grpc.infer import Inference, model_infer
@@ -25,11 +25,11 @@ from headrace.frontends.grpc.reflection_pb2 import ServerReflectionRequest
 from headrace.frontends.grpc.stream import model_stream_infer
 from headrace.frontends.grpc.watching import watched
 from headrace.frontends.grpc.wire import Buffer
-from headrace.frontends.large import LARGE_BYTES, Large
 from headrace.frontends.restrictions import Restrictions
+from headrace.large import LARGE_BYTES, Large
 
 if TYPE_CHECKING:
-    from headrace.server import Server
+    from headrace.engine import Engine
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -66,16 +66,16 @@ def serialize(answer: Answer) -> bytes:
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
-def rpcs(server: Server) -> list[Rpc]:
-    """The RPCs of ``server``, guarded by its ``--grpc-restricted-protocol``."""
-    guard = _Guard(Restrictions(server.options.grpc_restricted_protocol, "protocol"))
-    forwarding = HeaderForwarding(server.options.grpc_header_forward_pattern)
-    inference = Inference(server, partial(_forward, forwarding) if forwarding else None)
+def rpcs(engine: Engine) -> list[Rpc]:
+    """The RPCs of ``engine``, guarded by its ``--grpc-restricted-protocol``."""
+    guard = _Guard(Restrictions(engine.options.grpc_restricted_protocol, "protocol"))
+    forwarding = HeaderForwarding(engine.options.grpc_header_forward_pattern)
+    inference = Inference(engine, partial(_forward, forwarding) if forwarding else None)
     table = [
-        _rpc(SERVICE, name, category, request, unary=guard.unary(category, partial(handler, server)))
+        _rpc(SERVICE, name, category, request, unary=guard.unary(category, partial(handler, engine)))
         for name, category, request, handler in _HANDLERS
     ]
-    check = guard.unary("health", partial(health.check, server))
+    check = guard.unary("health", partial(health.check, engine))
     infer = guard.direct("inference", partial(model_infer, inference))
     stream = guard.stream("inference", partial(model_stream_infer, inference))
     unpack = inference.layouts.unpack
@@ -116,7 +116,7 @@ _HANDLERS: tuple[tuple[str, str, type[Message], Callable[..., Awaitable[Answer]]
     ("ServerMetadata", "metadata", pb.ServerMetadataRequest, metadata.server_metadata),
     ("ModelMetadata", "metadata", pb.ModelMetadataRequest, metadata.model_metadata),
     ("ModelConfig", "model-config", pb.ModelConfigRequest, metadata.model_config),
-    ("ModelStatistics", "statistics", pb.ModelStatisticsRequest, statistics.model_statistics),
+    ("ModelStatistics", "statistics", pb.ModelStatisticsRequest, metadata.model_statistics),
     ("RepositoryIndex", "model-repository", pb.RepositoryIndexRequest, repository.index),
     ("RepositoryModelLoad", "model-repository", pb.RepositoryModelLoadRequest, repository.load),
     ("RepositoryModelUnload", "model-repository", pb.RepositoryModelUnloadRequest, repository.unload),

@@ -9,16 +9,16 @@ from headrace.frontends.grpc import grpc_service_pb2 as pb
 from headrace.frontends.grpc.context import Context
 
 if TYPE_CHECKING:
-    from headrace.server import Server
+    from headrace.engine import Engine
 
 
-async def trace(server: Server, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
+async def trace(engine: Engine, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
     if "trace_file" in request.settings:
         raise Unsupported("trace file location can not be updated through network protocol")
     raise Unsupported("tracing is not built yet: this server has no trace settings")
 
 
-async def log(server: Server, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
+async def log(engine: Engine, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
     if "log_file" in request.settings:
         raise Unsupported("log file location can not be updated through network protocol")
     raise Unsupported("log settings can not be read or changed while the server runs; set the --log-* flags at start")

@@ -11,21 +11,22 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
-from headrace.errors import CallerError, Code, HeadraceError, InternalError, Unavailable
+from headrace.errors import HeadraceError, InternalError, Unavailable
 from headrace.frontends.disclosure import shown
 from headrace.frontends.failures import Failure, tell
 from headrace.frontends.grpc.context import Context, Send, first
 from headrace.frontends.grpc.encode import encode, encode_empty
 from headrace.frontends.grpc.infer import SHUTTING_DOWN, Inference, decode_large
 from headrace.frontends.grpc.wire import Parcel, pack_stream
-from headrace.frontends.large import LARGE_BYTES, UNBOUNDED, Large
+from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
-from headrace.models.served import ServedModel
 from headrace.telemetry.pacing import paced
+
+if TYPE_CHECKING:
+    from headrace.engine import ModelView
 
 log = paced(__name__)
 
@@ -65,9 +66,9 @@ class _Turn:
         "is_answered",
         "is_queued",
         "message",
-        "model",
         "request",
         "size_bytes",
+        "view",
     )
 
     def __init__(self, stream: _Stream, parcel: Parcel) -> None:
@@ -75,7 +76,7 @@ class _Turn:
         #: Of the request.
         self.size_bytes = len(parcel.body)
         self.message = parcel.message
-        self.model: ServedModel | None = None
+        self.view: ModelView | None = None
         self.request: InferRequest | None = None
         self.classes: Mapping[str, int] = {}
         self.empty_final = False
@@ -87,7 +88,7 @@ class _Turn:
 
     @property
     def is_ordered(self) -> bool:
-        return self.model is None or not self.model.decoupled
+        return self.view is None or not self.view.decoupled
 
     def respond(self, answer: Answer, final: bool) -> None:
         self._stream.answer(self, answer, final)
@@ -100,8 +101,8 @@ class _Turn:
         if isinstance(answer, HeadraceError):
             raise answer
         if answer is not None:
-            assert self.model is not None
-            return pack_stream(encode(answer, self.model, self.classes, final, patience))
+            assert self.view is not None
+            return pack_stream(encode(answer, self.view, self.classes, final, patience))
         if self.is_ordered:
             raise InternalError("expected a single response, got 0")
         return pack_stream(self._empty(final)) if self.empty_final else None
@@ -127,7 +128,7 @@ class _Stream:
         self._ready: deque[tuple[_Turn, Answer, bool]] = deque()
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
-        self._limit_bytes = inference.server.options.grpc_max_stream_size
+        self._limit_bytes = inference.options.grpc_max_stream_size
         #: Of requests in flight, and of answers that wait to be sent.
         self._held_bytes = 0
         self._largest_bytes = 0
@@ -172,9 +173,7 @@ class _Stream:
                 try:
                     body = self._encode(turn, answer, final, LARGE_BYTES)
                 except Large:
-                    body = await self._inference.server.large_work.run(
-                        partial(self._encode, turn, answer, final, UNBOUNDED)
-                    )
+                    body = await self._inference.large_work.run(partial(self._encode, turn, answer, final, UNBOUNDED))
                 if body is not None:
                     await send(body)
                 self._held_bytes -= _size(answer)
@@ -213,30 +212,25 @@ class _Stream:
             turn.respond(InternalError("internal error; the server's log has the details"), True)
 
     def _submit(self, turn: _Turn, parcel: Parcel) -> None:
-        message, server = parcel.message, self._inference.server
+        message, entrance = parcel.message, self._inference.any_number
         try:
             if self._context.draining:
                 raise Unavailable(SHUTTING_DOWN)
-            turn.model = server.resolve(message.model_name, message.model_version)
+            turn.view = view = entrance.find(message.model_name, message.model_version)
         finally:
             if turn.is_ordered:
                 self._in_order.append(turn)
         decoded = self._inference.layouts.decode(parcel, turn.respond, self._inference.forwarded(self._context))
         turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
-        server.submit(decoded.request)
+        entrance.start(view, decoded.request)
 
     async def _submit_large(self, turn: _Turn, parcel: Parcel) -> None:
         """Let a thread decode what is large; the requests behind it wait."""
-        server, forwarded = self._inference.server, self._inference.forwarded(self._context)
-        assert turn.model is not None
-        try:
-            decoded = await server.large_work.run(partial(decode_large, turn.model, parcel, turn.respond, forwarded))
-        except DecodeError:
-            raise CallerError("Unable to parse request", Code.INTERNAL) from None
+        inference, forwarded = self._inference, self._inference.forwarded(self._context)
+        assert turn.view is not None
+        decoded = await inference.large_work.run(partial(decode_large, turn.view, parcel, turn.respond, forwarded))
         turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
-        # Another version may have taken its place meanwhile.
-        turn.model = server.resolve(decoded.request.model_name, decoded.request.model_version)
-        turn.model.submit(decoded.request)
+        turn.view = inference.any_number.submit(decoded.request)
 
     def _release(self) -> None:
         """Let the answers of the foremost turns go."""

@@ -16,7 +16,7 @@ from headrace.frontends.grpc.infer import SHUTTING_DOWN
 from headrace.frontends.grpc.status import CANCELLED, INTERNAL, OK, Status
 from headrace.frontends.http2 import frames
 from headrace.frontends.http2.connection import Connection
-from headrace.frontends.large import LARGE_BYTES, Large
+from headrace.large import LARGE_BYTES, Large
 
 if TYPE_CHECKING:
     from headrace.frontends.grpc.native_host import Calls

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
-from headrace.frontends.large import LARGE_BYTES, Large
+from headrace.large import LARGE_BYTES, Large
 
 if TYPE_CHECKING:
     from headrace.frontends.grpc.layouts import Layout

@@ -20,7 +20,7 @@ from headrace.frontends.http.routes import Routes
 from headrace.frontends.uploads import host_of
 
 if TYPE_CHECKING:
-    from headrace.server import Server
+    from headrace.engine import Engine
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -55,9 +55,9 @@ class _Reply:
             self._answered.set_result(reply)
 
 
-def create_app(server: Server) -> App:
-    """An ASGI application in front of ``server``, which must have been started on the same loop."""
-    routes, limits = Routes(server), Limits(input_bytes=server.options.http_max_input_size, **flagged(server.options))
+def create_app(engine: Engine) -> App:
+    """An ASGI application in front of ``engine``, whose server must have been started on the same loop."""
+    routes, limits = Routes(engine), Limits(input_bytes=engine.options.http_max_input_size, **flagged(engine.options))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -17,14 +17,14 @@ from headrace.frontends.http.forms import JSON, Form, read_outputs
 from headrace.frontends.http.inputs import read_inputs, view
 from headrace.frontends.http.outline import read_document
 from headrace.frontends.http.parameters import read_parameters
-from headrace.frontends.large import LARGE_BYTES, UNBOUNDED, Large
+from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor
 
 if TYPE_CHECKING:
-    from headrace.models.served import ServedModel
+    from headrace.engine import ModelView
 
 _NO_FORMS: Mapping[str, Form] = {}
 _LENGTH_NAME = "Inference-Header-Content-Length"
@@ -72,7 +72,7 @@ def decode(
     return forms, default
 
 
-def decode_raw(request: InferRequest, body: memoryview, model: ServedModel, max_bytes: int) -> None:
+def decode_raw(request: InferRequest, body: memoryview, model: ModelView, max_bytes: int) -> None:
     """Fill ``request`` with the one input that the model has: the whole body."""
     if body.nbytes > max_bytes:
         raise raw_too_large(body.nbytes, max_bytes)

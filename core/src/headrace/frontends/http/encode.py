@@ -16,7 +16,7 @@ from headrace.frontends.classification import classify
 from headrace.frontends.http.compression import compress
 from headrace.frontends.http.forms import Form
 from headrace.frontends.http.message import Buffer, HttpReply
-from headrace.frontends.large import LARGE_BYTES, SLICE_BYTES, UNBOUNDED, Large
+from headrace.large import LARGE_BYTES, SLICE_BYTES, UNBOUNDED, Large
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from headrace.errors import InvalidArgument, NotFound
+from headrace.errors import InvalidArgument
 from headrace.frontends.http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
+from headrace.frontends.shared_memory import no_region
 
 #: Beyond this a count is an attack or a mistake; Triton's own limit on elements is far below.
 _MAX_CLASSES = 2**31 - 1
@@ -51,9 +52,4 @@ def _refuse_shared_memory(parameters: dict[str, Any], is_binary: bool) -> None:
         raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
     if is_binary:
         raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
-    raise unknown_region(region)
-
-
-def unknown_region(region: str) -> NotFound:
-    """Every region is unknown as long as none can be registered."""
-    return NotFound(f"Unable to find shared memory region: '{region}'")
+    raise no_region(region)

@@ -23,24 +23,24 @@ class HttpFrontend(Frontend):
 
     @property
     def enabled(self) -> bool:
-        return self.server.options.allow_http
+        return self.engine.options.allow_http
 
     @property
     def shares_port(self) -> bool:
-        return self.server.options.reuse_http_port
+        return self.engine.options.reuse_http_port
 
     async def start(self) -> None:
-        options = self.server.options
+        options = self.engine.options
         host = await asyncio.to_thread(choose_host, options.http_server)
         listener = await asyncio.to_thread(listen, options.http_address, options.http_port, options.reuse_http_port)
         self.port = listener.getsockname()[1]
-        self._host = host(self.server, listener)
+        self._host = host(self.engine, listener)
         try:
             await self._host.start()
         except BaseException:
             listener.close()
             raise
-        announce(self.server, log, "HTTPService", f"{options.http_address}:{self.port}")
+        announce(self.engine, log, "HTTPService", f"{options.http_address}:{self.port}")
 
     async def stop(self) -> None:
         if self._host is not None:

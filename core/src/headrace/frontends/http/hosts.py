@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from headrace.distributions import need
 
 if TYPE_CHECKING:
-    from headrace.server import Server
+    from headrace.engine import Engine
 
 
 class Host(ABC):
     """Serves ``listener``, which it owns once started, until stopped."""
 
-    def __init__(self, server: Server, listener: socket.socket) -> None:
-        self.server = server
+    def __init__(self, engine: Engine, listener: socket.socket) -> None:
+        self.engine = engine
         self.listener = listener
 
     @abstractmethod

@@ -25,7 +25,7 @@ class HypercornHost(Host):
     """Accepts connections on the server's own event loop; hypercorn speaks on each."""
 
     async def start(self) -> None:
-        self._limits = limits = Limits(**flagged(self.server.options))
+        self._limits = limits = Limits(**flagged(self.engine.options))
         self._connections = connections = OpenConnections(limits)
         self._config = config = Config()
         config.accesslog = config.errorlog = None
@@ -33,7 +33,7 @@ class HypercornHost(Host):
         config.h11_max_incomplete_size = 2 * limits.head_bytes  # ours is the bound
         config.keep_alive_max_requests = sys.maxsize
         config.keep_alive_timeout = None  # type: ignore[assignment]  # ours is the clock
-        self._app = create_app(self.server)
+        self._app = create_app(self.engine)
         self._wrapped = ASGIWrapper(self._answer)  # type: ignore[arg-type]
         self._serving: set[asyncio.Task[None]] = set()
         self._acceptor = await asyncio.get_running_loop().create_server(

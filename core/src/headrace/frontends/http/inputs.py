@@ -9,10 +9,10 @@ import numpy as np
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.http.documents import as_array, as_object, as_string, as_unsigned, member
-from headrace.frontends.http.forms import unknown_region
 from headrace.frontends.http.json_tensors import to_tensor
 from headrace.frontends.http.outline import Pieces
-from headrace.frontends.large import Large
+from headrace.frontends.shared_memory import no_region
+from headrace.large import Large
 from headrace.messages import dtypes
 from headrace.messages.request import MAX_INPUTS, InferRequest, Undecoded, too_many_inputs
 from headrace.messages.tensor import BytesTensor, Tensor
@@ -130,7 +130,7 @@ def _binary_size(entry: dict[str, Any]) -> int | None:
     if len(given) != 1:
         raise _not_one_source(given)
     if given[0] == "shared_memory_region":
-        raise unknown_region(as_string(parameters["shared_memory_region"], "shared_memory_region"))
+        raise no_region(as_string(parameters["shared_memory_region"], "shared_memory_region"))
     return as_unsigned(parameters["binary_data_size"], "binary_data_size") if given[0] != "data" else None
 
 

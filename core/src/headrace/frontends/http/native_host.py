@@ -16,8 +16,8 @@ class NativeHost(Host):
     """One `HttpProtocol` per connection, on the server's own event loop."""
 
     async def start(self) -> None:
-        limits = Limits(input_bytes=self.server.options.http_max_input_size, **flagged(self.server.options))
-        self._connections = connections = Connections(Routes(self.server).dispatch, limits)
+        limits = Limits(input_bytes=self.engine.options.http_max_input_size, **flagged(self.engine.options))
+        self._connections = connections = Connections(Routes(self.engine).dispatch, limits)
         self._acceptor = await asyncio.get_running_loop().create_server(
             lambda: HttpProtocol(connections), sock=self.listener, backlog=BACKLOG
         )

@@ -15,7 +15,7 @@ import numpy as np
 from headrace.errors import InvalidArgument
 from headrace.frontends.http.documents import MAX_DEPTH, parse, too_deep, unreadable
 from headrace.frontends.http.structure import Window, blank_strings, is_complete, safe_cuts, windows
-from headrace.frontends.large import SLICE_BYTES
+from headrace.large import SLICE_BYTES
 
 #: The brackets around the ``data`` of an input: the document, ``inputs`` and its entry.
 _DATA_DEPTH = 3

@@ -14,27 +14,26 @@ from headrace.frontends.http.documents import as_boolean, as_object, as_string, 
 from headrace.frontends.http.long_strings import LongString, read_object
 from headrace.frontends.http.message import HttpReply, HttpRequest, json_reply, json_type_reply
 from headrace.frontends.http.target import Target
-from headrace.frontends.large import LARGE_BYTES
 from headrace.frontends.uploads import Uploads
+from headrace.large import LARGE_BYTES
 
 if TYPE_CHECKING:
-    from headrace.models.states import IndexEntry
-    from headrace.server import Server
+    from headrace.engine import Engine, IndexEntry
 
 
 class Repository:
     """The handlers; all run as tasks."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        restricted = "model-repository" in server.options.http_restricted_api
-        self._uploads = Uploads(server.options.model_files_from, restricted, "--http-restricted-api")
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        restricted = "model-repository" in engine.options.http_restricted_api
+        self._uploads = Uploads(engine.options.model_files_from, restricted, "--http-restricted-api")
 
     async def index(self, request: HttpRequest, target: Target) -> HttpReply:
         ready_only = (await self._document(request)).get("ready", False)
         if type(ready_only) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
-        return json_reply([_entry(entry) for entry in await self._server.list_repository(ready_only)])
+        return json_reply([_entry(entry) for entry in await self._engine.list_repository(ready_only)])
 
     async def load(self, request: HttpRequest, target: Target, peer: str) -> HttpReply:
         """``peer`` is the address that the request came from."""
@@ -46,20 +45,20 @@ class Repository:
         if request.body.nbytes <= LARGE_BYTES:
             values = _load_values(given)
         else:
-            values = await self._server.large_work.run(partial(_load_values, given))
-        await self._server.load(target.name, values)
+            values = await self._engine.large_work.run(partial(_load_values, given))
+        await self._engine.load(target.name, values)
         return json_type_reply()
 
     async def _document(self, request: HttpRequest) -> dict[str, Any]:
         if request.body.nbytes <= LARGE_BYTES:
             return parse_object(request.body)
-        return await self._server.large_work.run(partial(read_object, request.body))
+        return await self._engine.large_work.run(partial(read_object, request.body))
 
     async def unload(self, request: HttpRequest, target: Target) -> HttpReply:
         _refuse_repository(target)
         given = as_object((await self._document(request)).get("parameters", {}), "parameters")
         dependents = as_boolean(given.get("unload_dependents", False), "unload_dependents")
-        await self._server.unload(target.name, dependents)
+        await self._engine.unload(target.name, dependents)
         return json_type_reply()
 
 

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from headrace.config.support import NO_CLIENT_SHM
 from headrace.errors import HeadraceError, InternalError, NotFound, Unsupported
 from headrace.frontends.failures import is_verbose, tell_fault
 from headrace.frontends.http.description import Description
@@ -22,10 +21,11 @@ from headrace.frontends.http.repository import Repository
 from headrace.frontends.http.target import Target
 from headrace.frontends.http.watching import Dispatch, watched
 from headrace.frontends.restrictions import Restrictions
+from headrace.frontends.shared_memory import Kind, refuse_change, require_status
 from headrace.telemetry.pacing import paced
 
 if TYPE_CHECKING:
-    from headrace.server import Server
+    from headrace.engine import Engine
 
 log = paced(__name__)
 
@@ -49,11 +49,11 @@ class Route(NamedTuple):
 class Routes:
     """Answers requests, whatever host they came through. One per frontend."""
 
-    def __init__(self, server: Server) -> None:
-        self._restrictions = Restrictions(server.options.http_restricted_api)
+    def __init__(self, engine: Engine) -> None:
+        self._restrictions = Restrictions(engine.options.http_restricted_api)
         self._found: dict[str, tuple[Route, Target]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.table = self._build(server)
+        self.table = self._build(engine)
         #: Answers a request through its ``reply``, once, now or later. Never raises. Returns what to call if
         #: the caller goes away first, or None where nothing can be cancelled.
         self.dispatch: Dispatch = watched(self._dispatch, self._target) if is_verbose() else self._dispatch
@@ -103,14 +103,14 @@ class Routes:
                 return found
         raise NotFound("Not Found")
 
-    def _build(self, server: Server) -> list[Route]:
+    def _build(self, engine: Engine) -> list[Route]:
         """In the order in which Triton tries them."""
-        about, repository = Description(server), Repository(server)
-        shm = ("system", "cuda")
+        about, repository = Description(engine), Repository(engine)
+        shm: tuple[Kind, ...] = ("system", "cuda")
         return [
             _route(r"/v2/models/stats", "statistics", GET=_direct(about.statistics)),
             _route(r"/v2/logging", "logging", GET=_later("log settings"), POST=_later("log settings")),
-            _route(rf"{_MODEL}/infer", "inference", POST=Inference(server)),
+            _route(rf"{_MODEL}/infer", "inference", POST=Inference(engine)),
             _route(rf"{_MODEL}/generate(?:_stream)?", "inference", POST=_later("the generate extension")),
             _route(rf"{_MODEL}/ready", "health", GET=self._perhaps_task(about.model_ready)),
             _route(rf"{_MODEL}/config", "model-config", GET=_direct(about.config)),
@@ -199,17 +199,15 @@ def _later(feature: str) -> Handler:
     return refuse
 
 
-def _shared_memory(kind: str) -> list[Route]:
-    """No region can be registered yet: the status of all is an empty list, that of one unknown."""
+def _shared_memory(kind: Kind) -> list[Route]:
     base = rf"/v2/{kind}sharedmemory(?:/region/(?P<name>[^/]+))?"
 
     def status(request: HttpRequest, target: Target) -> HttpReply:
-        if target.name:
-            raise NotFound(f"Unable to find {kind} shared memory region: '{target.name}'")
+        require_status(kind, target.name)
         return json_reply([])
 
     def refuse(request: HttpRequest, target: Target) -> HttpReply:
-        raise Unsupported(NO_CLIENT_SHM)
+        raise refuse_change()
 
     return [
         _route(f"{base}/status", "shared-memory", GET=_direct(status)),

@@ -15,16 +15,10 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from headrace.errors import HeadraceError, InternalError, InvalidArgument, Unavailable
-from headrace.frontends.trimming import trim
-from headrace.messages.request import InferRequest
-from headrace.messages.tensor import BytesTensor
-from headrace.models.refusal import explain
-
-if TYPE_CHECKING:
-    from headrace.models.served import ServedModel
+from headrace.errors import HeadraceError, InternalError, Unavailable
+from headrace.trimming import trim
 
 log = logging.getLogger(__name__)
 
@@ -48,23 +42,6 @@ QUIET_S = 1.0
 
 class Large(Exception):
     """Raised in place of beginning what would hold the event loop up. The caller goes to `LargeWork`."""
-
-
-def check_strings(model: ServedModel, request: InferRequest) -> None:
-    """Find the strings of ``request`` here and not on the event loop, which is to check them.
-
-    Raises `InvalidArgument`, as ``model`` would, if they are not as many as the shape says.
-    """
-    for tensor in request.inputs.values():
-        if isinstance(tensor, BytesTensor) and not _is_whole(tensor):
-            raise explain(model.signature, request)
-
-
-def _is_whole(tensor: BytesTensor) -> bool:
-    try:
-        return len(tensor.offsets) == tensor.size + 1
-    except InvalidArgument:
-        return False
 
 
 def worded(error: Exception) -> HeadraceError:

@@ -10,7 +10,7 @@ import pytest
 THREAD = """
 import gc, re, threading
 from pathlib import Path
-from headrace.frontends.trimming import trim
+from headrace.trimming import trim
 
 def resident_mib():
     return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from headrace import large
 from headrace.errors import InvalidArgument, Unavailable
-from headrace.frontends import large
-from headrace.frontends.large import LargeWork
+from headrace.large import LargeWork
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

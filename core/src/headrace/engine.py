@@ -1,0 +1,227 @@
+"""What a frontend may ask of the server, and nothing else.
+
+::
+
+    view = entrance.find(name, version)      entrance = engine.entrance(not_over_http), once
+    entrance.start(view, request)            the answers come to ``request.respond``
+
+A frontend translates: bytes to an `InferRequest`, answers to bytes, and documents to what its protocol
+calls them. Everything here is for the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headrace.config.options import ServerOptions
+from headrace.errors import HeadraceError, Unavailable
+from headrace.large import LargeWork
+from headrace.models import documents
+from headrace.models.directory import Directory
+from headrace.models.entrance import Entrance, not_by_model_infer, not_over_http
+from headrace.models.states import IndexEntry, index_of
+from headrace.models.view import ModelView
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from headrace.models.control import Control
+    from headrace.models.lifecycle import Lifecycle
+
+__all__ = ["Engine", "Entrance", "IndexEntry", "Metadata", "ModelView", "Phase", "not_by_model_infer", "not_over_http"]
+
+#: Server metadata, in Triton's order (docs/spec/behaviours.md section 1.6); grows as extensions are built.
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+
+
+class Phase(Enum):
+    """The life of a server. One that has FAILED found no repository, and runs because it is told to."""
+
+    NEW = "new"
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+    EXITING = "exiting"
+    STOPPED = "stopped"
+
+
+class Metadata(NamedTuple):
+    """Of the server."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Engine:
+    """The data plane and the control plane of one server, for its frontends.
+
+    The server makes it, says in ``phase`` how far its life has come, and gives it ``control``,
+    ``lifecycle`` and ``version`` before the first frontend starts.
+    """
+
+    control: Control
+    lifecycle: Lifecycle
+    version: str
+
+    def __init__(
+        self, options: ServerOptions, directory: Directory, collect: Callable[[], Iterable[Metric]] = tuple
+    ) -> None:
+        """``collect`` gives what is measured of the models now, as Prometheus has it."""
+        self.options = options
+        self.phase = Phase.NEW
+        #: What frontends read and write away from the event loop.
+        self.large_work = LargeWork()
+        self.collect = collect
+        self._directory = directory
+        self._when_ready: list[Callable[[], None]] = []
+
+    # ------------------------------------------------------------------ inference
+
+    def entrance(self, single: Callable[[str], HeadraceError] | None = None) -> Entrance:
+        """A way in for requests from outside, to be made once; ``single`` as `Entrance` has it."""
+        return Entrance(self._directory.resolve, single)
+
+    def resolve(self, name: str, version: str = "") -> ModelView:
+        """The model for ``name`` and ``version`` (empty for the latest ready one).
+
+        Raises `InvalidArgument` for a version that is no number, `NotFound` or `Unavailable`.
+        """
+        return self._directory.resolve(name, version)
+
+    # ------------------------------------------------------------------ health
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the models of the start are still being loaded."""
+        return self.phase is Phase.STARTING
+
+    @property
+    def live(self) -> bool:
+        return self.phase in (Phase.STARTING, Phase.READY)
+
+    @property
+    def exiting(self) -> bool:
+        return self.phase in (Phase.EXITING, Phase.STOPPED)
+
+    @property
+    def ready(self) -> bool:
+        """docs/spec/behaviours.md section 5.6; strict unless ``strict_readiness`` is off. Asks no instance."""
+        if self.phase is not Phase.READY:
+            return False
+        return not self.options.strict_readiness or self.lifecycle.are_settled
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether `check_ready` may have to ask an instance, and so to wait."""
+        return self.options.strict_readiness and any(model.has_checks for model in self._directory.all_ready())
+
+    async def check_ready(self) -> bool:
+        """`ready`, and with strict readiness what the instances that have an ``is_ready`` say now."""
+        if not self.ready or not self.options.strict_readiness:
+            return self.ready
+        return all(await asyncio.gather(*(model.check_ready() for model in self._directory.all_ready())))
+
+    def is_model_alive(self, name: str, version: str = "") -> bool | None:
+        """Whether every instance of the model is alive; None if some must be asked, as `check_model` does.
+
+        Raises as `resolve`.
+        """
+        model = self._directory.served(name, version)
+        return None if model.has_checks else model.ready
+
+    async def check_model(self, name: str, version: str = "") -> bool:
+        """`is_model_alive`, and what the instances that have an ``is_ready`` say now. Raises as `resolve`."""
+        return await self._directory.served(name, version).check_ready()
+
+    async def is_model_ready(self, name: str, version: str = "") -> bool:
+        """Whether requests to that version (empty: the latest) would be taken; False if there is none.
+
+        Raises `InvalidArgument` for a version that is no number.
+        """
+        return await self._directory.is_ready(self._directory.served, name, version)
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once requests are taken: now, or when the models are loaded."""
+        if self.phase in (Phase.NEW, Phase.STARTING):
+            self._when_ready.append(call)
+        else:
+            call()
+
+    def tell_ready(self) -> None:
+        """Make the calls of `when_ready`. The server's to call, once."""
+        for call in self._when_ready:
+            call()
+
+    # ------------------------------------------------------------------ documents
+
+    def metadata(self) -> Metadata:
+        return Metadata(self.options.id, self.version, list(EXTENSIONS))
+
+    def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """The metadata of a model, with all its ready versions or the one asked for. Raises as `resolve`."""
+        view = self.resolve(name, version)
+        versions = [view.version] if version else self._directory.ready_versions(name)
+        return {"name": view.name, "versions": [str(number) for number in versions], **view.metadata}
+
+    def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
+        """A document for each version asked for; an empty ``name`` asks for all that is ready.
+
+        Raises `InvalidArgument` for a version that is not ready, and `Unavailable` before the start is over.
+        """
+        directory = self._directory
+        directory.require_open()
+        models = directory.for_statistics(name, version) if name else directory.all_ready()
+        return [documents.statistics(model) for model in models]
+
+    # ------------------------------------------------------------------ control
+
+    def index(self, ready_only: bool = False) -> list[IndexEntry]:
+        """Every model version that the server knows, sorted."""
+        records = self.lifecycle.records
+        return [entry for name in sorted(records) for entry in index_of(records[name], ready_only)]
+
+    async def list_repository(self, ready_only: bool = False) -> list[IndexEntry]:
+        """`index`, and in control mode ``explicit`` the models of the repository that were never loaded.
+
+        Raises `Unavailable` before the start is over.
+        """
+        self._directory.require_open()
+        return await self.control.index(ready_only)
+
+    async def load(self, name: str, parameters: Mapping[str, str | bytes] = MappingProxyType({})) -> None:
+        """Load or reload ``name`` in control mode ``explicit``; returns when it serves.
+
+        ``parameters`` may hold ``config``, JSON that takes the place of the config file, and
+        ``file:<path>``, the contents of files that take the place of the model's directory
+        (docs/spec/behaviours.md section 5.4). Raises `HeadraceError`; then the old versions go on.
+        """
+        self._require_ready()
+        await self.control.load(name, parameters)
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Unload ``name`` in control mode ``explicit``; returns once it takes no more requests.
+
+        What it has is answered in the background. Models do not have dependents yet, so
+        ``unload_dependents`` changes nothing. Raises `HeadraceError`; an unknown name is no error.
+        """
+        self._require_ready()
+        await self.control.unload(name)
+
+    def _require_ready(self) -> None:
+        self._directory.require_open()
+        if self.phase is not Phase.READY:
+            raise Unavailable("Server not ready")

@@ -1,0 +1,123 @@
+"""One request and its one answer, over any protocol: what is large is read and printed by threads, and what
+goes wrong on the way is worded and told here."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from headrace.errors import HeadraceError, InternalError, InvalidArgument
+from headrace.frontends.failures import tell_fault
+from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork, worded
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.messages.single import SingleAnswer
+from headrace.messages.tensor import BytesTensor
+from headrace.telemetry.pacing import paced
+
+if TYPE_CHECKING:
+    from headrace.engine import Entrance, ModelView
+
+log = paced(__name__)
+
+#: What the transport is given.
+R = TypeVar("R")
+
+
+class EncodedAnswer(SingleAnswer, Generic[R]):
+    """Replies to one request with what its model answers, as a protocol says it. Event loop only."""
+
+    __slots__ = ("_large", "_reply", "view")
+
+    def __init__(self, view: ModelView, reply: Callable[[R], None], large: LargeWork) -> None:
+        super().__init__()
+        self.view, self._reply, self._large = view, reply, large
+
+    @abstractmethod
+    def encode(self, response: InferResponse, patience: int) -> R:
+        """``response`` on the wire. Raises `HeadraceError`, and `Large` beyond ``patience`` bytes. On any thread."""
+
+    @abstractmethod
+    def refused(self, error: HeadraceError) -> R:
+        """``error`` on the wire."""
+
+    def settle(self, answer: InferResponse | HeadraceError) -> None:
+        if isinstance(answer, HeadraceError):
+            tell_fault(answer, "Infer", self.view.name, str(self.view.version))
+            self._reply(self.refused(answer))
+            return
+        try:
+            reply = self.encode(answer, LARGE_BYTES)
+        except Large:
+            self._settle_large(answer)
+            return
+        except Exception as error:
+            reply = self._unencodable(error)
+        self._reply(reply)
+
+    def read_large(self, read: Callable[[], InferRequest], entrance: Entrance) -> Callable[[], None]:
+        """Let a thread ``read`` the request, which is then submitted. Returns what cancels it, one way or the other.
+
+        Raises `Unavailable` if too much waits already.
+        """
+        submitted: list[InferRequest] = []
+
+        def submit(outcome: InferRequest | Exception) -> None:
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                self.view = entrance.submit(outcome)
+                submitted.append(outcome)
+            except Exception as error:
+                self.settle(worded(error))
+            finally:
+                del outcome  # an error and the frame that has it would keep each other, and the body
+
+        leave = self._large.begin(read, submit)
+
+        def cancel() -> None:
+            leave()
+            for request in submitted:
+                request.cancel()
+
+        return cancel
+
+    def _settle_large(self, response: InferResponse) -> None:
+        def finish(outcome: R | Exception) -> None:
+            self._reply(self.refused(worded(outcome)) if isinstance(outcome, Exception) else outcome)
+
+        try:
+            self._large.begin(partial(self._encode_large, response), finish)
+        except HeadraceError as error:  # too many wait
+            finish(error)
+
+    def _encode_large(self, response: InferResponse) -> R:
+        try:
+            return self.encode(response, UNBOUNDED)
+        except Exception as error:
+            return self._unencodable(error)
+
+    def _unencodable(self, error: Exception) -> R:
+        if isinstance(error, HeadraceError):
+            return self.refused(error)
+        log.error("the response of model '%s' could not be encoded", self.view.name, exc_info=error)
+        return self.refused(InternalError(f"the response of model '{self.view.name}' could not be encoded"))
+
+
+def check_strings(view: ModelView, request: InferRequest) -> None:
+    """Find the strings of ``request`` here and not on the event loop, which is to check them.
+
+    Raises `InvalidArgument`, as the model would, if they are not as many as the shape says.
+    """
+    for tensor in request.inputs.values():
+        if isinstance(tensor, BytesTensor) and not _is_whole(tensor):
+            raise view.explain(request)
+
+
+def _is_whole(tensor: BytesTensor) -> bool:
+    try:
+        return len(tensor.offsets) == tensor.size + 1
+    except InvalidArgument:
+        return False
