@@ -122,6 +122,8 @@ def test_strangers_paths_are_remembered_within_bounds(make_caller: MakeCaller) -
     for number in range(3000):
         caller.send("GET", f"/v2/models/m{number}")
     assert len(caller.routes._found) <= 1024
+    caller.send("GET", "/v2")
+    assert "/v2" in caller.routes._found  # whatever came before keeps nobody out
     assert caller.send("GET", "/v2/models/echo")[0].status == 200
 
 

@@ -15,6 +15,7 @@ from headrace.frontends.grpc import wire
 from headrace.frontends.grpc.decode import Decoded, decode
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from headrace.frontends.grpc.wire import Buffer, Parcel
+from headrace.frontends.recognition import Recent, fixed_tensors
 from headrace.large import LARGE_BYTES
 from headrace.messages.request import InferRequest, Parameter, Respond
 
@@ -71,10 +72,10 @@ class Layout(NamedTuple):
 
 
 class KnownLayouts:
-    """Unpacks and decodes messages. When it knows too many layouts it starts anew."""
+    """Unpacks and decodes messages."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], Layout] = {}
+        self._known = Recent[tuple[int, bytes], Layout](_LAYOUTS)
 
     def unpack(self, body: Buffer) -> Parcel:
         """`wire.unpack`, which a message whose layout is known is spared."""
@@ -95,16 +96,14 @@ class KnownLayouts:
     def _keep(self, body: Buffer, decoded: Decoded) -> None:
         """Know the layout of ``body``, of which ``decoded`` was made, if one like it may come again."""
         request = decoded.request
-        if request.id or request.is_in_sequence:
+        tensors = fixed_tensors(request)
+        if tensors is None:
             return
-        tensors = [tensor for tensor in request.inputs.values() if isinstance(tensor, np.ndarray) and tensor.nbytes]
-        if len(tensors) < len(request.inputs):
-            return  # strings have another length each time
         spans = wire.raw_spans(body)
         if spans is None or len(spans) != len(tensors):
             return
         gaps, places, end = [], [], 0
-        for name, tensor, span in zip(request.inputs, tensors, spans, strict=True):
+        for (name, tensor), span in zip(tensors.items(), spans, strict=True):
             gaps.append((end, span.begin))
             places.append(Place(name, tensor.shape, tensor.dtype, span.begin, span.end))
             end = span.end
@@ -112,9 +111,7 @@ class KnownLayouts:
         fixed = [bytes(body[begin:end]) for begin, end in gaps]
         if sum(map(len, fixed)) > _FIXED_BYTES:
             return
-        if len(self._known) >= _LAYOUTS:
-            self._known.clear()
-        self._known[len(body), bytes(body[:_KEY_BYTES])] = Layout(
+        layout = Layout(
             gaps,
             fixed,
             places,
@@ -126,3 +123,4 @@ class KnownLayouts:
             decoded.classes,
             decoded.empty_final,
         )
+        self._known.keep((len(body), bytes(body[:_KEY_BYTES])), layout)

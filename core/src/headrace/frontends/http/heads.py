@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from headrace.frontends.http.fields import TOKEN, Malformed, read_fields
 from headrace.frontends.http.message import HttpReply, text_error
+from headrace.frontends.recognition import Recent
 
 #: Where a head ends.
 END = b"\r\n\r\n"
@@ -185,20 +186,14 @@ _short_path = lru_cache(1024)(_path)
 
 
 class KnownHeads:
-    """Heads by their bytes, for all connections: equal bytes mean the same wherever they come from.
-
-    When it is full it starts anew, so that callers who never repeat themselves cost little.
-    """
+    """Heads by their bytes, for all connections: equal bytes mean the same wherever they come from."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Head] = {}
+        self._known = Recent[bytes, Head](_HEADS)
         #: The head that these bytes are, or None; one look-up.
         self.find = self._known.get
 
     def keep(self, raw: bytes, head: Head) -> None:
         """Know that ``raw`` means ``head`` from now on, if it is short."""
-        if len(raw) > _HEAD_BYTES:
-            return
-        if len(self._known) >= _HEADS:
-            self._known.clear()
-        self._known[raw] = head
+        if len(raw) <= _HEAD_BYTES:
+            self._known.keep(raw, head)

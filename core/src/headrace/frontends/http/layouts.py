@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.frontends.http.forms import Form
+from headrace.frontends.recognition import Recent, fixed_tensors
 from headrace.messages.request import InferRequest, Parameter
 
 #: Layouts that are kept, and the bytes of JSON that one may have.
@@ -52,10 +53,10 @@ class Layout(NamedTuple):
 
 
 class KnownLayouts:
-    """Layouts by their JSON. When it is full it starts anew, as `KnownHeads` does."""
+    """Layouts by their JSON."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Layout] = {}
+        self._known = Recent[bytes, Layout](_LAYOUTS)
 
     def find(self, body: memoryview, json_bytes: int) -> Layout | None:
         """The layout of ``body``, whose first ``json_bytes`` are JSON; None if it is not known."""
@@ -68,19 +69,15 @@ class KnownLayouts:
         self, request: InferRequest, body: memoryview, json_bytes: int, forms: Mapping[str, Form], default: Form
     ) -> None:
         """Know the layout of ``body``, of which ``request`` was made, if one like it may come again."""
-        if json_bytes > _JSON_BYTES or json_bytes == body.nbytes or request.id or request.is_in_sequence:
+        tensors = fixed_tensors(request)
+        if json_bytes > _JSON_BYTES or json_bytes == body.nbytes or tensors is None:
             return
         places, end = [], json_bytes
-        for name, tensor in request.inputs.items():
-            if not isinstance(tensor, np.ndarray) or not tensor.nbytes:
-                return  # strings have another length each time
+        for name, tensor in tensors.items():
             places.append(Place(name, tensor.shape, tensor.dtype, end))
             end += tensor.nbytes
         if end != body.nbytes:
             return  # some were written in the JSON
-        if len(self._known) >= _LAYOUTS:
-            self._known.clear()
         outputs, parameters = tuple(request.outputs), dict(request.parameters)
-        self._known[body[:json_bytes].tobytes()] = Layout(
-            body.nbytes, places, outputs, parameters, request.priority, request.timeout_us, forms, default
-        )
+        layout = Layout(body.nbytes, places, outputs, parameters, request.priority, request.timeout_us, forms, default)
+        self._known.keep(body[:json_bytes].tobytes(), layout)

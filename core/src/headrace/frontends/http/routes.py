@@ -20,6 +20,7 @@ from headrace.frontends.http.message import Cancel, HttpReply, HttpRequest, Repl
 from headrace.frontends.http.repository import Repository
 from headrace.frontends.http.target import Target
 from headrace.frontends.http.watching import Dispatch, watched
+from headrace.frontends.recognition import Recent
 from headrace.frontends.restrictions import Restrictions
 from headrace.frontends.shared_memory import Kind, refuse_change, require_status
 from headrace.telemetry.pacing import paced
@@ -51,7 +52,7 @@ class Routes:
 
     def __init__(self, engine: Engine) -> None:
         self._restrictions = Restrictions(engine.options.http_restricted_api)
-        self._found: dict[str, tuple[Route, Target]] = {}
+        self._found = Recent[str, tuple[Route, Target]](_REMEMBERED)
         self._tasks: set[asyncio.Task[None]] = set()
         self.table = self._build(engine)
         #: Answers a request through its ``reply``, once, now or later. Never raises. Returns what to call if
@@ -98,8 +99,8 @@ class Routes:
             match = route.pattern.fullmatch(path)
             if match is not None:
                 found = route, Target(**match.groupdict(""))
-                if len(self._found) < _REMEMBERED and len(path) < 256:
-                    self._found[path] = found
+                if len(path) < 256:
+                    self._found.keep(path, found)
                 return found
         raise NotFound("Not Found")
 
