@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headrace import Server, hookimpl
-from headrace.config.support import SUPPORT, State, flag
+from headrace.config.support import SUPPORT, FlagState, flag
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for path in (ROOT / "core/src").rglob("*.py") if not path.name.endswith("_pb2.py"))
@@ -86,7 +86,7 @@ def test_the_index_links_every_page() -> None:
 def test_users_of_triton_are_told_every_refusal_in_its_words() -> None:
     page = (ROOT / "docs/from-triton.md").read_text()
     refusals = [f"`{flag(name)} is refused: {support.reason}`" for name, support in SUPPORT.items()
-                if support.state is State.REFUSED]  # fmt: skip
+                if support.state is FlagState.REFUSED]  # fmt: skip
     assert refusals
     assert [text for text in refusals if text not in page] == []
     assert page.count(" is refused: ") == len(refusals)

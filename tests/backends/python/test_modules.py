@@ -13,8 +13,8 @@ from textwrap import dedent
 import pytest
 
 from headrace.errors import LoadError
-from headrace_python.description import model_file
-from headrace_python.private import PrivateModules
+from headrace_python.instance_description import model_file
+from headrace_python.isolated_modules import IsolatedModules
 from triton_python_backend_utils.runtime import Runtime, current
 
 
@@ -37,7 +37,7 @@ CLASS = "\nclass TritonPythonModel: pass\n"
 
 def said(file: Path) -> object:
     """SAID of the class of ``file``, loaded beside other models."""
-    return PrivateModules(file, Runtime("m")).load_class(1).SAID
+    return IsolatedModules(file, Runtime("m")).load_class(1).SAID
 
 
 def test_modules_of_the_same_name_belong_each_to_its_model(write: Callable[..., Path]) -> None:
@@ -57,7 +57,7 @@ def test_an_import_inside_a_function_finds_the_models_own_module(write: Callable
             return helper.X, inner.X, same is inner
     """
     models = [
-        PrivateModules(write(str(n), model=code, helper=f"X = {n}", package__inner=f"X = {n}"), Runtime("m"))
+        IsolatedModules(write(str(n), model=code, helper=f"X = {n}", package__inner=f"X = {n}"), Runtime("m"))
         for n in range(2)
     ]
     classes = [modules.load_class(1) for modules in models]
@@ -146,13 +146,13 @@ def test_a_thread_that_a_model_starts_finds_its_runtime(write: Callable[..., Pat
     code = "from triton_python_backend_utils.runtime import current\n"
     code += "class TritonPythonModel:\n    def find(self): return current()\n"
     runtimes = [Runtime("a"), Runtime("b")]
-    classes = [PrivateModules(write("a", model=code), each).load_class(1) for each in runtimes]
+    classes = [IsolatedModules(write("a", model=code), each).load_class(1) for each in runtimes]
     assert [each().find() for each in classes] == runtimes
     assert current() is None
 
 
 def test_a_closed_model_leaves_no_module_and_is_freed(write: Callable[..., Path]) -> None:
-    modules = PrivateModules(write("a", model="import helper" + CLASS, helper=""), Runtime("m"))
+    modules = IsolatedModules(write("a", model="import helper" + CLASS, helper=""), Runtime("m"))
     package, alive = modules.package, weakref.ref(modules.load_class(1))
     assert f"{package}.helper" in sys.modules
     modules.close()

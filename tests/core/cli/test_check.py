@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.cli import main
-from headrace.cli.culprit import locate
+from headrace.cli.diagnostics import locate
 from headrace.models.repository import is_model
 
 
@@ -371,7 +371,7 @@ PICKY = CONFIG.replace("identity", "picky").replace("TYPE_BOOL", "TYPE_FP32")
 
 
 def checked(headrace: Callable[..., Any], *words: str) -> tuple[int, dict[str, Any], str]:
-    """The exit code, the findings and stderr of a process."""
+    """The exit code, the reports and stderr of a process."""
     process = headrace("check", "--json", *words)
     code, stderr = process.finish()
     return code, {found["model"]: found for found in json.loads(process.popen.stdout.read())}, stderr
@@ -397,7 +397,7 @@ def test_a_model_that_does_not_load_or_warm_up_is_a_problem(
     (problem,) = found["cold"]["problems"]
     assert (problem["field"], problem["line"]) == ("model_warmup", 5)
     assert "failed to run warmup sample 'w'" in problem["message"]
-    # What models print is not among the findings, wherever they print it.
+    # What models print is not among the reports, wherever they print it.
     assert "printed by warm" in stderr
     assert "written to stdout" in stderr
 

@@ -11,7 +11,7 @@ import pytest
 import headrace
 from headrace.config import support
 from headrace.config.options import Restriction, ServerOptions
-from headrace.config.support import SUPPORT, State
+from headrace.config.support import SUPPORT, FlagState
 from headrace.errors import ConfigError
 
 # Name and default, as written in docs/spec/behaviours.md section 8. Flags without a default are left out.
@@ -120,10 +120,10 @@ def test_the_table_of_support_is_total() -> None:
 
 
 def test_whatever_is_not_built_says_why() -> None:
-    assert all(bool(support.reason) == (support.state is not State.BUILT) for support in SUPPORT.values())
+    assert all(bool(support.reason) == (support.state is not FlagState.BUILT) for support in SUPPORT.values())
 
 
-@pytest.mark.parametrize("name", [name for name, support in SUPPORT.items() if support.state is State.BUILT])
+@pytest.mark.parametrize("name", [name for name, support in SUPPORT.items() if support.state is FlagState.BUILT])
 def test_an_option_called_built_is_read_somewhere(name: str) -> None:
     readers = [
         path for path in SOURCE.rglob("*.py")
@@ -145,7 +145,7 @@ REFUSED = {
 
 
 def test_every_refused_option_is_tried_here() -> None:
-    assert set(REFUSED) == {name for name, support in SUPPORT.items() if support.state is State.REFUSED}
+    assert set(REFUSED) == {name for name, support in SUPPORT.items() if support.state is FlagState.REFUSED}
 
 
 @pytest.mark.parametrize("name", REFUSED)

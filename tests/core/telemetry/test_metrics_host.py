@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import Metric
 
 from headrace.telemetry.gpu import GpuCollector
-from headrace.telemetry.host import HostCollector, PinnedPoolCollector
+from headrace.telemetry.machine import HostCollector, PinnedPoolCollector
 
 needs_proc = pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="there is no /proc here")
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 import pytest
 
 from headrace.telemetry import pacing
-from headrace.telemetry.pacing import BURST, Pace, paced
+from headrace.telemetry.pacing import BURST, LogRateLimit, paced
 
 log = logging.getLogger("headrace.test.pacing")
 
 
 @pytest.fixture
-def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
-    pace = Pace()
+def pace(monkeypatch: pytest.MonkeyPatch) -> LogRateLimit:
+    pace = LogRateLimit()
     monkeypatch.setattr(log, "filters", [pace])
     return pace
 
@@ -33,20 +33,20 @@ def complain(times: int, model: str | None = None) -> None:
         log.error("bad request %d", number, extra={} if model is None else {"model": model})
 
 
-def test_a_flood_is_some_lines_and_a_count(pace: Pace, lines: Callable[[], list[str]]) -> None:
+def test_a_flood_is_some_lines_and_a_count(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     complain(10_000)
     assert lines() == [f"bad request {number}" for number in range(BURST)]
     pace.flush()
     assert lines()[BURST:] == [f"{10_000 - BURST} more lines like this were left out: bad request 9999"]
 
 
-def test_what_is_seldom_is_written_and_nothing_is_counted(pace: Pace, lines: Callable[[], list[str]]) -> None:
+def test_what_is_seldom_is_written_and_nothing_is_counted(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     complain(BURST)
     pace.flush()
     assert len(lines()) == BURST
 
 
-def test_each_place_and_each_model_has_a_pace_of_its_own(pace: Pace, lines: Callable[[], list[str]]) -> None:
+def test_each_place_and_each_model_has_a_pace_of_its_own(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     complain(100, "noisy")
     complain(1, "quiet")
     log.warning("from elsewhere")
@@ -54,19 +54,19 @@ def test_each_place_and_each_model_has_a_pace_of_its_own(pace: Pace, lines: Call
 
 
 def test_a_new_window_begins_with_new_lines(lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "filters", [Pace(window_s=0.0)])
+    monkeypatch.setattr(log, "filters", [LogRateLimit(window_s=0.0)])
     complain(BURST)
     complain(BURST)
     assert len(lines()) == 2 * BURST
 
 
-def test_verbose_lines_are_all_written(pace: Pace, lines: Callable[[], list[str]]) -> None:
+def test_verbose_lines_are_all_written(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     for number in range(100):
         log.debug("%d", number)
     assert len(lines()) == 100
 
 
-def test_names_that_callers_choose_take_no_memory(pace: Pace, lines: Callable[[], list[str]]) -> None:
+def test_names_that_callers_choose_take_no_memory(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     for number in range(10_000):
         complain(1, f"model-{number}")
     assert len(pace._kinds) <= 257
@@ -77,16 +77,16 @@ def test_the_count_comes_by_itself_on_the_loop(lines: Callable[[], list[str]], m
     async def scenario() -> None:
         counted = asyncio.Event()
 
-        def flush_and_tell(self: Pace) -> None:
+        def flush_and_tell(self: LogRateLimit) -> None:
             flush(self)
             counted.set()
 
-        monkeypatch.setattr(Pace, "flush", flush_and_tell)
-        monkeypatch.setattr(log, "filters", [Pace(window_s=0.05)])
+        monkeypatch.setattr(LogRateLimit, "flush", flush_and_tell)
+        monkeypatch.setattr(log, "filters", [LogRateLimit(window_s=0.05)])
         complain(BURST + 3)
         await counted.wait()
 
-    flush = Pace.flush
+    flush = LogRateLimit.flush
     asyncio.run(asyncio.wait_for(scenario(), 20))
     assert lines()[-1].startswith("3 more lines like this were left out: bad request")
 
@@ -94,7 +94,7 @@ def test_the_count_comes_by_itself_on_the_loop(lines: Callable[[], list[str]], m
 def test_the_count_comes_by_itself_in_a_thread(
     lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(log, "filters", [Pace(window_s=0.05)])
+    monkeypatch.setattr(log, "filters", [LogRateLimit(window_s=0.05)])
     thread = threading.Thread(target=complain, args=(BURST + 3,))
     thread.start()
     thread.join()
@@ -102,7 +102,7 @@ def test_the_count_comes_by_itself_in_a_thread(
     assert lines()[-1].startswith("3 more lines")
 
 
-def test_threads_lose_no_count(pace: Pace, lines: Callable[[], list[str]]) -> None:
+def test_threads_lose_no_count(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     threads = [threading.Thread(target=complain, args=(1000,)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -113,7 +113,7 @@ def test_threads_lose_no_count(pace: Pace, lines: Callable[[], list[str]]) -> No
     assert lines()[-1].startswith(f"{4000 - BURST} more")
 
 
-def test_a_long_message_is_not_repeated_in_full(pace: Pace, lines: Callable[[], list[str]]) -> None:
+def test_a_long_message_is_not_repeated_in_full(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     for _ in range(BURST + 1):
         log.error("%s", "x" * 10_000)
     pace.flush()
@@ -123,10 +123,10 @@ def test_a_long_message_is_not_repeated_in_full(pace: Pace, lines: Callable[[], 
 def test_a_logger_is_paced_once() -> None:
     first, second = paced("headrace.test.paced"), paced("headrace.test.paced")
     assert first is second
-    assert len([each for each in first.filters if isinstance(each, Pace)]) == 1
+    assert len([each for each in first.filters if isinstance(each, LogRateLimit)]) == 1
 
 
-def test_the_end_of_the_log_counts_what_was_left_out(pace: Pace, lines: Callable[[], list[str]]) -> None:
+def test_the_end_of_the_log_counts_what_was_left_out(pace: LogRateLimit, lines: Callable[[], list[str]]) -> None:
     complain(BURST + 7)
     pacing.flush()
     assert any(line.startswith("7 more lines") for line in lines())

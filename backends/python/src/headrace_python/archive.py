@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from headrace.errors import LoadError
-from headrace_python.unpacking import Refused, Unpacking
+from headrace_python.unpacking import RefusedMember, Unpacking
 
 #: Bytes of all files together: so many times the archive's own size, and `FREE_BYTES` in any case.
 MAX_RATIO = 30
@@ -64,7 +64,7 @@ def _unpack(archive: Path, source: _Bounded, unpacking: Unpacking) -> None:
         for member in members:
             try:
                 unpacking.add(members, member)
-            except Refused as error:
+            except RefusedMember as error:
                 name = member.name[:200].encode("unicode_escape").decode()
                 raise LoadError(f"environment '{archive}' is refused: member '{name}' {error}") from error
             members.members = []  # type: ignore[attr-defined]  # tarfile keeps them all

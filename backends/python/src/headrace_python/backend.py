@@ -10,14 +10,14 @@ from headrace.backends.base import Backend, Isolation, Model
 from headrace.config.json_form import to_json
 from headrace.config.parameters import read_isolation
 from headrace.errors import LoadError
+from headrace_python.backend_settings import Settings
 from headrace_python.completion import complete
-from headrace_python.description import Description, is_decoupled
 from headrace_python.environment import PACKAGES, Environment, find
 from headrace_python.instance import PythonInstance, instance_of
+from headrace_python.instance_description import InstanceDescription, is_decoupled
+from headrace_python.isolated_modules import IsolatedModules
+from headrace_python.model_source import find_source
 from headrace_python.parameters import ENVIRONMENT, Parameters
-from headrace_python.private import PrivateModules
-from headrace_python.settings import Settings
-from headrace_python.source import find_source
 from triton_python_backend_utils.runtime import Runtime
 
 #: Makes the instance in a process of its own.
@@ -72,7 +72,7 @@ class PythonBackend(Backend):
         description = description_of(model, self.options)
         decoupled = is_decoupled(json.loads(description.config))
         runtime = Runtime(model.name, str(model.version), decoupled, model.services, model_dir=str(model.path))
-        modules = PrivateModules(description.file, runtime, description.folders)
+        modules = IsolatedModules(description.file, runtime, description.folders)
         with runtime.entered():
             model_class = modules.load_class(model.version)
         return instance_of(model_class, description, runtime, modules.close)
@@ -92,11 +92,11 @@ def _asked(model: Model) -> str:
     return given[ENVIRONMENT].string_value if ENVIRONMENT in given else ""
 
 
-def description_of(model: Model, options: Mapping[str, str]) -> Description:
+def description_of(model: Model, options: Mapping[str, str]) -> InstanceDescription:
     """What the instance ``model`` is told about itself. Raises `LoadError` if it has no ``model.py``."""
     config = json.dumps(to_json(model.config))
     source = find_source(model.path, config, options)
-    return Description(
+    return InstanceDescription(
         model.name,
         model.version,
         model.path,

@@ -14,19 +14,19 @@ from typing import Any, NoReturn
 
 from headrace.errors import LoadError
 from headrace_python.module import load_class
-from headrace_python.wording import describe
+from headrace_python.tracebacks import describe
 from triton_python_backend_utils import ModelConfig
 from triton_python_backend_utils import runtime as runtimes
-from triton_python_backend_utils.runtime import Phase, Runtime
+from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
 
-def complete(*, paper: int) -> NoReturn:
-    """Read from the descriptor ``paper`` what to do, write the answer in its place, and end.
+def complete(*, exchange: int) -> NoReturn:
+    """Read from the descriptor ``exchange`` what to do, write the answer in its place, and end.
 
     The answer is ``{"completed": ...}``, null if the model has no ``auto_complete_config``, or
     ``{"error": ...}``.
     """
-    with open(paper, "r+b", closefd=False) as stream:
+    with open(exchange, "r+b", closefd=False) as stream:
         stream.seek(0)
         order = json.load(stream)
         stream.seek(0)
@@ -39,7 +39,7 @@ def complete(*, paper: int) -> NoReturn:
 
 
 def _answer(name: str, version: int, path: str, file: str, folders: list[str], config: str) -> str:
-    runtime = Runtime(name, str(version), services=None, phase=Phase.COMPLETING, model_dir=path)
+    runtime = Runtime(name, str(version), services=None, phase=ModelPhase.COMPLETING, model_dir=path)
     runtimes.use(runtime)
     try:
         with runtime.entered():

@@ -55,34 +55,34 @@ def complete(
         "folders": [str(folder) for folder in folders],
         "config": json.dumps(to_json(model.config)),
     }
-    with tempfile.TemporaryFile() as paper:
-        paper.write(json.dumps(order).encode())
-        paper.flush()
-        code = _run(model.name, str(python), environ or {}, timeout_s, paper)
-        found = _read(model.name, paper, code)
+    with tempfile.TemporaryFile() as exchange:
+        exchange.write(json.dumps(order).encode())
+        exchange.flush()
+        code = _run(model.name, str(python), environ or {}, timeout_s, exchange)
+        found = _read(model.name, exchange, code)
     if found is not None:
         _merge(found, model)
 
 
-def _run(name: str, python: str, environ: Mapping[str, str], timeout_s: float, paper: IO[bytes]) -> int:
+def _run(name: str, python: str, environ: Mapping[str, str], timeout_s: float, exchange: IO[bytes]) -> int:
     arguments = {
         "entry": "headrace_python.completing:complete",
         "packages": {} if python == sys.executable else folders_of(PACKAGES),
-        "paper": paper.fileno(),
+        "exchange": exchange.fileno(),
     }
     argv = [python, "-X", "faulthandler", bootstrap.__file__, f"{name}_autocomplete", json.dumps(arguments)]
     try:
-        return run(argv, timeout_s, environ={"PYTHONUNBUFFERED": "1", **environ}, pass_fds=(paper.fileno(),))
+        return run(argv, timeout_s, environ={"PYTHONUNBUFFERED": "1", **environ}, pass_fds=(exchange.fileno(),))
     except TimeoutError:
         raise LoadError(f"auto_complete_config of model '{name}' did not return within {timeout_s:g} s") from None
     except OSError as error:
         raise LoadError(f"cannot run the interpreter '{python}' of model '{name}': {error.strerror}") from error
 
 
-def _read(name: str, paper: IO[bytes], code: int) -> dict[str, Any] | None:
-    """The config that stands on ``paper`` now; None if the model completes nothing."""
-    paper.seek(0)
-    text = paper.read(MAX_BYTES + 1)
+def _read(name: str, exchange: IO[bytes], code: int) -> dict[str, Any] | None:
+    """The config that stands on ``exchange`` now; None if the model completes nothing."""
+    exchange.seek(0)
+    text = exchange.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
         raise LoadError(f"auto_complete_config of model '{name}' returned a config of more than {MAX_BYTES} bytes")
     try:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from headrace.workers.process.order import Order
-from headrace_python.description import Description, is_decoupled
 from headrace_python.instance import PythonInstance, instance_of
+from headrace_python.instance_description import InstanceDescription, is_decoupled
+from headrace_python.model_source import find_source
 from headrace_python.module import load_class
-from headrace_python.source import find_source
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.runtime import Runtime
 
@@ -18,7 +18,7 @@ def load(order: Order) -> PythonInstance:
     """The instance that ``order`` describes, initialized. Raises `LoadError` with Triton's words."""
     path = Path(order.path)
     source = find_source(path, order.config, order.options)
-    description = Description(
+    description = InstanceDescription(
         order.name,
         order.version,
         path,
@@ -33,7 +33,7 @@ def load(order: Order) -> PythonInstance:
     return alone(description)
 
 
-def alone(description: Description) -> PythonInstance:
+def alone(description: InstanceDescription) -> PythonInstance:
     """The instance of the only model in this interpreter."""
     decoupled = is_decoupled(json.loads(description.config))
     runtime = Runtime(

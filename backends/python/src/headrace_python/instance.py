@@ -16,11 +16,11 @@ from headrace.backends.base import Call, DeferredInstance
 from headrace.errors import BackendError, Cancelled, LoadError
 from headrace.telemetry.pacing import paced
 from headrace_python.coroutines import Coroutines
-from headrace_python.description import Description
-from headrace_python.returned import Refused, judge
-from headrace_python.wording import describe
+from headrace_python.execute_results import BadResults, judge
+from headrace_python.instance_description import InstanceDescription
+from headrace_python.tracebacks import describe
 from triton_python_backend_utils import TRITONSERVER_REQUEST_RELEASE_ALL, InferenceRequest, InferenceResponse
-from triton_python_backend_utils.runtime import Phase, Runtime
+from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
 log = logging.getLogger("headrace.python")
 #: A model that fails at every request does not fill the log. Lines that the model itself writes are not counted.
@@ -34,7 +34,7 @@ class PythonInstance(DeferredInstance):
     """
 
     def __init__(
-        self, model_class: type[Any], description: Description, runtime: Runtime, release: Callable[[], None]
+        self, model_class: type[Any], description: InstanceDescription, runtime: Runtime, release: Callable[[], None]
     ) -> None:
         self.name = description.instance_name
         self.runtime = runtime
@@ -48,7 +48,7 @@ class PythonInstance(DeferredInstance):
             release()
             raise LoadError(describe(error, self._home)) from error
         self._execute: Callable[[list[InferenceRequest]], object] = getattr(self.model, "execute", self._no_execute)
-        runtime.phase = Phase.SERVING
+        runtime.phase = ModelPhase.SERVING
 
     def accept(self, calls: Sequence[Call]) -> None:
         """Execute the batch, and again those of its requests that the model reschedules."""
@@ -59,7 +59,7 @@ class PythonInstance(DeferredInstance):
 
     def close(self) -> None:
         """Call ``finalize``, whose errors are logged, and let the model go."""
-        self.runtime.phase = Phase.FINALIZING
+        self.runtime.phase = ModelPhase.FINALIZING
         try:
             with self.runtime.entered():
                 if hasattr(self.model, "finalize"):
@@ -79,7 +79,7 @@ class PythonInstance(DeferredInstance):
         return model
 
     def _no_execute(self, requests: list[InferenceRequest]) -> None:
-        raise Refused(f"Python model {self.name} does not implement `execute` method.")
+        raise BadResults(f"Python model {self.name} does not implement `execute` method.")
 
     def _received(self, call: Call) -> InferenceRequest:
         if not call.request.outputs:
@@ -110,12 +110,12 @@ class PythonInstance(DeferredInstance):
             self._fail(requests, error)
 
     def _settle(self, requests: list[InferenceRequest], returned: object) -> list[InferenceRequest]:
-        """Send what ``execute`` returned; the requests to be executed again. Raises `Refused`."""
+        """Send what ``execute`` returned; the requests to be executed again. Raises `BadResults`."""
         if not self.runtime.decoupled:
             for request, response in judge(requests, returned):
                 self._answer(request, response)
         elif returned is not None:
-            raise Refused(
+            raise BadResults(
                 f"Python model '{self.name}' is using the decoupled mode and the execute function must return None."
             )
         return [request for request in requests if request._rescheduled and _reset(request)]
@@ -134,7 +134,7 @@ class PythonInstance(DeferredInstance):
             request._finish(failure)
 
     def _failure(self, error: BaseException) -> BackendError:
-        if isinstance(error, Refused):
+        if isinstance(error, BadResults):
             text = whole = str(error)
         else:  # the model's, which may not even have a text
             text, whole = describe(error, self._home), describe(error)
@@ -160,7 +160,7 @@ class CheckedInstance(PythonInstance):
 
 
 def instance_of(
-    model_class: type[Any], description: Description, runtime: Runtime, release: Callable[[], None]
+    model_class: type[Any], description: InstanceDescription, runtime: Runtime, release: Callable[[], None]
 ) -> PythonInstance:
     """An instance that core asks for its readiness only if the model has something to say."""
     kind = CheckedInstance if hasattr(model_class, "is_ready") else PythonInstance

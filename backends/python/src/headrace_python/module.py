@@ -1,7 +1,7 @@
 """Imports ``model.py`` in an interpreter that belongs to one model.
 
 Triton's semantics (docs/spec/behaviours.md section 9.1): the module is ``<version>.model``, and the version's
-directory and its parent stand at the end of `sys.path`. `headrace_python.private` is for an
+directory and its parent stand at the end of `sys.path`. `headrace_python.isolated_modules` is for an
 interpreter that several models share.
 """
 
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from headrace.errors import LoadError
-from headrace_python.wording import describe
+from headrace_python.tracebacks import describe
 
 
 def load_class(file: Path, version: int, folders: Sequence[Path] = ()) -> type[Any]:

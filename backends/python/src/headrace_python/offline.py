@@ -14,8 +14,8 @@ from headrace.errors import BackendError, HeadraceError, NotFound, Unsupported
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, as_tensor
-from headrace_python.wording import describe
-from triton_python_backend_utils.keeping import KeptMetrics
+from headrace_python.tracebacks import describe
+from triton_python_backend_utils.metric_store import MetricsInMemory
 
 log = logging.getLogger("headrace.python")
 
@@ -25,7 +25,7 @@ Arrays: TypeAlias = Mapping[str, Any]
 OtherModel: TypeAlias = Callable[[dict[str, Any]], "Arrays | Iterable[Arrays]"]
 
 
-class OfflineServices(KeptMetrics, Services):
+class OfflineServices(MetricsInMemory, Services):
     """``models`` are the other models by name."""
 
     def __init__(self, models: Mapping[str, OtherModel]) -> None:

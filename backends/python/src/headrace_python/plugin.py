@@ -11,7 +11,7 @@ from headrace import ServerOptions, hookimpl
 from headrace.backends.base import Backend
 from headrace.models.parts import backend_settings
 from headrace_python.backend import PythonBackend
-from headrace_python.based import find_based
+from headrace_python.python_based import find_python_based
 
 
 @hookimpl
@@ -22,4 +22,4 @@ def register_backends() -> list[type[Backend]]:
 @hookimpl
 def find_backend(name: str, options: ServerOptions) -> type[Backend] | None:
     settings = backend_settings(PythonBackend.name, PythonBackend, options)
-    return find_based(name, Path(options.backend_directory), settings)
+    return find_python_based(name, Path(options.backend_directory), settings)

@@ -40,7 +40,7 @@ class OpenModel(Protocol):
 @pytest.fixture
 def python_model() -> Iterator[OpenModel]:
     """``python_model(source, config=None, parameters=None, models=None)``: see `OpenModel`."""
-    from headrace_python.opening import open_model
+    from headrace_python.harness import open_model
 
     opened: list[PythonModel] = []
 

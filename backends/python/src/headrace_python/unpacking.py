@@ -15,7 +15,7 @@ MAX_MEMBERS = 1_000_000
 _COPY_BYTES = 1 << 20
 
 
-class Refused(Exception):
+class RefusedMember(Exception):
     """Why a member is not unpacked."""
 
 
@@ -31,23 +31,23 @@ class Unpacking:
         root.mkdir(mode=0o700)
 
     def add(self, members: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        """Raises `Refused`."""
+        """Raises `RefusedMember`."""
         self._count += 1
         if self._count > MAX_MEMBERS:
-            raise Refused(f"is one of more than {MAX_MEMBERS}")
+            raise RefusedMember(f"is one of more than {MAX_MEMBERS}")
         name = self._name(member.name)
         path = self._root / name
         folder = path if member.isdir() else path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise Refused("lies below a file") from None
+            raise RefusedMember("lies below a file") from None
         if not member.isdir():
             self._add_leaf(members, member, name, path)
 
     def _add_leaf(self, members: tarfile.TarFile, member: tarfile.TarInfo, name: str, path: Path) -> None:
         if name in self._files or path.exists():
-            raise Refused("comes twice")
+            raise RefusedMember("comes twice")
         if member.issym():
             path.symlink_to(self._target(name, member.linkname))
             self._links.add(name)
@@ -58,12 +58,12 @@ class Unpacking:
             self._write(members, member, path)
             self._files.add(name)
         else:
-            raise Refused("is a device or a pipe")
+            raise RefusedMember("is a device or a pipe")
 
     def _write(self, members: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
         self._left -= abs(member.size)
         if self._left < 0:
-            raise Refused(f"is more than fits: an archive of this size may hold {self._max >> 20} MiB")
+            raise RefusedMember(f"is more than fits: an archive of this size may hold {self._max >> 20} MiB")
         source = members.extractfile(member)
         assert source is not None
         mode = member.mode & 0o755 | 0o600
@@ -75,12 +75,12 @@ class Unpacking:
         """``given`` as a path below the root that passes no link."""
         path = PurePosixPath(given)
         if path.is_absolute():
-            raise Refused("has an absolute path")
+            raise RefusedMember("has an absolute path")
         if ".." in path.parts:
-            raise Refused("climbs out with '..'")
+            raise RefusedMember("climbs out with '..'")
         for place in (path, *path.parents):
             if str(place) in self._links:
-                raise Refused(f"lies behind the link '{place}'")
+                raise RefusedMember(f"lies behind the link '{place}'")
         return str(path)
 
     def _target(self, name: str, target: str) -> str:
@@ -89,12 +89,12 @@ class Unpacking:
         climbs = path.parts.count("..")
         deep = len(PurePosixPath(name).parts) - 1
         if not target or path.is_absolute() or climbs > deep or ".." in path.parts[climbs:]:
-            raise Refused(f"is a link that leads out, to '{target[:200]}'")
+            raise RefusedMember(f"is a link that leads out, to '{target[:200]}'")
         return target
 
     def _original(self, target: str) -> str:
         """The file of which a member is another name."""
         name = self._name(target)
         if name not in self._files:
-            raise Refused(f"is a hard link to '{target[:200]}', which is no file before it")
+            raise RefusedMember(f"is a hard link to '{target[:200]}', which is no file before it")
         return name

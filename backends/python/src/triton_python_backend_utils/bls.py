@@ -22,7 +22,7 @@ from triton_python_backend_utils.flags import (
 )
 from triton_python_backend_utils.iterator import ResponseIterator
 from triton_python_backend_utils.response import InferenceResponse
-from triton_python_backend_utils.runtime import Phase, Runtime
+from triton_python_backend_utils.runtime import ModelPhase, Runtime
 from triton_python_backend_utils.tensor import read_only
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def stream_async(request: InferenceRequest) -> asyncio.Future[ResponseIterator]:
 def _serving(request: InferenceRequest) -> tuple[Services, Runtime]:
     """Triton's rule: after ``initialize`` has returned, and before ``finalize`` begins."""
     runtime = request._runtime or runtimes.current()
-    if runtime is None or runtime.services is None or runtime.phase is not Phase.SERVING:
+    if runtime is None or runtime.services is None or runtime.phase is not ModelPhase.SERVING:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
     return runtime.services, runtime
 

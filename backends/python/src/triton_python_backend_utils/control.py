@@ -9,7 +9,7 @@ from headrace.errors import HeadraceError
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.arguments import Text, text, truth
 from triton_python_backend_utils.error import TritonModelException
-from triton_python_backend_utils.runtime import Phase
+from triton_python_backend_utils.runtime import ModelPhase
 
 if TYPE_CHECKING:
     from headrace.backends.services import Services
@@ -83,7 +83,7 @@ def _files(model_name: str, files: Mapping[Text, bytes] | None) -> dict[str, byt
 def _services(failure: str) -> Services:
     """Those of the calling model, if it may load models now (docs/spec/behaviours.md section 9.2)."""
     runtime = runtimes.current()
-    if runtime is not None and runtime.phase in (Phase.COMPLETING, Phase.FINALIZING):
+    if runtime is not None and runtime.phase in (ModelPhase.COMPLETING, ModelPhase.FINALIZING):
         raise TritonModelException(f"{failure}this is not supported during the '{runtime.phase.value}' function.")
     if runtime is None or runtime.services is None:
         raise TritonModelException(f"{failure}there is no server.")

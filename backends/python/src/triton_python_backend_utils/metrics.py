@@ -19,7 +19,7 @@ from headrace.telemetry.kinds import MetricOperation
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.arguments import Text, choice, lines, real_number
 from triton_python_backend_utils.error import TritonModelException
-from triton_python_backend_utils.keeping import KEPT, MetricStore
+from triton_python_backend_utils.metric_store import IN_MEMORY, MetricStore
 
 _CREATE = "Failed to create metric. "
 _DELETED = (
@@ -62,7 +62,7 @@ class MetricFamily:
         self._metrics: WeakSet[Metric] = WeakSet()
         runtime = runtimes.current()
         services = None if runtime is None else runtime.services
-        self._store: MetricStore = KEPT if services is None else services
+        self._store: MetricStore = IN_MEMORY if services is None else services
         self._kind = choice(kind, MetricKind, "the kind of a MetricFamily")
         named, described = lines(name, "the name of a MetricFamily"), lines(description, "the description")
         try:

@@ -23,9 +23,9 @@ from triton_python_backend_utils.flags import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
 )
 from triton_python_backend_utils.iterator import ResponseIterator
-from triton_python_backend_utils.making import made_inputs, made_request
 from triton_python_backend_utils.memory import PreferredMemory
 from triton_python_backend_utils.parameters import Parameter
+from triton_python_backend_utils.request_arguments import checked_inputs, request_template
 from triton_python_backend_utils.response import InferenceResponse
 from triton_python_backend_utils.runtime import Runtime
 from triton_python_backend_utils.sender import InferenceResponseSender
@@ -79,8 +79,8 @@ class InferenceRequest:
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("InferenceRequest() needs inputs, requested_output_names and model_name")
-        self._inputs: list[Tensor] | None = made_inputs(inputs)
-        self._source = made_request(
+        self._inputs: list[Tensor] | None = checked_inputs(inputs)
+        self._source = request_template(
             request_id,
             correlation_id,
             self._inputs,

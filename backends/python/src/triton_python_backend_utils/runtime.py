@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MODULE_KEY = "__headrace_runtime__"
 
 
-class Phase(Enum):
+class ModelPhase(Enum):
     """How far a model's life has come; its instance sets it. Decides what the server does for it."""
 
     COMPLETING = "auto_complete_config"
@@ -48,7 +48,7 @@ class Runtime:
     model_version: str = "1"
     decoupled: bool = False
     services: Services | None = None
-    phase: Phase = Phase.INITIALIZING
+    phase: ModelPhase = ModelPhase.INITIALIZING
     model_dir: str = ""
 
     def entered(self, callers: tuple[str, ...] = (), caller: InferRequest | None = None) -> Entered:

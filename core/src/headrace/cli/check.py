@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from headrace.cli.arguments import Parser
-from headrace.cli.finding import Finding
+from headrace.cli.diagnostics import ModelReport
 from headrace.cli.inspection import inspect
+from headrace.cli.parser import Parser
 from headrace.cli.trial import Trial
+from headrace.config.completed_fields import CompletedField
 from headrace.config.options import ServerOptions
-from headrace.config.provenance import Completion
 from headrace.errors import HeadraceError
 from headrace.models.repository import Entry, Repository, is_model
 from headrace.plugins import Plugins
@@ -40,7 +40,7 @@ def run(words: Sequence[str]) -> int:
     )
     for model in models:
         print(f"'{model}' is a model, not a repository: this model alone is checked", file=sys.stderr)
-    # What the server logs is in the findings, or of no interest here.
+    # What the server logs is in the reports, or of no interest here.
     logging.getLogger("headrace").setLevel(logging.CRITICAL + 1)
     try:
         entries = Repository(options.model_repository).scan()
@@ -48,14 +48,14 @@ def run(words: Sequence[str]) -> int:
         with contextlib.ExitStack() as stack:
             trial = None if arguments.no_load else stack.enter_context(Trial(options))
             plugins = Plugins.discover(options.plugins)
-            findings = [inspect(entry, options, plugins, trial) for entry in chosen]
+            reports = [inspect(entry, options, plugins, trial) for entry in chosen]
     except HeadraceError as error:
         print(error.message, file=sys.stderr)
         return 1
     finally:
         logging.getLogger("headrace").setLevel(logging.NOTSET)
-    print(json.dumps([asdict(found) for found in findings], indent=2) if arguments.json else _picture(findings))
-    return 1 if any(found.problems for found in findings) else 0
+    print(json.dumps([asdict(found) for found in reports], indent=2) if arguments.json else _picture(reports))
+    return 1 if any(found.problems for found in reports) else 0
 
 
 def _parser() -> Parser:
@@ -96,14 +96,14 @@ def _is_meant(entry: Entry, repositories: Sequence[str], models: Sequence[Path])
     return any(path.parent in map(Path, repositories) or path in models for path in entry.paths)
 
 
-def _picture(findings: Sequence[Finding]) -> str:
+def _picture(reports: Sequence[ModelReport]) -> str:
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    lines = [line for found in findings for line in _lines(found, coloured)]
-    problems = sum(len(found.problems) for found in findings)
-    return "\n".join([*lines, f"{_number(len(findings), 'model')}, {_number(problems, 'problem')}"])
+    lines = [line for found in reports for line in _lines(found, coloured)]
+    problems = sum(len(found.problems) for found in reports)
+    return "\n".join([*lines, f"{_number(len(reports), 'model')}, {_number(problems, 'problem')}"])
 
 
-def _lines(found: Finding, coloured: bool) -> list[str]:
+def _lines(found: ModelReport, coloured: bool) -> list[str]:
     verdict = _paint(_number(len(found.problems), "problem"), _RED, coloured)
     return [
         f"{one_line(found.model)}: {verdict if found.problems else _paint('ok', _GREEN, coloured)}",
@@ -113,7 +113,7 @@ def _lines(found: Finding, coloured: bool) -> list[str]:
     ]
 
 
-def _told(completion: Completion) -> str:
+def _told(completion: CompletedField) -> str:
     return one_line(f"{completion.field} = {completion.value}   completed by {completion.source}")
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.backends.base import Backend, Model
-from headrace.cli.culprit import locate
-from headrace.cli.finding import Finding, Problem
-from headrace.cli.trial import Refusal, Trial
+from headrace.cli.diagnostics import Diagnostic, ModelReport, locate
+from headrace.cli.trial import LoadRefusal, Trial
 from headrace.config import parameters, validation
+from headrace.config.completed_fields import completed_fields
 from headrace.config.derive import derive
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
-from headrace.config.outline import Outline
 from headrace.config.parse import find_config
-from headrace.config.provenance import completions
+from headrace.config.source_map import SourceMap
 from headrace.errors import Code, ConfigError, HeadraceError
 from headrace.models import boundary, labels
 from headrace.models.configuring import examine, fill, judge, parse, written
@@ -25,7 +24,7 @@ from headrace.workers.devices import available_gpus, fill_groups
 from headrace.workers.warmup import read_samples
 
 
-def inspect(entry: Entry, options: ServerOptions, plugins: Plugins, trial: Trial | None) -> Finding:
+def inspect(entry: Entry, options: ServerOptions, plugins: Plugins, trial: Trial | None) -> ModelReport:
     """Read, derive, complete and judge the config of ``entry`` as loading it would, but to the last problem.
 
     If nothing is wrong with it, the model is loaded in ``trial``. Without one no engine is started:
@@ -34,10 +33,10 @@ def inspect(entry: Entry, options: ServerOptions, plugins: Plugins, trial: Trial
     Raises `ConfigError` for a ``--model-config-name`` that is no file name.
     """
     path = find_config(entry.path, options.model_config_name)
-    found = Finding(entry.name, str(path or entry.path))
+    found = ModelReport(entry.name, str(path or entry.path))
     if entry.is_duplicate:
         message = f"model appears in two or more repositories: {', '.join(map(str, entry.paths))}"
-        found.problems.append(Problem(found.path, 0, 0, "", message, Code.INTERNAL.value))
+        found.problems.append(Diagnostic(found.path, 0, 0, "", message, Code.INTERNAL.value))
         return found
     try:
         if not options.allow_external_links:
@@ -47,10 +46,10 @@ def inspect(entry: Entry, options: ServerOptions, plugins: Plugins, trial: Trial
         found.problems.append(_misread(found.path, error))
         return found
     except HeadraceError as error:
-        found.problems.append(Problem(str(entry.path), 0, 0, "", error.message, error.code.value))
+        found.problems.append(Diagnostic(str(entry.path), 0, 0, "", error.message, error.code.value))
         return found
     text = path.read_text(encoding="utf-8-sig") if path is not None else ""
-    inspection = _Inspection(entry, options, plugins, found, Outline(text, ModelConfig.DESCRIPTOR))
+    inspection = _Inspection(entry, options, plugins, found, SourceMap(text, ModelConfig.DESCRIPTOR))
     inspection.run(given, has_engines=trial is not None)
     if trial is not None and not found.problems:
         inspection.add_refusals(trial.load(entry.name))
@@ -58,27 +57,27 @@ def inspect(entry: Entry, options: ServerOptions, plugins: Plugins, trial: Trial
     return found
 
 
-def _misread(path: str, error: ConfigError) -> Problem:
+def _misread(path: str, error: ConfigError) -> Diagnostic:
     """The error of a file that is no config: its message begins with the place and the field."""
     place = f"{path}:{error.line}:{error.column}: " if error.line else f"{path}: "
     message = error.message.removeprefix(place).removeprefix(f"{error.field}: ")
-    return Problem(path, error.line, error.column, error.field, message, error.code.value)
+    return Diagnostic(path, error.line, error.column, error.field, message, error.code.value)
 
 
 class _Inspection:
-    """Adds to ``found`` what is wrong with a config that can be read, placed by ``outline``."""
+    """Adds to ``found`` what is wrong with a config that can be read, placed by ``source_map``."""
 
     def __init__(
-        self, entry: Entry, options: ServerOptions, plugins: Plugins, found: Finding, outline: Outline
+        self, entry: Entry, options: ServerOptions, plugins: Plugins, found: ModelReport, source_map: SourceMap
     ) -> None:
         self._entry = entry
         self._options = options
         self._plugins = plugins
         self._found = found
-        self._outline = outline
+        self._source_map = source_map
         self._filename = ""
 
-    def add_refusals(self, refusals: Iterable[Refusal]) -> None:
+    def add_refusals(self, refusals: Iterable[LoadRefusal]) -> None:
         """What a load has said."""
         for refusal in refusals:
             self._add_refusal(refusal)
@@ -87,7 +86,7 @@ class _Inspection:
         config, path = _copy(given), self._entry.path
         try:
             derive(config, path)
-            self._found.completed += completions(given, config, "Headrace")
+            self._found.completed += completed_fields(given, config, "Headrace")
             self._add(examine(config, path, self._options))
             versions = select_versions(self._entry.name, config.version_policy, available_versions(path))
             self._filename = config.default_model_filename
@@ -122,12 +121,12 @@ class _Inspection:
         try:
             return make_backend(config.backend, self._plugins.backends, self._plugins.hook, self._options)
         except HeadraceError as error:
-            field = "backend" if self._outline.holds("backend") else "platform"
+            field = "backend" if self._source_map.holds("backend") else "platform"
             raise ConfigError(error.message, error.code, field=field) from error
 
     def _run_version(self, model: Model, backend: Backend, derived: ModelConfig) -> None:
         wrong = self._judge(model, backend)
-        news = completions(derived, model.config, f"backend {backend.name}")
+        news = completed_fields(derived, model.config, f"backend {backend.name}")
         self._found.completed += [completion for completion in news if completion not in self._found.completed]
         self._add(wrong)
 
@@ -139,7 +138,7 @@ class _Inspection:
                 fill_groups(model.config, backend, available_gpus())
         except HeadraceError as error:
             if not isinstance(error, ConfigError):
-                self._add_refusal(Refusal(model.version, error.code.value, error.message))
+                self._add_refusal(LoadRefusal(model.version, error.code.value, error.message))
                 return written(model.config, self._entry.path)
             return [_reason(error), *written(model.config, self._entry.path)]
         return wrong
@@ -150,25 +149,25 @@ class _Inspection:
     def _add(self, problems: Iterable[validation.Problem]) -> None:
         for problem in problems:
             line, column = self._find(problem.field)
-            placed = Problem(self._found.path, line, column, problem.field, problem.message, problem.code.value)
+            placed = Diagnostic(self._found.path, line, column, problem.field, problem.message, problem.code.value)
             if placed not in self._found.problems:
                 self._found.problems.append(placed)
 
-    def _add_refusal(self, refusal: Refusal) -> None:
+    def _add_refusal(self, refusal: LoadRefusal) -> None:
         """A config that does not go with the model is told of the config, and anything else of the model's file."""
         field = "model_warmup" if "warmup" in refusal.message else ""
         if field or not refusal.version or refusal.code in (Code.INVALID_ARGUMENT.value, Code.UNSUPPORTED.value):
             self._add([validation.Problem(field, refusal.message.strip(), Code(refusal.code))])
             return
         file, line = locate(refusal.message, self._entry.path, refusal.version, self._filename)
-        problem = Problem(str(file), line, 0, "", refusal.message.strip(), refusal.code)
+        problem = Diagnostic(str(file), line, 0, "", refusal.message.strip(), refusal.code)
         if problem not in self._found.problems:
             self._found.problems.append(problem)
 
     def _find(self, field: str) -> tuple[int, int]:
         """The place of ``field``; (0, 0) for one that was filled in, and for none."""
         filled = any(field.startswith(completion.field) for completion in self._found.completed)
-        return (0, 0) if filled else self._outline.find(field) or (0, 0)
+        return (0, 0) if filled else self._source_map.find(field) or (0, 0)
 
 
 def _reason(error: HeadraceError) -> validation.Problem:

@@ -16,7 +16,7 @@ from headrace.server import Server
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class LoadRefusal:
     """Why a version is not served; version 0 stands for all. ``code`` is the printed name of an error code."""
 
     version: int
@@ -42,30 +42,30 @@ class Trial:
         with _stdout_aside():
             self._server.__exit__(kind, error, trace)
 
-    def load(self, name: str) -> list[Refusal]:
+    def load(self, name: str) -> list[LoadRefusal]:
         """Load ``name`` and give it up again; what refused."""
         with _stdout_aside():
             return asyncio.run_coroutine_threadsafe(self._try(name), self._server.loop).result()
 
-    async def _try(self, name: str) -> list[Refusal]:
+    async def _try(self, name: str) -> list[LoadRefusal]:
         try:
             await self._server.load(name)
         except HeadraceError as error:
-            return list(self._refusals(name)) or [Refusal(0, error.code.value, error.message)]
+            return list(self._refusals(name)) or [LoadRefusal(0, error.code.value, error.message)]
         finally:
             await self._server.unload(name)
         return []
 
-    def _refusals(self, name: str) -> Iterator[Refusal]:
+    def _refusals(self, name: str) -> Iterator[LoadRefusal]:
         for entry in self._server.index():
             if entry.name == name and entry.reason and entry.version:
                 code, _, message = entry.reason.partition(": ")
-                yield Refusal(int(entry.version), code, message)
+                yield LoadRefusal(int(entry.version), code, message)
 
 
 @contextlib.contextmanager
 def _stdout_aside() -> Iterator[None]:
-    """What models print goes to stderr, from processes of theirs, too: stdout is for the findings."""
+    """What models print goes to stderr, from processes of theirs, too: stdout is for the reports."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

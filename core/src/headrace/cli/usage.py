@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 
 from headrace.cli.flags import GROUPS, Flag
 from headrace.config.options import ServerOptions
-from headrace.config.support import SUPPORT, State
+from headrace.config.support import SUPPORT, FlagState
 
 _HEAD = """\
 Usage: headrace serve --model-repository=<path> [options]
@@ -24,9 +24,9 @@ Every flag of tritonserver is taken. Write --flag=value or --flag value; a prefi
 <bool> is true, on, 1, false, off or 0. Flags that may be given more than once say so.
 """
 _MARKS = {
-    State.BUILT: "",
-    State.NO_EFFECT: "Accepted, without effect: ",
-    State.REFUSED: "Not built yet, refused when set: ",
+    FlagState.BUILT: "",
+    FlagState.NO_EFFECT: "Accepted, without effect: ",
+    FlagState.REFUSED: "Not built yet, refused when set: ",
 }
 _MARGIN = " " * 8
 

@@ -14,7 +14,7 @@ from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
 
 
-class State(Enum):
+class FlagState(Enum):
     """What setting an option does. The values are the words of ``docs/flags.md``."""
 
     BUILT = "built"
@@ -26,22 +26,22 @@ class State(Enum):
 class Support:
     """The state of an option; ``reason`` completes "--flag is refused: ..."."""
 
-    state: State
+    state: FlagState
     reason: str = ""
 
 
 #: What a client is told that asks for it. No flag would help: setting the one for it is refused.
 NO_CLIENT_SHM = "Client shared memory is disabled: it is not built yet"
 
-_BUILT = Support(State.BUILT)
+_BUILT = Support(FlagState.BUILT)
 
 
 def _no_effect(reason: str) -> Support:
-    return Support(State.NO_EFFECT, reason)
+    return Support(FlagState.NO_EFFECT, reason)
 
 
 def _refused(reason: str) -> Support:
-    return Support(State.REFUSED, reason)
+    return Support(FlagState.REFUSED, reason)
 
 
 _ONE_LOOP = _no_effect("one event loop serves all connections")
@@ -91,16 +91,16 @@ def flag(name: str) -> str:
 
 def refuse(options: ServerOptions) -> None:
     """Raise `ConfigError` for the first option that is set and would be wrong to ignore."""
-    for name, reason in _set_to(State.REFUSED, options):
+    for name, reason in _set_to(FlagState.REFUSED, options):
         raise ConfigError(f"{flag(name)} is refused: {reason}")
 
 
 def without_effect(options: ServerOptions) -> list[str]:
     """One line for each option that is set and does nothing."""
-    return [f"{flag(name)} has no effect: {reason}" for name, reason in _set_to(State.NO_EFFECT, options)]
+    return [f"{flag(name)} has no effect: {reason}" for name, reason in _set_to(FlagState.NO_EFFECT, options)]
 
 
-def _set_to(state: State, options: ServerOptions) -> Iterator[tuple[str, str]]:
+def _set_to(state: FlagState, options: ServerOptions) -> Iterator[tuple[str, str]]:
     for name, support in SUPPORT.items():
         if support.state is state and getattr(options, name) != getattr(_DEFAULTS, name):
             yield name, support.reason

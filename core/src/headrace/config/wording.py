@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.text_format import ParseError
 
-from headrace.config.outline import Place, place_at
+from headrace.config.source_map import SourcePlace, place_at
 
 _UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "([^"]*)"')
 _WRONG_VALUE = re.compile(
@@ -54,7 +54,7 @@ def shorten(reason: str) -> str:
     return clip(re.sub(r'\bheadrace\.| at "?ModelConfig"?$|(?<= at )ModelConfig\.', "", reason), 300)
 
 
-def _reword(reason: str, place: Place, found: str) -> str:
+def _reword(reason: str, place: SourcePlace, found: str) -> str:
     unknown = _UNKNOWN_FIELD.match(reason)
     mark = _MISSING_MARK.match(reason)
     if unknown is not None:
@@ -68,7 +68,7 @@ def _reword(reason: str, place: Place, found: str) -> str:
     return clip(_short(reason).rstrip("."), 300)
 
 
-def _unknown_in(place: Place, message: str, name: str) -> str:
+def _unknown_in(place: SourcePlace, message: str, name: str) -> str:
     if place.message is not None and place.message.full_name == message:
         return unknown_field(place.message, name)
     return f"{_short(message)} has no field '{name}'"

@@ -21,7 +21,7 @@ class Readiness:
     """Asks those of ``workers`` that have something to say. Costs nothing where none has."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
-        self._checks = [_Check(worker) for worker in workers if worker.has_check]
+        self._checks = [_ReadinessCheck(worker) for worker in workers if worker.has_check]
 
     @property
     def has_checks(self) -> bool:
@@ -32,7 +32,7 @@ class Readiness:
         return all(await asyncio.gather(*(check.ask() for check in self._checks)))
 
 
-class _Check:
+class _ReadinessCheck:
     """One worker, asked one question at a time: who asks meanwhile shares the answer."""
 
     def __init__(self, worker: Worker) -> None:

@@ -37,7 +37,7 @@ _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 @dataclass(slots=True, eq=False)
-class Family:
+class CustomFamily:
     """``holders`` is how many instances use it."""
 
     name: str
@@ -60,8 +60,8 @@ class CustomMetrics(Collector):
     """
 
     def __init__(self) -> None:
-        self._families: dict[str, Family] = {}
-        self._given_up: deque[tuple[Family, Series | None]] = deque()
+        self._families: dict[str, CustomFamily] = {}
+        self._given_up: deque[tuple[CustomFamily, Series | None]] = deque()
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:
@@ -73,7 +73,7 @@ class CustomMetrics(Collector):
                 metric.samples += one.samples(family.name)
             yield metric
 
-    def family(self, name: str, description: str, kind: MetricKind) -> Family:
+    def family(self, name: str, description: str, kind: MetricKind) -> CustomFamily:
         """The family ``name``, with one more holder. The first to make it describes it.
 
         Raises `InvalidArgument` for a name that Prometheus or the server does not allow,
@@ -83,13 +83,13 @@ class CustomMetrics(Collector):
         with self._taken():
             family = self._families.get(name)
             if family is None:
-                family = self._add(Family(name, description, kind))
+                family = self._add(CustomFamily(name, description, kind))
             elif family.kind != kind:
                 raise AlreadyExists(f"Family name already exists with different type: '{name}' is a {family.kind}")
             family.holders += 1
         return family
 
-    def series(self, family: Family, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
+    def series(self, family: CustomFamily, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
         """The metric of ``family`` with ``labels``, with one more holder. Raises `InvalidArgument`."""
         made = _make(family, labels, buckets)
         with self._taken():
@@ -98,7 +98,7 @@ class CustomMetrics(Collector):
             family.holders += 1
         return series
 
-    def give_up(self, family: Family, series: Series | None = None) -> None:
+    def give_up(self, family: CustomFamily, series: Series | None = None) -> None:
         """One holder less of ``series``, or of the family itself. Never blocks."""
         self._given_up.append((family, series))
         self._sweep()
@@ -119,7 +119,7 @@ class CustomMetrics(Collector):
             finally:
                 self._lock.release()
 
-    def _drop(self, family: Family, series: Series | None) -> None:
+    def _drop(self, family: CustomFamily, series: Series | None) -> None:
         family.holders -= 1
         if series is not None:
             series.holders -= 1
@@ -128,7 +128,7 @@ class CustomMetrics(Collector):
         if not family.holders:
             del self._families[family.name]
 
-    def _add(self, made: Family) -> Family:
+    def _add(self, made: CustomFamily) -> CustomFamily:
         for family in self._families.values():
             if family.sample_names & made.sample_names:
                 raise AlreadyExists(
@@ -143,8 +143,8 @@ class Holding:
 
     def __init__(self, metrics: CustomMetrics) -> None:
         self._metrics = metrics
-        self._families: dict[int, Family] = {}
-        self._series: dict[int, tuple[Family, Series]] = {}
+        self._families: dict[int, CustomFamily] = {}
+        self._series: dict[int, tuple[CustomFamily, Series]] = {}
         self._last = 0
         self._lock = threading.Lock()
 
@@ -193,7 +193,7 @@ class Holding:
             return self._last
 
 
-def _make(family: Family, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
+def _make(family: CustomFamily, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
     _check_labels(family, labels)
     ordered = dict(sorted(labels.items()))
     if family.kind != "histogram":
@@ -216,7 +216,7 @@ def _check_name(name: str) -> None:
         raise InvalidArgument(f"metric family name '{name}': names like this are the server's own")
 
 
-def _check_labels(family: Family, labels: Mapping[str, str]) -> None:
+def _check_labels(family: CustomFamily, labels: Mapping[str, str]) -> None:
     for name, value in labels.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidArgument(f"metric family '{family.name}': label {name!r} is {value!r}; both must be strings")

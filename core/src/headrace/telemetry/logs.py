@@ -22,8 +22,8 @@ from datetime import datetime, timezone
 
 from headrace.config.options import LogFormat, ServerOptions
 from headrace.telemetry import pacing, prints
-from headrace.telemetry.pacing import Pace
-from headrace.telemetry.sink import Sink
+from headrace.telemetry.log_output import LogOutput
+from headrace.telemetry.pacing import LogRateLimit
 from headrace.telemetry.speaker import speaker
 from headrace.telemetry.verbosity import threshold
 
@@ -81,8 +81,8 @@ class Log:
 
     def __init__(self, settings: LogSettings, environ: Mapping[str, str] = os.environ) -> None:
         self._escape = environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1") != "0"
-        self._handler = Sink(settings.file)
-        self._foreign = Pace()
+        self._handler = LogOutput(settings.file)
+        self._foreign = LogRateLimit()
         self._before = (LOGGER.level, _ROOT.level, threading.excepthook, sys.unraisablehook)
         self._handler.addFilter(self._passes)
         self.change(settings)

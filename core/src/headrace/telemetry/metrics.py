@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.telemetry import families
 from headrace.telemetry.families import Family, HistogramFamily
-from headrace.telemetry.settings import MetricsSettings
+from headrace.telemetry.metrics_settings import MetricsSettings
 from headrace.telemetry.statistics import Snapshot
 from headrace.telemetry.summaries import Summaries
 

@@ -28,7 +28,7 @@ _KINDS = 256
 #: Of a message that stands for those that were left out.
 _HEAD = 200
 
-_paces: WeakSet[Pace] = WeakSet()
+_paces: WeakSet[LogRateLimit] = WeakSet()
 
 
 class _Kind:
@@ -42,7 +42,7 @@ class _Kind:
         self.sample: logging.LogRecord | None = None
 
 
-class Pace(logging.Filter):
+class LogRateLimit(logging.Filter):
     """Lets through `BURST` records of a kind in `WINDOW_S`, and says at the end how many more there were.
 
     Verbose records are not counted: whoever asks for them wants each. Any thread.
@@ -106,8 +106,8 @@ class Pace(logging.Filter):
 def paced(name: str) -> logging.Logger:
     """The logger ``name``, which bounds what it writes from now on."""
     logger = logging.getLogger(name)
-    if not any(isinstance(each, Pace) for each in logger.filters):
-        logger.addFilter(Pace())
+    if not any(isinstance(each, LogRateLimit) for each in logger.filters):
+        logger.addFilter(LogRateLimit())
     return logger
 
 

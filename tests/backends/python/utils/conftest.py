@@ -16,8 +16,8 @@ from headrace.errors import HeadraceError, NotFound
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor
-from triton_python_backend_utils.keeping import KeptMetrics
-from triton_python_backend_utils.runtime import Phase, Runtime
+from triton_python_backend_utils.metric_store import MetricsInMemory
+from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
 #: Answers to one request: each goes out as it is given, the end of the iterator ends the request.
 Model: TypeAlias = Callable[[InferRequest], Iterator[Answer]]
@@ -49,7 +49,7 @@ class Recorded(Call):
         return bool(self.answers) and self.answers[-1][1]
 
 
-class FunctionServices(KeptMetrics, Services):
+class FunctionServices(MetricsInMemory, Services):
     """A server whose models are functions, run on threads of its own."""
 
     def __init__(self, models: Mapping[str, Model]) -> None:
@@ -138,6 +138,6 @@ def services() -> Iterator[FunctionServices]:
 @pytest.fixture
 def runtime(services: FunctionServices) -> Iterator[Runtime]:
     """A model ``asker`` that is being executed, for models that wait for nobody."""
-    runtime = Runtime("asker", services=services, phase=Phase.SERVING)
+    runtime = Runtime("asker", services=services, phase=ModelPhase.SERVING)
     with runtime.entered():
         yield runtime

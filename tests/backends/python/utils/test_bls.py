@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from triton_python_backend_utils import runtime as runtimes
-from triton_python_backend_utils.runtime import Phase, Runtime
+from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
 if TYPE_CHECKING:
     from tests.backends.python.utils.conftest import FunctionServices, Recorded
@@ -200,8 +200,8 @@ def test_async_exec_needs_a_loop(services: FunctionServices) -> None:
     assert services.asked == []
 
 
-@pytest.mark.parametrize("phase", [Phase.COMPLETING, Phase.INITIALIZING, Phase.FINALIZING])
-def test_only_execute_can_ask(runtime: Runtime, phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [ModelPhase.COMPLETING, ModelPhase.INITIALIZING, ModelPhase.FINALIZING])
+def test_only_execute_can_ask(runtime: Runtime, phase: ModelPhase) -> None:
     runtime.phase = phase
     request = ask("double")
     for call in (request.exec, lambda: request.exec(decoupled=True), request.async_exec):

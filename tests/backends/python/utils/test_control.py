@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import triton_python_backend_utils as pb_utils
-from triton_python_backend_utils.runtime import Phase
+from triton_python_backend_utils.runtime import ModelPhase
 
 if TYPE_CHECKING:
     from tests.backends.python.utils.conftest import FunctionServices
@@ -52,9 +52,9 @@ def test_file_that_is_no_bytes_is_refused(services: FunctionServices) -> None:
 
 
 @pytest.mark.parametrize(("call", "text"), CALLS)
-@pytest.mark.parametrize("phase", [Phase.COMPLETING, Phase.FINALIZING])
+@pytest.mark.parametrize("phase", [ModelPhase.COMPLETING, ModelPhase.FINALIZING])
 def test_not_before_and_not_after_the_models_life(
-    runtime: Runtime, phase: Phase, call: Callable[[], object], text: str
+    runtime: Runtime, phase: ModelPhase, call: Callable[[], object], text: str
 ) -> None:
     runtime.phase = phase
     with pytest.raises(pb_utils.TritonModelException, match=f"^{text}.*not supported during the '{phase.value}'"):
@@ -63,7 +63,7 @@ def test_not_before_and_not_after_the_models_life(
 
 @pytest.mark.usefixtures("services")
 def test_initialize_may_load(runtime: Runtime) -> None:
-    runtime.phase = Phase.INITIALIZING
+    runtime.phase = ModelPhase.INITIALIZING
     pb_utils.load_model("m")
     assert pb_utils.is_model_ready("m")
 

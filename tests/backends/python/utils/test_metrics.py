@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as pb_utils
-from triton_python_backend_utils.keeping import KeptMetrics
+from triton_python_backend_utils.metric_store import MetricsInMemory
 
 if TYPE_CHECKING:
     from tests.backends.python.utils.conftest import FunctionServices
@@ -189,7 +189,7 @@ def test_a_metric_whose_family_was_deleted_says_so(
 
 def test_a_family_that_is_dropped_gives_up_its_metrics_once(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     released: list[int] = []
-    monkeypatch.setattr(KeptMetrics, "release", lambda self, handle: released.append(handle))
+    monkeypatch.setattr(MetricsInMemory, "release", lambda self, handle: released.append(handle))
     family = pb_utils.MetricFamily("dropped", "d", GAUGE)
     metric, gone = family.Metric({"a": "b"}), family.Metric({"a": "c"})
     del gone

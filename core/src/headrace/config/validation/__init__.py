@@ -12,18 +12,18 @@ from pathlib import Path
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.validation import (
-    batching,
+    dynamic_batching,
     ensembles,
     enums,
+    implicit_state,
     instances,
     io,
-    metrics,
     model,
+    model_metrics,
+    model_warmup,
     paths,
     ragged,
     sequences,
-    states,
-    warmup,
 )
 from headrace.config.validation.problem import Problem
 
@@ -40,11 +40,11 @@ def early(config: ModelConfig, *, complete: bool) -> list[Problem]:
         return unknown
     found = [
         *model.check(config),
-        *batching.check(config),
+        *dynamic_batching.check(config),
         *sequences.check(config),
         *ensembles.check(config),
         *model.check_caching(config),
-        *metrics.check(config),
+        *model_metrics.check(config),
     ]
     if complete:
         return [*found, *io.check(config), *ragged.check(config)]
@@ -64,15 +64,15 @@ def problems(config: ModelConfig, *, gpus: Sequence[int] = (), files: Path | Non
         return unknown
     return [
         *model.check(config),
-        *batching.check(config),
+        *dynamic_batching.check(config),
         *sequences.check(config),
-        *states.check(config),
+        *implicit_state.check(config),
         *ensembles.check(config),
         *model.check_caching(config),
-        *metrics.check(config),
+        *model_metrics.check(config),
         *instances.check(config, gpus),
         *io.check(config),
         *ragged.check(config),
-        *warmup.check(config),
+        *model_warmup.check(config),
         *paths.check(config, files),
     ]

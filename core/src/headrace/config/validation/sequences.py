@@ -13,7 +13,7 @@ from headrace.config.model_config_pb2 import (
     ModelConfig,
     ModelSequenceBatching,
 )
-from headrace.config.validation.batching import check_preferred_sizes
+from headrace.config.validation.dynamic_batching import check_preferred_sizes
 from headrace.config.validation.numbers import check_duration
 from headrace.config.validation.problem import Problem
 

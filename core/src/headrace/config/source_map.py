@@ -1,7 +1,7 @@
 """Which field of a config stands at a line and column of its text, and where a field stands.
 
 The protobuf parser reports a position; people think in fields, and so do the rules of
-`headrace.config.validation`. `place_at` leads from a position to a field and `Outline` from a
+`headrace.config.validation`. `place_at` leads from a position to a field and `SourceMap` from a
 field to a position; both walk the text once more, and only after an error.
 """
 
@@ -33,7 +33,7 @@ _MARKS = frozenset(("", *"[]{}<>:,;"))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePlace:
     """``path`` is ``input[0].dims`` for a value, ``input[0]`` for a field's name; empty at the top.
 
     ``message`` is what the place belongs to and ``field`` the value's field, both if they are known.
@@ -85,15 +85,15 @@ class _Token:
     child: _Block | None = None
 
 
-def place_at(text: str, root: Descriptor, line: int, column: int) -> Place:
+def place_at(text: str, root: Descriptor, line: int, column: int) -> SourcePlace:
     """The field at ``line`` and ``column``, both from 1, of ``text``, a message of type ``root``."""
     target = _offset(text, line, column)
     token = next(token for token in _walk(text, root) if token.start >= target or not token.word)
     name = "" if token.is_name else token.name
-    return Place(_join(token.block.path, name), token.block.message, token.block.field(name), token.word)
+    return SourcePlace(_join(token.block.path, name), token.block.message, token.block.field(name), token.word)
 
 
-class Outline:
+class SourceMap:
     """Where the fields of ``text``, a message of type ``root`` that the parser has taken, stand."""
 
     def __init__(self, text: str, root: Descriptor) -> None:

@@ -40,7 +40,7 @@ _RESERVED = frozenset((*sys.stdlib_module_names, "numpy", "headrace", "triton_py
 _numbers = count()
 
 
-class PrivateModules:
+class IsolatedModules:
     """What ``file`` and the modules beside it become for one instance.
 
     ``folders`` are where its imports are looked for; the file's own and its parent unless given.
@@ -139,7 +139,7 @@ class _Finder(MetaPathFinder):
     """Finds the modules of all instances, each under its own package."""
 
     def __init__(self) -> None:
-        self.packages: dict[str, PrivateModules] = {}
+        self.packages: dict[str, IsolatedModules] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name.partition(".")[0] not in self.packages or path is None:

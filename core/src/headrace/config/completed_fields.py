@@ -14,7 +14,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class CompletedField:
     """``field`` (a path such as ``input[0].dims``) was given ``value`` by ``source``."""
 
     field: str
@@ -22,9 +22,9 @@ class Completion:
     source: str
 
 
-def completions(before: ModelConfig, after: ModelConfig, source: str) -> list[Completion]:
+def completed_fields(before: ModelConfig, after: ModelConfig, source: str) -> list[CompletedField]:
     """What ``after`` says and ``before`` does not, in schema order."""
-    return [Completion(field, value, source) for field, value in _differences(before, after, "")]
+    return [CompletedField(field, value, source) for field, value in _differences(before, after, "")]
 
 
 def _differences(before: Message, after: Message, prefix: str) -> Iterator[tuple[str, str]]:

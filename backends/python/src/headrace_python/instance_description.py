@@ -16,7 +16,7 @@ from headrace.errors import LoadError
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class InstanceDescription:
     """One instance of a Python model.
 
     ``path`` is the version's directory and ``config`` the model's config as JSON, in the form of

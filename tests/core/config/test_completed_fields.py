@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from google.protobuf import text_format
 
+from headrace.config.completed_fields import CompletedField, completed_fields
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.provenance import Completion, completions
 
 BEFORE = """
     max_batch_size: 4
@@ -30,7 +30,7 @@ def parsed(text: str) -> ModelConfig:
 
 
 def test_every_change_is_listed_with_its_path_its_value_and_its_author() -> None:
-    found = completions(parsed(BEFORE), parsed(AFTER), "backend")
+    found = completed_fields(parsed(BEFORE), parsed(AFTER), "backend")
     assert {(entry.field, entry.value) for entry in found} == {
         ("backend", "onnxruntime"),
         ("version_policy.latest.num_versions", "1"),
@@ -48,16 +48,18 @@ def test_every_change_is_listed_with_its_path_its_value_and_its_author() -> None
 
 
 def test_nothing_is_listed_where_nothing_changed() -> None:
-    assert completions(parsed(AFTER), parsed(AFTER), "backend") == []
+    assert completed_fields(parsed(AFTER), parsed(AFTER), "backend") == []
 
 
 def test_comparing_changes_neither_config() -> None:
     before, after = parsed(BEFORE), parsed(AFTER)
-    completions(before, after, "backend")
+    completed_fields(before, after, "backend")
     assert (before, after) == (parsed(BEFORE), parsed(AFTER))
     assert not before.HasField("version_policy")
 
 
 def test_a_choice_that_was_empty_already_is_not_listed() -> None:
-    assert completions(parsed("dynamic_batching { }"), parsed("dynamic_batching { }"), "x") == []
-    assert completions(parsed(""), parsed("dynamic_batching { }"), "x") == [Completion("dynamic_batching", "{ }", "x")]
+    assert completed_fields(parsed("dynamic_batching { }"), parsed("dynamic_batching { }"), "x") == []
+    assert completed_fields(parsed(""), parsed("dynamic_batching { }"), "x") == [
+        CompletedField("dynamic_batching", "{ }", "x")
+    ]

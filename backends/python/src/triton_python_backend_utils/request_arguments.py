@@ -18,8 +18,8 @@ from triton_python_backend_utils.parameters import Parameter, checked
 from triton_python_backend_utils.tensor import Tensor
 
 
-def made_inputs(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs; one that is None is left to `made_request`. Raises TypeError."""
+def checked_inputs(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs; one that is None is left to `request_template`. Raises TypeError."""
     found = list(items(inputs, "the inputs of an InferenceRequest"))
     for tensor in found:
         if tensor is not None and not isinstance(tensor, Tensor):
@@ -27,7 +27,7 @@ def made_inputs(inputs: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
-def made_request(
+def request_template(
     request_id: Text,
     correlation_id: int | str,
     inputs: Sequence[Tensor],

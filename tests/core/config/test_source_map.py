@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.outline import Outline
+from headrace.config.source_map import SourceMap
 
 MARK = "^"
 PLACES = [
@@ -52,23 +52,23 @@ ABSENT = [
 
 @pytest.mark.parametrize(("path", "marked"), PLACES)
 def test_a_field_is_found_where_it_stands(path: str, marked: str) -> None:
-    outline = outline_of(marked)
-    assert outline.find(path) == caret(marked)
-    assert outline.holds(path)
+    source_map = source_map_of(marked)
+    assert source_map.find(path) == caret(marked)
+    assert source_map.holds(path)
 
 
 @pytest.mark.parametrize(("path", "marked"), ABSENT)
 def test_an_absent_field_is_found_at_the_message_around_it(path: str, marked: str) -> None:
-    outline = outline_of(marked)
-    assert outline.find(path) == caret(marked)
-    assert not outline.holds(path)
+    source_map = source_map_of(marked)
+    assert source_map.find(path) == caret(marked)
+    assert not source_map.holds(path)
 
 
 @pytest.mark.parametrize("path", ["", "name", "input[3].dims", "parameters['b']", "nothing.at[1].all"])
 def test_what_is_absent_at_the_top_is_nowhere(path: str) -> None:
-    outline = Outline('input { name: "a" } parameters { key: "a" value { } }', ModelConfig.DESCRIPTOR)
-    assert outline.find(path) is None
-    assert not outline.holds(path)
+    source_map = SourceMap('input { name: "a" } parameters { key: "a" value { } }', ModelConfig.DESCRIPTOR)
+    assert source_map.find(path) is None
+    assert not source_map.holds(path)
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=4), st.booleans())
@@ -78,24 +78,24 @@ def test_names_printed_by_protobuf_are_found_whatever_they_hold(names: list[str]
         config.input.add(name=name, dims=[7])
         config.parameters[name].string_value = name
     text = text_format.MessageToString(config, as_one_line=on_one_line)
-    outline, lines = Outline(text, ModelConfig.DESCRIPTOR), text.split("\n")
+    source_map, lines = SourceMap(text, ModelConfig.DESCRIPTOR), text.split("\n")
     for path in (*(f"input[{index}].dims" for index in range(len(names))), *(f"parameters[{n!r}]" for n in names)):
-        line, column = outline.find(path) or (0, 0)
+        line, column = source_map.find(path) or (0, 0)
         assert lines[line - 1][column - 1] == ("7" if path.startswith("input") else '"')
 
 
 def test_ten_thousand_fields_are_found_in_the_time_of_one_walk() -> None:
     text = "input { dims: 0 }\n" * 10_000
-    outline = Outline(text, ModelConfig.DESCRIPTOR)
+    source_map = SourceMap(text, ModelConfig.DESCRIPTOR)
     started = time.process_time()
-    assert [outline.find(f"input[{index}].dims") for index in (0, 9_999)] == [(1, 15), (10_000, 15)]
+    assert [source_map.find(f"input[{index}].dims") for index in (0, 9_999)] == [(1, 15), (10_000, 15)]
     assert time.process_time() - started < 1
 
 
-def outline_of(marked: str) -> Outline:
+def source_map_of(marked: str) -> SourceMap:
     text = marked.replace(MARK, "")
     text_format.Parse(text, ModelConfig())
-    return Outline(text, ModelConfig.DESCRIPTOR)
+    return SourceMap(text, ModelConfig.DESCRIPTOR)
 
 
 def caret(marked: str) -> tuple[int, int]:

@@ -25,7 +25,7 @@ class MetricStore(Protocol):
 
 
 @dataclass(slots=True)
-class KeptMetric:
+class MetricInMemory:
     """The value of a counter or a gauge, and what a histogram has observed."""
 
     kind: MetricKind
@@ -33,17 +33,17 @@ class KeptMetric:
     observed: tuple[float, ...] = ()
 
 
-class KeptMetrics:
+class MetricsInMemory:
     """A `MetricStore` in memory. ``metrics`` maps the name of a family and sorted labels to the metric.
 
     A handle is a position in a list; equal labels share a metric.
     """
 
     def __init__(self) -> None:
-        self.metrics: dict[tuple[str, tuple[tuple[str, str], ...]], KeptMetric] = {}
+        self.metrics: dict[tuple[str, tuple[tuple[str, str], ...]], MetricInMemory] = {}
         self._families: dict[str, MetricKind] = {}
         self._names: list[str] = []
-        self._handles: list[KeptMetric] = []
+        self._handles: list[MetricInMemory] = []
 
     def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
         if self._families.setdefault(name, kind) != kind:
@@ -53,7 +53,7 @@ class KeptMetrics:
 
     def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None) -> int:
         name = self._names[family]
-        kept = self.metrics.setdefault((name, tuple(sorted(labels.items()))), KeptMetric(self._families[name]))
+        kept = self.metrics.setdefault((name, tuple(sorted(labels.items()))), MetricInMemory(self._families[name]))
         self._handles.append(kept)
         return len(self._handles) - 1
 
@@ -76,4 +76,4 @@ class KeptMetrics:
 
 
 #: Those of this interpreter.
-KEPT = KeptMetrics()
+IN_MEMORY = MetricsInMemory()

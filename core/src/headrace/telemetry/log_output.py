@@ -12,7 +12,7 @@ import sys
 _PATIENCE_MS = 1000
 
 
-class Sink(logging.Handler):
+class LogOutput(logging.Handler):
     """Writes each record as one line into the file ``path``, or to standard error if that is empty.
 
     A line that cannot be written is lost, and nobody is disturbed: neither who logs nor the exit of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import LoadError
-from headrace_python.description import model_file
+from headrace_python.instance_description import model_file
 
 log = logging.getLogger("headrace.python")
 

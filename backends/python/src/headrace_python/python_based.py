@@ -12,10 +12,10 @@ from typing import ClassVar, cast
 
 from headrace.backends.base import Model
 from headrace_python.backend import PythonBackend
-from headrace_python.source import BACKENDS, RUNTIME
+from headrace_python.model_source import BACKENDS, RUNTIME
 
 
-class BasedBackend(PythonBackend):
+class PythonBasedBackend(PythonBackend):
     """The backend in ``directory``, of the class's ``name``; ``python`` are the settings of that backend."""
 
     has_runtimes: ClassVar[bool] = True
@@ -35,10 +35,10 @@ class BasedBackend(PythonBackend):
         return super().environment_of(model) or (str(packed) if packed.is_file() else "")
 
 
-def find_based(name: str, directory: Path, python: Mapping[str, str]) -> type[BasedBackend] | None:
+def find_python_based(name: str, directory: Path, python: Mapping[str, str]) -> type[PythonBasedBackend] | None:
     """The backend of the directory ``name`` in ``directory``, or None if that has no Python file."""
     folder = directory / name
     if folder.parent != directory or not any(folder.glob("*.py")):
         return None
-    members = {"name": name, "directory": directory.absolute(), "python": python, "__doc__": BasedBackend.__doc__}
-    return cast("type[BasedBackend]", type("BasedBackend", (BasedBackend,), members))
+    members = {"name": name, "directory": directory.absolute(), "python": python, "__doc__": PythonBasedBackend.__doc__}
+    return cast("type[PythonBasedBackend]", type("PythonBasedBackend", (PythonBasedBackend,), members))
