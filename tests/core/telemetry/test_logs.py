@@ -288,7 +288,7 @@ def test_what_was_lost_is_told_once_there_is_room(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[0].endswith('"one"')
     assert not lines[1].endswith('"')  # torn
-    assert re.fullmatch(r'W.* sink\.py:0\] "2 records were lost: File too large"', lines[2])
+    assert re.fullmatch(r'W.* log_output\.py:0\] "2 records were lost: File too large"', lines[2])
     assert lines[3].endswith('"four"')
 
 

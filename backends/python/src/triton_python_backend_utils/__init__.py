@@ -17,6 +17,18 @@ in memory, and what needs other models is refused.
 
 from __future__ import annotations
 
+from triton_python_backend_utils.attributes import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+)
 from triton_python_backend_utils.config import ModelConfig
 from triton_python_backend_utils.control import get_model_dir, is_model_ready, load_model, unload_model
 from triton_python_backend_utils.datatypes import (
@@ -26,13 +38,6 @@ from triton_python_backend_utils.datatypes import (
     triton_to_numpy_type,
 )
 from triton_python_backend_utils.error import TritonError, TritonModelException
-from triton_python_backend_utils.flags import (
-    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
-    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
-    TRITONSERVER_REQUEST_RELEASE_ALL,
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-)
 from triton_python_backend_utils.iterator import ResponseIterator
 from triton_python_backend_utils.log import Logger
 from triton_python_backend_utils.lookup import (
@@ -42,19 +47,12 @@ from triton_python_backend_utils.lookup import (
     get_output_tensor_by_name,
     using_decoupled_model_transaction_policy,
 )
-from triton_python_backend_utils.memory import (
-    TRITONSERVER_MEMORY_CPU,
-    TRITONSERVER_MEMORY_GPU,
-    MemoryType,
-    PreferredMemory,
-)
 from triton_python_backend_utils.metrics import Metric, MetricFamily, MetricKind
 from triton_python_backend_utils.request import InferenceRequest
 from triton_python_backend_utils.response import InferenceResponse
 from triton_python_backend_utils.sender import InferenceResponseSender
 from triton_python_backend_utils.strings import deserialize_bytes_tensor, serialize_byte_tensor
 from triton_python_backend_utils.tensor import Tensor
-from triton_python_backend_utils.trace import InferenceTrace
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

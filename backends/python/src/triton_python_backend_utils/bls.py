@@ -15,11 +15,11 @@ from headrace.errors import InvalidArgument
 from headrace.messages.request import InferRequest, Respond
 from headrace.messages.response import Answer
 from triton_python_backend_utils import runtime as runtimes
-from triton_python_backend_utils.error import TritonModelException
-from triton_python_backend_utils.flags import (
+from triton_python_backend_utils.attributes import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
 )
+from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.iterator import ResponseIterator
 from triton_python_backend_utils.response import InferenceResponse
 from triton_python_backend_utils.runtime import ModelPhase, Runtime

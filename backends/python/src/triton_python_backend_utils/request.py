@@ -15,22 +15,22 @@ from headrace.messages.response import Answer
 from triton_python_backend_utils import bls
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.arguments import UINT32, Text, instance, truth, whole_number
-from triton_python_backend_utils.error import TritonModelException
-from triton_python_backend_utils.flags import (
+from triton_python_backend_utils.attributes import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceTrace,
+    Parameter,
+    PreferredMemory,
 )
+from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.iterator import ResponseIterator
-from triton_python_backend_utils.memory import PreferredMemory
-from triton_python_backend_utils.parameters import Parameter
 from triton_python_backend_utils.request_arguments import checked_inputs, request_template
 from triton_python_backend_utils.response import InferenceResponse
 from triton_python_backend_utils.runtime import Runtime
 from triton_python_backend_utils.sender import InferenceResponseSender
 from triton_python_backend_utils.tensor import Tensor
-from triton_python_backend_utils.trace import InferenceTrace
 
 if TYPE_CHECKING:
     import asyncio

@@ -11,8 +11,8 @@ from headrace.backends.base import Call
 from headrace.errors import BackendError, HeadraceError
 from headrace.messages.response import Answer
 from triton_python_backend_utils.arguments import UINT32, whole_number
+from triton_python_backend_utils.attributes import TRITONSERVER_RESPONSE_COMPLETE_FINAL
 from triton_python_backend_utils.error import TritonModelException
-from triton_python_backend_utils.flags import TRITONSERVER_RESPONSE_COMPLETE_FINAL
 from triton_python_backend_utils.response import InferenceResponse
 
 _UNABLE = "Unable to send response. "
