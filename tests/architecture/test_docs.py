@@ -35,8 +35,10 @@ def test_docs_list_every_hook_with_its_signature_in_order() -> None:
 PARTS = {
     "Scheduler": "schedulers/base.py",
     "SchedulerContext": "schedulers/base.py",
-    "Bell": "workers/bell.py",
-    "LoopBell": "workers/bell.py",
+    "InstanceInfo": "schedulers/base.py",
+    "Wait": "schedulers/base.py",
+    "Waiting": "schedulers/base.py",
+    "Clock": "schedulers/base.py",
     "Frontend": "frontends/base.py",
     "Observer": "telemetry/observer.py",
     "BatchTimes": "telemetry/statistics.py",

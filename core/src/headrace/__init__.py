@@ -52,15 +52,15 @@ if TYPE_CHECKING:
     from headrace.frontends.base import Frontend
     from headrace.hookspecs import hookimpl
     from headrace.messages import dtypes
-    from headrace.messages.request import InferRequest
-    from headrace.messages.response import InferResponse
+    from headrace.messages.request import Batch, InferRequest, Padding
+    from headrace.messages.response import Answer, InferResponse
+    from headrace.messages.spec import Spec
     from headrace.messages.tensor import BytesTensor, Tensor
     from headrace.models.served import ServedModel
-    from headrace.schedulers.base import Scheduler, SchedulerContext
+    from headrace.schedulers.base import Clock, InstanceInfo, Scheduler, SchedulerContext, Timer, Wait, Waiting
     from headrace.server import Server
     from headrace.telemetry.observer import Observer
     from headrace.telemetry.statistics import BatchTimes
-    from headrace.workers.bell import Bell, LoopBell
 
 #: Where each name lives. Imported on first use: who writes a backend need not import a server, and
 #: a process host has no more than NumPy.
@@ -97,27 +97,29 @@ _HOMES = {
     ),
     "headrace.frontends.base": ("Frontend",),
     "headrace.hookspecs": ("hookimpl",),
-    "headrace.messages.request": ("InferRequest",),
-    "headrace.messages.response": ("InferResponse",),
+    "headrace.messages.request": ("Batch", "InferRequest", "Padding"),
+    "headrace.messages.response": ("Answer", "InferResponse"),
+    "headrace.messages.spec": ("Spec",),
     "headrace.messages.tensor": ("BytesTensor", "Tensor"),
     "headrace.models.served": ("ServedModel",),
-    "headrace.schedulers.base": ("Scheduler", "SchedulerContext"),
+    "headrace.schedulers.base": ("Clock", "InstanceInfo", "Scheduler", "SchedulerContext", "Timer", "Wait", "Waiting"),
     "headrace.server": ("Server",),
     "headrace.telemetry.observer": ("Observer",),
     "headrace.telemetry.statistics": ("BatchTimes",),
-    "headrace.workers.bell": ("Bell", "LoopBell"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AlreadyExists",
+    "Answer",
     "Backend",
     "BackendError",
+    "Batch",
     "BatchTimes",
-    "Bell",
     "BytesTensor",
     "Call",
     "Cancelled",
+    "Clock",
     "Code",
     "ConfigError",
     "DeferredInstance",
@@ -129,16 +131,17 @@ __all__ = [
     "InferRequest",
     "InferResponse",
     "Instance",
+    "InstanceInfo",
     "InternalError",
     "InvalidArgument",
     "Isolation",
     "LoadError",
-    "LoopBell",
     "Model",
     "ModelConfig",
     "ModelView",
     "NotFound",
     "Observer",
+    "Padding",
     "RequestInstance",
     "Scheduler",
     "SchedulerContext",
@@ -146,11 +149,15 @@ __all__ = [
     "Server",
     "ServerOptions",
     "Services",
+    "Spec",
     "StreamInstance",
     "Tensor",
     "Tensors",
+    "Timer",
     "Unavailable",
     "Unsupported",
+    "Wait",
+    "Waiting",
     "dtypes",
     "hookimpl",
 ]

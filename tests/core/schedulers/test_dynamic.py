@@ -12,13 +12,16 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.backends.base import Device
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import Cancelled, Code, HeadraceError, Unavailable
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
-from headrace.schedulers.base import SchedulerContext
+from headrace.schedulers.base import InstanceInfo, ScheduledModel
 from headrace.schedulers.direct import DirectScheduler
 from headrace.schedulers.dynamic import DynamicScheduler
+from headrace.schedulers.instance_source import InstanceSource
+from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.bell import Bell
 
@@ -28,8 +31,9 @@ Answer = InferResponse | HeadraceError | None
 class Caller:
     """Sends requests and keeps the answers, in the order in which they came."""
 
-    def __init__(self, scheduler: DynamicScheduler) -> None:
+    def __init__(self, scheduler: Kernel) -> None:
         self.scheduler = scheduler
+        self.source = scheduler.sources[0]
         self.answers: dict[str, list[Answer]] = {}
 
     def send(self, name: str, *, rows: int = 1, timeout_us: int = 0, priority: int = 0) -> InferRequest:
@@ -50,7 +54,8 @@ class Caller:
 def make(text: str = "", *, max_batch_size: int = 8, kind: type[DynamicScheduler] = DynamicScheduler) -> Caller:
     config = ModelConfig(name="m", max_batch_size=max_batch_size)
     text_format.Parse(f"dynamic_batching {{ {text} }}", config)
-    return Caller(kind(SchedulerContext(asyncio.get_running_loop(), config, ModelStatistics())))
+    instances = [InstanceInfo(f"m_0_{number}", Device("cpu"), max_batch_size) for number in range(3)]
+    return Caller(Kernel(kind, ScheduledModel(config, instances), ModelStatistics(), asyncio.get_running_loop()))
 
 
 def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -62,7 +67,7 @@ def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
 
 
 def take(caller: Caller) -> list[str]:
-    batch = caller.scheduler.take(Bell())
+    batch = caller.source.take(Bell())
     assert batch is not None
     caller.scheduler.deliver(batch, [InferResponse({}, id=request.id) for request in batch])
     return [request.id for request in batch]
@@ -136,7 +141,7 @@ async def test_a_full_queue_refuses_at_once_and_counts_the_rejection() -> None:
     caller.send("a")
     with pytest.raises(Unavailable, match=r"^\[request id: b\] Exceeds maximum queue size$"):
         caller.send("b")
-    assert caller.scheduler.context.statistics.rejected.count == 1
+    assert caller.scheduler.statistics.rejected.count == 1
     assert take(caller) == ["a"]
 
 
@@ -165,7 +170,7 @@ async def test_preserve_ordering_holds_answers_until_the_earlier_ones_are_given(
     for name in "ab":
         caller.send(name)
     scheduler = caller.scheduler
-    first, second = scheduler.take(Bell()), scheduler.take(Bell())
+    first, second = (source.take(Bell()) for source in scheduler.sources[:2])
     assert first is not None
     assert second is not None
     scheduler.deliver(second, [InferResponse({})])
@@ -193,7 +198,7 @@ async def test_closing_answers_what_still_waits_and_ends_the_instances() -> None
     caller.send("a")
     caller.scheduler.close()
     assert isinstance(caller.error("a"), Unavailable)
-    assert caller.scheduler.take(Bell()) is None
+    assert caller.source.take(Bell()) is None
 
 
 @pytest.mark.parametrize("text", ["", "preserve_ordering: true"])
@@ -203,7 +208,7 @@ def test_abandoning_answers_all_at_once_and_drops_what_instances_say_later(text:
         caller = make(text, max_batch_size=1)
         requests = [caller.send(name) for name in "abcd"]
         scheduler = caller.scheduler
-        first, second = scheduler.take(Bell()), scheduler.take(Bell())
+        first, second = (source.take(Bell()) for source in scheduler.sources[:2])
         assert first is not None
         assert second is not None
         scheduler.deliver(second, [InferResponse({}, id="b")])
@@ -211,7 +216,7 @@ def test_abandoning_answers_all_at_once_and_drops_what_instances_say_later(text:
         scheduler.abandon()
         scheduler.abandon()
         await draining
-        assert scheduler.take(Bell()) is None
+        assert caller.source.take(Bell()) is None
         assert [caller.error(name).message for name in "acd"] == [
             f"[request id: {name}] Server is stopping" for name in "acd"
         ]
@@ -248,7 +253,7 @@ def test_a_delayed_batch_is_completed_by_what_arrives_meanwhile() -> None:
         bell = Bell()
 
         def instance() -> None:
-            batch = caller.scheduler.take(bell)
+            batch = caller.source.take(bell)
             assert batch is not None
             loop.call_soon_threadsafe(taken.set_result, [request.id for request in batch])
 
@@ -285,13 +290,13 @@ def test_any_interleaving_answers_every_request_exactly_once_with_its_own(
         caller = make(text, max_batch_size=4)
         scheduler, loop = caller.scheduler, asyncio.get_running_loop()
 
-        def instance() -> None:
+        def instance(source: InstanceSource) -> None:
             bell = Bell()
-            while (batch := scheduler.take(bell)) is not None:
+            while (batch := source.take(bell)) is not None:
                 assert sum(request.rows for request in batch) <= 4
                 loop.call_soon_threadsafe(scheduler.deliver, batch, [InferResponse({}, id=r.id) for r in batch])
 
-        threads = [threading.Thread(target=instance) for _ in range(instances)]
+        threads = [threading.Thread(target=instance, args=[source]) for source in scheduler.sources[:instances]]
         for thread in threads:
             thread.start()
         for index, (rows, cancels, yields) in enumerate(plan):

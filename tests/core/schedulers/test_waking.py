@@ -14,12 +14,14 @@ from time import monotonic_ns
 import pytest
 from google.protobuf import text_format
 
+from headrace.backends.base import Device
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
-from headrace.schedulers.base import SchedulerContext
+from headrace.schedulers.base import InstanceInfo, ScheduledModel
 from headrace.schedulers.direct import DirectScheduler
 from headrace.schedulers.dynamic import DynamicScheduler
+from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.bell import Bell, LoopBell
 
@@ -36,7 +38,9 @@ class Played:
         self.loop = asyncio.get_running_loop()
         config = ModelConfig(name="m", max_batch_size=max_batch_size)
         text_format.Parse(f"dynamic_batching {{ {text} }}", config)
-        self.scheduler = kind(SchedulerContext(self.loop, config, ModelStatistics()))
+        model = ScheduledModel(config, [InstanceInfo("m_0", Device("cpu"), max_batch_size)])
+        self.scheduler = Kernel(kind, model, ModelStatistics(), self.loop)
+        (self.source,) = self.scheduler.sources
 
     def send(
         self, name: str, rows: int = 1, key: object = None, timeout_us: int = 0, priority: int = 0
@@ -60,13 +64,13 @@ class Played:
 
     async def settle(self) -> None:
         """Until the instance has looked at what was sent, and sleeps again."""
-        while not self.scheduler._idle or self.scheduler._is_waking:
+        while not self.scheduler.idle or self.scheduler._is_waking:
             await asyncio.sleep(0)
 
     def serve_on_thread(self) -> threading.Thread:
         def work() -> None:
             bell = Bell()
-            while (batch := self.scheduler.take(bell)) is not None:
+            while (batch := self.source.take(bell)) is not None:
                 self.loop.call_soon_threadsafe(self.run, batch)
 
         thread = threading.Thread(target=work)
@@ -75,7 +79,7 @@ class Played:
 
     def serve_on_loop(self) -> None:
         def pull() -> None:
-            if batch := self.scheduler.poll(bell):
+            if batch := self.source.poll(bell):
                 self.run(batch)
                 self.loop.call_soon(pull)
 
@@ -181,7 +185,7 @@ def test_a_request_behind_one_whose_time_is_over_does_not_wait_for_its_end(kind:
         stage.send("valid")
         while monotonic_ns() <= late.deadline_ns:  # the loop is busy, so that no timer fires
             continue
-        batch = stage.scheduler.take(bell)
+        batch = stage.source.take(bell)
         assert batch is not None
         assert [request.id for request in batch] == ["valid"]
         stage.scheduler.deliver(batch, [InferResponse({})])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headrace import Cancelled, InferRequest, Unavailable
-from headrace.schedulers.dynamic import DynamicScheduler
+from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.policy import QueuePolicy
 from headrace.testing import BackendConformance, Example
 
@@ -230,20 +230,20 @@ def test_a_scheduler_that_cancels_the_neighbours_is_caught(
     check: str,
     position: int,
 ) -> None:
-    deliver = DynamicScheduler.deliver
+    deliver = Kernel.deliver
 
-    def cancel_all(self: DynamicScheduler, request: InferRequest) -> None:
-        for other in list(self._queue.head(len(self._queue))):
-            self._give_up(other, Cancelled("caught in the crossfire"), self._statistics.cancelled)
+    def cancel_all(self: Kernel, request: InferRequest) -> None:
+        for other in self.queue:
+            self._give_up(other, Cancelled("caught in the crossfire"), self.statistics.cancelled)
 
-    def deliver_none(self: DynamicScheduler, requests: Sequence[InferRequest], answers: Sequence[Any]) -> None:
+    def deliver_none(self: Kernel, requests: Sequence[InferRequest], answers: Sequence[Any]) -> None:
         if any(request.cancelled for request in requests):
             answers = [Unavailable("a neighbour left")] * len(requests)
         deliver(self, requests, answers)
 
     install(sound)
-    monkeypatch.setattr(DynamicScheduler, "_cancel", cancel_all)
-    monkeypatch.setattr(DynamicScheduler, "deliver", deliver_none)
+    monkeypatch.setattr(Kernel, "_cancel", cancel_all)
+    monkeypatch.setattr(Kernel, "deliver", deliver_none)
     with pytest.raises(AssertionError, match="failed with its neighbour"):
         run(check, position=position)
 

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.backends.base import Instance, Tensors
+from headrace.backends.base import Device, Instance, Tensors
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import InternalError
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
-from headrace.schedulers.base import SchedulerContext
+from headrace.schedulers.base import InstanceInfo, ScheduledModel, Wait
 from headrace.schedulers.direct import DirectScheduler
+from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers import instance as instances
 from headrace.workers.batch import runner_for
-from headrace.workers.bell import Bell
 from headrace.workers.contract import Contract
 from headrace.workers.instance import InstanceThread
 
@@ -36,11 +36,11 @@ class Failing(DirectScheduler):
 
     failures = 0
 
-    def take(self, bell: Bell) -> list[InferRequest] | None:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
         if self.failures:
             self.failures -= 1
             raise SystemExit("stray")
-        return super().take(bell)
+        return super().next(instance, now_ns)
 
 
 def thread_of(statistics: ModelStatistics) -> InstanceThread:
@@ -49,11 +49,15 @@ def thread_of(statistics: ModelStatistics) -> InstanceThread:
     return InstanceThread("m_0", lambda: (echo, runner_for(echo, contract)), statistics.for_instance)
 
 
-def scheduler_of(statistics: ModelStatistics) -> Failing:
-    return Failing(SchedulerContext(asyncio.get_running_loop(), ModelConfig(name="m"), statistics))
+def scheduler_of(statistics: ModelStatistics, failures: int = 0) -> Kernel:
+    model = ScheduledModel(ModelConfig(name="m"), [InstanceInfo("m_0", Device("cpu"))])
+    kernel = Kernel(Failing, model, statistics, asyncio.get_running_loop())
+    assert isinstance(kernel.scheduler, Failing)
+    kernel.scheduler.failures = failures
+    return kernel
 
 
-async def ask(scheduler: Failing) -> Answer:
+async def ask(scheduler: Kernel) -> Answer:
     answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     request = InferRequest("m", {"x": np.ones(1, np.float32)}, lambda given, final: answer.set_result(given))
     scheduler.submit(request)
@@ -67,10 +71,9 @@ def test_an_instance_asks_a_scheduler_that_has_failed_again(
 
     async def scenario() -> None:
         statistics = ModelStatistics()
-        thread, scheduler = thread_of(statistics), scheduler_of(statistics)
-        scheduler.failures = 3
+        thread, scheduler = thread_of(statistics), scheduler_of(statistics, 3)
         await asyncio.to_thread(thread.load)
-        thread.serve(scheduler, asyncio.get_running_loop())
+        thread.serve(scheduler.sources[0], asyncio.get_running_loop())
         assert isinstance(await ask(scheduler), InferResponse)
         scheduler.close()
         await asyncio.to_thread(thread.join)
@@ -82,10 +85,9 @@ def test_an_instance_asks_a_scheduler_that_has_failed_again(
 def test_an_instance_whose_scheduler_fails_for_ever_can_be_closed() -> None:
     async def scenario() -> None:
         statistics = ModelStatistics()
-        thread, scheduler = thread_of(statistics), scheduler_of(statistics)
-        scheduler.failures = 1 << 60
+        thread, scheduler = thread_of(statistics), scheduler_of(statistics, 1 << 60)
         await asyncio.to_thread(thread.load)
-        thread.serve(scheduler, asyncio.get_running_loop())
+        thread.serve(scheduler.sources[0], asyncio.get_running_loop())
         scheduler.close()
         await asyncio.wait_for(asyncio.to_thread(thread.join), 10)
         assert not thread.alive
@@ -106,7 +108,7 @@ def test_a_batch_that_cannot_be_recorded_is_answered_and_the_next_one_runs(
             raise SystemExit("stray")
 
         monkeypatch.setattr(type(thread._ledger), "batch", fail)
-        thread.serve(scheduler, asyncio.get_running_loop())
+        thread.serve(scheduler.sources[0], asyncio.get_running_loop())
         answers: Sequence[Answer] = [await ask(scheduler), await ask(scheduler)]
         assert isinstance(answers[0], InternalError)
         assert answers[0].message == "SystemExit: stray"

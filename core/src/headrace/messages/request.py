@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from time import monotonic_ns
@@ -13,8 +13,6 @@ from headrace.messages.response import Answer
 from headrace.messages.tensor import Tensor
 
 if TYPE_CHECKING:
-    from asyncio import TimerHandle
-
     from headrace.messages.response import InferResponse
 
 Parameter: TypeAlias = "str | int | bool | float"
@@ -93,9 +91,11 @@ class InferRequest:
     on_cancel: Callable[[InferRequest], None] | None = None
     #: Set by the worker: lets an execution go on that waits for its caller to read.
     on_read: Callable[[InferRequest], None] | None = None
-    #: Set by the scheduler if the request may expire: when (0 for never), and what will end it.
+    #: Set by the scheduler if the time of the request to wait may be over: when, 0 for never.
     deadline_ns: int = 0
-    timer: TimerHandle | None = None
+    #: Set by the scheduler for a request that runs where it stands in its batch: not left out once it is cancelled,
+    #: and not run again alone when its batch has failed.
+    pinned: bool = False
 
     def cancel(self) -> None:
         """The caller has gone. Event loop only; safe to call at any time, more than once."""
@@ -128,6 +128,38 @@ class InferRequest:
     def log_id(self) -> str:
         """The prefix that Triton puts before messages about a request."""
         return f"[request id: {self.id or '<id_unknown>'}] "
+
+
+class Padding(InferRequest):
+    """Nobody's request: rows that fill a batch up. No answer, no statistics. ``inputs`` are as the model takes them."""
+
+    __slots__ = ()
+
+    def __init__(self, model_name: str, inputs: Mapping[str, Tensor], rows: int = 1) -> None:
+        super().__init__(model_name, dict(inputs), _unheard, rows=rows)
+
+
+class Batch(list[InferRequest]):
+    """What a scheduler has an instance run, where a list of requests does not say it all.
+
+    ``added``: what each request gets as further inputs, in the order of the requests. ``pinned``: the batch runs as it
+    is, whoever leaves meanwhile, and its requests are not tried one by one if it fails. It may hold `Padding`.
+    """
+
+    __slots__ = ("added", "pinned")
+
+    def __init__(
+        self,
+        requests: Iterable[InferRequest],
+        added: Sequence[Mapping[str, Tensor]] = (),
+        pinned: bool = False,
+    ) -> None:
+        super().__init__(requests)
+        self.added, self.pinned = added, pinned
+
+
+def _unheard(answer: Answer, final: bool) -> None:
+    """Nobody asked."""
 
 
 def too_many_inputs(count: int) -> InvalidArgument:

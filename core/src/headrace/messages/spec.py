@@ -43,6 +43,10 @@ class Spec:
         dims = io["reshape"]["shape"] if io.get("reshape") else io["dims"]
         return cls(io["name"], dtypes.BY_CONFIG_NAME[io["data_type"]], tuple(dims))
 
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return {"name": self.name, "data_type": self.datatype.config_name, "dims": list(self.backend_dims)}
+
     @property
     def backend_dims(self) -> Shape:
         """``dims`` as the backend sees them."""

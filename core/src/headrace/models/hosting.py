@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -15,12 +15,13 @@ from headrace.backends.base import AnyInstance, Backend, Isolation, Model
 from headrace.config.json_form import to_json
 from headrace.config.parameters import ISOLATION, MEMORY_LIMIT, read_busy_poll, read_isolation, read_memory_limit
 from headrace.errors import ConfigError
+from headrace.messages.spec import Spec
 from headrace.models.signature import Signature
 from headrace.telemetry.speaker import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.batch import runner_for
 from headrace.workers.contract import Contract
-from headrace.workers.devices import Placement, plan_instances
+from headrace.workers.devices import Placement
 from headrace.workers.instance import InstanceThread
 from headrace.workers.loading import close_instance, failures_worded, load_instance
 from headrace.workers.process.desk import LoopServices
@@ -59,6 +60,7 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
 class Hosting:
     """Makes and loads the workers of one version. Runs on a loading thread.
 
+    ``kept`` are outputs that the scheduler keeps from callers.
     ``services`` makes what the server does for one instance. ``grace`` says how long an instance
     in a process may take to close.
     """
@@ -68,15 +70,22 @@ class Hosting:
         backend: Backend,
         model: Model,
         signature: Signature,
+        placements: Sequence[Placement],
+        kept: Mapping[str, Spec],
         statistics: ModelStatistics,
         loop: asyncio.AbstractEventLoop,
         services: Callable[[str], LoopServices],
         grace: Callable[[], float],
     ) -> None:
         self._backend, self._model, self._statistics = backend, model, statistics
+        self._placements, self._kept = placements, kept
         self._loop, self._services, self._grace = loop, services, grace
         self._contract = Contract(
-            model.name, str(model.version), signature.outputs, signature.batched, backend.outputs_as_given
+            model.name,
+            str(model.version),
+            {**signature.outputs, **kept},
+            signature.batched,
+            backend.outputs_as_given,
         )
         self._samples: list[Sample] = read_samples(model.config, model.path.parent)
         prepare(self._samples, signature.inputs, signature.check)
@@ -84,12 +93,11 @@ class Hosting:
     def load(self, isolation: Isolation | None, roster: WeakSet[ProcessWorker]) -> list[Worker]:
         """The workers, which load side by side; those of processes are entered in ``roster`` first. If
         one fails, all are closed, and the first error is raised."""
-        placements = plan_instances(self._model.config)
         workers: list[Worker] = []
         if isolation is None:
-            workers += map(self._thread, placements)
+            workers += map(self._thread, self._placements)
         else:
-            processes = self._processes(placements, isolation)
+            processes = self._processes(self._placements, isolation)
             roster.update(processes)
             workers += processes
         try:
@@ -143,6 +151,7 @@ class Hosting:
             placement.device.kind,
             placement.device.id,
             backend.outputs_as_given,
+            [spec.to_json() for spec in self._kept.values()],
         )
 
     def _load(self, model: Model) -> tuple[AnyInstance, Runner]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,9 +30,11 @@ from headrace.models.repository import Entry, NoVersion, available_versions, sel
 from headrace.models.served import ServedModel
 from headrace.models.services import CrewServices
 from headrace.models.signature import Signature
-from headrace.schedulers.base import Scheduler, SchedulerContext
+from headrace.schedulers.base import InstanceInfo, ScheduledModel
+from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.speaker import speak_for
 from headrace.telemetry.statistics import ModelStatistics
+from headrace.workers.devices import Placement, plan_instances
 from headrace.workers.loading import failures_worded, share
 from headrace.workers.process.worker import ProcessWorker
 
@@ -141,29 +143,50 @@ class Loader:
             services = self._services(model.name)
             undo.callback(services.close)
             labels = read_labels(config, model.path.parent)
-            scheduler = self._scheduler(config, statistics)
-            hosting = Hosting(backend, model, signature, statistics, self._loop, services.of_instance, self.deadline)
+            placements = plan_instances(config)
+            kernel = self._kernel(config, signature, placements, statistics, services)
+            hosting = Hosting(
+                backend,
+                model,
+                signature,
+                placements,
+                kernel.scheduler.kept,
+                statistics,
+                self._loop,
+                services.of_instance,
+                self.deadline,
+            )
             workers = hosting.load(isolation, self._processes)
             release = undo.pop_all().close
             undo.callback(release)
             for worker in workers:
                 undo.callback(worker.join)
             services.bind(workers)
-            served = ServedModel(model.version, config, signature, scheduler, workers, statistics, labels, release)
+            served = ServedModel(model.version, config, signature, kernel, workers, statistics, labels, release)
             observers = [
                 observer for observer in self._plugins.hook.observe_model(model=served) if observer is not None
             ]
-            for worker in workers:
-                worker.serve(scheduler, self._loop, observers)
+            for worker, source in zip(workers, kernel.sources, strict=True):
+                worker.serve(source, self._loop, observers)
             undo.pop_all()
         return served
 
-    def _scheduler(self, config: ModelConfig, statistics: ModelStatistics) -> Scheduler:
+    def _kernel(
+        self,
+        config: ModelConfig,
+        signature: Signature,
+        placements: Sequence[Placement],
+        statistics: ModelStatistics,
+        services: CrewServices,
+    ) -> Kernel:
         choice = config.WhichOneof("scheduling_choice") or "direct"
         if choice == "dynamic_batching":  # there is no thread of its own; it is what scripts look for
             log.debug("Starting dynamic-batcher thread for %s at nice 0...", config.name)
-        scheduler: Scheduler = self._plugins.schedulers.get(choice)(SchedulerContext(self._loop, config, statistics))
-        return scheduler
+        instances = [
+            InstanceInfo(placement.name, placement.device, max(1, config.max_batch_size)) for placement in placements
+        ]
+        model = ScheduledModel(config, instances, signature.inputs, signature.outputs, services.call)
+        return Kernel(self._plugins.schedulers.get(choice), model, statistics, self._loop)
 
 
 def _tell_completed(config: ModelConfig) -> None:

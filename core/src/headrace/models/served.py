@@ -14,13 +14,13 @@ from headrace.models.readiness import Readiness
 from headrace.models.refusal import explain
 from headrace.models.signature import Signature
 from headrace.models.view import ModelView
-from headrace.schedulers.base import Scheduler
+from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
 from headrace.workers.worker import Worker
 
 
 class ServedModel:
-    """Signature, scheduler and workers of one version, put together at load.
+    """Signature, scheduling kernel and workers of one version, put together at load.
 
     ``labels`` maps an output to the lines of its label file. ``release`` is called after the last
     instance has closed.
@@ -31,7 +31,7 @@ class ServedModel:
         version: int,
         config: ModelConfig,
         signature: Signature,
-        scheduler: Scheduler,
+        scheduler: Kernel,
         workers: Sequence[Worker],
         statistics: ModelStatistics,
         labels: Mapping[str, Sequence[str]],

@@ -53,6 +53,10 @@ class CrewServices:
         self._server, self._model = server, model
         self._made: dict[str, LocalServices] = {}
 
+    def call(self, request: InferRequest) -> None:
+        """Have another model answer ``request`` for the scheduler; a refusal is an answer. Event loop only."""
+        self._server.calls.submit(request, None)
+
     def of_instance(self, name: str) -> LocalServices:
         """The services of the instance ``name``."""
         services = self._made[name] = LocalServices(self._server, self._model)

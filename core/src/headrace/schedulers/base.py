@@ -1,102 +1,161 @@
-"""What a scheduler implements, and what it is given."""
+"""What a scheduler implements, and what it is given: the policy; `headrace.schedulers.kernel` does the rest."""
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
 
+from headrace.backends.base import Device, NoParameters
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import InternalError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
-from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.bell import Bell, LoopBell
+from headrace.messages.spec import Spec
+
+
+class Timer(Protocol):
+    """A call that is still to come."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Time as schedulers see it. The server's is the monotonic clock; a test turns its own."""
+
+    def now_ns(self) -> int: ...
+
+    def call_later(self, delay_ns: int, call: Callable[..., object], *arguments: object) -> Timer:
+        """Call on the event loop in ``delay_ns``. Event loop only."""
+
+
+class Waiting(Protocol):
+    """The requests that wait for an instance: lower levels first, each level in order of arrival.
+
+    Reading is safe on any thread. The kernel alone adds and removes.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, request: InferRequest) -> bool: ...
+
+    def __iter__(self) -> Iterator[InferRequest]: ...
+
+    def head(self, count: int) -> tuple[InferRequest, ...]:
+        """The first ``count`` of them."""
+
+    def size(self, level: int) -> int:
+        """How many wait at ``level``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InstanceInfo:
+    """An instance that runs batches. ``slots`` is how many rows it takes in one execution, 1 for a model without
+    a batch axis. Compared and hashed by identity."""
+
+    name: str
+    device: Device
+    slots: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to run yet: ask again in ``delay_ns``, or when ``rows`` more have arrived, or something else changed."""
+
+    delay_ns: int
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerContext:
-    """What a scheduler works with. ``loop`` is the server's event loop."""
+    """What a scheduler works with: one version of a model. The calls are for the event loop.
 
-    loop: asyncio.AbstractEventLoop
+    ``instances`` is empty for a model that has none. ``parameters`` is the scheduler's own ``Parameters``.
+    """
+
     config: ModelConfig
-    statistics: ModelStatistics
+    parameters: Any
+    inputs: Mapping[str, Spec]
+    outputs: Mapping[str, Spec]
+    instances: Sequence[InstanceInfo]
+    clock: Clock
+    waiting: Waiting
+    #: Have another model answer a request, by the request's ``respond``; a refusal is an answer.
+    call: Callable[[InferRequest], None]
+    #: Give a request that no instance has an answer: ``answer(request, answer, final)``.
+    answer: Callable[[InferRequest, Answer, bool], None]
+    #: Something changed that nobody else has noticed: have `Scheduler.next` asked for all who are idle, soon.
+    ask_again: Callable[[], None]
 
 
 class Scheduler(ABC):
-    """Decides which requests run together, and when. One object per model version.
+    """Decides which requests run together, where and when. One object per version of a model.
 
-    ``name`` is the field of the config's ``scheduling_choice`` that selects it; ``direct`` when
-    none is set. All methods run on the event loop, except `take`.
+    ``name`` selects it: the field of the config's ``scheduling_choice``, or the model's parameter ``scheduler``;
+    ``direct`` where neither says anything. Every method runs on the event loop, with one exception (``on_threads``),
+    and must not block. What is common to all schedulers is the kernel's: it keeps the requests that wait, sleeps,
+    wakes, answers, and knows who has left.
     """
 
     name: ClassVar[str]
+    #: A dataclass: what the model's parameters ``scheduler.FIELD`` may say.
+    Parameters: ClassVar[type] = NoParameters
+    #: Whether `next` may also be called by the threads of instances, at the same time: it then takes what it
+    #: chooses from ``waiting`` only. An instance that is busy all the time need not wait for the event loop.
+    on_threads: ClassVar[bool] = False
+    #: Whether no instance ever gets what another would not: then one is asked where all would be.
+    instances_alike: ClassVar[bool] = False
+    #: Whether answers are given in the order in which the requests came. Set before the first request.
+    keeps_order: bool = False
+    #: Outputs that the model gives for `finished` and not for the callers, by name. Set before the first request.
+    kept: Mapping[str, Spec] = MappingProxyType({})
 
     def __init__(self, context: SchedulerContext) -> None:
         self.context = context
 
-    @abstractmethod
-    def submit(self, request: InferRequest) -> None:
-        """Own ``request`` from now on and answer it exactly once with final set.
+    def submit(self, request: InferRequest) -> int | None:
+        """Take ``request`` in, or raise `Unavailable` to refuse it; then it is never heard of again.
 
-        Who changes or delays answers clears ``respond_at_once``, which passes `deliver`.
-        Raises `Unavailable`, without owning it, when full or stopping.
+        Returns the level at which it waits: 1 (None says the same) before 2 and so on. 0 keeps it from
+        instances: then ``context.answer`` is this scheduler's to call, here or later. ``request.deadline_ns``, if set
+        here, is when its time to wait is over: `expired`. ``request.queued_ns`` is now.
+        """
+        return None
+
+    @abstractmethod
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        """What ``instance``, which is idle, runs now: some of ``context.waiting``, at most its slots in rows.
+
+        Empty if there is nothing for it; it is asked again after the next change. A `headrace.Batch` says more
+        than a list does. `Wait` is for a batch that is not full enough.
         """
 
-    @property
-    @abstractmethod
-    def in_flight(self) -> int:
-        """Requests submitted and not yet answered."""
+    def finished(
+        self, requests: Sequence[InferRequest], answers: Sequence[Answer], instance: InstanceInfo | None
+    ) -> None:
+        """Hear what became of ``requests``, before their callers do: ``instance`` ran them, or None: they left
+        while they waited. The answers are all last ones, with the outputs that are ``kept``."""
 
-    @property
-    @abstractmethod
-    def pending(self) -> int:
-        """Requests waiting for an instance."""
+    def expired(self, request: InferRequest) -> int | None:
+        """The time of ``request`` to wait is over: None to reject it, or the level at which it waits on, without
+        a deadline and behind all others there."""
+        return None
 
-    def has_waiting(self, request: InferRequest) -> bool:
-        """Whether ``request`` waits for an instance. One that never says so keeps calls between
-        models that wait for each other from being found."""
-        return False
 
-    @abstractmethod
-    async def drain(self) -> None:
-        """Refuse new requests; return when every submitted one is answered."""
+def nobody_to_call(request: InferRequest) -> None:
+    """The ``call`` of a context that has no server."""
+    raise InternalError("this scheduler runs without a server: there are no other models")
 
-    @abstractmethod
-    def close(self) -> None:
-        """End every `take`. Requests still waiting are answered with `Unavailable`."""
 
-    def abandon(self) -> None:
-        """`close`, when the server waits no longer: also those requests that instances have are answered,
-        with `Unavailable`, and cancelled; what `progress` and `deliver` say of them later is dropped.
+@dataclass(frozen=True, slots=True)
+class ScheduledModel:
+    """What the kernel is told of the version that it serves. ``parameters`` is the scheduler's ``Parameters``."""
 
-        A scheduler that does not override this leaves them unanswered.
-        """
-        self.close()
-
-    @abstractmethod
-    def take(self, bell: Bell) -> list[InferRequest] | None:
-        """The next batch, owned by the caller; blocks on ``bell``. None when closed.
-
-        Called by instance threads.
-        """
-
-    @abstractmethod
-    def poll(self, bell: LoopBell) -> list[InferRequest] | None:
-        """`take` for the event loop: the next batch, owned by the caller, or an empty list now.
-
-        Then ``bell`` is rung, once, when it is worth asking again. None when closed.
-        """
-
-    @abstractmethod
-    def leave(self, bell: LoopBell) -> None:
-        """The worker of ``bell`` cannot poll for now; what it was rung for is another's."""
-
-    @abstractmethod
-    def progress(self, request: InferRequest, response: Answer) -> None:
-        """Pass on a response that is not the last of ``request``."""
-
-    @abstractmethod
-    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
-        """Answer a batch that `take` gave out; each answer is final."""
+    config: ModelConfig
+    instances: Sequence[InstanceInfo] = ()
+    inputs: Mapping[str, Spec] = field(default_factory=dict)
+    outputs: Mapping[str, Spec] = field(default_factory=dict)
+    call: Callable[[InferRequest], None] = nobody_to_call
+    parameters: Any = None

@@ -22,7 +22,8 @@ class _Awaited(Enum):
     AWAITED = "awaited"
 
 
-_AWAITED: Final = _Awaited.AWAITED  # to look a member up takes longer than all the rest of `Flight.enter`
+#: Looked up once: that of a member takes longer than all the rest of entering.
+AWAITED: Final = _Awaited.AWAITED
 
 
 class Flight:
@@ -40,22 +41,26 @@ class Flight:
         self.answer: Callable[[InferRequest, Answer], None] = self._answer_in_turn if ordered else self._finish
         self._ordered, self._counted = ordered, counted
         self._landed = asyncio.Event()
-        #: In order of entry, with the answers that are held back.
-        self._open: dict[InferRequest, Answer | _Awaited] = OrderedDict() if ordered else {}
+        #: Those that have entered (whoever owns them sets them to `AWAITED`), in order of entry if that counts, with
+        #: the answers that are held back.
+        self.open: dict[InferRequest, Answer | _Awaited] = OrderedDict() if ordered else {}
 
     @property
     def count(self) -> int:
         """Requests that have entered and not been answered."""
-        return len(self._open)
+        return len(self.open)
 
-    def enter(self, request: InferRequest) -> None:
-        self._open[request] = _AWAITED
-        if self._ordered:
-            request.respond_at_once = None  # its turn may not have come
+    def forget(self, request: InferRequest) -> None:
+        """``request`` has not entered after all."""
+        del self.open[request]
+
+    def __contains__(self, request: InferRequest) -> bool:
+        """Whether ``request`` has entered and has no last answer."""
+        return self.open.get(request) is AWAITED
 
     def progress(self, request: InferRequest, response: Answer) -> None:
         """Give ``request`` a response that is not its last; decoupled models keep no order."""
-        if request in self._open:
+        if request in self.open:
             _write(request, response, False)
         if not self._counted:
             request.read()
@@ -63,34 +68,34 @@ class Flight:
     async def close(self) -> None:
         """Wait until every request that entered is answered; the caller refuses new ones."""
         self.is_closing = True
-        if self._open:
+        if self.open:
             await self._landed.wait()
 
     def abandon(self, reason: str) -> None:
         """Answer every request, now: with `Unavailable` for ``reason``, unless its answer was held back.
         Have what is executed for it end."""
         self.is_closing = True
-        for request, held in tuple(self._open.items()):
+        for request, held in tuple(self.open.items()):
             request.respond_at_once = None
-            answer = Unavailable(f"{request.log_id}{reason}") if held is _AWAITED else held
+            answer = Unavailable(f"{request.log_id}{reason}") if held is AWAITED else held
             self._finish(request, answer)
             request.cancel()
         self._landed.set()
 
     def _answer_in_turn(self, request: InferRequest, answer: Answer) -> None:
-        if request in self._open:
-            self._open[request] = answer
-        while self._open:
-            head, held = next(iter(self._open.items()))
-            if held is _AWAITED:
+        if request in self.open:
+            self.open[request] = answer
+        while self.open:
+            head, held = next(iter(self.open.items()))
+            if held is AWAITED:
                 return
             self._finish(head, held)
 
     def _finish(self, request: InferRequest, answer: Answer) -> None:
-        if self._open.pop(request, self) is self:
+        if self.open.pop(request, self) is self:
             return  # answered before
         _write(request, answer, True)
-        if self.is_closing and not self._open:
+        if self.is_closing and not self.open:
             self._landed.set()
 
 

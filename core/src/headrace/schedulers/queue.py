@@ -8,6 +8,7 @@ the instance threads (which take) need no lock of their own.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import TypeAlias
 
@@ -31,6 +32,9 @@ class RequestQueue:
 
     def __contains__(self, request: InferRequest) -> bool:
         return any(request in lane for lane in self._lanes)
+
+    def __iter__(self) -> Iterator[InferRequest]:
+        return iter(self.head(len(self)))
 
     def size(self, level: int) -> int:
         """Requests waiting at ``level``, counted from 1."""

@@ -40,11 +40,13 @@ def run_batch(runner: Runner, batch: Sequence[InferRequest]) -> tuple[Sequence[G
     """Run those of ``batch`` whose callers are still there; the others get `Cancelled`."""
     if not any(request.cancelled for request in batch):
         return runner.run(batch)
-    alive = [request for request in batch if not request.cancelled]
+    alive = [request for request in batch if request.pinned or not request.cancelled]
     now = monotonic_ns()
     answers, times = runner.run(alive) if alive else ((), BatchTimes(now, now, now, now))
     answered = iter(answers)
     return [
-        Cancelled(f"{request.log_id}request was cancelled") if request.cancelled else next(answered)
+        next(answered)
+        if request.pinned or not request.cancelled
+        else Cancelled(f"{request.log_id}request was cancelled")
         for request in batch
     ], times

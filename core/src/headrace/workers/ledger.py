@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
 from headrace.errors import Code, HeadraceError
-from headrace.messages.request import InferRequest
+from headrace.messages.request import Batch, InferRequest, Padding
 from headrace.messages.response import Answer
 from headrace.telemetry.observer import Observer
 from headrace.telemetry.pacing import paced
@@ -32,6 +32,10 @@ class Ledger:
         times: BatchTimes,
     ) -> None:
         """``batch`` has run; ``finished`` are those of it that have their last answer."""
+        if isinstance(batch, Batch):
+            answers = [answer for request, answer in zip(finished, answers, strict=True) if not _is_padding(request)]
+            finished = [request for request in finished if not _is_padding(request)]
+            batch = [request for request in batch if not _is_padding(request)]
         succeeded, failed, cancelled = _outcome(finished, answers)
         if len(finished) == len(batch):
             self._batches.record(succeeded, failed, times)
@@ -65,6 +69,10 @@ class Ledger:
                 observer.batch_finished(succeeded, failed, times)
             except BaseException:  # a stranger's, on the thread that all later batches need
                 log.exception("observer %s of instance '%s' failed", type(observer).__name__, self._name)
+
+
+def _is_padding(request: InferRequest) -> bool:
+    return isinstance(request, Padding)
 
 
 def _outcome(

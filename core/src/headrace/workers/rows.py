@@ -33,11 +33,11 @@ class RowsRunner(Runner):
             inferred = monotonic_ns()
             answers: Sequence[Answer] = self._split(batch, results)
         except BaseException as error:
-            if len(batch) > 1:
+            if len(batch) > 1 and not batch[0].pinned:
                 # Rows are independent, so the others can be answered without the culprit.
                 answers = [self._run_alone(request) for request in batch]
             else:
-                answers = [as_error(error, self.contract)]
+                answers = [as_error(error, self.contract)] * len(batch)
             stacked, inferred = max(stacked, started), max(inferred, stacked)
         return answers, BatchTimes(started, stacked, inferred, monotonic_ns())
 

@@ -147,11 +147,11 @@ def test_what_one_instance_waited_to_complete_is_the_others_when_it_dies(
     monkeypatch.setattr(deaths.Deaths, "delay_s", 3600.0)  # it does not come back
     config = "dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 2000000 }"
     model = run_trial(instances=2, config=config)
-    forming = model.server.served("m")[0].scheduler._idle  # type: ignore[attr-defined]
+    forming = model.server.served("m")[0].scheduler.idle
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(model.infer)
         wait_until(lambda: bool(forming) and forming[0].wake_at > 0, "one forms a batch")
-        (watcher,) = [worker for worker in model.workers if worker._bell is forming[0]]  # type: ignore[attr-defined]
+        (watcher,) = [worker for worker in model.workers if worker._source is forming[0]]  # type: ignore[attr-defined]
         os.kill(watcher._child._launched.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         assert isinstance(waiting.result(10), InferResponse)
 

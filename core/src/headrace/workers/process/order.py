@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -38,7 +38,8 @@ class Order:
     ``path`` is the version's directory. ``backend`` is ``module:class`` and ``options`` its
     ``--backend-config`` settings. ``config`` is the model's config as JSON, in the form of the
     ``/config`` endpoint, and ``parameters`` its parameters as text. ``entry`` is that of
-    `headrace.backends.base.Isolation`. ``outputs_as_given`` is the backend's. ``services`` and
+    `headrace.backends.base.Isolation`. ``outputs_as_given`` is the backend's. ``kept`` are the outputs
+    that the scheduler keeps from callers, as in ``config``. ``services`` and
     ``cleanup`` are set in the child: what the entry leaves in ``cleanup`` is done when the instance has
     closed, and when it cannot be loaded.
     """
@@ -55,6 +56,7 @@ class Order:
     device_kind: DeviceKind
     device_id: int
     outputs_as_given: bool = False
+    kept: Sequence[Mapping[str, Any]] = ()
     services: Services | None = None
     cleanup: ExitStack = field(default_factory=ExitStack, compare=False)
 
@@ -65,7 +67,9 @@ class Order:
 
     def contract(self) -> Contract:
         """What the model promises; the server judges responses, and undoes reshapes."""
-        return Unjudged.from_json(json.loads(self.config), str(self.version), self.outputs_as_given)
+        config = json.loads(self.config)
+        config["output"] = [*config.get("output", ()), *self.kept]
+        return Unjudged.from_json(config, str(self.version), self.outputs_as_given)
 
     @classmethod
     def from_json(cls, text: bytes, services: Services) -> Order:

@@ -168,7 +168,7 @@ class ProcessWorker:
             return None
 
     def _run(self, child: Child, source: BatchSource, batch: list[InferRequest]) -> None:
-        if any(request.cancelled for request in batch):
+        if any(request.cancelled and not request.pinned for request in batch):
             gone = [request for request in batch if request.cancelled]
             batch = [request for request in batch if not request.cancelled]
             errors = [Cancelled(f"{request.log_id}request was cancelled") for request in gone]

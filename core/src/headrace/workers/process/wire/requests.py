@@ -45,7 +45,7 @@ class RequestWriter:
         outputs = self._names.write(tuple(request.outputs)) if request.outputs else b""
         way = self._way(request, addressed)
         rare = settings.pack(request) if request.parameters or request.sequence_id else b""
-        flags = request.sequence_start | request.sequence_end << 1 | request.decoupled << 2
+        flags = request.sequence_start | request.sequence_end << 1 | request.decoupled << 2 | request.pinned << 3
         inputs = request.inputs
         meta.append(
             _REQUEST.pack(
@@ -105,7 +105,7 @@ class RequestReader:
         request.timeout_us, request.priority = timeout, priority
         if flags:
             request.sequence_start, request.sequence_end = bool(flags & 1), bool(flags & 2)
-            request.decoupled = bool(flags & 4)
+            request.decoupled, request.pinned = bool(flags & 4), bool(flags & 8)
         if way:
             request.model_name, request.model_version, *callers = way
             request.callers = tuple(callers)

@@ -1,0 +1,154 @@
+"""Where one instance gets its batches from, on a thread or on the event loop."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING
+
+from headrace.errors import InternalError, summary
+from headrace.messages.request import InferRequest
+from headrace.schedulers.base import InstanceInfo, Timer, Wait
+from headrace.telemetry.pacing import paced
+from headrace.workers.bell import Bell, LoopBell
+
+if TYPE_CHECKING:
+    from headrace.schedulers.kernel import Kernel
+
+log = paced(__name__)
+
+#: How long after a failure of its scheduler an instance is asked for again.
+RETRY_NS = 1_000_000_000
+
+
+class InstanceSource:
+    """A `headrace.workers.source.BatchSource` for ``instance``, whose worker either takes or polls.
+
+    While it is among the idle of ``kernel``, the event loop may offer it a batch. ``wake_at`` is how many rows must
+    have arrived to make that worth while, ``wait`` what the scheduler said last.
+    """
+
+    __slots__ = (
+        "_alarm", "_batch", "_bell", "_is_parked", "_kernel", "_on_loop", "_on_threads", "deliver", "instance",
+        "progress", "wait", "wake_at",
+    )  # fmt: skip
+
+    def __init__(self, kernel: Kernel, instance: InstanceInfo) -> None:
+        self.instance = instance
+        self.wait: Wait | None = None
+        self.wake_at: float = 0
+        self.progress = kernel.progress
+        self.deliver = partial(kernel.deliver_heard, self) if kernel.hears else kernel.deliver
+        self._kernel = kernel
+        self._on_threads = kernel.scheduler.on_threads
+        self._on_loop = False
+        self._bell: Bell | LoopBell | None = None
+        self._batch: list[InferRequest] | None = None
+        self._alarm: Timer | None = None
+        self._is_parked = False
+
+    # ------------------------------------------------------------------ the instance's thread
+
+    def take(self, bell: Bell) -> list[InferRequest] | None:
+        """The next batch, owned by the caller; blocks on ``bell``. None when closed."""
+        kernel, idle = self._kernel, self._kernel.idle
+        self._bell = bell
+        while not kernel.closed:
+            arrived, self.wake_at, self.wait = kernel.arrived, 0, None
+            if self._on_threads and (batch := kernel.ask(self)):
+                return batch
+            idle.append(self)
+            if kernel.closed or (kernel.arrived != arrived and self._on_threads):
+                with suppress(ValueError):
+                    idle.remove(self)
+                    continue
+            elif self.wait is not None or not self._on_threads:  # the event loop has the timers, and may ask
+                with suppress(RuntimeError):  # it has ended, and the server with it
+                    kernel.call_soon_threadsafe(kernel.wake_soon)
+            bell.wait()
+            given, self._batch = self._batch, None
+            if given:
+                return given
+        return None
+
+    # ------------------------------------------------------------------ event loop
+
+    def poll(self, bell: LoopBell) -> list[InferRequest] | None:
+        """`take` for the event loop: the next batch, owned by the caller, or an empty list now.
+
+        Then ``bell`` is rung, once, when it is worth asking again. None when closed.
+        """
+        self._bell, self._on_loop = bell, True
+        if self._kernel.closed:
+            return None
+        try:
+            batch = self._kernel.ask(self)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise InternalError(summary(error)) from error
+        if not batch:
+            self._park()
+        return batch
+
+    def leave(self, bell: LoopBell) -> None:
+        """The worker of ``bell`` cannot poll for now; what it was rung for is another's."""
+        with suppress(ValueError):
+            self._kernel.idle.remove(self)
+        self._silence()
+        self._kernel.ask_again()
+
+    def offer(self) -> bool:
+        """Ask for this instance, which is idle no more; whether it need not be asked for again. Event loop only."""
+        self._silence()
+        self._is_parked = False
+        bell, kernel = self._bell, self._kernel
+        assert bell is not None
+        if self._on_loop:
+            bell.ring()
+            return not self._is_parked
+        try:
+            batch = kernel.ask(self)
+        except BaseException as error:
+            log.exception("the scheduler of instance '%s' failed to give it a batch", self.instance.name)
+            self.wake_at = inf
+            self._alarm = kernel.clock.call_later(RETRY_NS, self._look)
+            kernel.idle.append(self)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            return True
+        if not batch:
+            self._park()
+            return False
+        self._batch = batch
+        bell.ring()
+        return True
+
+    def end(self) -> None:
+        """Have the worker look, and find that all is closed."""
+        self._silence()
+        assert self._bell is not None
+        self._bell.ring()
+
+    def _park(self) -> None:
+        kernel, wait = self._kernel, self.wait
+        self._is_parked = True
+        if wait is None:
+            self.wake_at = 0
+            kernel.idle.append(self)
+        else:
+            self.wake_at = kernel.arrived + wait.rows
+            self._alarm = kernel.clock.call_later(wait.delay_ns, self._look)
+            kernel.idle.appendleft(self)  # it is forming a batch: arrivals are its business first
+
+    def _look(self) -> None:
+        """It is time to ask again."""
+        self._alarm = None
+        self._kernel.idle.remove(self)
+        self.offer()
+
+    def _silence(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None

@@ -1,0 +1,342 @@
+"""What all schedulers have in common: requests wait, instances sleep and are woken, and everybody is answered once.
+
+A `Scheduler` says which requests run next, and the kernel does the rest. An idle instance is asked for on the event
+loop, once per turn in which something has changed, and is woken with its batch; one that comes back from a batch
+asks on its own thread, where its scheduler allows that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import monotonic_ns
+
+from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable, summary
+from headrace.messages.request import Batch, InferRequest, Padding
+from headrace.messages.response import Answer, InferResponse
+from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, SchedulerContext, Timer, Wait
+from headrace.schedulers.flight import AWAITED, Flight
+from headrace.schedulers.instance_source import InstanceSource
+from headrace.schedulers.queue import RequestQueue
+from headrace.telemetry.pacing import paced
+from headrace.telemetry.statistics import Duration, ModelStatistics
+from headrace.workers.ledger import Ledger
+
+log = paced(__name__)
+
+_STOPPING = "Server is stopping"
+#: What counts as so many rows arrived: news that every instance has to look at, however many it is missing.
+_NEWS = 1 << 32
+
+
+class LoopClock:
+    """The server's `Clock`: the monotonic clock, and the timers of ``loop``."""
+
+    now_ns = staticmethod(monotonic_ns)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def call_later(self, delay_ns: int, call: Callable[..., object], *arguments: object) -> asyncio.TimerHandle:
+        return self._loop.call_later(delay_ns / 1e9, call, *arguments)
+
+
+class Kernel:
+    """Runs a scheduler of ``kind`` for one version of a model. Event loop only, except `InstanceSource.take`.
+
+    ``sources`` are where the instances get their batches, in the order of ``model.instances``.
+    """
+
+    def __init__(
+        self,
+        kind: type[Scheduler],
+        model: ScheduledModel,
+        statistics: ModelStatistics,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock | None = None,
+    ) -> None:
+        self.statistics = statistics
+        self.clock = LoopClock(loop) if clock is None else clock
+        self.closed = False
+        self.arrived = 0  # rows; and `_NEWS`
+        self.idle: deque[InstanceSource] = deque()
+        self.queue = RequestQueue()
+        self.call_soon, self.call_soon_threadsafe = loop.call_soon, loop.call_soon_threadsafe
+        context = SchedulerContext(
+            model.config,
+            model.parameters,
+            model.inputs,
+            model.outputs,
+            model.instances,
+            self.clock,
+            self.queue,
+            model.call,
+            self.answer,
+            self.ask_again,
+        )
+        self.scheduler = scheduler = kind(context)
+        self._flight = Flight(scheduler.keeps_order, model.config.model_transaction_policy.decoupled)
+        self._ledger: Ledger | None = None
+        self._timers: dict[InferRequest, Timer] = {}
+        self._is_waking = False
+        self._alike = scheduler.instances_alike
+        # Bound once: what a scheduler does not override is not called.
+        self._now_ns, self._next = self.clock.now_ns, scheduler.next
+        self._submit = scheduler.submit
+        self._add, self._remove = self.queue.add, self.queue.remove
+        self._leave = self._cancel
+        self._open = self._flight.open
+        self._kept = frozenset(scheduler.kept)
+        self._holds_back = bool(self._kept) or scheduler.keeps_order
+        self.hears = bool(self._kept) or type(scheduler).finished is not Scheduler.finished
+        self.sources = [InstanceSource(self, instance) for instance in model.instances]
+
+    # ------------------------------------------------------------------ in
+
+    def submit(self, request: InferRequest) -> None:
+        """Own ``request`` from now on, and answer it exactly once with final set.
+
+        Raises `Unavailable`, and what the scheduler raises, without owning it, when full or stopping. The one way in:
+        a cache that answers in a model's stead stands here, before the scheduler is asked.
+        """
+        if self._flight.is_closing:
+            raise Unavailable(
+                f"{request.log_id}Server is stopping, scheduler for model has stopped accepting new inference requests"
+            )
+        request.queued_ns = self._now_ns()
+        request.on_cancel = self._leave
+        self._open[request] = AWAITED
+        if self._holds_back:
+            request.respond_at_once = None  # its turn may not have come, or it would be told what is not for it
+        try:
+            level = self._submit(request)
+        except BaseException as error:
+            self._refuse(request, error)
+            raise
+        if level is None:
+            level = 1
+        elif not level:
+            request.on_cancel = self._cancel_own
+            return
+        self._add(request, level)
+        if request.deadline_ns:
+            delay_ns = request.deadline_ns - request.queued_ns
+            self._timers[request] = self.clock.call_later(delay_ns, self._expire, request)
+        self.arrived += request.rows or 1
+        if self.idle and not self._is_waking:
+            # Soon: once the loop has decoded what else has arrived by now. To wake an instance at once would cost a
+            # thread switch per request, and batches of one.
+            self._is_waking = True
+            self.call_soon(self._wake)
+
+    def _refuse(self, request: InferRequest, error: BaseException) -> None:
+        self._flight.forget(request)
+        request.on_cancel = None
+        if isinstance(error, Unavailable):
+            self.statistics.rejected.count += 1
+        elif not isinstance(error, Exception | KeyboardInterrupt):  # a stranger's: it must not end the loop
+            raise InternalError(summary(error)) from error
+
+    # ------------------------------------------------------------------ to the instances
+
+    def ask(self, source: InstanceSource) -> list[InferRequest]:
+        """The batch that the instance of ``source`` runs now, which is its from here on; empty if it has to wait.
+
+        On any thread if the scheduler says so. The one way out of the queue: a limiter that has instances of
+        several models share a device stands here, before the scheduler is asked, and in `deliver`.
+        """
+        chosen = self._next(source.instance, self._now_ns())
+        if isinstance(chosen, Wait):
+            source.wait = chosen
+            return []
+        source.wait = None
+        return self._claim(chosen) or self._ask_after_losing(source) if chosen else []
+
+    def _claim(self, chosen: Sequence[InferRequest]) -> list[InferRequest]:
+        """Those of ``chosen`` that still waited, and wait no more."""
+        remove = self._remove
+        if self._kept:
+            self._ask_for_kept(chosen)
+        if not isinstance(chosen, Batch):
+            return [request for request in chosen if remove(request)]
+        for request, added in zip(chosen, chosen.added, strict=False):
+            request.inputs = {**request.inputs, **added}
+        claimed = Batch([request for request in chosen if isinstance(request, Padding) or remove(request)])
+        for request in claimed:
+            request.pinned = chosen.pinned
+        return claimed if any(not isinstance(request, Padding) for request in claimed) else []
+
+    def _ask_for_kept(self, chosen: Sequence[InferRequest]) -> None:
+        for request in chosen:
+            if request.outputs:
+                request.outputs = tuple(dict.fromkeys((*request.outputs, *self._kept)))
+
+    def _ask_after_losing(self, source: InstanceSource) -> list[InferRequest]:
+        """Others were faster; there may be more. A scheduler that gives what does not wait would be asked for ever."""
+        for _ in range(100):
+            chosen = self._next(source.instance, self._now_ns())
+            if isinstance(chosen, Wait) or not chosen:
+                source.wait = chosen if isinstance(chosen, Wait) else None
+                return []
+            if batch := self._claim(chosen):
+                return batch
+        raise InternalError(f"scheduler '{self.scheduler.name}' gives out requests that do not wait")
+
+    def ask_again(self) -> None:
+        """Ask for all who are idle, soon."""
+        self.arrived += _NEWS
+        self.wake_soon()
+
+    def wake_soon(self) -> None:
+        if self.idle and not self._is_waking:
+            self._is_waking = True
+            self.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        """Offer what waits to the instances that are idle, those that form a batch first."""
+        self._is_waking = False
+        idle = self.idle
+        for source in tuple(idle):
+            if self.arrived < source.wake_at:
+                if self._alike:
+                    return
+                continue
+            try:
+                idle.remove(source)
+            except ValueError:  # its thread has looked by itself
+                continue
+            if not source.offer() and self._alike:
+                return
+
+    # ------------------------------------------------------------------ out
+
+    def progress(self, request: InferRequest, response: Answer) -> None:
+        """Pass on a response that is not the last of ``request``."""
+        self._flight.progress(request, self._stripped(response) if self._kept else response)
+
+    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
+        """Give each of ``requests`` its last answer."""
+        if self._timers:
+            for request in requests:
+                if (timer := self._timers.pop(request, None)) is not None:
+                    timer.cancel()
+        give = self._flight.answer
+        for request, answer in zip(requests, answers, strict=True):
+            give(request, answer)
+
+    def deliver_heard(
+        self, source: InstanceSource | None, requests: Sequence[InferRequest], answers: Sequence[Answer]
+    ) -> None:
+        """`deliver`, for a scheduler that hears what became of its requests."""
+        try:
+            self.scheduler.finished(requests, answers, None if source is None else source.instance)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            log.exception("scheduler '%s' failed to hear what became of requests", self.scheduler.name)
+        if self._kept:
+            answers = [self._stripped(answer) for answer in answers]
+        self.deliver(requests, answers)
+        self.ask_again()
+
+    def answer(self, request: InferRequest, answer: Answer, final: bool = True) -> None:
+        """The scheduler answers ``request`` itself; nothing if it has its last answer."""
+        if request not in self._flight:
+            return
+        if not final:
+            self._flight.progress(request, answer)
+            return
+        self.queue.remove(request)
+        request.started_ns = request.started_ns or self._now_ns()
+        if self._ledger is None:
+            self._ledger = Ledger(self.scheduler.name, self.statistics.for_instance)
+        self._ledger.late(request, answer)
+        self.deliver((request,), (answer,))
+
+    def _stripped(self, answer: Answer) -> Answer:
+        """``answer`` without what is kept from callers."""
+        if not isinstance(answer, InferResponse):
+            return answer
+        return replace(answer, outputs={name: x for name, x in answer.outputs.items() if name not in self._kept})
+
+    def _expire(self, request: InferRequest) -> None:
+        """The request's time in the queue is over, whether or not an instance is free."""
+        if request not in self.queue:
+            return
+        try:
+            level = self.scheduler.expired(request)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            log.exception("scheduler '%s' failed to say what becomes of an expired request", self.scheduler.name)
+            level = None
+        if level is None:
+            self._give_up(request, Unavailable("Request timeout expired"), self.statistics.rejected)
+        elif self.queue.postpone(request, level):
+            request.deadline_ns = 0
+            self.ask_again()
+
+    def _cancel(self, request: InferRequest) -> None:
+        self._give_up(request, Cancelled(f"{request.log_id}request was cancelled"), self.statistics.cancelled)
+
+    def _cancel_own(self, request: InferRequest) -> None:
+        """`_cancel`, for a request that the scheduler answers itself."""
+        if request in self._flight:
+            self._drop(request, Cancelled(f"{request.log_id}request was cancelled"), self.statistics.cancelled)
+
+    def _give_up(self, request: InferRequest, error: HeadraceError, reason: Duration) -> None:
+        """Answer a request that no instance will run; nothing if an instance has it already."""
+        if self.queue.remove(request):
+            self._drop(request, error, reason)
+            self.ask_again()
+
+    def _drop(self, request: InferRequest, error: HeadraceError, reason: Duration) -> None:
+        reason.count += 1
+        reason.ns += self._now_ns() - request.arrival_ns
+        if self.hears:
+            self.deliver_heard(None, (request,), (error,))
+        else:
+            self.deliver((request,), (error,))
+
+    # ------------------------------------------------------------------ how many, and the end
+
+    @property
+    def in_flight(self) -> int:
+        """Requests submitted and not yet answered."""
+        return self._flight.count
+
+    @property
+    def pending(self) -> int:
+        """Requests waiting for an instance."""
+        return len(self.queue)
+
+    def has_waiting(self, request: InferRequest) -> bool:
+        """Whether ``request`` waits for an instance."""
+        return request in self.queue
+
+    async def drain(self) -> None:
+        """Refuse new requests; return when every submitted one is answered."""
+        await self._flight.close()
+
+    def close(self) -> None:
+        """End every `take`. Requests still waiting are answered with `Unavailable`."""
+        self.closed = True
+        while self.idle:
+            try:
+                source = self.idle.popleft()
+            except IndexError:  # its thread has looked by itself
+                break
+            source.end()
+        for request in self.queue.head(len(self.queue)):
+            self._give_up(request, Unavailable(f"{request.log_id}{_STOPPING}"), self.statistics.rejected)
+
+    def abandon(self) -> None:
+        """`close`, when the server waits no longer: also those requests that instances have are answered,
+        with `Unavailable`, and cancelled; what is said of them later is dropped."""
+        self.close()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._flight.abandon(_STOPPING)

@@ -1,0 +1,487 @@
+"""What the kernel does for a scheduler that it knows nothing of: played by hand, on a clock that the test turns."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.backends.base import Device, Instance, Tensors
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import BackendError, Cancelled, Code, HeadraceError, InternalError, Unavailable
+from headrace.messages import dtypes
+from headrace.messages.request import Batch, InferRequest, Padding
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.spec import Spec
+from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler, SchedulerContext, Wait
+from headrace.schedulers.kernel import Kernel
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.testing.clock import TurnedClock
+from headrace.workers.batch import runner_for
+from headrace.workers.bell import LoopBell
+from headrace.workers.contract import Contract
+from headrace.workers.instance import InstanceThread
+
+MS = 1_000_000
+X = Spec("x", dtypes.FP32, (1,))
+STATE = Spec("state", dtypes.FP32, (1,))
+
+
+class First(Scheduler):
+    """One request after the other."""
+
+    name = "first"
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        return self.context.waiting.head(1)
+
+
+class Stage:
+    """A kernel with instances that the test plays, and what the callers were told."""
+
+    def __init__(self, kind: type[Scheduler], instances: int = 1, **model: Any) -> None:
+        self.clock, self.statistics = TurnedClock(), ModelStatistics()
+        self.config = ModelConfig(name="m", max_batch_size=4)
+        infos = [InstanceInfo(f"m_0_{number}", Device("cpu"), 4) for number in range(instances)]
+        given = ScheduledModel(self.config, infos, {"x": X}, {"x": X}, **model)
+        self.kernel = Kernel(kind, given, self.statistics, asyncio.get_running_loop(), self.clock)
+        self.answers: dict[str, list[Answer]] = {}
+        self.given: list[tuple[str, list[str]]] = []
+        self.batches: list[list[InferRequest]] = []
+        self._bells: dict[str, LoopBell] = {}
+
+    def send(self, name: str, rows: int = 1, **fields: Any) -> InferRequest:
+        def respond(answer: Answer, final: bool) -> None:
+            self.answers.setdefault(name, []).append(answer)
+
+        request = InferRequest("m", {"x": np.ones((rows, 1), np.float32)}, respond, id=name, rows=rows, **fields)
+        self.kernel.submit(request)
+        return request
+
+    def serve(self, number: int = 0) -> None:
+        """Have an instance ask whenever it is rung; it keeps what it gets until `finish`."""
+        source = self.kernel.sources[number]
+
+        def pull() -> None:
+            if batch := source.poll(bell):
+                self.batches.append(batch)
+                self.given.append((source.instance.name, [request.id for request in batch]))
+
+        bell = LoopBell(pull)
+        pull()
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def finish(self, number: int = 0, outputs: dict[str, Any] | None = None) -> None:
+        batch = self.batches.pop(0)
+        self.kernel.sources[number].deliver(batch, [InferResponse(outputs or {}, id=r.id) for r in batch])
+        self.serve(number)
+
+
+def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    run.__name__ = test.__name__
+    return run
+
+
+def threaded(kernel: Kernel, number: int, instance: Instance, outputs: dict[str, Spec]) -> InstanceThread:
+    contract = Contract("m", "1", outputs, True)
+    name = kernel.sources[number].instance.name
+    return InstanceThread(name, lambda: (instance, runner_for(instance, contract)), kernel.statistics.for_instance)
+
+
+@on_loop
+async def test_a_scheduler_of_one_method_serves_and_hears_of_nobody_who_leaves() -> None:
+    stage = Stage(First)
+    gone = stage.send("gone")
+    stage.send("a")
+    gone.cancel()
+    stage.serve()
+    assert stage.given == [("m_0_0", ["a"])]
+    stage.finish()
+    assert isinstance(stage.answers["a"][0], InferResponse)
+    assert isinstance(stage.answers["gone"][0], Cancelled)
+    assert (stage.kernel.in_flight, stage.kernel.pending) == (0, 0)
+    assert stage.statistics.cancelled.count == 1
+
+
+@on_loop
+async def test_an_idle_instance_is_asked_for_once_per_turn_of_the_loop() -> None:
+    asked = 0
+
+    class Counting(First):
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+            nonlocal asked
+            asked += 1
+            return self.context.waiting.head(4)
+
+    stage = Stage(Counting)
+    stage.serve()
+    for name in "abc":
+        stage.send(name)
+    await stage.settle()
+    assert stage.given == [("m_0_0", ["a", "b", "c"])]
+    assert asked == 2
+
+
+class Patient(First):
+    """Waits 5 ms for four rows."""
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        waiting = self.context.waiting.head(4)
+        if not waiting or len(waiting) == 4:
+            return waiting
+        left_ns = waiting[0].queued_ns + 5 * MS - now_ns
+        return Wait(left_ns, 4 - len(waiting)) if left_ns > 0 else waiting
+
+
+@on_loop
+async def test_a_wait_ends_by_the_clock() -> None:
+    stage = Stage(Patient)
+    stage.serve()
+    stage.send("a")
+    await stage.settle()
+    stage.clock.turn(5 * MS - 1)
+    assert not stage.given
+    stage.clock.turn(1)
+    assert stage.given == [("m_0_0", ["a"])]
+
+
+@on_loop
+async def test_a_wait_ends_when_as_many_rows_have_arrived_and_not_before() -> None:
+    asked: list[int] = []
+
+    class Counting(Patient):
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+            asked.append(len(self.context.waiting))
+            return super().next(instance, now_ns)
+
+    stage = Stage(Counting)
+    stage.serve()
+    for name in "abcd":
+        stage.send(name)
+        await stage.settle()
+    assert stage.given == [("m_0_0", ["a", "b", "c", "d"])]
+    assert asked == [0, 1, 4]
+    assert stage.clock.pending == 0
+
+
+@on_loop
+async def test_who_asks_is_told_apart() -> None:
+    class Pinned(Scheduler):
+        name = "pinned"
+
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+            return [r for r in self.context.waiting if r.id == instance.name][:1]
+
+    stage = Stage(Pinned, 2)
+    stage.serve(0)
+    stage.serve(1)
+    stage.send("m_0_1")
+    await stage.settle()
+    assert stage.given == [("m_0_1", ["m_0_1"])]
+    stage.send("m_0_0")
+    await stage.settle()
+    assert stage.given[1] == ("m_0_0", ["m_0_0"])
+
+
+@on_loop
+async def test_levels_come_in_order_and_a_deadline_is_kept_by_the_clock() -> None:
+    class Levels(First):
+        def submit(self, request: InferRequest) -> int:
+            if request.timeout_us:
+                request.deadline_ns = request.queued_ns + request.timeout_us * 1000
+            return request.priority
+
+        def expired(self, request: InferRequest) -> int | None:
+            return 3 if request.id == "late" else None
+
+    stage = Stage(Levels)
+    stage.send("second", priority=2)
+    stage.send("late", priority=1, timeout_us=1000)
+    stage.send("dead", priority=1, timeout_us=1000)
+    stage.send("first", priority=1)
+    stage.clock.turn(MS)
+    (refusal,) = stage.answers["dead"]
+    assert isinstance(refusal, HeadraceError)
+    assert (refusal.message, refusal.code) == ("Request timeout expired", Code.UNAVAILABLE)
+    assert [request.id for request in stage.kernel.queue] == ["first", "second", "late"]
+
+
+@on_loop
+async def test_what_a_scheduler_takes_in_without_queueing_is_its_own_to_answer() -> None:
+    asked: list[InferRequest] = []
+    heard: list[tuple[str, InstanceInfo | None]] = []
+
+    class Forwarding(Scheduler):
+        name = "forwarding"
+
+        def submit(self, request: InferRequest) -> int:
+            def respond(answer: Answer, final: bool) -> None:
+                self.context.answer(request, answer, final)
+
+            self.context.call(InferRequest("other", dict(request.inputs), respond))
+            return 0
+
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+            raise AssertionError("there are no instances")
+
+        def finished(
+            self, requests: Sequence[InferRequest], answers: Sequence[Answer], instance: InstanceInfo | None
+        ) -> None:
+            heard.extend((request.id, instance) for request in requests)
+
+    stage = Stage(Forwarding, 0, call=asked.append)
+    stage.send("a")
+    gone = stage.send("gone")
+    assert (stage.kernel.in_flight, stage.kernel.pending) == (2, 0)
+    gone.cancel()
+    gone.cancel()
+    assert heard == [("gone", None)]
+    draining = asyncio.ensure_future(stage.kernel.drain())
+    await stage.settle()
+    assert not draining.done()
+    for request in asked:
+        request.respond(InferResponse({}, id="done"), True)
+        request.respond(InferResponse({}, id="again"), True)
+    await draining
+    (answer,) = stage.answers["a"]
+    assert isinstance(answer, InferResponse)
+    assert answer.id == "done"
+    assert [type(answer) for answer in stage.answers["gone"]] == [Cancelled]
+    snapshot = stage.statistics.snapshot()
+    assert (snapshot.success.count, snapshot.cancelled.count) == (1, 1)
+
+
+@on_loop
+async def test_abandoning_answers_what_a_scheduler_has_for_itself() -> None:
+    class Hoarding(First):
+        def submit(self, request: InferRequest) -> int:
+            return 0
+
+    stage = Stage(Hoarding)
+    request = stage.send("a")
+    stage.kernel.abandon()
+    assert isinstance(stage.answers["a"][0], Unavailable)
+    assert request.cancelled
+    await stage.kernel.drain()
+    stage.kernel.scheduler.context.answer(request, InferResponse({}), True)
+    assert len(stage.answers["a"]) == 1
+
+
+class Stateful(First):
+    """Gives each batch what the one before it has left in ``state``, padded to four rows."""
+
+    def __init__(self, context: SchedulerContext) -> None:
+        super().__init__(context)
+        self.kept = {"state": STATE}
+        self.state: dict[str, Any] = {}
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        requests = self.context.waiting.head(2)
+        if not requests:
+            return ()
+        zero = np.zeros((1, 1), np.float32)
+        padding = [Padding("m", {"x": zero}) for _ in range(4 - len(requests))]
+        added = [{"state": self.state.get(request.id, zero)} for request in requests] + [{"state": zero}] * len(padding)
+        return Batch([*requests, *padding], added, pinned=True)
+
+    def finished(
+        self, requests: Sequence[InferRequest], answers: Sequence[Answer], instance: InstanceInfo | None
+    ) -> None:
+        for request, answer in zip(requests, answers, strict=True):
+            if isinstance(answer, InferResponse) and not isinstance(request, Padding):
+                self.state[request.id] = answer.outputs["state"]
+
+
+class Sums(Instance):
+    """Adds ``x`` to ``state``; fails where a row of ``x`` is negative."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        x = np.asarray(inputs["x"])
+        self.rows.append(len(x))
+        if (x < 0).any():
+            raise BackendError("negative")
+        total = x + np.asarray(inputs.get("state", 0))
+        return {"x": total * 10, "state": total}
+
+
+def test_a_batch_carries_inputs_padding_and_outputs_that_are_nobodys() -> None:
+    @on_loop
+    async def scenario() -> None:
+        stage, sums = Stage(Stateful), Sums()
+        thread = threaded(stage.kernel, 0, sums, {"x": X, "state": STATE})
+        await asyncio.to_thread(thread.load)
+        thread.serve(stage.kernel.sources[0], asyncio.get_running_loop())
+        for turn in (1, 2):
+            for name, outputs in (("a", ()), ("b", ("x",))):
+                stage.send(name, outputs=outputs)
+                while len(stage.answers.get(name, ())) < turn:
+                    await asyncio.sleep(0)
+        for name in "ab":
+            given = [answer.outputs for answer in stage.answers[name] if isinstance(answer, InferResponse)]
+            assert [list(outputs) for outputs in given] == [["x"], ["x"]]
+            assert [float(np.asarray(outputs["x"])[0, 0]) for outputs in given] == [10, 20]
+        assert set(sums.rows) == {4}
+        snapshot = stage.statistics.snapshot()
+        assert (snapshot.success.count, snapshot.executions.inference_count) == (4, 4)
+        stage.kernel.close()
+        await asyncio.to_thread(thread.join)
+
+    scenario()
+
+
+def test_a_pinned_batch_that_fails_is_not_tried_one_by_one() -> None:
+    @on_loop
+    async def scenario() -> None:
+        stage, sums = Stage(Stateful), Sums()
+        thread = threaded(stage.kernel, 0, sums, {"x": X, "state": STATE})
+        await asyncio.to_thread(thread.load)
+        bad = stage.send("bad")
+        bad.inputs = {"x": -np.ones((1, 1), np.float32)}
+        stage.send("good")
+        thread.serve(stage.kernel.sources[0], asyncio.get_running_loop())
+        while len(stage.answers) < 2:
+            await asyncio.sleep(0)
+        assert [str(stage.answers[name][0]) for name in ("bad", "good")] == ["negative", "negative"]
+        assert sums.rows == [4]
+        stage.kernel.close()
+        await asyncio.to_thread(thread.join)
+
+    scenario()
+
+
+@on_loop
+async def test_a_submit_that_raises_leaves_nothing_behind() -> None:
+    class Broken(First):
+        error: BaseException = Unavailable("full")
+
+        def submit(self, request: InferRequest) -> int:
+            raise self.error
+
+    stage = Stage(Broken)
+    with pytest.raises(Unavailable, match="full"):
+        stage.send("a")
+    Broken.error = SystemExit("stray")
+    with pytest.raises(InternalError, match="SystemExit: stray"):
+        stage.send("b")
+    assert (stage.kernel.in_flight, stage.kernel.pending, stage.statistics.rejected.count) == (0, 0, 1)
+    await stage.kernel.drain()
+
+
+def test_a_scheduler_that_raises_on_the_loop_is_asked_again_a_second_later(caplog: pytest.LogCaptureFixture) -> None:
+    class Stumbling(First):
+        failures = 1
+
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+            if self.context.waiting and self.failures:
+                self.failures -= 1
+                raise SystemExit("stray")
+            return super().next(instance, now_ns)
+
+    @on_loop
+    async def scenario() -> None:
+        stage = Stage(Stumbling)
+        instance = Sums()
+        thread = threaded(stage.kernel, 0, instance, {"x": X})
+        await asyncio.to_thread(thread.load)
+        thread.serve(stage.kernel.sources[0], asyncio.get_running_loop())
+        while not stage.kernel.idle:
+            await asyncio.sleep(0)
+        stage.send("a")
+        while "failed to give it a batch" not in caplog.text:
+            await asyncio.sleep(0)
+        assert "a" not in stage.answers
+        stage.clock.turn(1000 * MS)
+        while "a" not in stage.answers:
+            await asyncio.sleep(0)
+        stage.kernel.close()
+        await asyncio.to_thread(thread.join)
+
+    scenario()
+
+
+@on_loop
+async def test_a_finished_or_expired_that_raises_keeps_no_answer_back() -> None:
+    class Deaf(First):
+        def submit(self, request: InferRequest) -> None:
+            request.deadline_ns = request.queued_ns + MS
+
+        def finished(
+            self, requests: Sequence[InferRequest], answers: Sequence[Answer], instance: InstanceInfo | None
+        ) -> None:
+            raise SystemExit("stray")
+
+        def expired(self, request: InferRequest) -> int | None:
+            raise SystemExit("stray")
+
+    stage = Stage(Deaf)
+    stage.send("a")
+    stage.serve()
+    stage.finish()
+    assert isinstance(stage.answers["a"][0], InferResponse)
+    stage.kernel.sources[0].leave(LoopBell(lambda: None))
+    stage.send("b")
+    stage.clock.turn(MS)
+    assert isinstance(stage.answers["b"][0], Unavailable)
+
+
+@on_loop
+async def test_a_scheduler_that_gives_out_what_does_not_wait_is_stopped() -> None:
+    class Twice(First):
+        given: tuple[InferRequest, ...] = ()
+
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+            self.given = self.given or self.context.waiting.head(1)
+            return self.given
+
+    stage = Stage(Twice, 2)
+    stage.send("a")
+    stage.serve(0)
+    with pytest.raises(InternalError, match="scheduler 'first' gives out requests that do not wait"):
+        stage.serve(1)
+
+
+def test_a_thread_gets_batches_from_a_scheduler_that_is_asked_on_the_loop_only() -> None:
+    threads: set[int] = set()
+
+    class Here(First):
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+            threads.add(threading.get_ident())
+            return self.context.waiting.head(2)
+
+    class Echo(Instance):
+        def execute(self, inputs: Tensors) -> Tensors:
+            return inputs
+
+    @on_loop
+    async def scenario() -> None:
+        stage = Stage(Here, 2)
+        hosts = [threaded(stage.kernel, number, Echo(), {"x": X}) for number in range(2)]
+        for number, host in enumerate(hosts):
+            await asyncio.to_thread(host.load)
+            host.serve(stage.kernel.sources[number], asyncio.get_running_loop())
+        for name in range(40):
+            stage.send(str(name))
+            if name % 3 == 0:
+                await asyncio.sleep(0)
+        await stage.kernel.drain()
+        assert all(isinstance(answers[0], InferResponse) for answers in stage.answers.values())
+        assert len(stage.answers) == 40
+        assert threads == {threading.get_ident()}
+        stage.kernel.close()
+        for host in hosts:
+            await asyncio.to_thread(host.join)
+
+    scenario()
