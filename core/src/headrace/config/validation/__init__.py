@@ -19,7 +19,6 @@ from headrace.config.validation import (
     instances,
     io,
     model,
-    model_metrics,
     model_warmup,
     paths,
     ragged,
@@ -44,7 +43,7 @@ def early(config: ModelConfig, *, complete: bool) -> list[Problem]:
         *sequences.check(config),
         *ensembles.check(config),
         *model.check_caching(config),
-        *model_metrics.check(config),
+        *model.check_metrics(config),
     ]
     if complete:
         return [*found, *io.check(config), *ragged.check(config)]
@@ -69,7 +68,7 @@ def problems(config: ModelConfig, *, gpus: Sequence[int] = (), files: Path | Non
         *implicit_state.check(config),
         *ensembles.check(config),
         *model.check_caching(config),
-        *model_metrics.check(config),
+        *model.check_metrics(config),
         *instances.check(config, gpus),
         *io.check(config),
         *ragged.check(config),
