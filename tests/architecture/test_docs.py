@@ -43,6 +43,8 @@ PARTS = {
     "Observer": "telemetry/observer.py",
     "BatchTimes": "telemetry/statistics.py",
     "ModelView": "models/view.py",
+    "Interceptor": "models/interception.py",
+    "Caller": "models/interception.py",
     "ServedModel": "models/served.py",
 }
 #: Not for authors: set up by the base class, and described in the text.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.backends.services import Services
     from headrace.config.model_config_pb2 import ModelConfig
     from headrace.config.options import ServerOptions
-    from headrace.engine import Engine, Entrance, ModelView
+    from headrace.engine import Caller, Engine, Entrance, Interceptor, ModelView
     from headrace.errors import (
         AlreadyExists,
         BackendError,
@@ -80,7 +80,7 @@ _HOMES = {
     "headrace.backends.services": ("Services",),
     "headrace.config.model_config_pb2": ("ModelConfig",),
     "headrace.config.options": ("ServerOptions",),
-    "headrace.engine": ("Engine", "Entrance", "ModelView"),
+    "headrace.engine": ("Caller", "Engine", "Entrance", "Interceptor", "ModelView"),
     "headrace.errors": (
         "AlreadyExists",
         "BackendError",
@@ -118,6 +118,7 @@ __all__ = [
     "BatchTimes",
     "BytesTensor",
     "Call",
+    "Caller",
     "Cancelled",
     "Clock",
     "Code",
@@ -132,6 +133,7 @@ __all__ = [
     "InferResponse",
     "Instance",
     "InstanceInfo",
+    "Interceptor",
     "InternalError",
     "InvalidArgument",
     "Isolation",

@@ -12,7 +12,7 @@ calls them. Everything here is for the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,8 @@ from headrace.errors import HeadraceError, Unavailable
 from headrace.large import LargeWork
 from headrace.models import documents
 from headrace.models.directory import Directory
-from headrace.models.entrance import Entrance, not_by_model_infer, not_over_http
+from headrace.models.entrance import Describe, Entrance, not_by_model_infer, not_over_http, program
+from headrace.models.interception import Caller, Interceptor
 from headrace.models.states import IndexEntry, index_of
 from headrace.models.view import ModelView
 
@@ -32,7 +33,18 @@ if TYPE_CHECKING:
     from headrace.models.control import Control
     from headrace.models.lifecycle import Lifecycle
 
-__all__ = ["Engine", "Entrance", "IndexEntry", "Metadata", "ModelView", "Phase", "not_by_model_infer", "not_over_http"]
+__all__ = [
+    "Caller",
+    "Engine",
+    "Entrance",
+    "IndexEntry",
+    "Interceptor",
+    "Metadata",
+    "ModelView",
+    "Phase",
+    "not_by_model_infer",
+    "not_over_http",
+]
 
 #: Server metadata, in Triton's order (docs/spec/behaviours.md section 1.6); grows as extensions are built.
 EXTENSIONS = (
@@ -78,7 +90,11 @@ class Engine:
     version: str
 
     def __init__(
-        self, options: ServerOptions, directory: Directory, collect: Callable[[], Iterable[Metric]] = tuple
+        self,
+        options: ServerOptions,
+        directory: Directory,
+        collect: Callable[[], Iterable[Metric]] = tuple,
+        interceptors: Sequence[Interceptor] = (),
     ) -> None:
         """``collect`` gives what is measured of the models now, as Prometheus has it."""
         self.options = options
@@ -87,13 +103,14 @@ class Engine:
         self.large_work = LargeWork()
         self.collect = collect
         self._directory = directory
+        self._interceptors = interceptors
         self._when_ready: list[Callable[[], None]] = []
 
     # ------------------------------------------------------------------ inference
 
-    def entrance(self, single: Callable[[str], HeadraceError] | None = None) -> Entrance:
-        """A way in for requests from outside, to be made once; ``single`` as `Entrance` has it."""
-        return Entrance(self._directory.resolve, single)
+    def entrance(self, single: Callable[[str], HeadraceError] | None = None, describe: Describe = program) -> Entrance:
+        """A way in for requests from outside, to be made once; ``single`` and ``describe`` as `Entrance` has them."""
+        return Entrance(self._directory.resolve, single, describe, self._interceptors)
 
     def resolve(self, name: str, version: str = "") -> ModelView:
         """The model for ``name`` and ``version`` (empty for the latest ready one).

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.backends.base import Backend
     from headrace.config.options import ServerOptions
     from headrace.frontends.base import Frontend
+    from headrace.models.interception import Interceptor
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Scheduler
     from headrace.server import Server
@@ -55,6 +56,15 @@ def register_frontends() -> Sequence[type[Frontend]]:  # type: ignore[empty-body
     """The frontend classes of this plugin; ``headrace serve`` starts each that is enabled.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
+    """
+
+
+@hookspec
+def register_interceptors() -> Sequence[type[Interceptor]]:  # type: ignore[empty-body]
+    """The interceptor classes of this plugin; the server makes one object of each.
+
+    Called once per server, before anything is loaded; same rules as `register_backends`. A request
+    meets them in the order of registration.
     """
 
 

@@ -79,8 +79,10 @@ class Server:
         self.loop: asyncio.AbstractEventLoop
         self._directory = Directory()
         #: All that frontends see.
-        self.engine = engine = Engine(self.options, self._directory, self._measure())
-        self._single = Entrance(self._directory.resolve_loaded, not_by_infer)
+        interceptors = [part(self.options) for part in self.plugins.interceptors]
+        self.engine = engine = Engine(self.options, self._directory, self._measure(), interceptors)
+        self._interceptors = interceptors
+        self._single = Entrance(self._directory.resolve_loaded, not_by_infer, interceptors=interceptors)
         self._any_number = engine.entrance()
         self._lifecycle: Lifecycle
         self._control: Control
@@ -163,7 +165,7 @@ class Server:
         for complaint in plugins.complaints:
             log.warning("%s", complaint)
         slots = LoadSlots(options.model_load_thread_count)
-        calls = Calls(self.loop, directory)
+        calls = Calls(self.loop, directory, self._interceptors)
         services = ServerServices(Crossing(self.loop), calls, self.engine, NestedLoads(slots), self.custom_metrics)
         loader = Loader(options, plugins, self.loop, services.crew)
         self._lifecycle = self.engine.lifecycle = Lifecycle(loader, directory, slots, options.model_load_retry_count)

@@ -18,7 +18,7 @@ from headrace.messages.tensor import BytesTensor
 from headrace.telemetry.pacing import paced
 
 if TYPE_CHECKING:
-    from headrace.engine import Entrance, ModelView
+    from headrace.engine import Caller, Entrance, ModelView
 
 log = paced(__name__)
 
@@ -32,7 +32,7 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
     __slots__ = ("_large", "_reply", "view")
 
     def __init__(self, view: ModelView, reply: Callable[[R], None], large: LargeWork) -> None:
-        super().__init__()
+        self._answer, self._count = None, 0  # what the base would do, without the call
         self.view, self._reply, self._large = view, reply, large
 
     @abstractmethod
@@ -57,10 +57,12 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
             reply = self._unencodable(error)
         self._reply(reply)
 
-    def read_large(self, read: Callable[[], InferRequest], entrance: Entrance) -> Callable[[], None]:
-        """Let a thread ``read`` the request, which is then submitted. Returns what cancels it, one way or the other.
+    def read_large(
+        self, read: Callable[[], InferRequest], entrance: Entrance, caller: Caller | None
+    ) -> Callable[[], None]:
+        """Let a thread ``read`` the request, which is then submitted as that of ``caller``.
 
-        Raises `Unavailable` if too much waits already.
+        Returns what cancels it, one way or the other. Raises `Unavailable` if too much waits already.
         """
         submitted: list[InferRequest] = []
 
@@ -68,7 +70,7 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
             try:
                 if isinstance(outcome, Exception):
                     raise outcome
-                self.view = entrance.submit(outcome)
+                self.view = entrance.submit(outcome, caller)
                 submitted.append(outcome)
             except Exception as error:
                 self.settle(worded(error))

@@ -11,7 +11,8 @@ from headrace.messages.request import InferRequest, Respond
 from headrace.messages.response import Answer
 from headrace.models.deadlocks import DeadlockDetector
 from headrace.models.directory import Directory
-from headrace.models.entrance import Entrance, not_by_models
+from headrace.models.entrance import Entrance, model, not_by_models
+from headrace.models.interception import Interceptor
 from headrace.models.view import ModelView
 from headrace.telemetry.pacing import paced
 from headrace.workers.worker import Worker
@@ -25,10 +26,12 @@ MAX_CALLERS = 128
 class Calls:
     """Submits what models ask of models, and keeps them from waiting for each other for ever."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, directory: Directory) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, directory: Directory, interceptors: Sequence[Interceptor] = ()
+    ) -> None:
         self._directory = directory
-        self._single = Entrance(self._resolve, not_by_models)
-        self._any_number = Entrance(self._resolve)
+        self._single = Entrance(self._resolve, not_by_models, model, interceptors)
+        self._any_number = Entrance(self._resolve, None, model, interceptors)
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock)
         self._refusals: dict[InferRequest, HeadraceError] = {}
 

@@ -3,17 +3,37 @@
 ::
 
     find    the model, by name and version; a decoupled one only where any number of responses is taken
-    start   its check, and its scheduler
+    start   those who intercept, its check, and its scheduler
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from headrace.errors import HeadraceError, InvalidArgument, Unsupported
 from headrace.messages.request import InferRequest
+from headrace.models.interception import Caller, Interception, Interceptor
 from headrace.models.view import ModelView
+
+
+class Start(Protocol):
+    def __call__(self, view: ModelView, request: InferRequest, call: Any = None, reply: Any = None) -> None: ...
+
+
+#: What a frontend knows a request by, its call and its reply, as the `Caller` that it comes from.
+Describe: TypeAlias = Callable[[Any, Any], Caller]
+
+
+def program(call: Any, reply: Any) -> Caller:
+    """A request of the program that the server is part of."""
+    return Caller("program")
+
+
+def model(call: Any, reply: Any) -> Caller:
+    """A request of a model, whose execution ``InferRequest.callers`` names."""
+    return Caller("model")
+
 
 #: Finds a model by name and version (empty: the latest). Raises `HeadraceError`.
 Resolve: TypeAlias = Callable[[str, str], ModelView]
@@ -23,24 +43,42 @@ class Entrance:
     """One way in. Event loop only.
 
     ``single`` words the refusal of a decoupled model by its name, where the caller takes one response;
-    None lets it pass.
+    None lets it pass. ``describe`` makes the `Caller` of what `start` is given with a request; it is
+    asked only where there are ``interceptors``.
     """
 
-    __slots__ = ("_resolve", "_single", "find", "start")
+    __slots__ = ("_admit", "_describe", "_resolve", "_single", "find", "start")
 
-    def __init__(self, resolve: Resolve, single: Callable[[str], HeadraceError] | None = None) -> None:
-        self._resolve, self._single = resolve, single
+    def __init__(
+        self,
+        resolve: Resolve,
+        single: Callable[[str], HeadraceError] | None = None,
+        describe: Describe = program,
+        interceptors: Sequence[Interceptor] = (),
+    ) -> None:
+        self._resolve, self._single, self._describe = resolve, single, describe
+        self._admit = Interception(interceptors, start) if interceptors else None
         #: The model for a name and a version. Raises `HeadraceError` if there is none, or this is no way to ask it.
         self.find: Resolve = resolve if single is None else self._find_single
-        #: Has a request that was made for a view checked and answered. Raises `InvalidArgument` or `Unavailable`
-        #: if it is refused; then it is not answered.
-        self.start = start
+        #: Has a request that was made for a view checked and answered. Raises `HeadraceError` if it is refused;
+        #: then it is not answered. What comes behind it are the two arguments of ``describe``.
+        self.start: Start = start if self._admit is None else self._start_intercepted
 
-    def submit(self, request: InferRequest) -> ModelView:
-        """`find` and `start`: for a request that was long in the making, so that another version may serve by now."""
+    def submit(self, request: InferRequest, caller: Caller | None = None) -> ModelView:
+        """`find` and `start`: for a request that was long in the making, so that another version may serve by now.
+
+        ``caller`` is what `caller` said of it before.
+        """
         view = self.find(request.model_name, request.model_version)
-        self.start(view, request)
+        if self._admit is None:
+            start(view, request)
+        else:
+            self._admit(view, request, caller or self._describe(None, None))
         return view
+
+    def caller(self, call: Any, reply: Any) -> Caller | None:
+        """Who sent a request, for `submit`; None where nobody asks."""
+        return None if self._admit is None else self._describe(call, reply)
 
     def _find_single(self, name: str, version: str) -> ModelView:
         view = self._resolve(name, version)
@@ -48,9 +86,13 @@ class Entrance:
             raise self._single(name)
         return view
 
+    def _start_intercepted(self, view: ModelView, request: InferRequest, call: Any = None, reply: Any = None) -> None:
+        assert self._admit is not None
+        self._admit(view, request, self._describe(call, reply))
 
-def start(view: ModelView, request: InferRequest) -> None:
-    """Check ``request`` and hand it to the scheduler, which answers it."""
+
+def start(view: ModelView, request: InferRequest, call: Any = None, reply: Any = None) -> None:
+    """Check ``request`` and hand it to the scheduler, which answers it. Nobody asks who sent it."""
     view.check(request)
     view.enqueue(request)
 

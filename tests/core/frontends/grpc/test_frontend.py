@@ -53,14 +53,14 @@ class Watched(Server):
 
         make = self.engine.entrance
 
-        def watched(single: Any = None) -> Entrance:
-            entrance = make(single)
+        def watched(*arguments: Any) -> Entrance:
+            entrance = make(*arguments)
             entrance.start = self.start_watched
             return entrance
 
-        self.engine.entrance = watched  # type: ignore[method-assign]
+        self.engine.entrance = watched  # type: ignore[method-assign, assignment]
 
-    def start_watched(self, view: ModelView, request: InferRequest) -> None:
+    def start_watched(self, view: ModelView, request: InferRequest, call: Any = None, reply: Any = None) -> None:
         start(view, request)
         dequeue = request.on_cancel
 

@@ -71,7 +71,7 @@ class Desk:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         return self.models[name]
 
-    def entrance(self, single: Any = None) -> Entrance:
+    def entrance(self, single: Any = None, describe: Any = None) -> Entrance:
         return Entrance(cast("Any", self.resolve), single)
 
     def enqueue(self, request: InferRequest) -> None:
@@ -92,6 +92,7 @@ class Call:
     metadata: Metadata = ()
     draining: bool = False
     peer: str = "127.0.0.1"
+    certificate: None = None
 
 
 def parcel(model: str = "m", id: str = "", **parameters: bool) -> Parcel:

@@ -53,7 +53,7 @@ class Desk:
     calls: list[Any] = field(default_factory=list)
     large_work: Any = None
 
-    def entrance(self, single: Any = None) -> Entrance:
+    def entrance(self, single: Any = None, describe: Any = None) -> Entrance:
         return Entrance(cast("Any", None), single)
 
     async def list_repository(self, ready_only: bool) -> list[IndexEntry]:
@@ -71,6 +71,7 @@ class Call:
     metadata: Metadata = ()
     draining: bool = False
     peer: str = "127.0.0.1"
+    certificate: None = None
 
 
 def table(**options: Any) -> dict[str, Rpc]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -95,6 +95,10 @@ class Call(Stream):
     @property
     def peer(self) -> str:
         return self.connection.peer
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        return self.connection.certificate
 
     @property
     def draining(self) -> bool:

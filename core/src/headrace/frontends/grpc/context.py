@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeAlias
 
 from headrace.errors import HeadraceError
 
@@ -29,6 +29,10 @@ class Context(Protocol):
     @property
     def peer(self) -> str:
         """The address of the other end; empty where that is not known."""
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """What the other end proved itself with, as ``ssl.SSLSocket.getpeercert`` has it; None without."""
 
     @property
     def draining(self) -> bool:

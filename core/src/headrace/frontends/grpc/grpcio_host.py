@@ -6,7 +6,7 @@ import asyncio
 import errno
 import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -240,6 +240,11 @@ class _Call:
     def peer(self) -> str:
         kind, _, name = self._context.peer().partition(":")
         return unquote(name).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        names = self._context.auth_context().get("x509_common_name", ())
+        return {"subject": tuple((("commonName", name.decode()),) for name in names)} if names else None
 
     @property
     def draining(self) -> bool:

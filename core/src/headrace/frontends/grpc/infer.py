@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from google.protobuf.message import DecodeError
 
-from headrace.engine import not_by_model_infer
+from headrace.engine import Caller, not_by_model_infer
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
 from headrace.frontends.answering import EncodedAnswer, check_strings
 from headrace.frontends.failures import tell_fault
-from headrace.frontends.grpc.context import Cancel, Context, Metadata, Reply
+from headrace.frontends.grpc.context import Cancel, Context, Metadata, Reply, first
 from headrace.frontends.grpc.decode import Decoded, decode
 from headrace.frontends.grpc.encode import encode
 from headrace.frontends.grpc.layouts import KnownLayouts
@@ -35,7 +36,10 @@ class Inference:
     def __init__(self, engine: Engine, forward: Forward | None = None) -> None:
         self.large_work, self.options, self._forward = engine.large_work, engine.options, forward
         #: For one response, and for any number of them.
-        self.single, self.any_number = engine.entrance(not_by_model_infer), engine.entrance()
+        self.single, self.any_number = (
+            engine.entrance(not_by_model_infer, caller_of),
+            engine.entrance(None, caller_of),
+        )
         self.layouts = KnownLayouts()
 
     def forwarded(self, context: Context) -> Mapping[str, str] | None:
@@ -57,13 +61,18 @@ def model_infer(inference: Inference, parcel: Parcel, context: Context, reply: R
         try:
             decoded = inference.layouts.decode(parcel, answer, forwarded)
         except Large:
-            return _infer_large(inference, parcel, forwarded, answer)
+            return _infer_large(inference, parcel, forwarded, answer, inference.single.caller(context, None))
         answer.classes = decoded.classes
-        inference.single.start(view, decoded.request)
+        inference.single.start(view, decoded.request, context)
     except HeadraceError as error:
         tell_fault(error, "Infer", message.model_name, message.model_version)
         raise
     return decoded.request.cancel
+
+
+def caller_of(context: Context, reply: None) -> Caller:
+    """Who makes the call."""
+    return Caller("grpc", context.peer, context.certificate, partial(first, context.metadata))
 
 
 def decode_large(view: ModelView, parcel: Parcel, respond: Respond, forwarded: Mapping[str, str] | None) -> Decoded:
@@ -76,7 +85,9 @@ def decode_large(view: ModelView, parcel: Parcel, respond: Respond, forwarded: M
     return decoded
 
 
-def _infer_large(inference: Inference, parcel: Parcel, forwarded: Mapping[str, str] | None, answer: _Answer) -> Cancel:
+def _infer_large(
+    inference: Inference, parcel: Parcel, forwarded: Mapping[str, str] | None, answer: _Answer, caller: Caller | None
+) -> Cancel:
     """Let a thread decode what is large, and then submit it."""
 
     def read() -> InferRequest:
@@ -84,7 +95,7 @@ def _infer_large(inference: Inference, parcel: Parcel, forwarded: Mapping[str, s
         answer.classes = decoded.classes
         return decoded.request
 
-    return answer.read_large(read, inference.single)
+    return answer.read_large(read, inference.single, caller)
 
 
 class _Answer(EncodedAnswer["bytes | HeadraceError"]):

@@ -222,7 +222,7 @@ class _Stream:
                 self._in_order.append(turn)
         decoded = self._inference.layouts.decode(parcel, turn.respond, self._inference.forwarded(self._context))
         turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
-        entrance.start(view, decoded.request)
+        entrance.start(view, decoded.request, self._context)
 
     async def _submit_large(self, turn: _Turn, parcel: Parcel) -> None:
         """Let a thread decode what is large; the requests behind it wait."""
@@ -230,7 +230,7 @@ class _Stream:
         assert turn.view is not None
         decoded = await inference.large_work.run(partial(decode_large, turn.view, parcel, turn.respond, forwarded))
         turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
-        turn.view = inference.any_number.submit(decoded.request)
+        turn.view = inference.any_number.submit(decoded.request, inference.any_number.caller(self._context, None))
 
     def _release(self) -> None:
         """Let the answers of the foremost turns go."""

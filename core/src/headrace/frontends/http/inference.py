@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from headrace.engine import not_over_http
+from headrace.engine import Caller, not_over_http
 from headrace.errors import HeadraceError, Unsupported
 from headrace.frontends.answering import EncodedAnswer, check_strings
 from headrace.frontends.forwarding import HeaderForwarding
@@ -34,7 +34,7 @@ class Inference:
     """The handler of infer requests. One per frontend."""
 
     def __init__(self, engine: Engine) -> None:
-        self._entrance = engine.entrance(not_over_http)
+        self._entrance = engine.entrance(not_over_http, caller_of)
         self._find, self._start = self._entrance.find, self._entrance.start
         self._max_bytes = engine.options.http_max_input_size
         self._large = engine.large_work
@@ -57,10 +57,10 @@ class Inference:
         try:
             self._read(http, request, answer, LARGE_BYTES)
         except Large:
-            return self._begin(http, request, answer)
+            return self._begin(http, request, answer, self._entrance.caller(http, reply))
         if self._forwarding:
             self._forward(http, request)
-        self._start(view, request)
+        self._start(view, request, http, reply)
         return request.cancel
 
     def _read(self, http: HttpRequest, request: InferRequest, answer: Answer, patience: int) -> None:
@@ -76,7 +76,7 @@ class Inference:
             decode_raw(request, body, answer.view, self._max_bytes)
             answer.default = BINARY
 
-    def _begin(self, http: HttpRequest, request: InferRequest, answer: Answer) -> Cancel:
+    def _begin(self, http: HttpRequest, request: InferRequest, answer: Answer, caller: Caller | None) -> Cancel:
         """Let a thread read what is large, and then submit it."""
         request.inputs.clear()
 
@@ -87,7 +87,7 @@ class Inference:
                 self._forward(http, request)
             return request
 
-        return answer.read_large(read, self._entrance)
+        return answer.read_large(read, self._entrance, caller)
 
     def _decode(
         self, request: InferRequest, body: memoryview, json_bytes: int, patience: int
@@ -127,6 +127,17 @@ class Answer(EncodedAnswer[HttpReply]):
 
     def refused(self, error: HeadraceError) -> HttpReply:
         return error_reply(error)
+
+
+def caller_of(http: HttpRequest, reply: Reply) -> Caller:
+    """Who sent ``http``. A certificate stays with whoever ends TLS in front of the server."""
+    headers = http.headers
+
+    def header(name: str) -> str | None:
+        value = headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    return Caller("http", getattr(reply, "peer", ""), None, header)
 
 
 def _unsupported_encoding() -> HttpReply:

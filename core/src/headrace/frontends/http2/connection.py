@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
@@ -188,6 +188,11 @@ class Connection(asyncio.BufferedProtocol):
         """The address of the other end; empty where that is not known."""
         name = self._transport.get_extra_info("peername")
         return str(name[0]) if isinstance(name, tuple) and name else ""
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """What the other end proved itself with, as ``ssl.SSLSocket.getpeercert`` has it; None without."""
+        return self._transport.get_extra_info("peercert") or None
 
     # ------------------------------------------------------------------ streams come and go
 
