@@ -45,7 +45,8 @@ def register_backends() -> Sequence[type[Backend]]:  # type: ignore[empty-body]
 
 @hookspec
 def register_schedulers() -> Sequence[type[Scheduler]]:  # type: ignore[empty-body]
-    """The scheduler classes of this plugin; ``name`` is the config's ``scheduling_choice``.
+    """The scheduler classes of this plugin; ``name`` is what a model's parameter ``scheduler`` or its
+    ``scheduling_choice`` says.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
     """

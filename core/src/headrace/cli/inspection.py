@@ -17,7 +17,7 @@ from headrace.config.source_map import SourceMap
 from headrace.errors import Code, ConfigError, HeadraceError
 from headrace.models import boundary, labels
 from headrace.models.configuring import examine, fill, judge, parse, written
-from headrace.models.parts import make_backend
+from headrace.models.parts import find_scheduler, make_backend, scheduler_parameters
 from headrace.models.repository import Entry, available_versions, select_versions
 from headrace.plugins import Plugins
 from headrace.workers.devices import available_gpus, fill_groups
@@ -90,6 +90,8 @@ class _Inspection:
             self._add(examine(config, path, self._options))
             versions = select_versions(self._entry.name, config.version_policy, available_versions(path))
             self._filename = config.default_model_filename
+            if not self._found.problems:
+                scheduler_parameters(config, find_scheduler(config, self._plugins.schedulers))
             if config.backend and has_engines:
                 self._run_versions(versions, config)
             elif config.backend:

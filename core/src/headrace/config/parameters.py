@@ -28,8 +28,13 @@ MEMORY_LIMIT = "memory_limit_bytes"
 #: The key that says how long a process of a model, and the server for it, look for a message before they sleep.
 BUSY_POLL = "busy_poll_microseconds"
 
+#: The key that names the scheduler, also one for which the config has no field; what it may be told begins with
+#: `SCHEDULER_PREFIX`.
+SCHEDULER = "scheduler"
+SCHEDULER_PREFIX = "scheduler."
+
 #: Keys that core understands for every backend.
-CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL))
+CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL, SCHEDULER))
 #: A core that is never given up is of no use to the others.
 BUSY_POLL_US = range(1_000_001)
 BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {BUSY_POLL_US[-1]}"
@@ -136,7 +141,7 @@ def _read(cls: type, given: Mapping[str, ModelParameter]) -> tuple[dict[str, Any
                 wrong.append(Problem(_path(key), f"parameter '{key}' is '{clip(text)}', {error}"))
         elif prefix is not None:
             values.setdefault(families[prefix].name, {})[key] = text
-        elif key not in CORE_KEYS:
+        elif key not in CORE_KEYS and not key.startswith(SCHEDULER_PREFIX):
             unread.append(Problem(_path(key), _unknown(key, [*keys, *(f"{prefix}*" for prefix in families)])))
     return values, wrong, unread
 

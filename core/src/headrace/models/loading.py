@@ -25,7 +25,7 @@ from headrace.models.draining import ShutdownDeadline
 from headrace.models.fingerprint import Fingerprint, VersionFingerprint, fingerprint_of_version, take
 from headrace.models.hosting import Hosting, isolation_of
 from headrace.models.labels import read_labels
-from headrace.models.parts import PluginRegistries, make_backend
+from headrace.models.parts import PluginRegistries, find_scheduler, make_backend, scheduler_parameters
 from headrace.models.repository import Entry, NoVersion, available_versions, select_versions
 from headrace.models.served import ServedModel
 from headrace.models.services import CrewServices
@@ -179,14 +179,15 @@ class Loader:
         statistics: ModelStatistics,
         services: CrewServices,
     ) -> Kernel:
-        choice = config.WhichOneof("scheduling_choice") or "direct"
-        if choice == "dynamic_batching":  # there is no thread of its own; it is what scripts look for
+        scheduler = find_scheduler(config, self._plugins.schedulers)
+        if scheduler.name == "dynamic_batching":  # there is no thread of its own; it is what scripts look for
             log.debug("Starting dynamic-batcher thread for %s at nice 0...", config.name)
         instances = [
             InstanceInfo(placement.name, placement.device, max(1, config.max_batch_size)) for placement in placements
         ]
-        model = ScheduledModel(config, instances, signature.inputs, signature.outputs, services.call)
-        return Kernel(self._plugins.schedulers.get(choice), model, statistics, self._loop)
+        told = scheduler_parameters(config, scheduler)
+        model = ScheduledModel(config, instances, signature.inputs, signature.outputs, services.call, told)
+        return Kernel(scheduler, model, statistics, self._loop)
 
 
 def _tell_completed(config: ModelConfig) -> None:

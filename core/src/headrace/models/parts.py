@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from headrace.backends.base import Backend
+from headrace.config import parameters
+from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
-from headrace.errors import LoadError, PluginError, summary
+from headrace.errors import ConfigError, LoadError, PluginError, summary
+from headrace.schedulers.base import Scheduler
 
 
 class Parts(Protocol):
@@ -51,6 +54,33 @@ def find_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) 
             raise
         found = asked
     return found
+
+
+def find_scheduler(config: ModelConfig, schedulers: Parts) -> type[Scheduler]:
+    """The class of the scheduler of a model: the one that its parameter ``scheduler`` names, else that of its
+    ``scheduling_choice``, else ``direct``. Raises `ConfigError` with the reason if there is none."""
+    if parameters.SCHEDULER in config.parameters:
+        name, field = config.parameters[parameters.SCHEDULER].string_value, f"parameters['{parameters.SCHEDULER}']"
+    else:
+        name = field = config.WhichOneof("scheduling_choice") or "direct"
+    try:
+        found: type[Scheduler] = schedulers.get(name)
+    except LoadError as error:
+        raise ConfigError(error.message, error.code, field=field) from error
+    return found
+
+
+def scheduler_parameters(config: ModelConfig, scheduler: type[Scheduler]) -> Any:
+    """What the parameters ``scheduler.NAME`` of ``config`` say to ``scheduler``. Raises `ConfigError`, also for one
+    that it does not know."""
+    prefix = parameters.SCHEDULER_PREFIX
+    given = {key.removeprefix(prefix): value for key, value in config.parameters.items() if key.startswith(prefix)}
+    for problem in parameters.unknown(scheduler.Parameters, given):
+        raise ConfigError(f"scheduler '{scheduler.name}': {problem.message}", field="parameters")
+    try:
+        return parameters.parse_parameters(scheduler.Parameters, given)
+    except ConfigError as error:
+        raise ConfigError(f"scheduler '{scheduler.name}': {error.message}", field="parameters") from error
 
 
 def _ask(name: str, hook: Any, options: ServerOptions) -> Any:
