@@ -61,6 +61,6 @@ def test_an_import_of_anything_else_is_found(tmp_path: Path) -> None:
 
 
 def test_the_modules_beside_the_bootstrap_hide_nobody_elses(tmp_path: Path) -> None:
-    """``loading``, ``order`` and ``wire`` may well be names of a model's own modules."""
-    found = run(tmp_path, "wire")
-    assert "a child imports wire" in found.stderr
+    """``launch``, ``services`` and ``worker`` may well be names of a model's own modules."""
+    found = run(tmp_path, "worker")
+    assert "a child imports worker" in found.stderr

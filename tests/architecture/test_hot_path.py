@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "core/src/headrace"
-PATH = sorted(path for folder in ("messages", "schedulers", "workers") for path in (ROOT / folder).rglob("*.py"))
+PATH = sorted(path for folder in ("messages", "schedulers", "workers", "ipc") for path in (ROOT / folder).rglob("*.py"))
 #: Once per life of a child process, or for settings that few requests have.
 RARE = {
-    ROOT / "workers/process" / f"{name}.py"
-    for name in ("bootstrap", "launching", "obituary", "order", "wire/notes", "wire/settings")
+    ROOT / f"{name}.py"
+    for name in (
+        "ipc/documents",
+        "workers/process/bootstrap",
+        "workers/process/exits",
+        "workers/process/instance_spec",
+        "workers/process/launch",
+    )
 }
 SLOW = {"copy", "inspect", "json", "pluggy", "re", "uuid"}
 

@@ -20,7 +20,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import LoadError
 from headrace.workers.process import bootstrap
 from headrace.workers.process.exits import ending
-from headrace.workers.process.packages import folders_of
+from headrace.workers.process.launch import folders_of
 from headrace_python.environment import PACKAGES
 from headrace_python.program import run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from headrace.workers.process.order import Order
+from headrace.workers.process.instance_spec import InstanceSpec
 from headrace_python.instance import PythonInstance, instance_of
 from headrace_python.instance_description import InstanceDescription, is_decoupled
 from headrace_python.model_source import find_source
@@ -14,20 +14,20 @@ from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.runtime import Runtime
 
 
-def load(order: Order) -> PythonInstance:
-    """The instance that ``order`` describes, initialized. Raises `LoadError` with Triton's words."""
-    path = Path(order.path)
-    source = find_source(path, order.config, order.options)
+def load(spec: InstanceSpec) -> PythonInstance:
+    """The instance that ``spec`` describes, initialized. Raises `LoadError` with Triton's words."""
+    path = Path(spec.path)
+    source = find_source(path, spec.config, spec.options)
     description = InstanceDescription(
-        order.name,
-        order.version,
+        spec.name,
+        spec.version,
         path,
         source.file,
-        order.config,
-        order.instance_name,
-        order.device_kind,
-        order.device_id,
-        order.services,
+        spec.config,
+        spec.instance_name,
+        spec.device_kind,
+        spec.device_id,
+        spec.services,
         source.folders,
     )
     return alone(description)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from headrace.workers.process.guardian import GUARDIAN
+from headrace.workers.process.orphan_reaper import ORPHAN_REAPER
 
 #: How often whoever waits is told that the program still runs.
 TELL_S = 10.0
@@ -45,7 +45,7 @@ def run(
         pass_fds=pass_fds,
         start_new_session=True,
     )
-    GUARDIAN.watch(process.pid)
+    ORPHAN_REAPER.watch(process.pid)
     # Ends with the process, and leaves it to be reaped: until then its number is no other's.
     ended = threading.Thread(target=os.waitid, args=(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT), daemon=True)
     ended.start()
@@ -56,7 +56,7 @@ def run(
             os.killpg(process.pid, signal.SIGKILL)
         ended.join()
         code = process.wait()
-        GUARDIAN.forget(process.pid)
+        ORPHAN_REAPER.forget(process.pid)
     return code
 
 

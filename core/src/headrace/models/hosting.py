@@ -24,8 +24,8 @@ from headrace.workers.contract import Contract
 from headrace.workers.devices import Placement
 from headrace.workers.instance import InstanceThread
 from headrace.workers.loading import close_instance, failures_worded, load_instance
-from headrace.workers.process.desk import LoopServices
-from headrace.workers.process.order import Order
+from headrace.workers.process.endpoint import LoopServices
+from headrace.workers.process.instance_spec import InstanceSpec
 from headrace.workers.process.worker import ProcessWorker
 from headrace.workers.runner import Runner
 from headrace.workers.warmup import Sample, prepare, read_samples
@@ -121,24 +121,24 @@ class Hosting:
         return InstanceThread(placement.name, partial(self._load, model), self._statistics.for_instance)
 
     def _processes(self, placements: Sequence[Placement], isolation: Isolation) -> list[ProcessWorker]:
-        crew: list[ProcessWorker] = []
+        siblings: list[ProcessWorker] = []
         for placement in placements:
             ProcessWorker(
-                self._order(placement, isolation),
+                self._spec(placement, isolation),
                 isolation,
                 self._services(placement.name),
                 self._contract,
                 self._samples,
                 self._statistics.for_instance,
                 self._loop,
-                crew,
+                siblings,
                 self._grace,
             )
-        return crew
+        return siblings
 
-    def _order(self, placement: Placement, isolation: Isolation) -> Order:
+    def _spec(self, placement: Placement, isolation: Isolation) -> InstanceSpec:
         model, backend = self._model, type(self._backend)
-        return Order(
+        return InstanceSpec(
             isolation.entry,
             f"{backend.__module__}:{backend.__qualname__}",
             dict(self._backend.options),

@@ -17,7 +17,7 @@ from headrace.models.load_slots import NestedLoads
 from headrace.telemetry.custom import CustomMetrics, Holding
 from headrace.telemetry.kinds import MetricKind, MetricOperation
 from headrace.workers.crossing import Crossing
-from headrace.workers.process.desk import LoopServices
+from headrace.workers.process.endpoint import LoopServices
 from headrace.workers.worker import Worker
 
 log = logging.getLogger("headrace.python")

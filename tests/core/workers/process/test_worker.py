@@ -19,7 +19,7 @@ import pytest
 from headrace.errors import Cancelled, Code, HeadraceError, InvalidArgument
 from headrace.messages.request import UNREAD
 from headrace.messages.response import Answer, InferResponse
-from headrace.workers.process import launching
+from headrace.workers.process import launch
 
 if TYPE_CHECKING:
     from tests.core.workers.process.conftest import Running
@@ -246,7 +246,7 @@ def test_tensors_of_any_size_come_back_as_they_went(run_trial: Run) -> None:
 def test_what_the_arena_has_no_room_for_goes_through_the_socket(
     run_trial: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launching, "ARENA_BYTES", 1 << 20)
+    monkeypatch.setattr(launch, "ARENA_BYTES", 1 << 20)
     model = run_trial(instances=1, rung="deferred", config=BATCHING.replace("20000000", "1000"))
 
     def ask(seed: int) -> None:

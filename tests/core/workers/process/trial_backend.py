@@ -35,11 +35,9 @@ from headrace.backends.base import (
     Tensors,
 )
 from headrace.errors import Code, HeadraceError
+from headrace.ipc.codec import Encoder, Reply, Status, Times
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
-from headrace.workers.process.wire.answers import Reply, Status, Times
-from headrace.workers.process.wire.codec import Encoder
-from headrace.workers.process.wire.frames import Kind
 
 #: What may be raised and is no `Exception`.
 KINDS = (SystemExit, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, BaseException)
@@ -369,7 +367,7 @@ def _sockets() -> list[int]:
 def _lie(folder: Path, request: Any) -> None:
     """Say that this request has run, and one that nobody has sent."""
     replies = [Reply(call, Status.NOTHING, True, None) for call in (request.call, 2**40)]
-    os.write(_sockets()[0], Encoder(None).answers(Kind.DONE, replies, Times(1, 2, 3, 4)))
+    os.write(_sockets()[0], Encoder(None).answers(replies, Times(1, 2, 3, 4)))
     time.sleep(1000)
 
 

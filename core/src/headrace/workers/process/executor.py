@@ -1,4 +1,4 @@
-"""The main thread of a child: it loads the instance it is ordered to, then runs batch after batch."""
+"""The main thread of a child: it loads the instance, then runs batch after batch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from typing import Any, NoReturn
 from headrace.backends.base import AnyInstance, BaseInstance
 from headrace.backends.services import Services
 from headrace.errors import Code, HeadraceError, summary
+from headrace.ipc.channel import FramedSocket, Sender
+from headrace.ipc.codec import Decoder, Reply, Status, Times, reply_of
+from headrace.ipc.documents import json_frame
+from headrace.ipc.frames import VERSION, Frame, Kind
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.telemetry import prints
 from headrace.telemetry.speaker import speak_for_all
 from headrace.workers.batch import run_batch, runner_for
 from headrace.workers.loading import close_instance
-from headrace.workers.process.awake import AwakeLine
-from headrace.workers.process.order import Order
-from headrace.workers.process.sending import Sender
-from headrace.workers.process.wire import notes
-from headrace.workers.process.wire.answers import Reply, Status, Times, reply_of
-from headrace.workers.process.wire.codec import Decoder
-from headrace.workers.process.wire.frames import VERSION, Frame, Kind
+from headrace.workers.process.handshake import Control
+from headrace.workers.process.instance_spec import InstanceSpec
 from headrace.workers.runner import LATER, Later, Runner
 
 log = logging.getLogger(__name__)
@@ -43,22 +42,22 @@ class Executor:
     ``open`` has the requests without their last answer, by call.
     """
 
-    def __init__(self, work: AwakeLine, decoder: Decoder, sender: Sender, services: Services) -> None:
+    def __init__(self, work: FramedSocket, decoder: Decoder, sender: Sender, services: Services) -> None:
         self.instance: AnyInstance
         self.open: dict[int, Received] = {}
         self._work, self._decoder, self._sender, self._services = work, decoder, sender, services
         self._name = self._version = ""
-        self._order: Order | None = None
+        self._spec: InstanceSpec | None = None
 
     def work(self) -> NoReturn:
-        """Do what the server says, until it says stop."""
+        """Do what the server says, until it says close."""
         frames = self._work.frames()
         runner = self._load(next(frames))
         for message in frames:
-            if message.kind is Kind.RUN:
+            if message.kind == Kind.REQUESTS:
                 self._run(runner, message)
-            elif message.kind is Kind.STOP:
-                self._stop(runner)
+            elif message.kind == Control.CLOSE:
+                self._close(runner)
         raise AssertionError("unreachable")
 
     def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
@@ -66,27 +65,27 @@ class Executor:
         assert isinstance(request, Received)
         if final:
             self.open.pop(request.call, None)
-        self._sender.answer([reply_of(request.call, answer, final)], Kind.ANSWERS)
+        self._sender.answer([reply_of(request.call, answer, final)])
         self._sender.release()
 
     def _load(self, message: Frame) -> Runner:
         try:
-            self._order = order = Order.from_json(message.text, self._services)
-            speak_for_all(order.name)
-            module, _, name = order.entry.partition(":")
-            self.instance = getattr(import_module(module), name)(order)
-            contract = order.contract()
-            self._name, self._version = order.name, str(order.version)
+            self._spec = spec = InstanceSpec.from_json(message.text, self._services)
+            speak_for_all(spec.name)
+            module, _, name = spec.entry.partition(":")
+            self.instance = getattr(import_module(module), name)(spec)
+            contract = spec.contract()
+            self._name, self._version = spec.name, str(spec.version)
         except BaseException as error:  # SystemExit of a model is a failure to load, too
             self._fail(error)
         try:
             runner = runner_for(self.instance, contract)
         except BaseException as error:
-            close_instance(self.instance, order.instance_name)
+            close_instance(self.instance, spec.instance_name)
             self._fail(error)
         runner.connect(self)
         checks = type(self.instance).is_ready is not BaseInstance.is_ready
-        self._work.send(notes.json_frame(Kind.LOADED, {"has_check": checks, "version": VERSION}))
+        self._work.send(json_frame(Control.LOADED, {"has_check": checks, "version": VERSION}))
         return runner
 
     def _fail(self, error: BaseException) -> NoReturn:
@@ -94,7 +93,7 @@ class Executor:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         self._clean_up()
         failure = {"message": summary(error), "code": code.value, "traceback": trace}
-        self._work.send(notes.json_frame(Kind.FAILED, failure))
+        self._work.send(json_frame(Control.FAILED, failure))
         prints.flush()
         os._exit(1)
 
@@ -109,25 +108,25 @@ class Executor:
             if reply.final:
                 self.open.pop(reply.call, None)
         spans = Times(times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns)
-        self._sender.answer(replies, Kind.DONE, spans)
+        self._sender.answer(replies, spans)
         del requests, answers, replies, message  # so that what only they held is released now
         self._sender.release()
 
     def _receive(self, call: int, caller: int, inputs: dict[str, Any]) -> Received:
         return Received(self._name, inputs, _nobody, model_version=self._version, call=call)
 
-    def _stop(self, runner: Runner) -> NoReturn:
-        assert self._order is not None
+    def _close(self, runner: Runner) -> NoReturn:
+        assert self._spec is not None
         runner.close()
-        close_instance(self.instance, self._order.instance_name)
+        close_instance(self.instance, self._spec.instance_name)
         self._clean_up()
         prints.flush()
         os._exit(0)
 
     def _clean_up(self) -> None:
         try:
-            if self._order is not None:
-                self._order.cleanup.close()
+            if self._spec is not None:
+                self._spec.cleanup.close()
         except BaseException:
             log.exception("what an instance had used could not be released")
 

@@ -13,6 +13,7 @@ from time import monotonic_ns
 
 from headrace.backends.base import Isolation
 from headrace.errors import Cancelled, HeadraceError, Unavailable, summary
+from headrace.ipc.codec import Times
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.telemetry.observer import Observer
@@ -21,13 +22,12 @@ from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics
 from headrace.workers.bell import LoopBell
 from headrace.workers.contract import Contract
 from headrace.workers.ledger import Ledger
-from headrace.workers.process import deaths
+from headrace.workers.process import exits
+from headrace.workers.process.batch_channel import WarmUp
 from headrace.workers.process.child import Child
-from headrace.workers.process.deaths import Deaths
-from headrace.workers.process.desk import Desk, LoopServices
-from headrace.workers.process.order import Order
-from headrace.workers.process.rehearsal import Rehearsal
-from headrace.workers.process.wire.answers import Times
+from headrace.workers.process.endpoint import LoopServices, ServiceEndpoint
+from headrace.workers.process.exits import RestartPolicy
+from headrace.workers.process.instance_spec import InstanceSpec
 from headrace.workers.source import BatchSource
 from headrace.workers.warmup import Sample
 
@@ -40,7 +40,7 @@ _RETRY_S = 1.0
 class ProcessWorker:
     """Owns the child processes of one instance, one after the other. A `headrace.workers.worker.Worker`.
 
-    ``crew`` are the workers of all instances of the version: when all have been given up, requests
+    ``siblings`` are the workers of all instances of the version: when all have been given up, requests
     are refused instead of waiting. ``grace`` is asked how many seconds an instance that is to close
     may take. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the
     event loop.
@@ -48,32 +48,32 @@ class ProcessWorker:
 
     def __init__(
         self,
-        order: Order,
+        spec: InstanceSpec,
         isolation: Isolation,
         services: LoopServices,
         contract: Contract,
         samples: Sequence[Sample],
         statistics: Callable[[], ExecutionStatistics],
         loop: asyncio.AbstractEventLoop,
-        crew: list[ProcessWorker],
+        siblings: list[ProcessWorker],
         grace: Callable[[], float],
     ) -> None:
-        self.name, self.model = order.instance_name, order.name
+        self.name, self.model = spec.instance_name, spec.name
         self.restarts = 0
         self.reason = ""
         self.executing: Sequence[InferRequest] = ()
-        self._order, self._isolation, self._services, self._samples = order, isolation, services, samples
-        self._contract, self._loop, self._crew, self._grace = contract, loop, crew, grace
+        self._spec, self._isolation, self._services, self._samples = spec, isolation, services, samples
+        self._contract, self._loop, self._siblings, self._grace = contract, loop, siblings, grace
         self._ledger = Ledger(self.name, statistics)
         self._source: BatchSource | None = None
         self._bell = LoopBell(self._pull)
         self._child: Child | None = None
         self._newest: Child | None = None
-        self._deaths = Deaths()
+        self._restart_policy = RestartPolicy()
         self._restart: asyncio.Task[None] | None = None
         self._is_given_up = False
         self._is_leaving = False
-        crew.append(self)
+        siblings.append(self)
 
     # ------------------------------------------------------------------ threads
 
@@ -109,14 +109,14 @@ class ProcessWorker:
 
     async def _begin(self) -> None:
         """Start a child and warm it up."""
-        rehearsal = Rehearsal()
-        child = Child(self._order, self._isolation, Desk(self._services, self._order.name), rehearsal)
+        warm_up = WarmUp()
+        child = Child(self._spec, self._isolation, ServiceEndpoint(self._services, self._spec.name), warm_up)
         self._newest = child
         await child.start()
         try:
             for sample in self._samples:
-                await rehearsal.run(child, sample, self.name)
-            rehearsal.require_life(child)
+                await warm_up.run(child.batches, sample, self.name)
+            warm_up.require_life()
         except BaseException as error:
             try:
                 if isinstance(error, Exception):  # and not that nobody waits for it any more
@@ -176,7 +176,7 @@ class ProcessWorker:
             source.deliver(gone, errors)
         try:
             if batch:
-                child.traffic.run(batch)
+                child.batches.run(batch)
             self.executing = batch
         except HeadraceError as error:
             source.deliver(batch, [error] * len(batch))
@@ -210,7 +210,7 @@ class ProcessWorker:
     def child_died(self, child: Child, reason: str) -> None:
         log.error("%s", reason)
         self._child, self.reason = None, reason
-        lost, self.executing = list(child.traffic.in_flight.values()), ()
+        lost, self.executing = list(child.batches.in_flight.values()), ()
         if self._source is not None:
             self._ledger.batch(lost, lost, [self._unhealthy()] * len(lost), BatchTimes(*[monotonic_ns()] * 4))
             self._source.deliver(lost, [self._unhealthy()] * len(lost))
@@ -221,11 +221,11 @@ class ProcessWorker:
     async def _replace(self) -> None:
         """Start another child, unless too many have died already."""
         while self._child is None and not self._is_leaving:
-            self._deaths.add()
-            if self._deaths.are_too_many:
+            self._restart_policy.add_exit()
+            if self._restart_policy.is_exhausted:
                 self._give_up()
                 return
-            await asyncio.sleep(self._deaths.delay_s)
+            await asyncio.sleep(self._restart_policy.delay_s)
             self.restarts += 1
             try:
                 await self._begin()
@@ -238,15 +238,15 @@ class ProcessWorker:
 
     def _give_up(self) -> None:
         self._is_given_up = True
-        self.reason = f"died {deaths.MOST} times within {deaths.WINDOW_S:g} s and is given up; reload it. {self.reason}"
+        self.reason = f"died {exits.MOST} times within {exits.WINDOW_S:g} s and is given up; reload it. {self.reason}"
         log.error("instance '%s' %s", self.name, self.reason)
-        for worker in self._crew:
+        for worker in self._siblings:
             if worker._is_given_up:
                 worker._pull()
 
     def _turn_away(self, source: BatchSource) -> None:
         """Leave requests to the others, or to the next child; if there is no hope, refuse them."""
-        if not all(worker._is_given_up for worker in self._crew):
+        if not all(worker._is_given_up for worker in self._siblings):
             source.leave(self._bell)
             return
         while batch := source.poll(self._bell):

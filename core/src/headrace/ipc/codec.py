@@ -1,0 +1,313 @@
+"""Requests and answers in messages. A request is::
+
+    call u64 | caller u64 | timeout u64, us | priority u64 | rows u32 | flags u16 | inputs u16
+    lengths u32[4] of the texts: id | outputs | way | settings
+    texts, then inputs (`headrace.ipc.tensors`)
+
+``call`` is the number of the request, ``caller`` that of the request in whose execution it is made,
+0 for none. ``way`` is the model that is asked, its version, and the models that wait for it. An answer is::
+
+    call u64 | status u8 | final u8 | code u8 | spare u8 | outputs u16 | lengths u32[2] of the texts
+    texts (the message of an error, and parameters), then outputs
+
+In front of those of a batch, in `Kind.DONE`, are its `Times`, each u64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from struct import Struct
+from struct import error as StructError  # noqa: N812
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from headrace.errors import (
+    AlreadyExists,
+    BackendError,
+    Cancelled,
+    Code,
+    HeadraceError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+from headrace.ipc import documents
+from headrace.ipc.frames import HEADER_BYTES, Buffer, Frame, Kind, ProtocolError, data_frame
+from headrace.ipc.tensors import Allocator, TensorReader, TensorWriter, Views, remember
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.tensor import Tensor, as_tensor
+
+#: Makes a request of the number of its call, that of the call which asks (0 for none), and its inputs.
+Make: TypeAlias = Callable[[int, int, dict[str, Any]], InferRequest]
+
+_REQUEST = Struct("<QQQQIHHIIII")
+_ANSWER = Struct("<QBBBxHII")
+_TIMES = Struct("<QQQQ")
+#: Between names in a list; no name in a config has it.
+_SEPARATOR: Final = "\0"
+#: What reading a message that makes no sense may raise.
+_NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+class Status(IntEnum):
+    """What an answer is."""
+
+    RESPONSE = 0
+    ERROR = 1
+    NOTHING = 2
+    LATER = 3
+
+
+class Reply(NamedTuple):
+    """An answer as it travels. ``answer`` is None for NOTHING and for LATER."""
+
+    call: int
+    status: Status
+    final: bool
+    answer: InferResponse | HeadraceError | None
+
+
+class Times(NamedTuple):
+    """`headrace.telemetry.statistics.BatchTimes` as it travels; one clock for all processes."""
+
+    start_ns: int
+    input_end_ns: int
+    infer_end_ns: int
+    end_ns: int
+
+
+_NUMBERS: Final = {code: number for number, code in enumerate(Code)}
+#: The class of an error that has travelled, by the number of its code.
+_ERRORS: Final = {
+    _NUMBERS[kind.code]: kind
+    for kind in (
+        HeadraceError,
+        BackendError,
+        NotFound,
+        InvalidArgument,
+        Unavailable,
+        Unsupported,
+        AlreadyExists,
+        Cancelled,
+    )
+}
+
+
+def reply_of(call: int, answer: Answer, final: bool) -> Reply:
+    """``answer`` to ``call``."""
+    if isinstance(answer, InferResponse):
+        return Reply(call, Status.RESPONSE, final, answer)
+    return Reply(call, Status.NOTHING if answer is None else Status.ERROR, final, answer)
+
+
+def unsendable_reply(reply: Reply, error: Exception) -> Reply:
+    """What is sent in the place of ``reply``, which cannot be written."""
+    return reply_of(reply.call, HeadraceError(f"the response cannot be sent: {error}", Code.INTERNAL), reply.final)
+
+
+def unsendable_request(error: Exception) -> HeadraceError:
+    """What a model is told whose request cannot be written: a value that cannot travel is its mistake."""
+    return HeadraceError(f"the request cannot be sent: {error}", Code.INVALID_ARGUMENT)
+
+
+class Encoder:
+    """Writes requests and answers. ``allocator`` is the arena of this side, or None. One thread at a time."""
+
+    def __init__(self, allocator: Allocator | None) -> None:
+        self._tensors = TensorWriter(allocator)
+        self._names: dict[tuple[str, ...], bytes] = {}
+
+    def requests(self, batch: Sequence[tuple[int, InferRequest]], addressed: bool = False) -> bytes:
+        """A frame of requests, each under the number of its call. Raises `ValueError` for what cannot travel.
+
+        ``addressed`` says that they are for other models, and not for the instance that runs them.
+        """
+        meta: list[bytes] = []
+        data: list[Buffer] = []
+        size = 0
+        self._tensors.placed.clear()
+        try:
+            for call, request in batch:
+                size = self._request(call, request, addressed, meta, data, size)
+            return data_frame(Kind.REQUESTS, len(batch), meta, data, size)
+        except Exception as error:
+            raise self._undone(error) from error
+
+    def answers(self, replies: Sequence[Reply], times: Times | None = None) -> bytes:
+        """A frame of answers: `Kind.DONE` if it has ``times``. Raises `ValueError` for what cannot travel."""
+        kind = Kind.ANSWERS if times is None else Kind.DONE
+        meta: list[bytes] = [] if times is None else [_TIMES.pack(*times)]
+        data: list[Buffer] = []
+        size = 0
+        self._tensors.placed.clear()
+        try:
+            for reply in replies:
+                size = self._answer(reply, meta, data, size)
+            return data_frame(kind, len(replies), meta, data, size)
+        except Exception as error:
+            raise self._undone(error) from error
+
+    def _request(
+        self, call: int, request: InferRequest, addressed: bool, meta: list[bytes], data: list[Buffer], size: int
+    ) -> int:
+        """Append ``request`` to a message with ``size`` bytes of data; returns how many it has then."""
+        id_text = request.id.encode(errors="replace") if request.id else b""
+        outputs = self._list(tuple(request.outputs)) if request.outputs else b""
+        way = b""
+        if addressed or request.callers:  # a client's request needs none
+            way = self._list((request.model_name, request.model_version, *request.callers))
+        rare = documents.pack_settings(request) if request.parameters or request.sequence_id else b""
+        flags = request.sequence_start | request.sequence_end << 1 | request.decoupled << 2 | request.pinned << 3
+        inputs = request.inputs
+        meta.append(
+            _REQUEST.pack(
+                call,
+                getattr(request.caller, "call", 0) if addressed else 0,
+                request.timeout_us,
+                request.priority,
+                request.rows,
+                flags,
+                len(inputs),
+                len(id_text),
+                len(outputs),
+                len(way),
+                len(rare),
+            )
+        )
+        meta += (id_text, outputs, way, rare)
+        for name, tensor in inputs.items():
+            size = self._tensors.write(name, tensor, meta, data, size)  # type: ignore[arg-type]  # no Undecoded here
+        return size
+
+    def _answer(self, reply: Reply, meta: list[bytes], data: list[Buffer], size: int) -> int:
+        """Append ``reply`` to a message with ``size`` bytes of data; returns how many it has then."""
+        answer = reply.answer
+        if isinstance(answer, InferResponse):
+            rare = documents.pack_parameters(answer.parameters) if answer.parameters else b""
+            meta.append(_ANSWER.pack(reply.call, reply.status, reply.final, 0, len(answer.outputs), 0, len(rare)))
+            meta.append(rare)
+            for name, value in answer.outputs.items():
+                size = self._tensors.write(name, as_tensor(value), meta, data, size)
+            return size
+        text = b"" if answer is None else answer.message.encode(errors="replace")
+        code = 0 if answer is None else _NUMBERS[answer.code]
+        meta.append(_ANSWER.pack(reply.call, reply.status, reply.final, code, 0, len(text), 0))
+        meta.append(text)
+        return size
+
+    def _list(self, names: tuple[str, ...]) -> bytes:
+        """Names in UTF-8."""
+        text = self._names.get(names)
+        if text is None:
+            text = _SEPARATOR.join(names).encode()
+            remember(self._names, names, text)
+        return text
+
+    def _undone(self, error: Exception) -> ValueError:
+        """``error`` for the caller; a message that is not sent leaves nothing in the arena."""
+        self._tensors.take_back()
+        return ValueError(str(error) or type(error).__name__)
+
+
+class Decoder:
+    """Reads requests and answers. ``views`` is the peer's arena, or None; ``free`` is called with an
+    offset in it, on any thread, once nobody looks at what is there."""
+
+    def __init__(self, views: Views | None, free: Callable[[int], None]) -> None:
+        self._tensors = TensorReader(views, free)
+        self._names: dict[bytes, tuple[str, ...]] = {}
+
+    def requests(self, message: Frame, make: Make) -> list[InferRequest]:
+        """The requests of a frame, each made by ``make``. Raises `ProtocolError`."""
+        try:
+            requests = []
+            position = HEADER_BYTES
+            for _ in range(message.number):
+                request, position = self._request(message, position, make)
+                requests.append(request)
+        except _NONSENSE as error:
+            raise ProtocolError(f"requests: {type(error).__name__}: {error}") from error
+        return requests
+
+    def answers(self, message: Frame) -> list[Reply]:
+        """The answers of a frame. Raises `ProtocolError`."""
+        try:
+            replies = []
+            position = HEADER_BYTES + (_TIMES.size if message.kind == Kind.DONE else 0)
+            for _ in range(message.number):
+                reply, position = self._answer(message, position)
+                replies.append(reply)
+        except _NONSENSE as error:
+            raise ProtocolError(f"answers: {type(error).__name__}: {error}") from error
+        return replies
+
+    def _request(self, message: Frame, position: int, make: Make) -> tuple[InferRequest, int]:
+        """The request at ``position``, and where it ends. Raises `ProtocolError`, and other errors at nonsense."""
+        body = message.body
+        call, caller, timeout, priority, rows, flags, count, *sizes = _REQUEST.unpack_from(body, position)
+        id_size, outputs_size, way_size, rare_size = sizes
+        position += _REQUEST.size
+        texts = position + id_size + outputs_size + way_size + rare_size
+        if texts > message.data:
+            raise ProtocolError("requests: texts run past the meta")
+        id_text = str(body[position : position + id_size], "utf-8") if id_size else ""
+        position += id_size
+        outputs = self._list(bytes(body[position : position + outputs_size])) if outputs_size else ()
+        position += outputs_size
+        way = self._list(bytes(body[position : position + way_size])) if way_size else ()
+        rare = bytes(body[texts - rare_size : texts])
+        position = texts
+        inputs: dict[str, Any] = {}
+        for _ in range(count):
+            name, tensor, position = self._tensors.read(message, position)
+            inputs[name] = tensor
+        request = make(call, caller, inputs)
+        request.id, request.outputs, request.rows = id_text, outputs, rows
+        request.timeout_us, request.priority = timeout, priority
+        if flags:
+            request.sequence_start, request.sequence_end = bool(flags & 1), bool(flags & 2)
+            request.decoupled, request.pinned = bool(flags & 4), bool(flags & 8)
+        if way:
+            request.model_name, request.model_version, *callers = way
+            request.callers = tuple(callers)
+        if rare:
+            documents.apply_settings(rare, request)
+        return request, position
+
+    def _answer(self, message: Frame, position: int) -> tuple[Reply, int]:
+        """The answer at ``position``, and where it ends. Raises `ProtocolError`, and other errors at nonsense."""
+        body = message.body
+        call, status, final, code, count, text_size, rare_size = _ANSWER.unpack_from(body, position)
+        position += _ANSWER.size
+        texts = position + text_size + rare_size
+        if texts > message.data:
+            raise ProtocolError("answers: texts run past the meta")
+        if status == Status.RESPONSE:
+            parameters = documents.unpack_parameters(bytes(body[texts - rare_size : texts])) if rare_size else {}
+            position = texts
+            outputs: dict[str, Tensor] = {}
+            for _ in range(count):
+                name, outputs[name], position = self._tensors.read(message, position)
+            return Reply(call, Status.RESPONSE, bool(final), InferResponse(outputs, parameters)), position
+        error = None
+        if status == Status.ERROR:
+            error = _ERRORS[code](str(body[position : position + text_size], "utf-8"))
+        return Reply(call, Status(status), bool(final), error), texts
+
+    def _list(self, text: bytes) -> tuple[str, ...]:
+        """The names that `Encoder` wrote."""
+        names = self._names.get(text)
+        if names is None:
+            names = tuple(str(text, "utf-8").split(_SEPARATOR))
+            remember(self._names, text, names)
+        return names
+
+
+def read_times(message: Frame) -> Times:
+    """The times of a `Kind.DONE`. Raises `ProtocolError`."""
+    try:
+        return Times(*_TIMES.unpack_from(message.body, HEADER_BYTES))
+    except StructError as error:
+        raise ProtocolError(f"times: {error}") from error

@@ -1,0 +1,61 @@
+"""What travels as JSON, because it is rare and speed is not asked of it: calls and their results, the
+settings that few requests have, and the parameters of responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.ipc.frames import Frame, ProtocolError, frame
+from headrace.messages.request import InferRequest, Parameter
+
+
+def json_frame(kind: int, value: object) -> bytes:
+    """A message whose meta is JSON."""
+    return frame(kind, 0, json.dumps(value).encode())
+
+
+def read_json(message: Frame) -> dict[str, Any]:
+    """The value of a `json_frame`. Raises `ProtocolError` for anything but an object."""
+    try:
+        found = json.loads(message.text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"kind {message.kind}: {error}") from error
+    if not isinstance(found, dict):
+        raise ProtocolError(f"kind {message.kind}: a {type(found).__name__}")
+    return found
+
+
+def pack_settings(request: InferRequest) -> bytes:
+    """The parameters and the sequence of ``request``."""
+    return json.dumps([dict(request.parameters), request.sequence_id]).encode()
+
+
+def apply_settings(text: bytes, request: InferRequest) -> None:
+    """Set what `pack_settings` wrote. Raises `ProtocolError` for anything else."""
+    match json.loads(text):
+        case [dict() as parameters, int() | str() as sequence_id]:
+            request.parameters, request.sequence_id = _scalars(parameters), sequence_id
+        case _:
+            raise ProtocolError("settings that are none")
+
+
+def pack_parameters(parameters: Mapping[str, Parameter]) -> bytes:
+    """The parameters of a response."""
+    return json.dumps(dict(parameters)).encode()
+
+
+def unpack_parameters(text: bytes) -> dict[str, Parameter]:
+    """What `pack_parameters` wrote. Raises `ProtocolError` for anything else."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ProtocolError(f"parameters of type {type(found).__name__}")
+    return _scalars(found)
+
+
+def _scalars(parameters: dict[str, Any]) -> dict[str, Parameter]:
+    for key, value in parameters.items():
+        if not isinstance(value, str | int | float):
+            raise ProtocolError(f"a parameter '{key}' of type {type(value).__name__}")
+    return parameters

@@ -1,0 +1,128 @@
+"""The batches that a child executes: requests go to it, answers come back. Event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from headrace.errors import HeadraceError, InternalError, Unavailable
+from headrace.ipc.busy_poll import LoopBusyPoller
+from headrace.ipc.codec import Decoder, Encoder, Status, Times, read_times
+from headrace.ipc.frames import Frame, Kind, ProtocolError, integers_frame
+from headrace.ipc.outgoing import OutgoingRequests
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer
+from headrace.workers.warmup import Sample
+
+
+class Recipient(Protocol):
+    """Who is given the answers."""
+
+    def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
+        """A batch has run. ``requests`` are those of it that have their last answer."""
+
+    def answered(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        """An answer apart from its batch."""
+
+
+class BatchChannel(OutgoingRequests):
+    """The requests of batches, whose answers go to ``recipient``. ``name`` is that of the instance.
+
+    ``work`` is the socket for batches; ``send_aside`` sends what must be heard while one runs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        encoder: Encoder,
+        decoder: Decoder,
+        work: asyncio.WriteTransport,
+        send_aside: Callable[[bytes], None],
+        recipient: Recipient,
+        busy_poll_us: int,
+    ) -> None:
+        super().__init__(decoder, send_aside)
+        self.recipient = recipient
+        self._name, self._encoder, self._work = name, encoder, work
+        self._loop = asyncio.get_running_loop()
+        self._poller = LoopBusyPoller(busy_poll_us, self.in_flight.__len__)
+        self._read: list[int] = []
+
+    def run(self, batch: Sequence[InferRequest]) -> None:
+        """Have a batch executed. Raises `HeadraceError` if it cannot be sent."""
+        numbered = self.numbered(batch)
+        try:
+            message = self._encoder.requests(numbered)
+        except ValueError as error:
+            raise InternalError(f"the batch cannot be sent to '{self._name}': {error}") from error
+        self.enter(numbered)
+        self._work.write(message)
+        if len(batch) == 1:  # more take longer, and where there are many, there is always something to do
+            self._poller.stay()
+
+    def done(self, message: Frame) -> None:
+        """A batch has run. Raises `ProtocolError`, and other errors at nonsense."""
+        replies = [reply for reply in self._decoder.answers(message) if reply.status is not Status.LATER]
+        times = read_times(message)
+        self._poller.heard()
+        requests = [self.in_flight[reply.call] for reply in replies]
+        if len(set(requests)) < len(requests):
+            raise ProtocolError("DONE: two answers to one request")
+        for reply in replies:  # only now, so that nothing is lost in a message that makes no sense
+            del self.in_flight[reply.call]
+        self.recipient.batch_done(requests, [reply.answer for reply in replies], times)
+
+    def _deliver(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        self.recipient.answered(request, answer, final)
+
+    def _has_read(self, call: int, request: InferRequest) -> None:
+        if not self._read:  # one message for all that is read in this turn of the loop
+            self._loop.call_soon(self._tell_reads)
+        self._read.append(call)
+
+    def _tell_reads(self) -> None:
+        calls, self._read = self._read, []
+        self._send(integers_frame(Kind.READ, calls))
+
+
+class WarmUp:
+    """The recipient of a child's answers until it is warmed up by the samples of its config."""
+
+    def __init__(self) -> None:
+        self._waiting: set[InferRequest] = set()
+        self._problem: HeadraceError | None = None
+        self._done = asyncio.Event()
+
+    async def run(self, batches: BatchChannel, sample: Sample, instance: str) -> None:
+        """Execute ``sample`` on ``instance``; raises `InternalError` naming it if any request fails."""
+        for number in range(sample.count):
+            sample.tell(instance, number + 1)
+            self.require_life()
+            self._waiting = set(sample.requests)
+            self._done.clear()
+            batches.run(sample.requests)
+            await self._done.wait()
+            if self._problem is not None:
+                raise InternalError(f"failed to run warmup sample '{sample.name}': {self._problem.message}; ")
+
+    def require_life(self) -> None:
+        """Raise `InternalError` if the child has died since it was loaded."""
+        if self._problem is not None:
+            raise InternalError(self._problem.message)
+
+    def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
+        for request, answer in zip(requests, answers, strict=True):
+            self.answered(request, answer, True)
+
+    def answered(self, request: InferRequest, answer: Answer, final: bool) -> None:
+        if isinstance(answer, HeadraceError):
+            self._problem = answer
+        if final:
+            self._waiting.discard(request)
+        if not self._waiting:
+            self._done.set()
+
+    def child_died(self, child: object, reason: str) -> None:
+        self._problem = Unavailable(reason)
+        self._done.set()

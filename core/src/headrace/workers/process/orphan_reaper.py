@@ -1,0 +1,67 @@
+"""Kills the children of a server that has died: no process outlives it, however it ended.
+
+Run as a program, it reads ``+group`` and ``-group`` lines; at the end of its input it kills every
+process group that is still there. A child that hangs inside an engine and the processes that a
+model has forked cannot notice the end of their server; this one does nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+
+class OrphanReaper:
+    """The reaper of this process, started when the first child is. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def watch(self, group: int) -> None:
+        """Kill ``group`` when this process has died."""
+        self._say(f"+{group}\n")
+
+    def forget(self, group: int) -> None:
+        """``group`` is gone; its number may be another's soon."""
+        self._say(f"-{group}\n")
+
+    def _say(self, line: str) -> None:
+        with self._lock, contextlib.suppress(BrokenPipeError):
+            if self._process is None:
+                self._process = _start()
+            assert self._process.stdin is not None
+            self._process.stdin.write(line.encode())
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        start_new_session=True,
+    )
+
+
+#: One for all servers of this process.
+ORPHAN_REAPER = OrphanReaper()
+
+
+def main() -> None:
+    groups: set[int] = set()
+    for line in sys.stdin:
+        change, group = line[0], int(line[1:])
+        groups.add(group) if change == "+" else groups.discard(group)
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

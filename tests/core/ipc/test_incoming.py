@@ -1,0 +1,177 @@
+"""The answer to a model's request leaves on the thread that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.ipc.codec import Decoder, Reply
+from headrace.ipc.frames import FrameParser
+from headrace.ipc.incoming import DirectReplies
+from headrace.ipc.tensors import INLINE
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import Tensor
+
+
+def response(count: int = 1, **fields: Any) -> InferResponse:
+    return InferResponse({"y": np.arange(count, dtype=np.float32)}, **fields)
+
+
+class Both:
+    """The server's end and the child's."""
+
+    def __init__(self, replies: DirectReplies, child: socket.socket) -> None:
+        self.replies, self.child = replies, child
+
+    async def send(self, call: int, response: InferResponse) -> bool:
+        return await asyncio.to_thread(self.replies.send_at_once, call, response)
+
+    def received(self, count: int = 1) -> list[Reply]:
+        """The next ``count`` replies; the loop must not be needed for them."""
+        frames = FrameParser()
+        found: list[Reply] = []
+        decoder = Decoder(None, lambda offset: None)
+        while len(found) < count:
+            for message in frames.feed(self.child.recv(1 << 20)):
+                found += decoder.answers(message)
+        return found
+
+
+def run(scenario: Callable[[Both], Coroutine[Any, Any, None]]) -> None:
+    async def connected() -> None:
+        ours, theirs = socket.socketpair()
+        theirs.settimeout(10)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+        replies = DirectReplies(transport, ours.dup())
+        with theirs:
+            await scenario(Both(replies, theirs))
+        replies.close()
+
+    asyncio.run(connected())
+
+
+def values(tensor: Tensor) -> list[float]:
+    return list(np.asarray(tensor))
+
+
+def test_a_response_is_there_without_the_loop() -> None:
+    async def scenario(ends: Both) -> None:
+        thread = threading.Thread(target=ends.replies.send_at_once, args=(7, response(3, parameters={"k": 1})))
+        thread.start()
+        (reply,) = ends.received()  # the loop stands here
+        assert (reply.call, reply.final) == (7, True)
+        assert isinstance(reply.answer, InferResponse)
+        assert (values(reply.answer.outputs["y"]), reply.answer.parameters) == ([0, 1, 2], {"k": 1})
+        thread.join()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("bytes_too_many", [0, 4, 1 << 24])
+def test_large_tensors_are_left_to_the_loop(bytes_too_many: int) -> None:
+    async def scenario(ends: Both) -> None:
+        assert not await ends.send(1, response((INLINE + bytes_too_many) // 4))
+        assert await ends.send(2, response(INLINE // 4 - 1))
+        (reply,) = ends.received()
+        assert reply.call == 2  # and nothing of the first
+
+    run(scenario)
+
+
+def test_what_cannot_be_written_is_left_to_the_loop() -> None:
+    async def scenario(ends: Both) -> None:
+        odd: Any = {"k": object()}
+        assert not await ends.send(1, response(parameters=odd))
+        assert await ends.send(2, response())
+        (reply,) = ends.received()
+        assert reply.call == 2
+
+    run(scenario)
+
+
+def test_a_child_that_does_not_read_loses_nothing() -> None:
+    """What the socket does not take at once is sent by the loop."""
+
+    async def scenario(ends: Both) -> None:
+        ends.replies._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        count = 0
+        while await ends.send(count, response(6000, parameters={"text": "x" * 150_000})):
+            count += 1
+        assert count
+        found = await asyncio.to_thread(ends.received, count)
+        assert [reply.call for reply in found] == list(range(count))
+        assert {len(str(reply.answer.parameters["text"])) for reply in found} == {150_000}  # type: ignore[union-attr]
+
+    run(scenario)
+
+
+def test_a_child_that_has_gone_is_left_to_the_loop() -> None:
+    async def scenario(ends: Both) -> None:
+        ends.child.close()
+        assert not await ends.send(1, response())
+
+    run(scenario)
+
+
+def test_nothing_is_sent_once_it_is_closed() -> None:
+    async def scenario(ends: Both) -> None:
+        ends.replies.close()
+        assert not await ends.send(1, response())
+
+    run(scenario)
+
+
+class Interrupted(dict[str, Tensor]):
+    """Outputs in the middle of whose encoding a finalizer comes, which waits for the event loop."""
+
+    by: Callable[[], object]
+
+    def items(self) -> Any:
+        self.by()
+        return super().items()
+
+
+def test_the_loop_can_close_it_in_the_middle_of_an_encoding() -> None:
+    async def scenario(ends: Both) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def close() -> None:
+            ends.replies.close()
+
+        def wait_for_the_loop() -> None:
+            asyncio.run_coroutine_threadsafe(close(), loop).result(10)
+            waited.append(True)
+
+        waited: list[bool] = []
+        outputs = Interrupted(response().outputs)
+        outputs.by = wait_for_the_loop
+        assert not await ends.send(1, InferResponse(outputs))
+        assert waited
+
+    run(scenario)
+
+
+def test_the_end_of_the_loop_in_the_middle_of_an_answer_is_nobodys_error() -> None:
+    ours, theirs = socket.socketpair()
+    loop = asyncio.new_event_loop()
+
+    async def make() -> DirectReplies:
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+        return DirectReplies(transport, end)
+
+    end = ours.dup()
+    replies = loop.run_until_complete(make())
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    replies._transport.abort()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    with theirs, end:
+        while replies.send_at_once(1, response(6000, parameters={"text": "x" * 150_000})):
+            pass
