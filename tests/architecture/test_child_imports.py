@@ -49,7 +49,7 @@ def run(tmp_path: Path, *wanted: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
 
 
-@pytest.mark.parametrize("wanted", ["headrace.workers.process.serving", "headrace_python.entry"])
+@pytest.mark.parametrize("wanted", ["headrace.workers.process.child_main", "headrace_python.entry"])
 def test_a_child_imports_nothing_but_numpy(tmp_path: Path, wanted: str) -> None:
     found = run(tmp_path, wanted)
     assert found.stdout == "imported 1\n", found.stderr
@@ -61,6 +61,6 @@ def test_an_import_of_anything_else_is_found(tmp_path: Path) -> None:
 
 
 def test_the_modules_beside_the_bootstrap_hide_nobody_elses(tmp_path: Path) -> None:
-    """``launch``, ``services`` and ``worker`` may well be names of a model's own modules."""
-    found = run(tmp_path, "worker")
-    assert "a child imports worker" in found.stderr
+    """``launch``, ``child`` and ``exits`` may well be names of a model's own modules."""
+    found = run(tmp_path, "child")
+    assert "a child imports child" in found.stderr

@@ -13,7 +13,7 @@ PATH = sorted(path for folder in ("messages", "schedulers", "workers", "ipc") fo
 RARE = {
     ROOT / f"{name}.py"
     for name in (
-        "ipc/documents",
+        "ipc/json_parts",
         "workers/process/bootstrap",
         "workers/process/exits",
         "workers/process/instance_spec",

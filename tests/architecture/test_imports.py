@@ -244,7 +244,7 @@ def test_private_names_stay_in_their_module(path: Path) -> None:
         ("backends", "from headrace import Server"),
         ("ipc", "from headrace.workers.crossing import Crossing"),
         ("ipc", "from headrace.telemetry.kinds import MetricKind"),
-        ("backends", "from headrace.ipc.frames import Frame"),
+        ("backends", "from headrace.ipc.framing import Frame"),
     ],
 )
 def test_an_upward_import_is_found(part: str, source: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from headrace.ipc import busy_poll
 from headrace.ipc.busy_poll import MOST_SLEEPS, BusyPoller, LoopBusyPoller
 from headrace.ipc.channel import FramedSocket
-from headrace.ipc.frames import Kind, integers_frame, read_integers
+from headrace.ipc.framing import Kind, integers_frame, read_integers
 
 
 class Clock:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import pytest
 
 from headrace.ipc.channel import FramedSocket
-from headrace.ipc.frames import FrameParser, Kind, integers_frame, read_integers
+from headrace.ipc.framing import FrameParser, Kind, integers_frame, read_integers
 
 if TYPE_CHECKING:
     from tests.core.conftest import Interrupted

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import Code, HeadraceError
-from headrace.ipc import documents
+from headrace.ipc import json_parts
 from headrace.ipc.arena import Arena, Reader, Writer
-from headrace.ipc.codec import Decoder, Encoder, Reply, Status, Times, read_times
-from headrace.ipc.frames import (
+from headrace.ipc.codec import AnswerStatus, Decoder, Encoder, Reply, Times, read_times
+from headrace.ipc.framing import (
     FIRST_OWN_KIND,
     Frame,
     FrameParser,
@@ -85,16 +85,17 @@ def requests(draw: st.DrawFn) -> InferRequest:
         sequence_end=draw(st.booleans()),
         callers=draw(st.lists(NAMES, max_size=3).map(tuple)),
         rows=draw(st.integers(0, 2**32 - 1)),
+        pinned=draw(st.booleans()),
     )
 
 
 @st.composite
 def replies(draw: st.DrawFn) -> Reply:
-    call, status = draw(st.integers(0, 2**64 - 1)), draw(st.sampled_from(Status))
+    call, status = draw(st.integers(0, 2**64 - 1)), draw(st.sampled_from(AnswerStatus))
     answer: InferResponse | HeadraceError | None = None
-    if status is Status.RESPONSE:
+    if status is AnswerStatus.RESPONSE:
         answer = InferResponse(draw(st.dictionaries(NAMES, tensors(), max_size=3)), draw(PARAMETERS))
-    elif status is Status.ERROR:
+    elif status is AnswerStatus.ERROR:
         answer = HeadraceError(draw(TEXT), draw(st.sampled_from(Code)))
     return Reply(call, status, draw(st.booleans()), answer)
 
@@ -130,7 +131,7 @@ def assert_same_tensors(found: Any, expected: Any) -> None:
 
 
 def assert_same_request(found: InferRequest, expected: InferRequest) -> None:
-    for field in ("id", "outputs", "parameters", "priority", "timeout_us", "sequence_id", "callers", "rows"):
+    for field in ("id", "outputs", "parameters", "priority", "timeout_us", "sequence_id", "callers", "rows", "pinned"):
         assert getattr(found, field) == getattr(expected, field), field
     assert [type(value) for value in found.parameters.values()] == [type(v) for v in expected.parameters.values()]
     assert (found.sequence_start, found.sequence_end) == (expected.sequence_start, expected.sequence_end)
@@ -228,7 +229,7 @@ def test_a_sender_that_asks_another_model_names_it() -> None:
 
 def test_messages_without_tensors() -> None:
     assert read_integers(only(integers_frame(Kind.RELEASE, [0, 2**64 - 1]))) == [0, 2**64 - 1]
-    assert documents.read_json(only(documents.json_frame(Kind.NOTE, {"a": ["é", 1]}))) == {"a": ["é", 1]}
+    assert json_parts.read_json(only(json_parts.json_frame(Kind.NOTE, {"a": ["é", 1]}))) == {"a": ["é", 1]}
     assert only(frame(FIRST_OWN_KIND, 3))[:2] == (FIRST_OWN_KIND, 3)
 
 
@@ -269,7 +270,7 @@ def test_a_message_that_cannot_be_written_leaves_nothing_in_the_arena() -> None:
 
 def test_a_parameter_that_is_no_scalar_is_not_sent() -> None:
     odd: Any = object()
-    reply = Reply(1, Status.RESPONSE, True, InferResponse({}, {"a": odd}))
+    reply = Reply(1, AnswerStatus.RESPONSE, True, InferResponse({}, {"a": odd}))
     with pytest.raises(ValueError, match="not JSON serializable"):
         Encoder(None).answers([reply])
 
@@ -287,10 +288,10 @@ def sample_requests() -> bytes:
 
 def sample_answers() -> bytes:
     sent = [
-        Reply(1, Status.RESPONSE, True, InferResponse({"y": np.ones((2, 3), np.int16)}, {"p": True})),
-        Reply(2, Status.ERROR, True, HeadraceError("no", Code.NOT_FOUND)),
-        Reply(3, Status.LATER, False, None),
-        Reply(4, Status.RESPONSE, True, InferResponse({"y": array_of(40_000)}, {})),
+        Reply(1, AnswerStatus.RESPONSE, True, InferResponse({"y": np.ones((2, 3), np.int16)}, {"p": True})),
+        Reply(2, AnswerStatus.ERROR, True, HeadraceError("no", Code.NOT_FOUND)),
+        Reply(3, AnswerStatus.LATER, False, None),
+        Reply(4, AnswerStatus.RESPONSE, True, InferResponse({"y": array_of(40_000)}, {})),
     ]
     return Encoder(Places(1 << 20).writer).answers(sent, TIMES)
 
@@ -308,7 +309,7 @@ def read_all(stream: bytes, places: Places | None = None) -> None:
         elif message.kind in (Kind.CANCEL, Kind.READ, Kind.RELEASE):
             read_integers(message)
         else:
-            documents.read_json(message)
+            json_parts.read_json(message)
 
 
 def is_refused(stream: bytes, places: Places | None = None) -> bool:
@@ -460,7 +461,7 @@ def test_a_header_of_a_tensor_that_makes_no_sense_is_refused(header: bytes) -> N
 def test_settings_that_make_no_sense_are_refused(text: bytes) -> None:
     meta = REQUEST.pack(1, 0, 0, 0, 1, 0, 0, 0, 0, 0, len(text)) + text
     assert is_refused(frame(Kind.REQUESTS, 1, meta))
-    answer = Struct("<QBBBxHII").pack(1, Status.RESPONSE, 1, 0, 0, 0, len(text)) + text
+    answer = Struct("<QBBBxHII").pack(1, AnswerStatus.RESPONSE, 1, 0, 0, 0, len(text)) + text
     assert is_refused(frame(Kind.ANSWERS, 1, answer)) or text == b"{}"
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from headrace.errors import Cancelled, NotFound
 from headrace.ipc.arena import Arena, Reader, Writer
-from headrace.ipc.channel import FramedSocket, FrameProtocol, Releases, Sender, connect
+from headrace.ipc.channel import FramedSocket, FrameProtocol, FrameSender, Releases, connect
 from headrace.ipc.codec import Decoder, Encoder
-from headrace.ipc.frames import Frame, Kind, read_integers
+from headrace.ipc.framing import Frame, Kind, read_integers
 from headrace.ipc.incoming import IncomingRequests
 from headrace.ipc.outgoing import OutgoingRequests
 from headrace.messages.request import InferRequest
@@ -78,7 +78,7 @@ class FrontendEnd:
 
     def __init__(self, fd: int, inbound: Arena, outbound: Arena) -> None:
         self._channel = FramedSocket(fd, gone)
-        self._sender = Sender(self._channel, self._channel, inbound)
+        self._sender = FrameSender(self._channel, self._channel, inbound)
         self._requests = OutgoingRequests(Decoder(Reader(outbound), self._sender.free.append), self._channel.send)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.ipc.codec import Decoder, Reply
-from headrace.ipc.frames import FrameParser
+from headrace.ipc.framing import FrameParser
 from headrace.ipc.incoming import DirectReplies
 from headrace.ipc.tensors import INLINE
 from headrace.messages.response import InferResponse

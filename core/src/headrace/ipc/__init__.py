@@ -5,8 +5,8 @@ in a process of its own would do it in the same way: what it sends as `outgoing`
 ones beside the engine, whose ``submit`` and ``cancel`` are all that is needed there.
 
 ======================  ==========================================================================
-`frames`                how messages are told apart on a socket, and what kinds there are
-`codec`, `tensors`      requests and answers in a frame; `documents` is what travels as JSON
+`framing`               how messages are told apart on a socket, and what kinds there are
+`codec`, `tensors`      requests and answers in a frame; `json_parts` is what travels as JSON
 `arena`, `free_list`    shared memory for tensors that are too large for a frame
 `channel`               sockets that take and give whole frames, for threads and for an event loop
 `outgoing`, `incoming`  requests from the side that asks, and from the side that is asked
@@ -14,6 +14,6 @@ ones beside the engine, whose ``submit`` and ``cancel`` are all that is needed t
 ======================  ==========================================================================
 
 Neither side believes the other: everything is checked against the frame and the arena while it is read,
-and `frames.ProtocolError` says that the peer is broken. Integers are little-endian; nothing is ever
+and `framing.ProtocolError` says that the peer is broken. Integers are little-endian; nothing is ever
 unpickled.
 """

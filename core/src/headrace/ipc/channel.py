@@ -1,4 +1,4 @@
-"""Sockets that take and give whole frames: `FramedSocket` and `Sender` where threads speak, `FrameProtocol`
+"""Sockets that take and give whole frames: `FramedSocket` and `FrameSender` where threads speak, `FrameProtocol`
 and `Releases` where an event loop does."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from headrace.ipc.arena import Arena, Writer
 from headrace.ipc.busy_poll import BusyPoller
-from headrace.ipc.codec import Encoder, Reply, Status, Times, reply_of, unsendable_reply, unsendable_request
-from headrace.ipc.frames import MOST_INTEGERS, Frame, FrameParser, Kind, integers_frame
+from headrace.ipc.codec import AnswerStatus, Encoder, Reply, Times, reply_of, unsendable_reply, unsendable_request
+from headrace.ipc.framing import MOST_INTEGERS, Frame, FrameParser, Kind, integers_frame
 from headrace.messages.request import InferRequest
 
 _RECEIVE_BYTES = 256 * 1024
@@ -117,7 +117,7 @@ class SerialQueue:
                 self._turn.release()
 
 
-class Sender:
+class FrameSender:
     """Writes answers on ``answers`` and everything else on ``aside``, in order, from any thread; large
     tensors go into ``arena``.
 
@@ -166,7 +166,7 @@ class Sender:
         if len(replies) == 1:
             return [unsendable_reply(replies[0], error)]
         for reply in replies:
-            if reply.status is not Status.LATER:
+            if reply.status is not AnswerStatus.LATER:
                 self._write([reply], None)
         return []
 

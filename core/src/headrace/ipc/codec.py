@@ -32,8 +32,8 @@ from headrace.errors import (
     Unavailable,
     Unsupported,
 )
-from headrace.ipc import documents
-from headrace.ipc.frames import HEADER_BYTES, Buffer, Frame, Kind, ProtocolError, data_frame
+from headrace.ipc import json_parts
+from headrace.ipc.framing import HEADER_BYTES, Buffer, Frame, Kind, ProtocolError, data_frame
 from headrace.ipc.tensors import Allocator, TensorReader, TensorWriter, Views, remember
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
@@ -51,7 +51,7 @@ _SEPARATOR: Final = "\0"
 _NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
-class Status(IntEnum):
+class AnswerStatus(IntEnum):
     """What an answer is."""
 
     RESPONSE = 0
@@ -64,7 +64,7 @@ class Reply(NamedTuple):
     """An answer as it travels. ``answer`` is None for NOTHING and for LATER."""
 
     call: int
-    status: Status
+    status: AnswerStatus
     final: bool
     answer: InferResponse | HeadraceError | None
 
@@ -98,8 +98,8 @@ _ERRORS: Final = {
 def reply_of(call: int, answer: Answer, final: bool) -> Reply:
     """``answer`` to ``call``."""
     if isinstance(answer, InferResponse):
-        return Reply(call, Status.RESPONSE, final, answer)
-    return Reply(call, Status.NOTHING if answer is None else Status.ERROR, final, answer)
+        return Reply(call, AnswerStatus.RESPONSE, final, answer)
+    return Reply(call, AnswerStatus.NOTHING if answer is None else AnswerStatus.ERROR, final, answer)
 
 
 def unsendable_reply(reply: Reply, error: Exception) -> Reply:
@@ -158,7 +158,7 @@ class Encoder:
         way = b""
         if addressed or request.callers:  # a client's request needs none
             way = self._list((request.model_name, request.model_version, *request.callers))
-        rare = documents.pack_settings(request) if request.parameters or request.sequence_id else b""
+        rare = json_parts.pack_settings(request) if request.parameters or request.sequence_id else b""
         flags = request.sequence_start | request.sequence_end << 1 | request.decoupled << 2 | request.pinned << 3
         inputs = request.inputs
         meta.append(
@@ -185,7 +185,7 @@ class Encoder:
         """Append ``reply`` to a message with ``size`` bytes of data; returns how many it has then."""
         answer = reply.answer
         if isinstance(answer, InferResponse):
-            rare = documents.pack_parameters(answer.parameters) if answer.parameters else b""
+            rare = json_parts.pack_parameters(answer.parameters) if answer.parameters else b""
             meta.append(_ANSWER.pack(reply.call, reply.status, reply.final, 0, len(answer.outputs), 0, len(rare)))
             meta.append(rare)
             for name, value in answer.outputs.items():
@@ -273,7 +273,7 @@ class Decoder:
             request.model_name, request.model_version, *callers = way
             request.callers = tuple(callers)
         if rare:
-            documents.apply_settings(rare, request)
+            json_parts.apply_settings(rare, request)
         return request, position
 
     def _answer(self, message: Frame, position: int) -> tuple[Reply, int]:
@@ -284,17 +284,17 @@ class Decoder:
         texts = position + text_size + rare_size
         if texts > message.data:
             raise ProtocolError("answers: texts run past the meta")
-        if status == Status.RESPONSE:
-            parameters = documents.unpack_parameters(bytes(body[texts - rare_size : texts])) if rare_size else {}
+        if status == AnswerStatus.RESPONSE:
+            parameters = json_parts.unpack_parameters(bytes(body[texts - rare_size : texts])) if rare_size else {}
             position = texts
             outputs: dict[str, Tensor] = {}
             for _ in range(count):
                 name, outputs[name], position = self._tensors.read(message, position)
-            return Reply(call, Status.RESPONSE, bool(final), InferResponse(outputs, parameters)), position
+            return Reply(call, AnswerStatus.RESPONSE, bool(final), InferResponse(outputs, parameters)), position
         error = None
-        if status == Status.ERROR:
+        if status == AnswerStatus.ERROR:
             error = _ERRORS[code](str(body[position : position + text_size], "utf-8"))
-        return Reply(call, Status(status), bool(final), error), texts
+        return Reply(call, AnswerStatus(status), bool(final), error), texts
 
     def _list(self, text: bytes) -> tuple[str, ...]:
         """The names that `Encoder` wrote."""

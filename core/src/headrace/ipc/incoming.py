@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from headrace.ipc.codec import Decoder, Encoder, reply_of, unsendable_reply
-from headrace.ipc.frames import Frame, Kind, ProtocolError, read_integers
+from headrace.ipc.framing import Frame, Kind, ProtocolError, read_integers
 from headrace.ipc.tensors import INLINE
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse

@@ -9,7 +9,7 @@ from functools import partial
 
 from headrace.ipc.channel import FramedSocket
 from headrace.ipc.codec import Decoder, Encoder, Reply, unsendable_request
-from headrace.ipc.frames import Frame, Kind, ProtocolError, integers_frame
+from headrace.ipc.framing import Frame, Kind, ProtocolError, integers_frame
 from headrace.ipc.tensors import INLINE
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from headrace.ipc.frames import PADDING, Buffer, Frame, ProtocolError
+from headrace.ipc.framing import PADDING, Buffer, Frame, ProtocolError
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes, wire_view

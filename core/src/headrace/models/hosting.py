@@ -26,7 +26,7 @@ from headrace.workers.instance import InstanceThread
 from headrace.workers.loading import close_instance, failures_worded, load_instance
 from headrace.workers.process.endpoint import LoopServices
 from headrace.workers.process.instance_spec import InstanceSpec
-from headrace.workers.process.worker import ProcessWorker
+from headrace.workers.process.process_worker import ProcessWorker
 from headrace.workers.runner import Runner
 from headrace.workers.warmup import Sample, prepare, read_samples
 from headrace.workers.worker import Worker

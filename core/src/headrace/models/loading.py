@@ -36,7 +36,7 @@ from headrace.telemetry.speaker import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement, plan_instances
 from headrace.workers.loading import failures_worded, share
-from headrace.workers.process.worker import ProcessWorker
+from headrace.workers.process.process_worker import ProcessWorker
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.ipc import busy_poll
 from headrace.ipc.codec import Decoder, Encoder, Times, reply_of
-from headrace.ipc.frames import FrameParser
+from headrace.ipc.framing import FrameParser
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.workers.process.batch_channel import BatchChannel

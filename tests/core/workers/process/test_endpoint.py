@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from headrace.ipc.codec import Decoder, Encoder
-from headrace.ipc.frames import FrameParser, ProtocolError
+from headrace.ipc.framing import FrameParser, ProtocolError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.workers.process.endpoint import ServiceEndpoint
-from headrace.workers.process.services import update_frame
+from headrace.workers.process.remote_services import update_frame
 
 
 @pytest.fixture

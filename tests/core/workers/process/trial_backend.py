@@ -35,7 +35,7 @@ from headrace.backends.base import (
     Tensors,
 )
 from headrace.errors import Code, HeadraceError
-from headrace.ipc.codec import Encoder, Reply, Status, Times
+from headrace.ipc.codec import AnswerStatus, Encoder, Reply, Times
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 
@@ -366,7 +366,7 @@ def _sockets() -> list[int]:
 
 def _lie(folder: Path, request: Any) -> None:
     """Say that this request has run, and one that nobody has sent."""
-    replies = [Reply(call, Status.NOTHING, True, None) for call in (request.call, 2**40)]
+    replies = [Reply(call, AnswerStatus.NOTHING, True, None) for call in (request.call, 2**40)]
     os.write(_sockets()[0], Encoder(None).answers(replies, Times(1, 2, 3, 4)))
     time.sleep(1000)
 

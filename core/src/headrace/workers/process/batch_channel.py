@@ -8,8 +8,8 @@ from typing import Protocol
 
 from headrace.errors import HeadraceError, InternalError, Unavailable
 from headrace.ipc.busy_poll import LoopBusyPoller
-from headrace.ipc.codec import Decoder, Encoder, Status, Times, read_times
-from headrace.ipc.frames import Frame, Kind, ProtocolError, integers_frame
+from headrace.ipc.codec import AnswerStatus, Decoder, Encoder, Times, read_times
+from headrace.ipc.framing import Frame, Kind, ProtocolError, integers_frame
 from headrace.ipc.outgoing import OutgoingRequests
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
@@ -63,7 +63,7 @@ class BatchChannel(OutgoingRequests):
 
     def done(self, message: Frame) -> None:
         """A batch has run. Raises `ProtocolError`, and other errors at nonsense."""
-        replies = [reply for reply in self._decoder.answers(message) if reply.status is not Status.LATER]
+        replies = [reply for reply in self._decoder.answers(message) if reply.status is not AnswerStatus.LATER]
         times = read_times(message)
         self._poller.heard()
         requests = [self.in_flight[reply.call] for reply in replies]

@@ -13,14 +13,14 @@ from headrace.errors import LoadError
 from headrace.ipc.arena import Reader, Writer
 from headrace.ipc.channel import FrameProtocol, Releases, connect
 from headrace.ipc.codec import Decoder, Encoder
-from headrace.ipc.frames import Frame, Kind, frame, read_integers
+from headrace.ipc.framing import Frame, Kind, frame, read_integers
 from headrace.ipc.incoming import DirectReplies
 from headrace.workers.crossing import Crossing
 from headrace.workers.process.batch_channel import BatchChannel, Recipient
 from headrace.workers.process.endpoint import ServiceEndpoint
 from headrace.workers.process.exit_watcher import LAST_READ_S, ExitWatcher
 from headrace.workers.process.exits import ending
-from headrace.workers.process.handshake import Control, Handshake
+from headrace.workers.process.handshake import ChildKind, Handshake
 from headrace.workers.process.instance_spec import InstanceSpec
 from headrace.workers.process.launch import Launched, launch
 
@@ -30,7 +30,7 @@ _LAUNCHES = ThreadPoolExecutor(4, "headrace-launch")
 
 
 class Owner(Recipient, Protocol):
-    """Whoever has a child: a `headrace.workers.process.worker.ProcessWorker`."""
+    """Whoever has a child: a `headrace.workers.process.process_worker.ProcessWorker`."""
 
     def child_died(self, child: Child, reason: str) -> None:
         """``child`` is dead; what it had in flight is left in ``child.batches.in_flight``."""
@@ -97,7 +97,7 @@ class Child:
 
     async def _load(self) -> None:
         """Say what to load, and wait until it is. Raises `LoadError`."""
-        self._work.write(frame(Control.LOAD, 0, self._spec.to_json()))
+        self._work.write(frame(ChildKind.LOAD, 0, self._spec.to_json()))
         timeout = self._isolation.start_timeout_s + self._isolation.load_timeout_s
         done, _ = await asyncio.wait((self._handshake.loaded,), timeout=timeout)
         if not done:
@@ -121,7 +121,7 @@ class Child:
         """Have the instance closed; kill the process if that takes longer than ``grace_s``."""
         self._is_stopping = True
         if not self.is_dead:
-            self._work.write(frame(Control.CLOSE, 0))
+            self._work.write(frame(ChildKind.CLOSE, 0))
         try:
             await asyncio.wait_for(self._ended.wait(), grace_s)
         except asyncio.TimeoutError:

@@ -15,15 +15,15 @@ from typing import Any
 from headrace.backends.services import Services
 from headrace.errors import Code, HeadraceError, summary
 from headrace.ipc.codec import Decoder, Encoder
-from headrace.ipc.documents import json_frame, read_json
-from headrace.ipc.frames import Frame, Kind, ProtocolError
+from headrace.ipc.framing import Frame, Kind, ProtocolError
 from headrace.ipc.incoming import AtOnce, IncomingRequests
+from headrace.ipc.json_parts import json_frame, read_json
 from headrace.messages.request import InferRequest
 from headrace.telemetry.kinds import MetricOperation
 from headrace.telemetry.pacing import paced
 from headrace.workers.apart import apart
-from headrace.workers.process.handshake import Control
-from headrace.workers.process.services import read_update
+from headrace.workers.process.handshake import ChildKind
+from headrace.workers.process.remote_services import read_update
 
 log = paced(__name__)
 
@@ -76,7 +76,7 @@ class ServiceEndpoint:
             return  # none: what a child had sent before it was given up
         if kind == Kind.NOTE:
             self._note(read_json(message))
-        elif kind == Control.UPDATE:
+        elif kind == ChildKind.UPDATE:
             self._update(*read_update(message))
         elif kind == Kind.CALL:
             task = asyncio.ensure_future(self._call(read_json(message)))

@@ -12,17 +12,17 @@ from typing import Any, NoReturn
 from headrace.backends.base import AnyInstance, BaseInstance
 from headrace.backends.services import Services
 from headrace.errors import Code, HeadraceError, summary
-from headrace.ipc.channel import FramedSocket, Sender
-from headrace.ipc.codec import Decoder, Reply, Status, Times, reply_of
-from headrace.ipc.documents import json_frame
-from headrace.ipc.frames import VERSION, Frame, Kind
+from headrace.ipc.channel import FramedSocket, FrameSender
+from headrace.ipc.codec import AnswerStatus, Decoder, Reply, Times, reply_of
+from headrace.ipc.framing import VERSION, Frame, Kind
+from headrace.ipc.json_parts import json_frame
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.telemetry import prints
 from headrace.telemetry.speaker import speak_for_all
 from headrace.workers.batch import run_batch, runner_for
 from headrace.workers.loading import close_instance
-from headrace.workers.process.handshake import Control
+from headrace.workers.process.handshake import ChildKind
 from headrace.workers.process.instance_spec import InstanceSpec
 from headrace.workers.runner import LATER, Later, Runner
 
@@ -42,7 +42,7 @@ class Executor:
     ``open`` has the requests without their last answer, by call.
     """
 
-    def __init__(self, work: FramedSocket, decoder: Decoder, sender: Sender, services: Services) -> None:
+    def __init__(self, work: FramedSocket, decoder: Decoder, sender: FrameSender, services: Services) -> None:
         self.instance: AnyInstance
         self.open: dict[int, Received] = {}
         self._work, self._decoder, self._sender, self._services = work, decoder, sender, services
@@ -56,7 +56,7 @@ class Executor:
         for message in frames:
             if message.kind == Kind.REQUESTS:
                 self._run(runner, message)
-            elif message.kind == Control.CLOSE:
+            elif message.kind == ChildKind.CLOSE:
                 self._close(runner)
         raise AssertionError("unreachable")
 
@@ -85,7 +85,7 @@ class Executor:
             self._fail(error)
         runner.connect(self)
         checks = type(self.instance).is_ready is not BaseInstance.is_ready
-        self._work.send(json_frame(Control.LOADED, {"has_check": checks, "version": VERSION}))
+        self._work.send(json_frame(ChildKind.LOADED, {"has_check": checks, "version": VERSION}))
         return runner
 
     def _fail(self, error: BaseException) -> NoReturn:
@@ -93,7 +93,7 @@ class Executor:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         self._clean_up()
         failure = {"message": summary(error), "code": code.value, "traceback": trace}
-        self._work.send(json_frame(Control.FAILED, failure))
+        self._work.send(json_frame(ChildKind.FAILED, failure))
         prints.flush()
         os._exit(1)
 
@@ -133,7 +133,7 @@ class Executor:
 
 def _reply(request: Received, answer: Answer | Later) -> Reply:
     if answer is LATER:
-        return Reply(request.call, Status.LATER, False, None)
+        return Reply(request.call, AnswerStatus.LATER, False, None)
     return reply_of(request.call, answer, True)
 
 

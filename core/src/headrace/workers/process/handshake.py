@@ -8,14 +8,14 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from headrace.errors import Code, LoadError, Unavailable
-from headrace.ipc.documents import read_json
-from headrace.ipc.frames import FIRST_OWN_KIND, VERSION, Frame, ProtocolError, frame
+from headrace.ipc.framing import FIRST_OWN_KIND, VERSION, Frame, ProtocolError, frame
+from headrace.ipc.json_parts import read_json
 
 log = logging.getLogger(__name__)
 
 
-class Control(IntEnum):
-    """The kinds of frame that a child and its server have beside `headrace.ipc.frames.Kind`."""
+class ChildKind(IntEnum):
+    """The kinds of frame that a child and its server have beside `headrace.ipc.framing.Kind`."""
 
     LOAD = FIRST_OWN_KIND  # to the child; JSON: an instance spec
     LOADED = FIRST_OWN_KIND + 1  # JSON: what the server needs to know of the instance
@@ -42,7 +42,7 @@ class Handshake:
         """Whether the instance says that it is ready; raises `Unavailable` if it says why not."""
         if self._checked is None:
             self._checked = self._loop.create_future()
-            self._send(frame(Control.CHECK, 0))
+            self._send(frame(ChildKind.CHECK, 0))
         ready, reason = await asyncio.shield(self._checked)
         if reason:
             raise Unavailable(reason)
@@ -50,16 +50,16 @@ class Handshake:
 
     def hear(self, message: Frame) -> bool:
         """Take LOADED, FAILED or CHECKED; False if it is something else. Raises `ProtocolError`."""
-        if message.kind == Control.CHECKED:
+        if message.kind == ChildKind.CHECKED:
             found = read_json(message)
             checked, self._checked = self._checked, None
             if checked is not None:
                 checked.set_result((bool(found["ready"]), str(found["reason"])))
-        elif message.kind == Control.FAILED:
+        elif message.kind == ChildKind.FAILED:
             found = read_json(message)
             log.error("instance '%s' failed to load:\n%s", self._name, found["traceback"].rstrip())
             self.loaded.set_exception(LoadError(found["message"], Code(found["code"])))
-        elif message.kind == Control.LOADED:
+        elif message.kind == ChildKind.LOADED:
             found = read_json(message)
             if found["version"] != VERSION:
                 raise ProtocolError(f"version {found['version']} of the schema, not {VERSION}")

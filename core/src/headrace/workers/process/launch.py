@@ -113,7 +113,7 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
 def _start(instance_name: str, isolation: Isolation, fds: Mapping[str, int]) -> subprocess.Popen[bytes]:
     """The process, which inherits ``fds``. Raises `LoadError`."""
     arguments = {
-        "entry": "headrace.workers.process.serving:serve",
+        "entry": "headrace.workers.process.child_main:serve",
         **fds,
         "arena_bytes": ARENA_BYTES,
         "memory_bytes": isolation.memory_bytes,

@@ -17,16 +17,16 @@ from typing import NoReturn
 
 from headrace.errors import summary
 from headrace.ipc.arena import Arena, Reader
-from headrace.ipc.channel import FramedSocket, Sender
+from headrace.ipc.channel import FramedSocket, FrameSender
 from headrace.ipc.codec import Decoder
-from headrace.ipc.documents import json_frame, read_json
-from headrace.ipc.frames import Frame, Kind, read_integers
+from headrace.ipc.framing import Frame, Kind, read_integers
 from headrace.ipc.incoming import tell
+from headrace.ipc.json_parts import json_frame, read_json
 from headrace.ipc.outgoing import DirectCalls, OutgoingRequests
 from headrace.telemetry import prints
 from headrace.workers.process.executor import Executor
-from headrace.workers.process.handshake import Control
-from headrace.workers.process.services import RemoteServices, forward_log
+from headrace.workers.process.handshake import ChildKind
+from headrace.workers.process.remote_services import RemoteServices, forward_log
 
 
 def serve(
@@ -54,7 +54,7 @@ def serve(
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     work_channel, side_channel = FramedSocket(work, leave, busy_poll_us), FramedSocket(side, leave)
     arena = Arena.attach(inbound, arena_bytes)
-    sender = Sender(work_channel, side_channel, Arena.attach(outbound, arena_bytes))
+    sender = FrameSender(work_channel, side_channel, Arena.attach(outbound, arena_bytes))
     decoder = Decoder(Reader(arena), sender.free.append)
     requests = OutgoingRequests(decoder, side_channel.send)
     direct_calls = DirectCalls(FramedSocket(direct, leave, busy_poll_us), decoder)
@@ -79,7 +79,7 @@ class Listener:
         self,
         side: FramedSocket,
         requests: OutgoingRequests,
-        sender: Sender,
+        sender: FrameSender,
         services: RemoteServices,
         executor: Executor,
     ) -> None:
@@ -100,7 +100,7 @@ class Listener:
             self._services.resolved(read_json(message))
         elif kind == Kind.RELEASE:
             self._sender.take_back(read_integers(message))
-        elif kind == Control.CHECK:
+        elif kind == ChildKind.CHECK:
             threading.Thread(target=self._check, name="headrace-check", daemon=True).start()
         else:
             tell(message, self._executor.open)
@@ -111,7 +111,7 @@ class Listener:
             ready, reason = bool(self._executor.instance.is_ready()), ""
         except BaseException as error:  # SystemExit of a model is a no, too
             ready, reason = False, summary(error)
-        self._side.send(json_frame(Control.CHECKED, {"ready": ready, "reason": reason}))
+        self._side.send(json_frame(ChildKind.CHECKED, {"ready": ready, "reason": reason}))
 
 
 def leave() -> NoReturn:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.ipc.frames import Frame, ProtocolError, frame
+from headrace.ipc.framing import Frame, ProtocolError, frame
 from headrace.messages.request import InferRequest, Parameter
 
 

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Final
 
 from headrace.backends.services import LOG_LEVELS, LogLevel, Services
 from headrace.errors import Code, HeadraceError
-from headrace.ipc.channel import Sender
-from headrace.ipc.documents import json_frame
-from headrace.ipc.frames import HEADER_BYTES, Frame, Kind, ProtocolError, frame
+from headrace.ipc.channel import FrameSender
+from headrace.ipc.framing import HEADER_BYTES, Frame, Kind, ProtocolError, frame
+from headrace.ipc.json_parts import json_frame
 from headrace.ipc.outgoing import DirectCalls, OutgoingRequests
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.telemetry.kinds import MetricKind, MetricOperation, check_update
-from headrace.workers.process.handshake import Control
+from headrace.workers.process.handshake import ChildKind
 
 _UPDATE = Struct("<Qd")
 _OPERATIONS: Final[tuple[MetricOperation, ...]] = ("increment", "set", "observe")
@@ -28,7 +28,7 @@ _NUMBERS: Final = {operation: number for number, operation in enumerate(_OPERATI
 
 def update_frame(metric: int, operation: MetricOperation, value: float) -> bytes:
     """A message that changes the metric of this handle: small, frequent, and without an answer."""
-    return frame(Control.UPDATE, _NUMBERS[operation], _UPDATE.pack(metric, value))
+    return frame(ChildKind.UPDATE, _NUMBERS[operation], _UPDATE.pack(metric, value))
 
 
 def read_update(message: Frame) -> tuple[int, MetricOperation, float]:
@@ -52,7 +52,7 @@ class RemoteServices(Services):
     def __init__(
         self,
         requests: OutgoingRequests,
-        sender: Sender,
+        sender: FrameSender,
         direct: DirectCalls,
         send: Callable[[bytes], None],
         tell: Callable[[bytes], None],

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from headrace.errors import InvalidArgument, Unsupported
-from headrace.ipc.frames import Frame, FrameParser, Kind, ProtocolError, frame
+from headrace.ipc.framing import Frame, FrameParser, Kind, ProtocolError, frame
 from headrace.telemetry.kinds import MetricKind, MetricOperation
-from headrace.workers.process.handshake import Control
-from headrace.workers.process.services import RemoteServices, read_update, update_frame
+from headrace.workers.process.handshake import ChildKind
+from headrace.workers.process.remote_services import RemoteServices, read_update, update_frame
 
 
 class Server:
@@ -46,7 +46,7 @@ def test_updates_wait_for_no_answer_and_go_before_whatever_comes_later() -> None
     server.services.update_metric(handle, "increment", -1)
     server.services.metric_value(handle)
     server.services.release(handle)
-    assert [message.kind for message in server.told] == [Control.UPDATE, Control.UPDATE, Kind.CALL, Kind.NOTE]
+    assert [message.kind for message in server.told] == [ChildKind.UPDATE, ChildKind.UPDATE, Kind.CALL, Kind.NOTE]
     updates = [read_update(message) for message in server.told[:2]]
     assert updates == [(handle, "set", 2.5), (handle, "increment", -1.0)]
 
@@ -87,8 +87,8 @@ def test_an_update_of_a_metric_arrives_as_it_was(operation: MetricOperation, val
 
 @pytest.mark.parametrize(("operation", "size"), [(3, 16), (65535, 16), (0, 0), (0, 8)])
 def test_updates_that_make_no_sense_are_refused(operation: int, size: int) -> None:
-    (sound,) = FrameParser().feed(frame(Control.UPDATE, 2, bytes(16)))
+    (sound,) = FrameParser().feed(frame(ChildKind.UPDATE, 2, bytes(16)))
     assert read_update(sound) == (0, "observe", 0.0)
-    (unsound,) = FrameParser().feed(frame(Control.UPDATE, operation, bytes(size)))
+    (unsound,) = FrameParser().feed(frame(ChildKind.UPDATE, operation, bytes(size)))
     with pytest.raises(ProtocolError):
         read_update(unsound)
