@@ -30,8 +30,8 @@ class InstanceSource:
     """
 
     __slots__ = (
-        "_alarm", "_batch", "_bell", "_is_parked", "_kernel", "_on_loop", "_on_threads", "deliver", "instance",
-        "progress", "wait", "wake_at",
+        "_alarm", "_batch", "_bell", "_is_parked", "_kernel", "_on_loop", "_on_threads", "_takes_itself", "deliver",
+        "instance", "progress", "wait", "wake_at",
     )  # fmt: skip
 
     def __init__(self, kernel: Kernel, instance: InstanceInfo) -> None:
@@ -42,6 +42,7 @@ class InstanceSource:
         self.deliver = partial(kernel.deliver_heard, self) if kernel.hears else kernel.deliver
         self._kernel = kernel
         self._on_threads = kernel.scheduler.on_threads
+        self._takes_itself = self._on_threads and kernel.scheduler.instances_alike
         self._on_loop = False
         self._bell: Bell | LoopBell | None = None
         self._batch: list[InferRequest] | None = None
@@ -57,6 +58,8 @@ class InstanceSource:
         while not kernel.closed:
             arrived, self.wake_at, self.wait = kernel.arrived, 0, None
             if self._on_threads and (batch := kernel.ask(self)):
+                if idle:
+                    kernel.hand_on()
                 return batch
             idle.append(self)
             if kernel.closed or (kernel.arrived != arrived and self._on_threads):
@@ -108,6 +111,9 @@ class InstanceSource:
         if self._on_loop:
             bell.ring()
             return not self._is_parked
+        if self._takes_itself and not kernel.has_waited:
+            bell.ring()  # it takes what is there when it is awake, which is more; and hands on what it leaves
+            return False
         try:
             batch = kernel.ask(self)
         except BaseException as error:
@@ -125,11 +131,15 @@ class InstanceSource:
         bell.ring()
         return True
 
+    def ring(self) -> None:
+        """Have the worker look by itself. Any thread."""
+        assert self._bell is not None
+        self._bell.ring()
+
     def end(self) -> None:
         """Have the worker look, and find that all is closed."""
         self._silence()
-        assert self._bell is not None
-        self._bell.ring()
+        self.ring()
 
     def _park(self) -> None:
         kernel, wait = self._kernel, self.wait
@@ -145,7 +155,10 @@ class InstanceSource:
     def _look(self) -> None:
         """It is time to ask again."""
         self._alarm = None
-        self._kernel.idle.remove(self)
+        try:
+            self._kernel.idle.remove(self)
+        except ValueError:  # another thread has had it look already
+            return
         self.offer()
 
     def _silence(self) -> None:

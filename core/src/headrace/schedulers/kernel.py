@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic_ns
 
@@ -81,6 +82,8 @@ class Kernel:
         self._ledger: Ledger | None = None
         self._timers: dict[InferRequest, Timer] = {}
         self._is_waking = False
+        #: Whether the scheduler has ever had an instance wait for a fuller batch: then the loop forms the batches.
+        self.has_waited = False
         self._alike = scheduler.instances_alike
         # Bound once: what a scheduler does not override is not called.
         self._now_ns, self._next = self.clock.now_ns, scheduler.next
@@ -149,7 +152,7 @@ class Kernel:
         """
         chosen = self._next(source.instance, self._now_ns())
         if isinstance(chosen, Wait):
-            source.wait = chosen
+            source.wait, self.has_waited = chosen, True
             return []
         source.wait = None
         return self._claim(chosen) or self._ask_after_losing(source) if chosen else []
@@ -193,6 +196,12 @@ class Kernel:
         if self.idle and not self._is_waking:
             self._is_waking = True
             self.call_soon(self._wake)
+
+    def hand_on(self) -> None:
+        """Have another idle thread look at what one has left. Any thread."""
+        if self._alike and len(self.queue) and not self.has_waited:
+            with suppress(IndexError):  # woken by somebody else in the meantime
+                self.idle.popleft().ring()
 
     def _wake(self) -> None:
         """Offer what waits to the instances that are idle, those that form a batch first."""
