@@ -117,3 +117,18 @@ async def test_what_was_refused_is_free_at_once() -> None:
         gc.enable()
     del job
     assert held() is None
+
+
+@on_a_loop
+async def test_work_that_ends_after_the_close_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "QUIET_S", 0.0)
+    failures = list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    work, go_on, done = LargeWork(), threading.Event(), asyncio.Event()
+    work.begin(lambda: go_on.wait(30), lambda _: done.set())
+    work.close()
+    go_on.set()
+    await done.wait()
+    for _ in range(5):
+        await asyncio.sleep(0.001)  # the turns in which memory would be given back
+    assert not failures

@@ -114,8 +114,9 @@ class LargeWork:
                 together.wait(QUIET_S)  # so that every thread has one
             trim()
 
-        for _ in range(THREADS):
-            self._pool.submit(give_back)
+        with contextlib.suppress(RuntimeError):  # closed, while the last work ran
+            for _ in range(THREADS):
+                self._pool.submit(give_back)
 
 
 class _Yielding:
