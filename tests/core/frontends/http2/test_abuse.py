@@ -354,6 +354,22 @@ def test_http_1_is_refused_without_a_word_in_the_log(native: Headrace, connect: 
     assert native.lines[before:] == []
 
 
+def test_what_is_answered_after_a_fault_is_not_written(native: Headrace, connect: Connect) -> None:
+    """The calls of a connection that ends are dropped a few in each turn of the loop; some are answered meanwhile."""
+    calls = 90
+    for _ in range(5):
+        peer = connect(native.grpc)
+        first, rest = (peer.block(peer.fields("ModelInfer")) for _ in range(2))
+        content = peer.framed(peer.infer())
+        peer.send(
+            *(raw(1, first if each == 0 else rest, 2 * each + 1, 4) for each in range(calls)),
+            *(raw(0, content, 2 * each + 1, 1) for each in range(calls)),
+            raw(PING, bytes(7)),
+        )
+        assert peer.goaway() == 6  # FRAME_SIZE_ERROR
+    assert "Traceback" not in native.log
+
+
 def test_noise_ends_connections_and_nothing_else(native: Headrace, connect: Connect, harmless: Any) -> None:
     chance = random.Random(7)
     with harmless():

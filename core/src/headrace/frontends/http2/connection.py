@@ -429,11 +429,7 @@ class Connection(asyncio.BufferedProtocol):
         self._drop_all()
         self._is_deaf = True
         self.sender.write(frames.goaway(self.last_id, fault.code, fault.reason))
-        self.sender.flush()
-        if self._transport.can_write_eof() and not self._transport.is_closing():
-            self._transport.write_eof()
-        else:
-            self._transport.close()
+        self.sender.end()
 
     def _leave(self) -> None:
         """The last call has ended."""

@@ -59,7 +59,7 @@ class Sender:
         self._turns = turns
         self._call_soon = asyncio.get_running_loop().call_soon
         self._outbox: list[Buffer] = []
-        self._is_held = False
+        self._is_held = self._is_ended = False
         self._round_left = 0
         self._limits = limits
         self._backlog = 0
@@ -81,6 +81,18 @@ class Sender:
             self._pump(due)
         self._is_held = False
         self._write_out()
+
+    def end(self) -> None:
+        """Send what was written, and nothing that streams still write as they are dropped one after the other.
+
+        The peer can read up to here; closing at once could lose it.
+        """
+        self.flush()
+        self._is_ended = True
+        if self._transport.can_write_eof() and not self._transport.is_closing():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
 
     def write_data(self, head: bytes, parts: Sequence[Buffer], size_bytes: int) -> None:
         """Send a frame of data, whose parts add up to ``size_bytes``."""
@@ -163,7 +175,7 @@ class Sender:
             return
         self._outbox = []
         transport = self._transport
-        if transport.is_closing():
+        if self._is_ended or transport.is_closing():
             return
         if not self.is_writable:
             self._note_backlog(sum(map(len, outbox)))
