@@ -1,47 +1,69 @@
-"""A caller who has nothing to do with an attack, in a process of its own, and how long it waits for its answers.
+"""Callers who have nothing to do with an attack, in a process of their own, and how long they wait for answers.
 
 ``python bystander.py HTTP_PORT`` asks for health on a schedule, and for an answer of the model ``echo`` now and
 then, until its standard input is closed; then it prints what it saw as JSON. A probe that could not be sent in time,
 because the one before was not answered, counts from the time at which it was due: a server that stands still for two
-seconds is late for every probe of them.
+seconds is late for every probe of them. The probes are shared out to connections, so that one of them does not wait for
+the other as long as both are soon enough.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import select
 import sys
+import threading
 import time
 
-#: Between two probes of health.
+#: Between two probes of health, and between those of one connection.
 PERIOD_NS = 5_000_000
+CALLERS = 4
 #: So many probes of health for each question to the model.
 PER_INFERENCE = 10
 #: A server that does not answer for so long has lost the probe.
 TIMEOUT_S = 20.0
 
 
+class Caller(threading.Thread):
+    """One connection, whose first probe is due at ``due_ns`` of the monotonic clock, until ``stopped``."""
+
+    def __init__(self, port: int, due_ns: int, stopped: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self._port, self._due_ns, self._stopped = port, due_ns, stopped
+        #: Latencies of health in nanoseconds, and a line for each probe that was answered wrongly or not at all.
+        self.latencies_ns: list[int] = []
+        self.failures: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
+        while not self._stopped.wait(max(0, self._due_ns - time.monotonic_ns()) / 1e9):
+            try:
+                _ask(connection, "GET", "/v2/health/live")
+                self.latencies_ns.append(time.monotonic_ns() - self._due_ns)
+                if len(self.latencies_ns) % PER_INFERENCE == 0:
+                    _infer(connection, float(len(self.latencies_ns)))
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self.failures.append(f"{type(error).__name__}: {error}")
+                self.latencies_ns.append(time.monotonic_ns() - self._due_ns)
+                connection.close()  # the next request opens it again
+            self._due_ns += PERIOD_NS * CALLERS
+        connection.close()
+
+
 def watch(port: int) -> dict[str, object]:
-    """Latencies of health in nanoseconds, and a line for each probe that was answered wrongly or not at all."""
-    latencies_ns: list[int] = []
-    failures: list[str] = []
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
-    due = time.monotonic_ns()
+    """What all callers have seen when standard input is closed."""
+    start, stopped = time.monotonic_ns(), threading.Event()
+    callers = [Caller(port, start + number * PERIOD_NS, stopped) for number in range(CALLERS)]
     print("watching", flush=True)
-    while not select.select([sys.stdin], [], [], max(0, due - time.monotonic_ns()) / 1e9)[0]:
-        try:
-            _ask(connection, "GET", "/v2/health/live")
-            latencies_ns.append(time.monotonic_ns() - due)
-            if len(latencies_ns) % PER_INFERENCE == 0:
-                _infer(connection, float(len(latencies_ns)))
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            failures.append(f"{type(error).__name__}: {error}")
-            latencies_ns.append(time.monotonic_ns() - due)
-            connection.close()  # the next request opens it again
-        due += PERIOD_NS
-    connection.close()
-    return {"latencies_ns": latencies_ns, "failures": failures}
+    sys.stdin.read()
+    stopped.set()
+    for caller in callers:
+        caller.join()
+    return {
+        "latencies_ns": [latency for caller in callers for latency in caller.latencies_ns],
+        "failures": [line for caller in callers for line in caller.failures],
+    }
 
 
 def _infer(connection: http.client.HTTPConnection, value: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -411,6 +412,46 @@ async def test_a_failing_write_cancels_what_is_in_flight() -> None:
     with pytest.raises(ConnectionResetError):
         await call
     assert second.cancelled
+
+
+def held() -> int:
+    """Requests that anybody still holds, or that wait for the collector, which does not run in these tests."""
+    return sum(isinstance(each, Parcel) for each in gc.get_objects())
+
+
+@asynchronous
+async def test_a_refusal_that_waits_to_be_sent_keeps_nothing_but_its_text() -> None:
+    line, before = Line(Desk()), held()
+    line.window.clear()
+    line.send(*(parcel("z") for _ in range(50)))
+    while line.unread:
+        await asyncio.sleep(0)
+    kept = [each for each in gc.get_objects() if isinstance(each, NotFound)]
+    assert len(kept) == 50
+    assert [each.__traceback__ for each in kept] == [None] * 50
+    kept.clear()
+    line.window.set()
+    line.send(None)
+    await line.task
+    assert held() == before
+
+
+@pytest.mark.parametrize("model", ["m", "z"])
+def test_a_stream_that_is_left_is_freed_at_once(model: str) -> None:
+    @asynchronous
+    async def leave() -> None:
+        desk = Desk()
+        line = Line(desk)
+        line.window.clear()
+        line.send(*(parcel(model) for _ in range(50)))
+        while line.unread:
+            await asyncio.sleep(0)
+        line.task.cancel()
+        await asyncio.wait([line.task])
+
+    before = held()
+    leave()
+    assert held() <= before + 1  # the cancelled task shows in its traceback where it was
 
 
 @asynchronous

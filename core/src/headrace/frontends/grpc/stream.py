@@ -93,13 +93,8 @@ class _Turn:
     def respond(self, answer: Answer, final: bool) -> None:
         self._stream.answer(self, answer, final)
 
-    def encode(self, answer: Answer, final: bool, patience: int) -> bytes | None:
-        """The message that says ``answer``, or None if there is nothing to say.
-
-        Raises the `HeadraceError` that ``answer`` is, or that encoding it gives, and `Large` as `encode` does.
-        """
-        if isinstance(answer, HeadraceError):
-            raise answer
+    def encode(self, answer: InferResponse | None, final: bool, patience: int) -> bytes | None:
+        """The message that says ``answer``, or None if there is nothing to say. Raises as `encode` does."""
         if answer is not None:
             assert self.view is not None
             return pack_stream(encode(answer, self.view, self.classes, final, patience))
@@ -195,6 +190,10 @@ class _Stream:
         for turn in tuple(self._open):
             if turn.request is not None:
                 turn.request.cancel()
+        # Requests know their stream: what is left of them is freed here, and not by the collector.
+        self._open.clear()
+        self._in_order.clear()
+        self._ready.clear()
 
     async def _start(self, turn: _Turn, parcel: Parcel) -> None:
         self._open.add(turn)
@@ -206,7 +205,7 @@ class _Stream:
                 await self._submit_large(turn, parcel)
             turn.is_queued = True
         except HeadraceError as error:
-            turn.respond(error, True)
+            turn.respond(error.with_traceback(None), True)  # it would keep this frame as long as it waits to be sent
         except Exception:
             log.exception("a request on a gRPC stream failed")
             turn.respond(InternalError("internal error; the server's log has the details"), True)
@@ -244,15 +243,20 @@ class _Stream:
             in_order.popleft()
 
     def _encode(self, turn: _Turn, answer: Answer, final: bool, patience: int) -> bytes | None:
+        if isinstance(answer, HeadraceError):
+            return self._encode_error(turn, answer, final)
         try:
             return turn.encode(answer, final, patience)
         except HeadraceError as error:
-            reason = error
+            return self._encode_error(turn, error, final)
         except Large:
             raise
         except Exception:
             log.exception("a response on a gRPC stream could not be encoded")
-            reason = InternalError("internal error; the server's log has the details")
+            internal = InternalError("internal error; the server's log has the details")
+        return self._encode_error(turn, internal, final)
+
+    def _encode_error(self, turn: _Turn, reason: HeadraceError, final: bool) -> bytes:
         asked = turn.message
         tell(Failure.of(reason), "Infer", asked.model_name, asked.model_version, asked.id)
         if self._errors_end and turn.is_queued:
