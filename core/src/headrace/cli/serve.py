@@ -25,6 +25,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.plugins import Plugins
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
+from headrace.trimming import trim
 
 log = logging.getLogger("headrace.serve")
 
@@ -118,6 +119,7 @@ async def _start(server: Server) -> None:
     # What is there now stays, and need not be looked at again: each full collection would stop the loop for 50 ms.
     gc.collect()
     gc.freeze()
+    trim()  # what starting and loading took for a moment
 
 
 async def _stop(server: Server, *, wait_for_loads: bool = True) -> None:

@@ -491,14 +491,31 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
     line.window.clear()
     extra = 3
     line.send(*[parcel() for _ in range(stream.IN_FLIGHT + extra)], None)
-    for value in range(stream.IN_FLIGHT):
-        (await desk.submitted.get()).respond(answer(value), True)
+    in_flight = [await desk.submitted.get() for _ in range(stream.IN_FLIGHT)]
     for _ in range(10):
         await asyncio.sleep(0)
     assert desk.submitted.empty()
+    assert line.unread == extra + 1
+    for value, request in enumerate(in_flight):
+        request.respond(answer(value), True)
+    for _ in range(10):
+        await asyncio.sleep(0)
     assert line.unread == extra + 1
     line.window.set()
     for value in range(extra):
         (await desk.submitted.get()).respond(answer(stream.IN_FLIGHT + value), True)
     assert await line.values(stream.IN_FLIGHT + extra) == list(range(stream.IN_FLIGHT + extra))
     await line.task
+
+
+@asynchronous
+async def test_a_client_that_does_not_read_its_refusals_is_not_read_either() -> None:
+    line, extra = Line(Desk()), 30
+    line.window.clear()
+    line.send(*(parcel("z") for _ in range(stream.UNSENT + extra)), None)
+    for _ in range(stream.UNSENT + extra):
+        await asyncio.sleep(0)
+    assert line.unread in (extra, extra + 1)  # one more waits in the writer's hands
+    line.window.set()
+    await line.task
+    assert line.received.qsize() == stream.UNSENT + extra

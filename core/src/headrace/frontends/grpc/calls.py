@@ -255,8 +255,7 @@ class SingleCall(Call):
             raise Status(INTERNAL, "the request message is incomplete")
         if not complete:
             raise Status(UNIMPLEMENTED, "no request message")
-        flag, body = complete.popleft()
-        self._start(flag, body)
+        self._start(*inbox.take())
 
     def _start(self, flag: int, body: Buffer) -> None:
         """Let the handler begin."""

@@ -19,6 +19,9 @@ _ALIGNMENT = 64
 #: A message has so much memory at first, and four times as much whenever that is full. The system
 #: gives the pages as they are written: announcing bytes costs nothing but addresses.
 _FIRST_BYTES = 16 * 1024 * 1024
+#: So many are put together before they are taken. What comes behind them stays in one piece: tiny messages would take
+#: sixteen times their bytes.
+_AHEAD = 64
 
 
 class Inbox:
@@ -28,6 +31,7 @@ class Inbox:
         "_arrived",
         "_filled",
         "_flag",
+        "_later",
         "_looked_at",
         "_memory",
         "_prefix",
@@ -40,8 +44,9 @@ class Inbox:
     def __init__(self) -> None:
         #: Whether it is compressed, and its bytes. Nobody else writes to these any more.
         self.complete: deque[tuple[int, Buffer]] = deque()
-        #: Of these, their prefixes included; whoever takes one takes it off.
+        #: Of these, their prefixes included, and of what came behind them.
         self.complete_bytes = 0
+        self._later = bytearray()
         self._prefix = b""
         self._memory: memoryview | None = None
         self._flag = self._size = self._filled = 0
@@ -79,9 +84,29 @@ class Inbox:
 
     def append(self, data: Buffer) -> None:
         """Take in ``data``. Raises `Status` for what is no message, and for one that is too large."""
+        at = 0 if self._later else self._read(data)
+        if at < len(data):
+            self._later += data[at:]
+            self.complete_bytes += len(data) - at
+
+    def take(self) -> tuple[int, Buffer]:
+        """The first of `complete`. Raises `Status` as `append` does."""
+        found = self.complete.popleft()
+        self.complete_bytes -= PREFIX_BYTES + len(found[1])
+        if self._later and not self.complete:
+            with memoryview(self._later) as data:
+                at = self._read(data)
+            del self._later[:at]
+            self.complete_bytes -= at
+        return found
+
+    def _read(self, data: Buffer) -> int:
+        """Put messages together until there are enough, or nothing is left; how far that came."""
         at, end = 0, len(data)
         while at < end:
             if self._memory is None:
+                if len(self.complete) >= _AHEAD:
+                    break
                 begin, at = at, self._begin(data, at)
                 self._arrived += at - begin
                 continue
@@ -91,6 +116,7 @@ class Inbox:
             tail[:] = data[at : at + taken]
             at += taken
             self.advance(taken)
+        return at
 
     def tail(self, size_bytes: int) -> memoryview:
         """Where the next bytes of the message that is coming belong, at most ``size_bytes``."""

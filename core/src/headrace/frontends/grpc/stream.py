@@ -34,6 +34,9 @@ log = paced(__name__)
 #: holds for their bytes, and what their answers will need as far as the answers before tell
 #: (``--grpc-max-stream-size``).
 IN_FLIGHT = 1024
+#: Answers of one stream that may go and wait for the client to read those before them; beyond it the stream is not
+#: read either. Refused requests, of which a byte or two are enough, take no others' bytes and a few KiB each.
+UNSENT = 64
 
 
 async def model_stream_infer(
@@ -134,11 +137,18 @@ class _Stream:
         """Start every request, while there is room."""
         async for parcel in requests:
             await self._start(_Turn(self, parcel), parcel)
-            while len(self._open) >= IN_FLIGHT or (
-                self._open and self._held_bytes + len(self._open) * self._largest_bytes >= self._limit_bytes
-            ):
+            while self._is_full():
                 self._has_room.clear()
                 await self._has_room.wait()
+
+    def _is_full(self) -> bool:
+        """Whether no more should be begun."""
+        in_flight = len(self._open)
+        return (
+            in_flight >= IN_FLIGHT
+            or len(self._ready) >= UNSENT
+            or (in_flight > 0 and self._held_bytes + in_flight * self._largest_bytes >= self._limit_bytes)
+        )
 
     def half_close(self, reader: asyncio.Task[None]) -> None:
         """``reader`` is done: there will be no more requests."""

@@ -11,7 +11,7 @@ from headrace.errors import Unavailable
 from headrace.frontends.grpc import blocks
 from headrace.frontends.grpc.calls import Call
 from headrace.frontends.grpc.heads import Head
-from headrace.frontends.grpc.inbox import PREFIX, PREFIX_BYTES, Inbox
+from headrace.frontends.grpc.inbox import PREFIX, Inbox
 from headrace.frontends.grpc.infer import SHUTTING_DOWN
 from headrace.frontends.grpc.status import CANCELLED, INTERNAL, OK, Status
 from headrace.frontends.http2 import frames
@@ -73,9 +73,8 @@ class StreamCall(Call):
             while inbox.complete:
                 if turns.left_ns < 0 and turns.is_over():
                     await turns.task_turn()
-                flag, body = inbox.complete.popleft()
+                flag, body = inbox.take()
                 turns.left_ns -= _MESSAGE_NS + len(body)
-                inbox.complete_bytes -= len(body) + PREFIX_BYTES
                 self._invite(inbox)
                 try:
                     request = parse(self._inflated(flag, body, LARGE_BYTES) if flag else body)
