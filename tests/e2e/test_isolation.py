@@ -172,7 +172,7 @@ def test_no_process_outlives_its_server(
     server = run_headrace(f"--model-repository={root}").wait_until_ready()
     family = descendants(server.process.pid)
     assert len(children(server)) == 2
-    assert len(family) >= 3  # and the guardian
+    assert len(family) >= 3  # and the orphan reaper
     assert server.finish(number) == (0 if number == signal.SIGTERM else -signal.SIGKILL)
     wait_until(lambda: not any(map(exists, family)), "all have gone", 2)
 
@@ -180,7 +180,7 @@ def test_no_process_outlives_its_server(
 def test_a_process_that_hangs_does_not_outlive_its_server(
     run_headrace: Start, root: Path, add_model: AddModel, wait_until: WaitUntil
 ) -> None:
-    """It cannot notice that the server is gone; the guardian does."""
+    """It cannot notice that the server is gone; the orphan reaper does."""
     add_model(root, "echo", echo_of())
     server = run_headrace(f"--model-repository={root}").wait_until_ready()
     family = descendants(server.process.pid)

@@ -167,7 +167,7 @@ class Server:
         slots = LoadSlots(options.model_load_thread_count)
         calls = Calls(self.loop, directory, self._interceptors)
         services = ServerServices(Crossing(self.loop), calls, self.engine, NestedLoads(slots), self.custom_metrics)
-        loader = Loader(options, plugins, self.loop, services.crew)
+        loader = Loader(options, plugins, self.loop, services.siblings)
         self._lifecycle = self.engine.lifecycle = Lifecycle(loader, directory, slots, options.model_load_retry_count)
         self._control = self.engine.control = Control(options, self._lifecycle)
         self.engine.version = await asyncio.to_thread(distribution_version, "headrace")  # reads files

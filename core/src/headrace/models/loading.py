@@ -28,7 +28,7 @@ from headrace.models.labels import read_labels
 from headrace.models.parts import PluginRegistries, find_scheduler, make_backend, scheduler_parameters
 from headrace.models.repository import Entry, NoVersion, available_versions, select_versions
 from headrace.models.served import ServedModel
-from headrace.models.services import CrewServices
+from headrace.models.services import SiblingServices
 from headrace.models.signature import Signature
 from headrace.schedulers.base import InstanceInfo, ScheduledModel
 from headrace.schedulers.kernel import Kernel
@@ -67,7 +67,7 @@ class Loader:
         options: ServerOptions,
         plugins: PluginRegistries,
         loop: asyncio.AbstractEventLoop,
-        services: Callable[[str], CrewServices],
+        services: Callable[[str], SiblingServices],
     ) -> None:
         self._options = options
         self._plugins = plugins
@@ -177,7 +177,7 @@ class Loader:
         signature: Signature,
         placements: Sequence[Placement],
         statistics: ModelStatistics,
-        services: CrewServices,
+        services: SiblingServices,
     ) -> Kernel:
         scheduler = find_scheduler(config, self._plugins.schedulers)
         if scheduler.name == "dynamic_batching":  # there is no thread of its own; it is what scripts look for

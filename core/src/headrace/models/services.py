@@ -41,12 +41,12 @@ class ServerServices:
     ) -> None:
         self.crossing, self.calls, self.control, self.loads, self.metrics = crossing, calls, control, loads, metrics
 
-    def crew(self, model: str) -> CrewServices:
+    def siblings(self, model: str) -> SiblingServices:
         """The services of the instances of one version of ``model``."""
-        return CrewServices(self, model)
+        return SiblingServices(self, model)
 
 
-class CrewServices:
+class SiblingServices:
     """The services of the instances of one version, by the name of the instance."""
 
     def __init__(self, server: ServerServices, model: str) -> None:

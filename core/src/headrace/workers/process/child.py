@@ -103,7 +103,7 @@ class Child:
         if not done:
             self._launched.process.send_signal(signal.SIGUSR1)  # it writes where it is
             await asyncio.sleep(LAST_READ_S)
-            where = await asyncio.to_thread(self._launched.last_words)
+            where = await asyncio.to_thread(self._launched.crash_report)
             raise LoadError(f"model instance '{self._name}' did not load within {timeout:g} s\n{where}".rstrip())
         self.has_check = self._handshake.loaded.result()
 
@@ -115,7 +115,7 @@ class Child:
         """From now on ``owner`` has the child."""
         self._owner = self.batches.recipient = owner
 
-    # ------------------------------------------------------------------ death
+    # ------------------------------------------------------------------ end
 
     async def stop(self, grace_s: float) -> None:
         """Have the instance closed; kill the process if that takes longer than ``grace_s``."""
@@ -162,16 +162,16 @@ class Child:
         self.has_hung_up = True
         self._watcher.hung_up()
 
-    def _end(self, code: int, words: str) -> None:
+    def _end(self, code: int, report: str) -> None:
         """The process has ended, and nothing more will come."""
         if self.is_dead:
             return
         reason = f"model instance '{self._name}' {self._trouble or ending(code)}"
         was_loaded = self._handshake.loaded.done()
         self._let_go()
-        self._handshake.end(reason, words)
+        self._handshake.end(reason, report)
         if was_loaded and (self.batches.in_flight or not self._is_stopping):
-            self._owner.child_died(self, f"{reason}\n{words}".rstrip())
+            self._owner.child_died(self, f"{reason}\n{report}".rstrip())
 
     def _let_go(self) -> None:
         self.is_dead = True

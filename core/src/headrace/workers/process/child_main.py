@@ -64,9 +64,9 @@ def serve(
     for fd in (work, side, direct, inbound, outbound, crash_file):
         os.set_inheritable(fd, False)  # what a model starts must not hold the server's end open
     os.register_at_fork(after_in_child=partial(_cut_off, work))
-    threading.Thread(target=_until_death, args=(listener.listen, crash_file), name="headrace-side", daemon=True).start()
+    threading.Thread(target=_until_error, args=(listener.listen, crash_file), name="headrace-side", daemon=True).start()
     forward_log(services, log_level)
-    _until_death(executor.work, crash_file)
+    _until_error(executor.work, crash_file)
 
 
 class Listener:
@@ -126,7 +126,7 @@ def _cut_off(work: int) -> None:
     os.close(null)
 
 
-def _until_death(work: Callable[[], None], crash_file: int) -> NoReturn:
+def _until_error(work: Callable[[], None], crash_file: int) -> NoReturn:
     """Do ``work``, which only an error ends: that of the process, at once, whatever its threads do."""
     status = 1
     try:

@@ -18,7 +18,7 @@ _LAST_BREATH_S = 0.25
 class ExitWatcher:
     """Of one process. Event loop only.
 
-    ``ended`` is called with the exit code and the last words, once or twice; ``cut_off`` when the process
+    ``ended`` is called with the exit code and the crash report, once or twice; ``cut_off`` when the process
     lives on without a channel, and has to be killed.
     """
 
@@ -26,7 +26,7 @@ class ExitWatcher:
         self._launched, self._ended, self._cut_off = launched, ended, cut_off
         self._loop = asyncio.get_running_loop()
         self._code: int | None = None
-        self._words = ""
+        self._report = ""
         self._has_hung_up = False
 
     def begin(self, name: str) -> None:
@@ -37,7 +37,7 @@ class ExitWatcher:
         """Nothing more will come from the child."""
         self._has_hung_up = True
         if self._code is not None:
-            self._ended(self._code, self._words)
+            self._ended(self._code, self._report)
         else:
             self.lost_channel()
 
@@ -49,17 +49,17 @@ class ExitWatcher:
     def _wait(self) -> None:
         code = self._launched.wait()
         with self._launched.crash_file:
-            words = self._launched.last_words()
+            report = self._launched.crash_report()
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-            self._loop.call_soon_threadsafe(self._exited, code, words)
+            self._loop.call_soon_threadsafe(self._exited, code, report)
 
-    def _exited(self, code: int, words: str) -> None:
+    def _exited(self, code: int, report: str) -> None:
         """The process is gone; what it sent before is still to be read, unless it has been."""
-        self._code, self._words = code, words
+        self._code, self._report = code, report
         if self._has_hung_up:
-            self._ended(code, words)
+            self._ended(code, report)
         else:  # another process may hold the other end
-            self._loop.call_later(LAST_READ_S, self._ended, code, words)
+            self._loop.call_later(LAST_READ_S, self._ended, code, report)
 
     def _end_it(self) -> None:
         if self._code is None:

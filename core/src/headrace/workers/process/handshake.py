@@ -68,9 +68,9 @@ class Handshake:
             return False
         return True
 
-    def end(self, reason: str, words: str) -> None:
-        """The child has died, for ``reason`` and with these last words: there will be no more answers."""
+    def end(self, reason: str, report: str) -> None:
+        """The child has died, for ``reason`` and with this crash report: there will be no more answers."""
         if self._checked is not None and not self._checked.done():
             self._checked.set_result((False, reason))
         if not self.loaded.done():
-            self.loaded.set_exception(LoadError(f"{reason} while it was loading\n{words}".rstrip()))
+            self.loaded.set_exception(LoadError(f"{reason} while it was loading\n{report}".rstrip()))

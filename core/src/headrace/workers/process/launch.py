@@ -65,7 +65,7 @@ class Launched:
             if self.process.returncode is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
-    def last_words(self) -> str:
+    def crash_report(self) -> str:
         """What the child's fatal error wrote, if anything, without the frames of the server's packages."""
         self.crash_file.seek(0)
         return crash_report(self.crash_file.read(64 * 1024).decode(errors="backslashreplace"), self.folders)

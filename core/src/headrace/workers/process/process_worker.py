@@ -205,7 +205,7 @@ class ProcessWorker:
         elif answer is not None:
             self._source.progress(request, answer)
 
-    # ------------------------------------------------------------------ death and after
+    # ------------------------------------------------------------------ exit and restart
 
     def child_died(self, child: Child, reason: str) -> None:
         log.error("%s", reason)
