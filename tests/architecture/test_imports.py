@@ -242,7 +242,7 @@ def test_private_names_stay_in_their_module(path: Path) -> None:
         ("engine", "from headrace.frontends.base import Frontend"),
         ("models", "if TYPE_CHECKING:\n    from headrace.server import Server"),
         ("backends", "from headrace import Server"),
-        ("ipc", "from headrace.workers.crossing import Crossing"),
+        ("ipc", "from headrace.workers.loop_mailbox import LoopMailbox"),
         ("ipc", "from headrace.telemetry.kinds import MetricKind"),
         ("backends", "from headrace.ipc.framing import Frame"),
     ],

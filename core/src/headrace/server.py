@@ -44,7 +44,7 @@ from headrace.telemetry import metrics_settings
 from headrace.telemetry.custom import CustomMetrics
 from headrace.telemetry.metrics import ModelCollector
 from headrace.telemetry.summaries import Summaries
-from headrace.workers.crossing import Crossing
+from headrace.workers.loop_mailbox import LoopMailbox
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -166,7 +166,7 @@ class Server:
             log.warning("%s", complaint)
         slots = LoadSlots(options.model_load_thread_count)
         calls = Calls(self.loop, directory, self._interceptors)
-        services = ServerServices(Crossing(self.loop), calls, self.engine, NestedLoads(slots), self.custom_metrics)
+        services = ServerServices(LoopMailbox(self.loop), calls, self.engine, NestedLoads(slots), self.custom_metrics)
         loader = Loader(options, plugins, self.loop, services.siblings)
         self._lifecycle = self.engine.lifecycle = Lifecycle(loader, directory, slots, options.model_load_retry_count)
         self._control = self.engine.control = Control(options, self._lifecycle)

@@ -23,7 +23,7 @@ from headrace.schedulers.dynamic import DynamicScheduler
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.bell import Bell
+from headrace.workers.wakeup import Wakeup
 
 Answer = InferResponse | HeadraceError | None
 
@@ -67,7 +67,7 @@ def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
 
 
 def take(caller: Caller) -> list[str]:
-    batch = caller.source.take(Bell())
+    batch = caller.source.take(Wakeup())
     assert batch is not None
     caller.scheduler.deliver(batch, [InferResponse({}, id=request.id) for request in batch])
     return [request.id for request in batch]
@@ -170,7 +170,7 @@ async def test_preserve_ordering_holds_answers_until_the_earlier_ones_are_given(
     for name in "ab":
         caller.send(name)
     scheduler = caller.scheduler
-    first, second = (source.take(Bell()) for source in scheduler.sources[:2])
+    first, second = (source.take(Wakeup()) for source in scheduler.sources[:2])
     assert first is not None
     assert second is not None
     scheduler.deliver(second, [InferResponse({})])
@@ -198,7 +198,7 @@ async def test_closing_answers_what_still_waits_and_ends_the_instances() -> None
     caller.send("a")
     caller.scheduler.close()
     assert isinstance(caller.error("a"), Unavailable)
-    assert caller.source.take(Bell()) is None
+    assert caller.source.take(Wakeup()) is None
 
 
 @pytest.mark.parametrize("text", ["", "preserve_ordering: true"])
@@ -208,7 +208,7 @@ def test_abandoning_answers_all_at_once_and_drops_what_instances_say_later(text:
         caller = make(text, max_batch_size=1)
         requests = [caller.send(name) for name in "abcd"]
         scheduler = caller.scheduler
-        first, second = (source.take(Bell()) for source in scheduler.sources[:2])
+        first, second = (source.take(Wakeup()) for source in scheduler.sources[:2])
         assert first is not None
         assert second is not None
         scheduler.deliver(second, [InferResponse({}, id="b")])
@@ -216,7 +216,7 @@ def test_abandoning_answers_all_at_once_and_drops_what_instances_say_later(text:
         scheduler.abandon()
         scheduler.abandon()
         await draining
-        assert caller.source.take(Bell()) is None
+        assert caller.source.take(Wakeup()) is None
         assert [caller.error(name).message for name in "acd"] == [
             f"[request id: {name}] Server is stopping" for name in "acd"
         ]
@@ -250,10 +250,10 @@ def test_a_delayed_batch_is_completed_by_what_arrives_meanwhile() -> None:
         caller = make("max_queue_delay_microseconds: 10000000", max_batch_size=3)
         taken: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         loop = asyncio.get_running_loop()
-        bell = Bell()
+        wakeup = Wakeup()
 
         def instance() -> None:
-            batch = caller.source.take(bell)
+            batch = caller.source.take(wakeup)
             assert batch is not None
             loop.call_soon_threadsafe(taken.set_result, [request.id for request in batch])
 
@@ -291,8 +291,8 @@ def test_any_interleaving_answers_every_request_exactly_once_with_its_own(
         scheduler, loop = caller.scheduler, asyncio.get_running_loop()
 
         def instance(source: InstanceSource) -> None:
-            bell = Bell()
-            while (batch := source.take(bell)) is not None:
+            wakeup = Wakeup()
+            while (batch := source.take(wakeup)) is not None:
                 assert sum(request.rows for request in batch) <= 4
                 loop.call_soon_threadsafe(scheduler.deliver, batch, [InferResponse({}, id=r.id) for r in batch])
 

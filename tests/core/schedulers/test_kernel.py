@@ -22,9 +22,9 @@ from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.testing.clock import TurnedClock
 from headrace.workers.batch import runner_for
-from headrace.workers.bell import LoopBell
-from headrace.workers.contract import Contract
 from headrace.workers.instance import InstanceThread
+from headrace.workers.output_schema import OutputSchema
+from headrace.workers.wakeup import LoopWakeup
 
 MS = 1_000_000
 X = Spec("x", dtypes.FP32, (1,))
@@ -52,7 +52,7 @@ class Stage:
         self.answers: dict[str, list[Answer]] = {}
         self.given: list[tuple[str, list[str]]] = []
         self.batches: list[list[InferRequest]] = []
-        self._bells: dict[str, LoopBell] = {}
+        self._wakeups: dict[str, LoopWakeup] = {}
 
     def send(self, name: str, rows: int = 1, **fields: Any) -> InferRequest:
         def respond(answer: Answer, final: bool) -> None:
@@ -63,15 +63,15 @@ class Stage:
         return request
 
     def serve(self, number: int = 0) -> None:
-        """Have an instance ask whenever it is rung; it keeps what it gets until `finish`."""
+        """Have an instance ask whenever it is woken; it keeps what it gets until `finish`."""
         source = self.kernel.sources[number]
 
         def pull() -> None:
-            if batch := source.poll(bell):
+            if batch := source.poll(wakeup):
                 self.batches.append(batch)
                 self.given.append((source.instance.name, [request.id for request in batch]))
 
-        bell = LoopBell(pull)
+        wakeup = LoopWakeup(pull)
         pull()
 
     async def settle(self) -> None:
@@ -93,9 +93,9 @@ def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
 
 
 def threaded(kernel: Kernel, number: int, instance: Instance, outputs: dict[str, Spec]) -> InstanceThread:
-    contract = Contract("m", "1", outputs, True)
+    schema = OutputSchema("m", "1", outputs, True)
     name = kernel.sources[number].instance.name
-    return InstanceThread(name, lambda: (instance, runner_for(instance, contract)), kernel.statistics.for_instance)
+    return InstanceThread(name, lambda: (instance, runner_for(instance, schema)), kernel.statistics.for_instance)
 
 
 @on_loop
@@ -431,7 +431,7 @@ async def test_a_finished_or_expired_that_raises_keeps_no_answer_back() -> None:
     stage.serve()
     stage.finish()
     assert isinstance(stage.answers["a"][0], InferResponse)
-    stage.kernel.sources[0].leave(LoopBell(lambda: None))
+    stage.kernel.sources[0].leave(LoopWakeup(lambda: None))
     stage.send("b")
     stage.clock.turn(MS)
     assert isinstance(stage.answers["b"][0], Unavailable)

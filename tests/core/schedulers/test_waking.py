@@ -23,7 +23,7 @@ from headrace.schedulers.direct import DirectScheduler
 from headrace.schedulers.dynamic import DynamicScheduler
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.bell import Bell, LoopBell
+from headrace.workers.wakeup import LoopWakeup, Wakeup
 
 LONG = "max_queue_delay_microseconds: 60000000"
 LATE = "allow_timeout_override: true default_timeout_microseconds: 60000000"
@@ -69,8 +69,8 @@ class Played:
 
     def serve_on_thread(self) -> threading.Thread:
         def work() -> None:
-            bell = Bell()
-            while (batch := self.source.take(bell)) is not None:
+            wakeup = Wakeup()
+            while (batch := self.source.take(wakeup)) is not None:
                 self.loop.call_soon_threadsafe(self.run, batch)
 
         thread = threading.Thread(target=work)
@@ -79,11 +79,11 @@ class Played:
 
     def serve_on_loop(self) -> None:
         def pull() -> None:
-            if batch := self.source.poll(bell):
+            if batch := self.source.poll(wakeup):
                 self.run(batch)
                 self.loop.call_soon(pull)
 
-        bell = LoopBell(pull)
+        wakeup = LoopWakeup(pull)
         pull()
 
 
@@ -181,11 +181,11 @@ def test_a_request_of_a_higher_level_may_complete_a_batch_in_front_of_those_that
 @pytest.mark.parametrize("kind", [DirectScheduler, DynamicScheduler])
 def test_a_request_behind_one_whose_time_is_over_does_not_wait_for_its_end(kind: type[DynamicScheduler]) -> None:
     async def scenario(stage: Played) -> None:
-        late, bell = stage.send("late", timeout_us=1), Bell()
+        late, wakeup = stage.send("late", timeout_us=1), Wakeup()
         stage.send("valid")
         while monotonic_ns() <= late.deadline_ns:  # the loop is busy, so that no timer fires
             continue
-        batch = stage.source.take(bell)
+        batch = stage.source.take(wakeup)
         assert batch is not None
         assert [request.id for request in batch] == ["valid"]
         stage.scheduler.deliver(batch, [InferResponse({})])

@@ -18,10 +18,10 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
 from headrace.workers.batch import run_batch, runner_for
 from headrace.workers.completion import complete
-from headrace.workers.contract import Contract
+from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import LATER, Runner
 
-CONTRACT = Contract("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)
+SCHEMA = OutputSchema("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)
 
 
 class Does(DeferredInstance):
@@ -35,7 +35,7 @@ class Does(DeferredInstance):
 
 
 class Seen:
-    """An outlet that keeps what it is sent."""
+    """An sink that keeps what it is sent."""
 
     def __init__(self) -> None:
         self.all: SimpleQueue[tuple[InferRequest, Answer, bool]] = SimpleQueue()
@@ -48,7 +48,7 @@ class Seen:
 
 
 def runner_of(what: Callable[[list[Call]], object]) -> tuple[Runner, Seen]:
-    runner, seen = runner_for(Does(what), CONTRACT), Seen()
+    runner, seen = runner_for(Does(what), SCHEMA), Seen()
     runner.connect(seen)
     return runner, seen
 
@@ -360,5 +360,5 @@ def test_completing_waits_for_late_answers_and_reads_what_comes_before() -> None
 
         threading.Thread(target=produce, daemon=True).start()
 
-    answers = complete(runner_for(Does(later), CONTRACT), [request(), request()])
+    answers = complete(runner_for(Does(later), SCHEMA), [request(), request()])
     assert [value(answer) for answer in answers] == [3 * UNREAD - 1, -1]

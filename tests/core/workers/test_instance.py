@@ -22,8 +22,8 @@ from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers import instance as instances
 from headrace.workers.batch import runner_for
-from headrace.workers.contract import Contract
 from headrace.workers.instance import InstanceThread
+from headrace.workers.output_schema import OutputSchema
 
 
 class Echo(Instance):
@@ -44,9 +44,9 @@ class Failing(DirectScheduler):
 
 
 def thread_of(statistics: ModelStatistics) -> InstanceThread:
-    contract = Contract("m", "1", {"x": Spec("x", dtypes.FP32, (1,))}, False)
+    schema = OutputSchema("m", "1", {"x": Spec("x", dtypes.FP32, (1,))}, False)
     echo = Echo()
-    return InstanceThread("m_0", lambda: (echo, runner_for(echo, contract)), statistics.for_instance)
+    return InstanceThread("m_0", lambda: (echo, runner_for(echo, schema)), statistics.for_instance)
 
 
 def scheduler_of(statistics: ModelStatistics, failures: int = 0) -> Kernel:
@@ -107,7 +107,7 @@ def test_a_batch_that_cannot_be_recorded_is_answered_and_the_next_one_runs(
             monkeypatch.undo()
             raise SystemExit("stray")
 
-        monkeypatch.setattr(type(thread._ledger), "batch", fail)
+        monkeypatch.setattr(type(thread._recorder), "batch", fail)
         thread.serve(scheduler.sources[0], asyncio.get_running_loop())
         answers: Sequence[Answer] = [await ask(scheduler), await ask(scheduler)]
         assert isinstance(answers[0], InternalError)

@@ -16,10 +16,10 @@ from headrace.messages import dtypes
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor
 from headrace.workers.batch import runner_for
-from headrace.workers.contract import Contract
+from headrace.workers.output_schema import OutputSchema
 from headrace.workers.warmup import Sample, read_samples
 
-CONTRACT = Contract("m", "1", {"y": Spec("y", dtypes.FP32, (-1,))}, True)
+SCHEMA = OutputSchema("m", "1", {"y": Spec("y", dtypes.FP32, (-1,))}, True)
 
 
 def read(text: str, path: Path, max_batch_size: int = 8) -> list[Sample]:
@@ -47,7 +47,7 @@ class Recorder(Instance):
 def test_the_batch_size_is_a_number_of_requests_executed_together_count_times(tmp_path: Path) -> None:
     (sample,) = read(warmup("data_type: TYPE_FP32 dims: [3] zero_data: true", 4, 2), tmp_path)
     instance = Recorder()
-    sample.run(runner_for(instance, CONTRACT))
+    sample.run(runner_for(instance, SCHEMA))
     assert instance.seen == [(4, 3), (4, 3)]
 
 
@@ -60,7 +60,7 @@ def test_a_failing_sample_is_named(tmp_path: Path) -> None:
     (tmp_path / "warmup" / "ones").write_bytes(np.ones(3, np.float32).tobytes())
     (sample,) = read(warmup('data_type: TYPE_FP32 dims: [3] input_data_file: "ones"'), tmp_path)
     with pytest.raises(InternalError, match=r"^failed to run warmup sample 'w': .*not zero; $"):
-        sample.run(runner_for(Recorder(), CONTRACT))
+        sample.run(runner_for(Recorder(), SCHEMA))
 
 
 def tensor(text: str, path: Path, max_batch_size: int = 8) -> Any:

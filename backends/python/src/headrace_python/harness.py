@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError, LoadError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.tensor import as_tensor
-from headrace.workers.contract import Contract
+from headrace.workers.output_schema import OutputSchema
 from headrace_python.instance import PythonInstance, instance_of
 from headrace_python.instance_description import InstanceDescription, is_decoupled, model_file
 from headrace_python.isolated_modules import IsolatedModules
@@ -60,7 +60,7 @@ class PythonModel:
         self.model: Any = instance.model
         self._instance = instance
         self._timeout_s = timeout_s
-        self._contract = Contract.from_json(config, "1") if config.get("output") else None
+        self._schema = OutputSchema.from_json(config, "1") if config.get("output") else None
         self._is_open = True
 
     def infer(self, inputs: Arrays, **options: Any) -> Response:
@@ -120,8 +120,8 @@ class PythonModel:
             self._instance.close()
 
     def _response(self, request: InferRequest, answer: Answer) -> Response:
-        if self._contract is not None:
-            answer = self._contract.signed(request, answer)
+        if self._schema is not None:
+            answer = self._schema.signed(request, answer)
         if isinstance(answer, HeadraceError):
             return Response({}, TritonError._from_headrace(answer))
         if answer is None:

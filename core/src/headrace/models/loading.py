@@ -23,13 +23,13 @@ from headrace.models import boundary
 from headrace.models.configuring import complete, raise_first, read, written
 from headrace.models.draining import ShutdownDeadline
 from headrace.models.fingerprint import Fingerprint, VersionFingerprint, fingerprint_of_version, take
-from headrace.models.hosting import Hosting, isolation_of
 from headrace.models.labels import read_labels
 from headrace.models.parts import PluginRegistries, find_scheduler, make_backend, scheduler_parameters
 from headrace.models.repository import Entry, NoVersion, available_versions, select_versions
 from headrace.models.served import ServedModel
 from headrace.models.services import SiblingServices
 from headrace.models.signature import Signature
+from headrace.models.worker_factory import WorkerFactory, isolation_of
 from headrace.schedulers.base import InstanceInfo, ScheduledModel
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.speaker import speak_for
@@ -145,7 +145,7 @@ class Loader:
             labels = read_labels(config, model.path.parent)
             placements = plan_instances(config)
             kernel = self._kernel(config, signature, placements, statistics, services)
-            hosting = Hosting(
+            factory = WorkerFactory(
                 backend,
                 model,
                 signature,
@@ -156,7 +156,7 @@ class Loader:
                 services.of_instance,
                 self.deadline,
             )
-            workers = hosting.load(isolation, self._processes)
+            workers = factory.load(isolation, self._processes)
             release = undo.pop_all().close
             undo.callback(release)
             for worker in workers:

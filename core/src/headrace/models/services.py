@@ -16,7 +16,7 @@ from headrace.models.calls import Calls
 from headrace.models.load_slots import NestedLoads
 from headrace.telemetry.custom import CustomMetrics, Holding
 from headrace.telemetry.kinds import MetricKind, MetricOperation
-from headrace.workers.crossing import Crossing
+from headrace.workers.loop_mailbox import LoopMailbox
 from headrace.workers.process.endpoint import LoopServices
 from headrace.workers.worker import Worker
 
@@ -37,9 +37,9 @@ class ServerServices:
     """What all instances of all models share. Made on the event loop's thread."""
 
     def __init__(
-        self, crossing: Crossing, calls: Calls, control: ModelControl, loads: NestedLoads, metrics: CustomMetrics
+        self, mailbox: LoopMailbox, calls: Calls, control: ModelControl, loads: NestedLoads, metrics: CustomMetrics
     ) -> None:
-        self.crossing, self.calls, self.control, self.loads, self.metrics = crossing, calls, control, loads, metrics
+        self.mailbox, self.calls, self.control, self.loads, self.metrics = mailbox, calls, control, loads, metrics
 
     def siblings(self, model: str) -> SiblingServices:
         """The services of the instances of one version of ``model``."""
@@ -80,13 +80,13 @@ class LocalServices(LoopServices):
         self.worker: Worker | None = None
         self._model = model
         self._calls, self._control, self._loads = server.calls, server.control, server.loads
-        self._crossing, self._loop = server.crossing, server.crossing.loop
+        self._mailbox, self._loop = server.mailbox, server.mailbox.loop
         self._metrics = Holding(server.metrics)
 
     # ------------------------------------------------------------------ other models
 
     def infer(self, request: InferRequest) -> None:
-        if not self._crossing.send(self._calls.submit, request, self.worker):
+        if not self._mailbox.send(self._calls.submit, request, self.worker):
             request.respond(Unavailable("the server has stopped"), True)
 
     def ask(self, request: InferRequest) -> Answer:
@@ -98,13 +98,13 @@ class LocalServices(LoopServices):
         self._calls.submit(request, self.worker)
 
     def cancel(self, request: InferRequest) -> None:
-        self._crossing.send(request.cancel)
+        self._mailbox.send(request.cancel)
 
     def stop(self, request: InferRequest) -> None:
-        self._crossing.send(request.stop)
+        self._mailbox.send(request.stop)
 
     def read(self, request: InferRequest) -> None:
-        self._crossing.send(request.read)
+        self._mailbox.send(request.read)
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         parameters = {"config": config, **files} if config else dict(files)

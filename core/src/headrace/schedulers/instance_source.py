@@ -11,7 +11,7 @@ from headrace.errors import InternalError, summary
 from headrace.messages.request import InferRequest
 from headrace.schedulers.base import InstanceInfo, Timer, Wait
 from headrace.telemetry.pacing import paced
-from headrace.workers.bell import Bell, LoopBell
+from headrace.workers.wakeup import LoopWakeup, Wakeup
 
 if TYPE_CHECKING:
     from headrace.schedulers.kernel import Kernel
@@ -30,8 +30,19 @@ class InstanceSource:
     """
 
     __slots__ = (
-        "_alarm", "_batch", "_bell", "_is_parked", "_kernel", "_on_loop", "_on_threads", "_takes_itself", "deliver",
-        "instance", "progress", "wait", "wake_at",
+        "_alarm",
+        "_batch",
+        "_is_parked",
+        "_kernel",
+        "_on_loop",
+        "_on_threads",
+        "_takes_itself",
+        "_wakeup",
+        "deliver",
+        "instance",
+        "progress",
+        "wait",
+        "wake_at",
     )  # fmt: skip
 
     def __init__(self, kernel: Kernel, instance: InstanceInfo) -> None:
@@ -44,17 +55,17 @@ class InstanceSource:
         self._on_threads = kernel.scheduler.on_threads
         self._takes_itself = self._on_threads and kernel.scheduler.instances_alike
         self._on_loop = False
-        self._bell: Bell | LoopBell | None = None
+        self._wakeup: Wakeup | LoopWakeup | None = None
         self._batch: list[InferRequest] | None = None
         self._alarm: Timer | None = None
         self._is_parked = False
 
     # ------------------------------------------------------------------ the instance's thread
 
-    def take(self, bell: Bell) -> list[InferRequest] | None:
-        """The next batch, owned by the caller; blocks on ``bell``. None when closed."""
+    def take(self, wakeup: Wakeup) -> list[InferRequest] | None:
+        """The next batch, owned by the caller; blocks on ``wakeup``. None when closed."""
         kernel, idle = self._kernel, self._kernel.idle
-        self._bell = bell
+        self._wakeup = wakeup
         while not kernel.closed:
             arrived, self.wake_at, self.wait = kernel.arrived, 0, None
             if self._on_threads and (batch := kernel.ask(self)):
@@ -69,7 +80,7 @@ class InstanceSource:
             elif self.wait is not None or not self._on_threads:  # the event loop has the timers, and may ask
                 with suppress(RuntimeError):  # it has ended, and the server with it
                     kernel.call_soon_threadsafe(kernel.wake_soon)
-            bell.wait()
+            wakeup.wait()
             given, self._batch = self._batch, None
             if given:
                 return given
@@ -77,12 +88,12 @@ class InstanceSource:
 
     # ------------------------------------------------------------------ event loop
 
-    def poll(self, bell: LoopBell) -> list[InferRequest] | None:
+    def poll(self, wakeup: LoopWakeup) -> list[InferRequest] | None:
         """`take` for the event loop: the next batch, owned by the caller, or an empty list now.
 
-        Then ``bell`` is rung, once, when it is worth asking again. None when closed.
+        Then ``wakeup`` is woken, once, when it is worth asking again. None when closed.
         """
-        self._bell, self._on_loop = bell, True
+        self._wakeup, self._on_loop = wakeup, True
         if self._kernel.closed:
             return None
         try:
@@ -95,8 +106,8 @@ class InstanceSource:
             self._park()
         return batch
 
-    def leave(self, bell: LoopBell) -> None:
-        """The worker of ``bell`` cannot poll for now; what it was rung for is another's."""
+    def leave(self, wakeup: LoopWakeup) -> None:
+        """The worker of ``wakeup`` cannot poll for now; what it was woken for is another's."""
         with suppress(ValueError):
             self._kernel.idle.remove(self)
         self._silence()
@@ -106,13 +117,13 @@ class InstanceSource:
         """Ask for this instance, which is idle no more; whether it need not be asked for again. Event loop only."""
         self._silence()
         self._is_parked = False
-        bell, kernel = self._bell, self._kernel
-        assert bell is not None
+        wakeup, kernel = self._wakeup, self._kernel
+        assert wakeup is not None
         if self._on_loop:
-            bell.ring()
+            wakeup.wake()
             return not self._is_parked
         if self._takes_itself and not kernel.has_waited:
-            bell.ring()  # it takes what is there when it is awake, which is more; and hands on what it leaves
+            wakeup.wake()  # it takes what is there when it is awake, which is more; and hands on what it leaves
             return False
         try:
             batch = kernel.ask(self)
@@ -128,18 +139,18 @@ class InstanceSource:
             self._park()
             return False
         self._batch = batch
-        bell.ring()
+        wakeup.wake()
         return True
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Have the worker look by itself. Any thread."""
-        assert self._bell is not None
-        self._bell.ring()
+        assert self._wakeup is not None
+        self._wakeup.wake()
 
     def end(self) -> None:
         """Have the worker look, and find that all is closed."""
         self._silence()
-        self.ring()
+        self.wake()
 
     def _park(self) -> None:
         kernel, wait = self._kernel, self.wait

@@ -18,12 +18,12 @@ from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable
 from headrace.messages.request import Batch, InferRequest, Padding
 from headrace.messages.response import Answer, InferResponse
 from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, SchedulerContext, Timer, Wait
-from headrace.schedulers.flight import AWAITED, Flight
+from headrace.schedulers.in_flight import AWAITED, InFlightTracker
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.queue import RequestQueue
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import Duration, ModelStatistics
-from headrace.workers.ledger import Ledger
+from headrace.workers.execution_recorder import ExecutionRecorder
 
 log = paced(__name__)
 
@@ -78,8 +78,8 @@ class Kernel:
             self.ask_again,
         )
         self.scheduler = scheduler = kind(context)
-        self._flight = Flight(scheduler.keeps_order, model.config.model_transaction_policy.decoupled)
-        self._ledger: Ledger | None = None
+        self._tracker = InFlightTracker(scheduler.keeps_order, model.config.model_transaction_policy.decoupled)
+        self._recorder: ExecutionRecorder | None = None
         self._timers: dict[InferRequest, Timer] = {}
         self._is_waking = False
         #: Whether the scheduler has ever had an instance wait for a fuller batch: then the loop forms the batches.
@@ -90,7 +90,7 @@ class Kernel:
         self._submit = scheduler.submit
         self._add, self._remove = self.queue.add, self.queue.remove
         self._leave = self._cancel
-        self._open = self._flight.open
+        self._open = self._tracker.open
         self._kept = frozenset(scheduler.kept)
         self._holds_back = bool(self._kept) or scheduler.keeps_order
         self.hears = bool(self._kept) or type(scheduler).finished is not Scheduler.finished
@@ -104,7 +104,7 @@ class Kernel:
         Raises `Unavailable`, and what the scheduler raises, without owning it, when full or stopping. The one way in:
         a cache that answers in a model's stead stands here, before the scheduler is asked.
         """
-        if self._flight.is_closing:
+        if self._tracker.is_closing:
             raise Unavailable(
                 f"{request.log_id}Server is stopping, scheduler for model has stopped accepting new inference requests"
             )
@@ -135,7 +135,7 @@ class Kernel:
             self.call_soon(self._wake)
 
     def _refuse(self, request: InferRequest, error: BaseException) -> None:
-        self._flight.forget(request)
+        self._tracker.forget(request)
         request.on_cancel = None
         if isinstance(error, Unavailable):
             self.statistics.rejected.count += 1
@@ -201,7 +201,7 @@ class Kernel:
         """Have another idle thread look at what one has left. Any thread."""
         if self._alike and len(self.queue) and not self.has_waited:
             with suppress(IndexError):  # woken by somebody else in the meantime
-                self.idle.popleft().ring()
+                self.idle.popleft().wake()
 
     def _wake(self) -> None:
         """Offer what waits to the instances that are idle, those that form a batch first."""
@@ -223,7 +223,7 @@ class Kernel:
 
     def progress(self, request: InferRequest, response: Answer) -> None:
         """Pass on a response that is not the last of ``request``."""
-        self._flight.progress(request, self._stripped(response) if self._kept else response)
+        self._tracker.progress(request, self._stripped(response) if self._kept else response)
 
     def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
         """Give each of ``requests`` its last answer."""
@@ -231,7 +231,7 @@ class Kernel:
             for request in requests:
                 if (timer := self._timers.pop(request, None)) is not None:
                     timer.cancel()
-        give = self._flight.answer
+        give = self._tracker.answer
         for request, answer in zip(requests, answers, strict=True):
             give(request, answer)
 
@@ -252,16 +252,16 @@ class Kernel:
 
     def answer(self, request: InferRequest, answer: Answer, final: bool = True) -> None:
         """The scheduler answers ``request`` itself; nothing if it has its last answer."""
-        if request not in self._flight:
+        if request not in self._tracker:
             return
         if not final:
-            self._flight.progress(request, answer)
+            self._tracker.progress(request, answer)
             return
         self.queue.remove(request)
         request.started_ns = request.started_ns or self._now_ns()
-        if self._ledger is None:
-            self._ledger = Ledger(self.scheduler.name, self.statistics.for_instance)
-        self._ledger.late(request, answer)
+        if self._recorder is None:
+            self._recorder = ExecutionRecorder(self.scheduler.name, self.statistics.for_instance)
+        self._recorder.late(request, answer)
         self.deliver((request,), (answer,))
 
     def _stripped(self, answer: Answer) -> Answer:
@@ -292,7 +292,7 @@ class Kernel:
 
     def _cancel_own(self, request: InferRequest) -> None:
         """`_cancel`, for a request that the scheduler answers itself."""
-        if request in self._flight:
+        if request in self._tracker:
             self._drop(request, Cancelled(f"{request.log_id}request was cancelled"), self.statistics.cancelled)
 
     def _give_up(self, request: InferRequest, error: HeadraceError, reason: Duration) -> None:
@@ -314,7 +314,7 @@ class Kernel:
     @property
     def in_flight(self) -> int:
         """Requests submitted and not yet answered."""
-        return self._flight.count
+        return self._tracker.count
 
     @property
     def pending(self) -> int:
@@ -327,7 +327,7 @@ class Kernel:
 
     async def drain(self) -> None:
         """Refuse new requests; return when every submitted one is answered."""
-        await self._flight.close()
+        await self._tracker.close()
 
     def close(self) -> None:
         """End every `take`. Requests still waiting are answered with `Unavailable`."""
@@ -348,4 +348,4 @@ class Kernel:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        self._flight.abandon(_STOPPING)
+        self._tracker.abandon(_STOPPING)

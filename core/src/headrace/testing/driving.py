@@ -21,7 +21,7 @@ from headrace.models.signature import Signature
 from headrace.testing.example import NAME
 from headrace.workers.batch import runner_for
 from headrace.workers.completion import complete
-from headrace.workers.contract import Contract
+from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import Runner
 
 T = TypeVar("T")
@@ -84,8 +84,8 @@ class Driven:
         self.instance = instance
         self._signature = signature
         self._thread = thread
-        contract = Contract(NAME, "1", signature.outputs, signature.batched)
-        self._runner: Runner = runner_for(instance, contract)
+        schema = OutputSchema(NAME, "1", signature.outputs, signature.batched)
+        self._runner: Runner = runner_for(instance, schema)
 
     def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The outputs, or the error raised."""

@@ -12,26 +12,26 @@ from headrace.backends.base import AnyInstance, DeferredInstance, Instance, Requ
 from headrace.errors import BackendError, Cancelled
 from headrace.messages.request import InferRequest
 from headrace.telemetry.statistics import BatchTimes
-from headrace.workers.contract import Contract
 from headrace.workers.deferred import DeferredRunner
+from headrace.workers.output_schema import OutputSchema
 from headrace.workers.requests import RequestRunner
 from headrace.workers.rows import RowsRunner
 from headrace.workers.runner import Given, Runner
 from headrace.workers.stream import StreamRunner
 
 
-def runner_for(instance: AnyInstance, contract: Contract) -> Runner:
+def runner_for(instance: AnyInstance, schema: OutputSchema) -> Runner:
     """The runner for the rung that ``instance`` stands on; asked once, at load."""
     if isinstance(instance, Instance):
-        return RowsRunner(contract, instance)
+        return RowsRunner(schema, instance)
     if isinstance(instance, RequestInstance):
-        return RequestRunner(contract, instance)
+        return RequestRunner(schema, instance)
     if isinstance(instance, StreamInstance):
-        return StreamRunner(contract, instance)
+        return StreamRunner(schema, instance)
     if isinstance(instance, DeferredInstance):
-        return DeferredRunner(contract, instance)
+        return DeferredRunner(schema, instance)
     raise BackendError(
-        f"model '{contract.name}': {type(instance).__name__} is no Instance, RequestInstance, StreamInstance or "
+        f"model '{schema.name}': {type(instance).__name__} is no Instance, RequestInstance, StreamInstance or "
         "DeferredInstance"
     )
 

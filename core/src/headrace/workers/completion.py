@@ -25,7 +25,7 @@ def complete(runner: Runner, batch: Sequence[InferRequest]) -> Sequence[Answer]:
 
 
 class _Collector:
-    """An `headrace.workers.runner.Outlet` whose responses are read at once."""
+    """A `headrace.workers.runner.AnswerSink` whose responses are read at once."""
 
     def __init__(self) -> None:
         self._responses: dict[InferRequest, Answer] = {}

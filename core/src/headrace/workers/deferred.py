@@ -12,17 +12,17 @@ from headrace.errors import BackendError, Cancelled, HeadraceError, Unavailable
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.telemetry.statistics import BatchTimes
-from headrace.workers.contract import Contract
+from headrace.workers.credit_window import CreditWindow
+from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import LATER, Given, Runner, as_error
-from headrace.workers.window import Window
 
 
 class DeferredRunner(Runner):
     """Rung 4: last answers that come on the instance's thread before ``accept`` returns are returned
-    together; everything else goes to the outlet at once."""
+    together; everything else goes to the sink at once."""
 
-    def __init__(self, contract: Contract, instance: DeferredInstance) -> None:
-        super().__init__(contract)
+    def __init__(self, schema: OutputSchema, instance: DeferredInstance) -> None:
+        super().__init__(schema)
         self._accept = instance.accept
         self._thread = 0
         self._batches = 0
@@ -45,7 +45,7 @@ class DeferredRunner(Runner):
     def close(self) -> None:
         for reference in tuple(self._open.values()):
             if (call := reference()) is not None:
-                call.end(Unavailable(f"{call.request.log_id}model '{self.contract.name}' is being unloaded"))
+                call.end(Unavailable(f"{call.request.log_id}model '{self.schema.name}' is being unloaded"))
 
     def leave(self, request: InferRequest) -> None:
         """The caller of ``request`` has gone. Any thread.
@@ -66,7 +66,7 @@ class DeferredRunner(Runner):
         if answers is not None and batch == self._batches and threading.get_ident() == self._thread:
             answers[place] = answer
         else:
-            self.outlet.send(request, answer, True)
+            self.sink.send(request, answer, True)
 
     def _begin(self, batch: Sequence[InferRequest], started_ns: int) -> None:
         """Returns without holding any of the calls, so that those which the instance let go have ended."""
@@ -74,7 +74,7 @@ class DeferredRunner(Runner):
         try:
             self._accept(calls)
         except BaseException as error:
-            failure = as_error(error, self.contract)
+            failure = as_error(error, self.schema)
             for call in calls:
                 call.end(failure)
 
@@ -96,7 +96,7 @@ class DeferredCall(Call):
         self._runner = runner
         self._batch = batch
         self._place = place
-        self._window: Window | None = None
+        self._window: CreditWindow | None = None
         self._lock = threading.Lock()
         #: Whether the author has sent the last answer, and whether there is one, the author's or not.
         self._said_last = False
@@ -106,14 +106,14 @@ class DeferredCall(Call):
         request, runner = self.request, self._runner
         with self._lock:
             if self._said_last:
-                raise BackendError(f"model '{runner.contract.name}': an answer after the last one")
+                raise BackendError(f"model '{runner.schema.name}': an answer after the last one")
             self._said_last = final
         if not final:
             self._progress(answer)
         elif request.abandoned:
             self.end(Cancelled(f"{request.log_id}request was cancelled"))
         else:
-            self.end(runner.contract.signed(request, answer))
+            self.end(runner.schema.signed(request, answer))
 
     def end(self, answer: Answer) -> None:
         """Make ``answer`` the last one; nothing if there is one. Any thread."""
@@ -128,18 +128,18 @@ class DeferredCall(Call):
     def _progress(self, answer: InferResponse | HeadraceError | None) -> None:
         request, runner = self.request, self._runner
         if answer is None:
-            raise BackendError(f"model '{runner.contract.name}': an answer that is not the last must say something")
+            raise BackendError(f"model '{runner.schema.name}': an answer that is not the last must say something")
         self._watched().acquire()
-        answer = runner.contract.signed(request, answer)
+        answer = runner.schema.signed(request, answer)
         with self._lock:  # so that it does not pass the last answer, sent by another thread
             if not (self._is_ended or request.abandoned):
-                runner.outlet.send(request, answer, False)
+                runner.sink.send(request, answer, False)
 
-    def _watched(self) -> Window:
+    def _watched(self) -> CreditWindow:
         """The window of this call. Made late: most calls are answered once."""
         with self._lock:
             if self._window is None:
-                self._window = window = Window()
+                self._window = window = CreditWindow()
                 self.request.on_read = lambda _: window.release()
                 if self._is_ended:  # as it is when the caller has left: `DeferredRunner.leave`
                     window.open()
@@ -147,4 +147,4 @@ class DeferredCall(Call):
 
     def __del__(self) -> None:
         if not self._is_ended:
-            self.end(BackendError(f"model '{self._runner.contract.name}': the backend gave no last answer"))
+            self.end(BackendError(f"model '{self._runner.schema.name}': the backend gave no last answer"))

@@ -15,12 +15,12 @@ from headrace.telemetry.observer import Observer
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import ExecutionStatistics
 from headrace.workers.batch import run_batch
-from headrace.workers.bell import Bell
-from headrace.workers.ledger import Ledger
+from headrace.workers.execution_recorder import ExecutionRecorder
 from headrace.workers.loading import close_instance
-from headrace.workers.outlet import LoopOutlet
 from headrace.workers.runner import LATER, Given, Runner
+from headrace.workers.sink import LoopSink
 from headrace.workers.source import BatchSource
+from headrace.workers.wakeup import Wakeup
 
 log = paced(__name__)
 
@@ -49,7 +49,7 @@ class InstanceThread:
         self.has_check = False
         self.executing: Sequence[InferRequest] = ()
         self._load = load
-        self._ledger = Ledger(name, statistics)
+        self._recorder = ExecutionRecorder(name, statistics)
         self._source: Future[tuple[BatchSource, asyncio.AbstractEventLoop] | None] = Future()
         self._loaded: Future[None] = Future()
         self._is_leaving = threading.Event()
@@ -62,7 +62,7 @@ class InstanceThread:
 
     def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
         """Begin to pull from ``source`` and to deliver on ``loop``; ``observers`` see each batch."""
-        self._ledger.observers = observers
+        self._recorder.observers = observers
         self._source.set_result((source, loop))
 
     def join(self) -> None:
@@ -97,17 +97,17 @@ class InstanceThread:
             close_instance(instance, self.name)
 
     def _serve(self, runner: Runner, source: BatchSource, loop: asyncio.AbstractEventLoop) -> None:
-        bell = Bell()
-        outlet = LoopOutlet(source, loop, self._ledger.late)
-        runner.connect(outlet)
+        wakeup = Wakeup()
+        sink = LoopSink(source, loop, self._recorder.late)
+        runner.connect(sink)
         while True:
             try:
-                batch = source.take(bell)
+                batch = source.take(wakeup)
             except BaseException:
                 log.exception("the scheduler of instance '%s' failed to give it a batch", self.name)
                 if self._is_leaving.wait(_RETRY_S):
                     return
-                bell = Bell()  # nobody knows who has the other
+                wakeup = Wakeup()  # nobody knows who has the other
                 continue
             if batch is None:
                 return
@@ -116,12 +116,12 @@ class InstanceThread:
                 given, times = run_batch(runner, batch)
                 self.executing = ()
                 finished, answers = _finished(batch, given)
-                self._ledger.batch(batch, finished, answers, times)
-                outlet.deliver(finished, answers)
+                self._recorder.batch(batch, finished, answers, times)
+                sink.deliver(finished, answers)
             except BaseException as error:  # not the instance's: that is an answer
                 log.exception("instance '%s' could not see a batch through", self.name)
                 given, finished, answers, self.executing = (), [], (), ()
-                outlet.deliver(batch, [InternalError(summary(error))] * len(batch))
+                sink.deliver(batch, [InternalError(summary(error))] * len(batch))
             del batch, given, finished, answers  # while this thread waits, their memory is not its to keep
 
 

@@ -10,15 +10,15 @@ from headrace.errors import BackendError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.telemetry.statistics import BatchTimes
-from headrace.workers.contract import Contract
+from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import Runner, as_error
 
 
 class RequestRunner(Runner):
     """Rung 2: the instance answers request by request."""
 
-    def __init__(self, contract: Contract, instance: RequestInstance) -> None:
-        super().__init__(contract)
+    def __init__(self, schema: OutputSchema, instance: RequestInstance) -> None:
+        super().__init__(schema)
         self._execute = instance.execute_requests
 
     def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
@@ -27,12 +27,12 @@ class RequestRunner(Runner):
             given = self._execute(batch)
             if len(given) != len(batch):
                 raise BackendError(
-                    f"model '{self.contract.name}': the backend gave {len(given)} answers for {len(batch)} requests"
+                    f"model '{self.schema.name}': the backend gave {len(given)} answers for {len(batch)} requests"
                 )
             inferred = monotonic_ns()
-            answers = [self.contract.signed(*pair) for pair in zip(batch, given, strict=True)]
+            answers = [self.schema.signed(*pair) for pair in zip(batch, given, strict=True)]
         except BaseException as error:
-            failure = as_error(error, self.contract)
+            failure = as_error(error, self.schema)
             inferred = monotonic_ns()
             answers = [failure] * len(batch)
         return answers, BatchTimes(started, started, inferred, monotonic_ns())

@@ -11,15 +11,15 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
 from headrace.telemetry.statistics import BatchTimes
-from headrace.workers.contract import Contract
+from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import Runner, as_error
 
 
 class RowsRunner(Runner):
     """Rung 1: rows in, rows out."""
 
-    def __init__(self, contract: Contract, instance: Instance) -> None:
-        super().__init__(contract)
+    def __init__(self, schema: OutputSchema, instance: Instance) -> None:
+        super().__init__(schema)
         self._execute = instance.execute
         self.parameters = instance.response_parameters
 
@@ -37,7 +37,7 @@ class RowsRunner(Runner):
                 # Rows are independent, so the others can be answered without the culprit.
                 answers = [self._run_alone(request) for request in batch]
             else:
-                answers = [as_error(error, self.contract)] * len(batch)
+                answers = [as_error(error, self.schema)] * len(batch)
             stacked, inferred = max(stacked, started), max(inferred, stacked)
         return answers, BatchTimes(started, stacked, inferred, monotonic_ns())
 
@@ -64,12 +64,12 @@ class RowsRunner(Runner):
     def _checked(self, results: Mapping[str, object], rows: int, wanted: set[str] | None) -> dict[str, Tensor]:
         """The outputs in config order and client shape, or `BackendError` naming the one at fault."""
         outputs: dict[str, Tensor] = {}
-        for name, spec in self.contract.outputs.items():
+        for name, spec in self.schema.outputs.items():
             if name in results:
-                outputs[name] = self.contract.accept(spec, as_tensor(results[name]), rows)  # type: ignore[arg-type]
+                outputs[name] = self.schema.accept(spec, as_tensor(results[name]), rows)  # type: ignore[arg-type]
             elif wanted is None or name in wanted:
                 raise BackendError(
-                    f"model '{self.contract.name}': the backend gave no output '{name}', only {sorted(results)}"
+                    f"model '{self.schema.name}': the backend gave no output '{name}', only {sorted(results)}"
                 )
         return outputs
 

@@ -14,7 +14,7 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import BatchTimes
-from headrace.workers.contract import Contract
+from headrace.workers.output_schema import OutputSchema
 
 log = paced(__name__)
 
@@ -25,13 +25,13 @@ class Later(Enum):
     LATER = "later"
 
 
-#: Stands for the last answer of a request that goes through the `Outlet`.
+#: Stands for the last answer of a request that goes through the `AnswerSink`.
 LATER: Final = Later.LATER
 
 Given: TypeAlias = "Answer | Later"
 
 
-class Outlet(Protocol):
+class AnswerSink(Protocol):
     """Where answers go that `Runner.run` does not return."""
 
     def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
@@ -43,19 +43,19 @@ class Outlet(Protocol):
 
 
 class Runner(ABC):
-    """Drives one instance. ``contract`` is what its model promises to clients.
+    """Drives one instance. ``schema`` is what its model promises to clients.
 
     All methods run on the instance's thread.
     """
 
-    def __init__(self, contract: Contract) -> None:
-        self.contract = contract
+    def __init__(self, schema: OutputSchema) -> None:
+        self.schema = schema
         self.parameters: Mapping[str, Parameter] = MappingProxyType({})
-        self.outlet: Outlet
+        self.sink: AnswerSink
 
-    def connect(self, outlet: Outlet) -> None:
-        """Everything that `run` does not return goes to ``outlet``. Called before `run`."""
-        self.outlet = outlet
+    def connect(self, sink: AnswerSink) -> None:
+        """Everything that `run` does not return goes to ``sink``. Called before `run`."""
+        self.sink = sink
 
     @abstractmethod
     def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Given], BatchTimes]:
@@ -66,10 +66,10 @@ class Runner(ABC):
 
     def respond(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> InferResponse:
         """An answer of this model to ``request``."""
-        return InferResponse(outputs, self.parameters, self.contract.name, self.contract.version, request.id)
+        return InferResponse(outputs, self.parameters, self.schema.name, self.schema.version, request.id)
 
 
-def as_error(error: BaseException, contract: Contract) -> HeadraceError:
+def as_error(error: BaseException, schema: OutputSchema) -> HeadraceError:
     """``error`` as the caller will see it; an unexpected one is logged with its traceback.
 
     Whatever an instance raises is an error of that execution: also `SystemExit`, a `KeyboardInterrupt` that
@@ -78,8 +78,8 @@ def as_error(error: BaseException, contract: Contract) -> HeadraceError:
     """
     if isinstance(error, HeadraceError):
         return error
-    context = {"model": contract.name, "version": contract.version}
-    log.error("model '%s' version %s failed to execute", contract.name, contract.version, exc_info=error, extra=context)
-    failure = BackendError(f"model '{contract.name}' failed to execute: {summary(error)}")
+    context = {"model": schema.name, "version": schema.version}
+    log.error("model '%s' version %s failed to execute", schema.name, schema.version, exc_info=error, extra=context)
+    failure = BackendError(f"model '{schema.name}' failed to execute: {summary(error)}")
     failure.__cause__ = error
     return failure

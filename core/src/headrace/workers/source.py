@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.messages.request import InferRequest
-from headrace.workers.bell import Bell, LoopBell
-from headrace.workers.outlet import Sink
+from headrace.messages.response import Answer
+from headrace.workers.wakeup import LoopWakeup, Wakeup
 
 
-class BatchSource(Sink, Protocol):
+class BatchSource(Protocol):
     """Where batches come from and go back to: a `headrace.schedulers.base.Scheduler`.
 
     A worker on a thread of its own takes batches, one that lives on the event loop polls for them; a
-    bell tells either when to look again.
+    wakeup tells either when to look again.
     """
 
-    def take(self, bell: Bell) -> list[InferRequest] | None: ...
+    def take(self, wakeup: Wakeup) -> list[InferRequest] | None: ...
 
-    def poll(self, bell: LoopBell) -> list[InferRequest] | None: ...
+    def poll(self, wakeup: LoopWakeup) -> list[InferRequest] | None: ...
 
-    def leave(self, bell: LoopBell) -> None: ...
+    def leave(self, wakeup: LoopWakeup) -> None: ...
+
+    def progress(self, request: InferRequest, response: Answer) -> None:
+        """An answer that is not the last. Event loop only."""
+
+    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
+        """Last answers. Event loop only."""

@@ -11,16 +11,16 @@ from headrace.errors import Cancelled, HeadraceError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.telemetry.statistics import BatchTimes
-from headrace.workers.contract import Contract
+from headrace.workers.credit_window import CreditWindow
+from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import Runner, as_error
-from headrace.workers.window import Window
 
 
 class StreamRunner(Runner):
     """Rung 3: one request after the other, each giving responses until its iterator ends."""
 
-    def __init__(self, contract: Contract, instance: StreamInstance) -> None:
-        super().__init__(contract)
+    def __init__(self, schema: OutputSchema, instance: StreamInstance) -> None:
+        super().__init__(schema)
         self._stream = instance.stream
 
     def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
@@ -31,16 +31,16 @@ class StreamRunner(Runner):
         return answers, BatchTimes(started, started, ended, ended)
 
     def _exhaust(self, request: InferRequest) -> HeadraceError | None:
-        window = Window.over(request)
+        window = CreditWindow.over(request)
         try:
             with contextlib.closing(self._stream(request)) as responses:  # type: ignore[type-var]
                 for response in responses:
                     window.acquire()
                     if request.cancelled:
                         return _gone(request)
-                    self.outlet.send(request, self.contract.sign(request, response), False)
+                    self.sink.send(request, self.schema.sign(request, response), False)
         except BaseException as error:
-            return as_error(error, self.contract)
+            return as_error(error, self.schema)
         return None
 
 

@@ -16,8 +16,8 @@ from headrace.messages.response import Answer
 from headrace.workers.warmup import Sample
 
 
-class Recipient(Protocol):
-    """Who is given the answers."""
+class BatchSink(Protocol):
+    """Where the answers go that a child gives."""
 
     def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
         """A batch has run. ``requests`` are those of it that have their last answer."""
@@ -27,7 +27,7 @@ class Recipient(Protocol):
 
 
 class BatchChannel(OutgoingRequests):
-    """The requests of batches, whose answers go to ``recipient``. ``name`` is that of the instance.
+    """The requests of batches, whose answers go to ``sink``. ``name`` is that of the instance.
 
     ``work`` is the socket for batches; ``send_aside`` sends what must be heard while one runs.
     """
@@ -39,11 +39,11 @@ class BatchChannel(OutgoingRequests):
         decoder: Decoder,
         work: asyncio.WriteTransport,
         send_aside: Callable[[bytes], None],
-        recipient: Recipient,
+        sink: BatchSink,
         busy_poll_us: int,
     ) -> None:
         super().__init__(decoder, send_aside)
-        self.recipient = recipient
+        self.sink = sink
         self._name, self._encoder, self._work = name, encoder, work
         self._loop = asyncio.get_running_loop()
         self._poller = LoopBusyPoller(busy_poll_us, self.in_flight.__len__)
@@ -71,10 +71,10 @@ class BatchChannel(OutgoingRequests):
             raise ProtocolError("DONE: two answers to one request")
         for reply in replies:  # only now, so that nothing is lost in a message that makes no sense
             del self.in_flight[reply.call]
-        self.recipient.batch_done(requests, [reply.answer for reply in replies], times)
+        self.sink.batch_done(requests, [reply.answer for reply in replies], times)
 
     def _deliver(self, request: InferRequest, answer: Answer, final: bool) -> None:
-        self.recipient.answered(request, answer, final)
+        self.sink.answered(request, answer, final)
 
     def _has_read(self, call: int, request: InferRequest) -> None:
         if not self._read:  # one message for all that is read in this turn of the loop
@@ -87,7 +87,7 @@ class BatchChannel(OutgoingRequests):
 
 
 class WarmUp:
-    """The recipient of a child's answers until it is warmed up by the samples of its config."""
+    """Takes a child's answers until it is warmed up by the samples of its config."""
 
     def __init__(self) -> None:
         self._waiting: set[InferRequest] = set()

@@ -15,8 +15,8 @@ from headrace.ipc.channel import FrameProtocol, Releases, connect
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, frame, read_integers
 from headrace.ipc.incoming import DirectReplies
-from headrace.workers.crossing import Crossing
-from headrace.workers.process.batch_channel import BatchChannel, Recipient
+from headrace.workers.loop_mailbox import LoopMailbox
+from headrace.workers.process.batch_channel import BatchChannel, BatchSink
 from headrace.workers.process.endpoint import ServiceEndpoint
 from headrace.workers.process.exit_watcher import LAST_READ_S, ExitWatcher
 from headrace.workers.process.exits import ending
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _LAUNCHES = ThreadPoolExecutor(4, "headrace-launch")
 
 
-class Owner(Recipient, Protocol):
+class Owner(BatchSink, Protocol):
     """Whoever has a child: a `headrace.workers.process.process_worker.ProcessWorker`."""
 
     def child_died(self, child: Child, reason: str) -> None:
@@ -82,7 +82,7 @@ class Child:
         self._watcher = watcher = ExitWatcher(launched, self._end, self._cut_off)
         self._writer = Writer(launched.inbound)
         encoder = Encoder(self._writer)
-        decoder = Decoder(Reader(launched.outbound), Releases(Crossing(self._loop).send, self._send_aside).add)
+        decoder = Decoder(Reader(launched.outbound), Releases(LoopMailbox(self._loop).send, self._send_aside).add)
         self._work = await connect(launched.work, FrameProtocol(self._hear, self._hung_up, self._broken))
         busy_poll_us = self._isolation.busy_poll_us
         self.batches = BatchChannel(
@@ -113,19 +113,19 @@ class Child:
 
     def hand_over(self, owner: Owner) -> None:
         """From now on ``owner`` has the child."""
-        self._owner = self.batches.recipient = owner
+        self._owner = self.batches.sink = owner
 
     # ------------------------------------------------------------------ end
 
-    async def stop(self, grace_s: float) -> None:
-        """Have the instance closed; kill the process if that takes longer than ``grace_s``."""
+    async def stop(self, timeout_s: float) -> None:
+        """Have the instance closed; kill the process if that takes longer than ``timeout_s``."""
         self._is_stopping = True
         if not self.is_dead:
             self._work.write(frame(ChildKind.CLOSE, 0))
         try:
-            await asyncio.wait_for(self._ended.wait(), grace_s)
+            await asyncio.wait_for(self._ended.wait(), timeout_s)
         except asyncio.TimeoutError:
-            log.warning("instance '%s' did not close within %g s and is killed", self._name, grace_s)
+            log.warning("instance '%s' did not close within %g s and is killed", self._name, timeout_s)
             await self.kill("did not close in time")
 
     async def kill(self, why: str) -> None:

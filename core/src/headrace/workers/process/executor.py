@@ -37,7 +37,7 @@ class Received(InferRequest):
 
 
 class Executor:
-    """Drives the instance of a child; the `headrace.workers.runner.Outlet` of its runner.
+    """Drives the instance of a child; the `headrace.workers.runner.AnswerSink` of its runner.
 
     ``open`` has the requests without their last answer, by call.
     """
@@ -74,12 +74,12 @@ class Executor:
             speak_for_all(spec.name)
             module, _, name = spec.entry.partition(":")
             self.instance = getattr(import_module(module), name)(spec)
-            contract = spec.contract()
+            schema = spec.schema()
             self._name, self._version = spec.name, str(spec.version)
         except BaseException as error:  # SystemExit of a model is a failure to load, too
             self._fail(error)
         try:
-            runner = runner_for(self.instance, contract)
+            runner = runner_for(self.instance, schema)
         except BaseException as error:
             close_instance(self.instance, spec.instance_name)
             self._fail(error)

@@ -14,13 +14,13 @@ from headrace.backends.base import AnyInstance, Backend, Device, DeviceKind, Mod
 from headrace.backends.services import Services
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
-from headrace.workers.contract import Contract
 from headrace.workers.loading import failures_worded, load_instance, share
+from headrace.workers.output_schema import OutputSchema
 
 
 @dataclass(frozen=True, slots=True)
-class Unjudged(Contract):
-    """The contract in a child, whose responses the server judges in any case, since it believes no child."""
+class Unjudged(OutputSchema):
+    """The schema in a child, whose responses the server judges in any case, since it believes no child."""
 
     def signed(self, request: InferRequest, answer: Answer) -> Answer:
         """``answer`` without the outputs that nobody asked for: they need not travel."""
@@ -68,7 +68,7 @@ class InstanceSpec:
         sent = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SET_IN_CHILD}
         return json.dumps(sent).encode()
 
-    def contract(self) -> Contract:
+    def schema(self) -> OutputSchema:
         """What the model promises; the server judges responses, and undoes reshapes."""
         config = json.loads(self.config)
         config["output"] = [*config.get("output", ()), *self.kept]

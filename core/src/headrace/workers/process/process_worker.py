@@ -19,9 +19,8 @@ from headrace.messages.response import Answer
 from headrace.telemetry.observer import Observer
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics
-from headrace.workers.bell import LoopBell
-from headrace.workers.contract import Contract
-from headrace.workers.ledger import Ledger
+from headrace.workers.execution_recorder import ExecutionRecorder
+from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process import exits
 from headrace.workers.process.batch_channel import WarmUp
 from headrace.workers.process.child import Child
@@ -29,6 +28,7 @@ from headrace.workers.process.endpoint import LoopServices, ServiceEndpoint
 from headrace.workers.process.exits import RestartPolicy
 from headrace.workers.process.instance_spec import InstanceSpec
 from headrace.workers.source import BatchSource
+from headrace.workers.wakeup import LoopWakeup
 from headrace.workers.warmup import Sample
 
 log = paced(__name__)
@@ -41,7 +41,7 @@ class ProcessWorker:
     """Owns the child processes of one instance, one after the other. A `headrace.workers.worker.Worker`.
 
     ``siblings`` are the workers of all instances of the version: when all have been given up, requests
-    are refused instead of waiting. ``grace`` is asked how many seconds an instance that is to close
+    are refused instead of waiting. ``exit_timeout_s`` is asked how many seconds an instance that is to close
     may take. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the
     event loop.
     """
@@ -51,22 +51,22 @@ class ProcessWorker:
         spec: InstanceSpec,
         isolation: Isolation,
         services: LoopServices,
-        contract: Contract,
+        schema: OutputSchema,
         samples: Sequence[Sample],
         statistics: Callable[[], ExecutionStatistics],
         loop: asyncio.AbstractEventLoop,
         siblings: list[ProcessWorker],
-        grace: Callable[[], float],
+        exit_timeout_s: Callable[[], float],
     ) -> None:
         self.name, self.model = spec.instance_name, spec.name
         self.restarts = 0
         self.reason = ""
         self.executing: Sequence[InferRequest] = ()
         self._spec, self._isolation, self._services, self._samples = spec, isolation, services, samples
-        self._contract, self._loop, self._siblings, self._grace = contract, loop, siblings, grace
-        self._ledger = Ledger(self.name, statistics)
+        self._schema, self._loop, self._siblings, self._exit_timeout_s = schema, loop, siblings, exit_timeout_s
+        self._recorder = ExecutionRecorder(self.name, statistics)
         self._source: BatchSource | None = None
-        self._bell = LoopBell(self._pull)
+        self._wakeup = LoopWakeup(self._pull)
         self._child: Child | None = None
         self._newest: Child | None = None
         self._restart_policy = RestartPolicy()
@@ -83,7 +83,7 @@ class ProcessWorker:
 
     def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
         """Begin to pull from ``source``; ``observers`` see each batch."""
-        self._source, self._ledger.observers = source, observers
+        self._source, self._recorder.observers = source, observers
         loop.call_soon_threadsafe(self._pull)
 
     def join(self) -> None:
@@ -120,7 +120,7 @@ class ProcessWorker:
         except BaseException as error:
             try:
                 if isinstance(error, Exception):  # and not that nobody waits for it any more
-                    await child.stop(self._grace())  # what it has loaded is released as ever
+                    await child.stop(self._exit_timeout_s())  # what it has loaded is released as ever
             finally:
                 await child.kill("failed to warm up")
             raise
@@ -133,7 +133,7 @@ class ProcessWorker:
             self._restart.cancel()
             await asyncio.wait((self._restart,))
         if self._child is not None:
-            await self._child.stop(self._grace())
+            await self._child.stop(self._exit_timeout_s())
             self._child = None
 
     def stop_loading(self) -> None:
@@ -150,7 +150,7 @@ class ProcessWorker:
             self._newest.abandon()
 
     def _pull(self) -> None:
-        """The bell has been rung, or the child is free: there may be a batch."""
+        """It has been woken, or the child is free: there may be a batch."""
         source, child = self._source, self._child
         if source is None or self.executing:
             return
@@ -161,7 +161,7 @@ class ProcessWorker:
 
     def _poll(self, source: BatchSource) -> list[InferRequest] | None:
         try:
-            return source.poll(self._bell)
+            return source.poll(self._wakeup)
         except Exception:
             log.exception("the scheduler of instance '%s' failed to give it a batch", self.name)
             self._loop.call_later(_RETRY_S, self._pull)
@@ -172,7 +172,7 @@ class ProcessWorker:
             gone = [request for request in batch if request.cancelled]
             batch = [request for request in batch if not request.cancelled]
             errors = [Cancelled(f"{request.log_id}request was cancelled") for request in gone]
-            self._ledger.batch(gone, gone, errors, BatchTimes(*[monotonic_ns()] * 4))
+            self._recorder.batch(gone, gone, errors, BatchTimes(*[monotonic_ns()] * 4))
             source.deliver(gone, errors)
         try:
             if batch:
@@ -189,18 +189,18 @@ class ProcessWorker:
         # Not before the loop has looked at its sockets once more: then what has arrived is a batch, where
         # at once it would be two or three requests, and a message costs as much as six of them.
         self._loop.call_soon(self._loop.call_soon, self._pull)
-        signed = [self._contract.signed(*pair) for pair in zip(requests, answers, strict=True)]
+        signed = [self._schema.signed(*pair) for pair in zip(requests, answers, strict=True)]
         for request in batch if len(requests) < len(batch) else ():
             request.started_ns = times.start_ns
-        self._ledger.batch(batch, requests, signed, BatchTimes(*times))
+        self._recorder.batch(batch, requests, signed, BatchTimes(*times))
         self._source.deliver(requests, signed)
 
     def answered(self, request: InferRequest, answer: Answer, final: bool) -> None:
         assert self._source is not None
-        answer = self._contract.signed(request, answer)  # what a child says is not believed
+        answer = self._schema.signed(request, answer)  # what a child says is not believed
         if final:
             request.started_ns = request.started_ns or monotonic_ns()
-            self._ledger.late(request, answer)
+            self._recorder.late(request, answer)
             self._source.deliver((request,), (answer,))
         elif answer is not None:
             self._source.progress(request, answer)
@@ -212,9 +212,9 @@ class ProcessWorker:
         self._child, self.reason = None, reason
         lost, self.executing = list(child.batches.in_flight.values()), ()
         if self._source is not None:
-            self._ledger.batch(lost, lost, [self._unhealthy()] * len(lost), BatchTimes(*[monotonic_ns()] * 4))
+            self._recorder.batch(lost, lost, [self._unhealthy()] * len(lost), BatchTimes(*[monotonic_ns()] * 4))
             self._source.deliver(lost, [self._unhealthy()] * len(lost))
-            self._source.leave(self._bell)
+            self._source.leave(self._wakeup)
         if not self._is_leaving:
             self._restart = asyncio.ensure_future(self._replace())
 
@@ -247,9 +247,9 @@ class ProcessWorker:
     def _turn_away(self, source: BatchSource) -> None:
         """Leave requests to the others, or to the next child; if there is no hope, refuse them."""
         if not all(worker._is_given_up for worker in self._siblings):
-            source.leave(self._bell)
+            source.leave(self._wakeup)
             return
-        while batch := source.poll(self._bell):
+        while batch := source.poll(self._wakeup):
             source.deliver(batch, [self._unhealthy()] * len(batch))
 
     def _unhealthy(self) -> Unavailable:

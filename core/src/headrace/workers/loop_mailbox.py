@@ -12,7 +12,7 @@ from headrace.telemetry.pacing import paced
 log = paced(__name__)
 
 
-class Crossing:
+class LoopMailbox:
     """Calls on ``loop`` what it is given, in order. However much comes before the loop looks, it wakes once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -29,14 +29,14 @@ class Crossing:
         loop = self.loop
         try:
             # On the loop's own thread it is awake, and need not be written to.
-            (loop.call_soon if _get_running_loop() is loop else loop.call_soon_threadsafe)(self._cross)
+            (loop.call_soon if _get_running_loop() is loop else loop.call_soon_threadsafe)(self._call_waiting)
         except RuntimeError:
             if not loop.is_closed():
                 raise
             return False
         return True
 
-    def _cross(self) -> None:
+    def _call_waiting(self) -> None:
         self._is_waking = False  # first: whoever sends from here on wakes the loop again
         for _ in range(len(self._waiting)):  # what comes meanwhile has to let others through
             call, arguments = self._waiting.popleft()

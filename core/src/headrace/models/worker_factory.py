@@ -20,10 +20,10 @@ from headrace.models.signature import Signature
 from headrace.telemetry.speaker import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.batch import runner_for
-from headrace.workers.contract import Contract
 from headrace.workers.devices import Placement
 from headrace.workers.instance import InstanceThread
 from headrace.workers.loading import close_instance, failures_worded, load_instance
+from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process.endpoint import LoopServices
 from headrace.workers.process.instance_spec import InstanceSpec
 from headrace.workers.process.process_worker import ProcessWorker
@@ -57,11 +57,11 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
     return None
 
 
-class Hosting:
+class WorkerFactory:
     """Makes and loads the workers of one version. Runs on a loading thread.
 
     ``kept`` are outputs that the scheduler keeps from callers.
-    ``services`` makes what the server does for one instance. ``grace`` says how long an instance
+    ``services`` makes what the server does for one instance. ``exit_timeout_s`` says how long an instance
     in a process may take to close.
     """
 
@@ -75,12 +75,12 @@ class Hosting:
         statistics: ModelStatistics,
         loop: asyncio.AbstractEventLoop,
         services: Callable[[str], LoopServices],
-        grace: Callable[[], float],
+        exit_timeout_s: Callable[[], float],
     ) -> None:
         self._backend, self._model, self._statistics = backend, model, statistics
         self._placements, self._kept = placements, kept
-        self._loop, self._services, self._grace = loop, services, grace
-        self._contract = Contract(
+        self._loop, self._services, self._exit_timeout_s = loop, services, exit_timeout_s
+        self._schema = OutputSchema(
             model.name,
             str(model.version),
             {**signature.outputs, **kept},
@@ -127,12 +127,12 @@ class Hosting:
                 self._spec(placement, isolation),
                 isolation,
                 self._services(placement.name),
-                self._contract,
+                self._schema,
                 self._samples,
                 self._statistics.for_instance,
                 self._loop,
                 siblings,
-                self._grace,
+                self._exit_timeout_s,
             )
         return siblings
 
@@ -161,7 +161,7 @@ class Hosting:
         with failures_worded(self._backend, model.name, log):
             instance = load_instance(self._backend, model)
             try:
-                runner = runner_for(instance, self._contract)
+                runner = runner_for(instance, self._schema)
                 for sample in self._samples:
                     sample.run(runner, model.instance_name)
             except BaseException:

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from headrace.messages.request import UNREAD, InferRequest
-from headrace.workers.window import Window
+from headrace.workers.credit_window import CreditWindow
 
 if TYPE_CHECKING:
     from tests.core.conftest import Interrupted
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 class Producer:
     """Acquires ``count`` times on a thread of its own, and tells whoever waits how far it is."""
 
-    def __init__(self, window: Window, count: int) -> None:
+    def __init__(self, window: CreditWindow, count: int) -> None:
         self.sent = 0
         self._moved = threading.Condition()
         self._thread = threading.Thread(target=self._produce, args=(window, count), daemon=True)
         self._thread.start()
 
-    def _produce(self, window: Window, count: int) -> None:
+    def _produce(self, window: CreditWindow, count: int) -> None:
         for _ in range(count):
             window.acquire()
             with self._moved:
@@ -44,7 +44,7 @@ class Producer:
 
 
 def test_a_producer_is_stopped_at_the_limit_and_goes_on_when_half_is_read() -> None:
-    window = Window()
+    window = CreditWindow()
     producer = Producer(window, 3 * UNREAD)
     assert producer.is_stopped_at(UNREAD)
     for _ in range(UNREAD // 2 - 1):
@@ -55,7 +55,7 @@ def test_a_producer_is_stopped_at_the_limit_and_goes_on_when_half_is_read() -> N
 
 
 def test_a_producer_whose_responses_are_all_read_ends_and_is_never_more_than_the_limit_ahead() -> None:
-    window = Window()
+    window = CreditWindow()
     producer = Producer(window, 50 * UNREAD)
     for read in range(50 * UNREAD):
         producer.wait_for(read + 1)
@@ -65,7 +65,7 @@ def test_a_producer_whose_responses_are_all_read_ends_and_is_never_more_than_the
 
 
 def test_two_producers_share_one_limit() -> None:
-    window, sent = Window(), threading.Semaphore(0)
+    window, sent = CreditWindow(), threading.Semaphore(0)
 
     def produce() -> None:
         for _ in range(UNREAD):
@@ -86,7 +86,7 @@ def test_two_producers_share_one_limit() -> None:
 
 def test_cancelling_the_request_lets_a_stopped_producer_through() -> None:
     request = InferRequest("m", {}, lambda answer, final: None)
-    producer = Producer(Window.over(request), 10 * UNREAD)
+    producer = Producer(CreditWindow.over(request), 10 * UNREAD)
     assert producer.is_stopped_at(UNREAD)
     request.cancel()
     assert producer.ends()
@@ -95,12 +95,12 @@ def test_cancelling_the_request_lets_a_stopped_producer_through() -> None:
 def test_a_window_over_a_request_that_is_cancelled_already_stops_nobody() -> None:
     request = InferRequest("m", {}, lambda answer, final: None)
     request.cancel()
-    assert Producer(Window.over(request), 10 * UNREAD).ends()
+    assert Producer(CreditWindow.over(request), 10 * UNREAD).ends()
 
 
 def test_reading_the_request_moves_the_window() -> None:
     request = InferRequest("m", {}, lambda answer, final: None)
-    producer = Producer(Window.over(request), 2 * UNREAD)
+    producer = Producer(CreditWindow.over(request), 2 * UNREAD)
     assert producer.is_stopped_at(UNREAD)
     for _ in range(UNREAD):
         request.read()
@@ -108,7 +108,7 @@ def test_reading_the_request_moves_the_window() -> None:
 
 
 def test_a_finalizer_may_open_the_window_in_the_middle_of_any_call(interrupted: Interrupted) -> None:
-    window = Window()
+    window = CreditWindow()
 
     def call() -> None:
         for _ in range(UNREAD):

@@ -12,9 +12,9 @@ from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.spec import Spec
-from headrace.workers.contract import Contract
+from headrace.workers.output_schema import OutputSchema
 
-CONTRACT = Contract("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)
+SCHEMA = OutputSchema("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)
 ONE = np.zeros((1, 1), np.float32)
 
 
@@ -23,20 +23,20 @@ def request(*outputs: str) -> InferRequest:
 
 
 def test_an_output_that_nobody_asked_for_is_dropped_even_if_the_config_lacks_it() -> None:
-    signed = CONTRACT.sign(request("y", "z"), InferResponse({"debug": ONE, "y": ONE}))
+    signed = SCHEMA.sign(request("y", "z"), InferResponse({"debug": ONE, "y": ONE}))
     assert list(signed.outputs) == ["y"]
 
 
 def test_a_requested_output_may_be_absent() -> None:
-    assert list(CONTRACT.sign(request("z"), InferResponse({"y": ONE})).outputs) == []
+    assert list(SCHEMA.sign(request("z"), InferResponse({"y": ONE})).outputs) == []
 
 
 def test_a_response_of_unknown_outputs_only_is_an_error_naming_one_and_the_known() -> None:
     with pytest.raises(BackendError, match=r"output 'q', but the config has only \['y', 'z'\]"):
-        CONTRACT.sign(request("y"), InferResponse({"q": ONE}))
+        SCHEMA.sign(request("y"), InferResponse({"q": ONE}))
 
 
-RESHAPED = Contract("m", "3", {"y": Spec("y", dtypes.FP32, (1,), reshape=())}, True)
+RESHAPED = OutputSchema("m", "3", {"y": Spec("y", dtypes.FP32, (1,), reshape=())}, True)
 
 
 def test_the_reshape_of_the_config_is_undone_for_the_client() -> None:
@@ -53,7 +53,7 @@ def test_a_shape_that_the_reshape_does_not_fit_is_an_error_with_both() -> None:
 
 
 def test_a_response_of_a_given_rank_and_size_is_taken_whatever_the_variable_dims_are() -> None:
-    mixed = Contract("m", "1", {"y": Spec("y", dtypes.FP32, (-1, 2, -1))}, True)
+    mixed = OutputSchema("m", "1", {"y": Spec("y", dtypes.FP32, (-1, 2, -1))}, True)
     for shape in ((3, 0, 2, 0), (3, 7, 2, 1)):
         tensor = np.zeros(shape, np.float32)
         assert mixed.accept(mixed.outputs["y"], tensor, 3) is tensor
@@ -77,13 +77,13 @@ def test_rows_of_other_dims_than_the_configs_are_an_error_with_both(
 ) -> None:
     spec = Spec("y", dtypes.FP32, dims, reshape=reshape)
     with pytest.raises(BackendError) as caught:
-        Contract("m", "1", {"y": spec}, batched).accept(spec, np.zeros(shape, np.float32), 1)
+        OutputSchema("m", "1", {"y": spec}, batched).accept(spec, np.zeros(shape, np.float32), 1)
     said = f"model 'm': output 'y' has shape {list(shape)}, but the config says {expected}"
     assert caught.value.message == said
 
 
 def test_an_output_taken_as_given_is_passed_on_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    taken = Contract("m", "1", {"y": Spec("y", dtypes.FP32, (3,)), "z": Spec("z", dtypes.FP32, (1,))}, True, True)
+    taken = OutputSchema("m", "1", {"y": Spec("y", dtypes.FP32, (3,)), "z": Spec("z", dtypes.FP32, (1,))}, True, True)
     wrong = np.zeros((1, 5), np.float64)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -101,7 +101,7 @@ def test_the_config_that_a_child_reads_has_the_dims_that_a_backend_sees() -> Non
         "max_batch_size": 8,
         "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [4], "reshape": {"shape": [2, 2]}}],
     }
-    contract, tensor = Contract.from_json(config, "1"), np.zeros((1, 2, 2), np.float32)
-    assert contract.accept(contract.outputs["y"], tensor, 1) is tensor
+    schema, tensor = OutputSchema.from_json(config, "1"), np.zeros((1, 2, 2), np.float32)
+    assert schema.accept(schema.outputs["y"], tensor, 1) is tensor
     with pytest.raises(BackendError, match=r"has shape \[1, 4\], but the config says \[-1, 2, 2\]"):
-        contract.accept(contract.outputs["y"], np.zeros((1, 4), np.float32), 1)
+        schema.accept(schema.outputs["y"], np.zeros((1, 4), np.float32), 1)

@@ -1,4 +1,4 @@
-"""What a model promises to clients about its outputs, and the check that its backend keeps it."""
+"""The outputs that a model promises to clients, and the check that its backend keeps to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Contract:
+class OutputSchema:
     """The name, version and outputs of a model. ``batched``: outputs have a batch axis.
 
     An output whose data type or dims are not the config's is an error, or, if outputs are taken
@@ -49,7 +49,7 @@ class Contract:
         )
 
     @classmethod
-    def from_json(cls, config: Mapping[str, Any], version: str, as_given: bool = False) -> Contract:
+    def from_json(cls, config: Mapping[str, Any], version: str, as_given: bool = False) -> OutputSchema:
         """What a config promises that is in the form of the ``/config`` endpoint, as a backend sees it: reshaped."""
         outputs = {output["name"]: Spec.from_json(output) for output in config.get("output", ())}
         return cls(config["name"], version, outputs, config.get("max_batch_size", 0) > 0, as_given)

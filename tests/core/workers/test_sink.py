@@ -12,7 +12,7 @@ import pytest
 from headrace.errors import Code, HeadraceError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
-from headrace.workers.outlet import LoopOutlet
+from headrace.workers.sink import LoopSink
 
 
 class Told:
@@ -35,11 +35,11 @@ def request(id: str) -> InferRequest:
     return InferRequest("m", {}, lambda answer, final: None, id=id)
 
 
-def told(call: Callable[[LoopOutlet], object]) -> tuple[list[str], int]:
+def told(call: Callable[[LoopSink], object]) -> tuple[list[str], int]:
     """What a scheduler is told when a thread does ``call`` before the loop looks, and the wake-ups."""
 
     async def scenario() -> tuple[list[str], int]:
-        loop, sink, wakes = asyncio.get_running_loop(), Told(), 0
+        loop, source, wakes = asyncio.get_running_loop(), Told(), 0
 
         class Counting:
             def call_soon_threadsafe(self, *arguments: Any) -> None:
@@ -50,14 +50,14 @@ def told(call: Callable[[LoopOutlet], object]) -> tuple[list[str], int]:
             def is_closed(self) -> bool:
                 return loop.is_closed()
 
-        outlet = LoopOutlet(sink, Counting(), sink.late)  # type: ignore[arg-type]
-        thread = threading.Thread(target=call, args=(outlet,))
+        sink = LoopSink(source, Counting(), source.late)  # type: ignore[arg-type]
+        thread = threading.Thread(target=call, args=(sink,))
         thread.start()
         while thread.is_alive():  # without letting the loop run
             thread.join(timeout=0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        return [what for what, _ in sink.all], wakes
+        return [what for what, _ in source.all], wakes
 
     return asyncio.run(scenario())
 
@@ -65,9 +65,9 @@ def told(call: Callable[[LoopOutlet], object]) -> tuple[list[str], int]:
 def test_many_responses_wake_the_loop_once_and_keep_their_order() -> None:
     requests = [request(str(number)) for number in range(100)]
 
-    def send(outlet: LoopOutlet) -> None:
+    def send(sink: LoopSink) -> None:
         for each in requests:
-            outlet.send(each, InferResponse({}), False)
+            sink.send(each, InferResponse({}), False)
 
     assert told(send) == ([f"{number} goes on" for number in range(100)], 1)
 
@@ -75,16 +75,16 @@ def test_many_responses_wake_the_loop_once_and_keep_their_order() -> None:
 def test_a_batch_is_given_out_behind_what_was_sent_before_it() -> None:
     one = request("a")
 
-    def send(outlet: LoopOutlet) -> None:
-        outlet.send(one, InferResponse({}), False)
-        outlet.deliver([one], [None])
+    def send(sink: LoopSink) -> None:
+        sink.send(one, InferResponse({}), False)
+        sink.deliver([one], [None])
 
     assert told(send)[0] == ["a goes on", "a ends"]
 
 
 def test_a_batch_does_not_pass_what_another_thread_has_yet_to_wake_the_loop_for() -> None:
     async def scenario() -> list[str]:
-        loop, sink = asyncio.get_running_loop(), Told()
+        loop, source = asyncio.get_running_loop(), Told()
         is_waking, may_wake = threading.Event(), threading.Event()
 
         class Slow:
@@ -97,33 +97,33 @@ def test_a_batch_does_not_pass_what_another_thread_has_yet_to_wake_the_loop_for(
             def is_closed(self) -> bool:
                 return loop.is_closed()
 
-        outlet = LoopOutlet(sink, Slow(), sink.late)  # type: ignore[arg-type]
-        waking = threading.Thread(target=outlet.send, args=(request("a"), InferResponse({}), False))
+        sink = LoopSink(source, Slow(), source.late)  # type: ignore[arg-type]
+        waking = threading.Thread(target=sink.send, args=(request("a"), InferResponse({}), False))
         waking.start()
 
         def send() -> None:
             assert is_waking.wait(10)
-            outlet.send(one, InferResponse({}), False)
-            outlet.deliver([one], [None])
+            sink.send(one, InferResponse({}), False)
+            sink.deliver([one], [None])
 
         one = request("b")
         await asyncio.to_thread(send)
         may_wake.set()
         await asyncio.to_thread(waking.join, 10)
-        return [what for what, _ in sink.all]
+        return [what for what, _ in source.all]
 
     assert asyncio.run(scenario()) == ["a goes on", "b goes on", "b ends"]
 
 
 def test_a_last_answer_that_was_sent_is_recorded_before_it_is_given_out() -> None:
-    assert told(lambda outlet: outlet.send(request("a"), None, True))[0] == ["a was late", "a ends"]
+    assert told(lambda sink: sink.send(request("a"), None, True))[0] == ["a was late", "a ends"]
 
 
 def test_what_is_sent_after_the_loop_has_closed_is_dropped() -> None:
-    loop, sink = asyncio.new_event_loop(), Told()
+    loop, source = asyncio.new_event_loop(), Told()
     loop.close()
-    LoopOutlet(sink, loop, sink.late).send(request("a"), None, True)
-    assert sink.all == []
+    LoopSink(source, loop, source.late).send(request("a"), None, True)  # type: ignore[arg-type]
+    assert source.all == []
 
 
 def test_a_response_is_given_at_once_to_who_waits_for_it_and_to_the_loop_as_ever() -> None:
@@ -131,8 +131,8 @@ def test_a_response_is_given_at_once_to_who_waits_for_it_and_to_the_loop_as_ever
     one, other = request("a"), request("b")
     one.respond_at_once = lambda response: order.append(f"{response.id} at once")
 
-    def send(outlet: LoopOutlet) -> None:
-        outlet.deliver([other, one], [InferResponse({}, id="y"), InferResponse({}, id="x")])
+    def send(sink: LoopSink) -> None:
+        sink.deliver([other, one], [InferResponse({}, id="y"), InferResponse({}, id="x")])
         order.append("the thread goes on")
 
     assert told(send)[0] == ["b ends", "a ends"]
@@ -143,15 +143,15 @@ def test_a_response_is_given_at_once_to_who_waits_for_it_and_to_the_loop_as_ever
 def test_what_is_no_response_waits_for_the_loop(answer: Answer) -> None:
     one = request("a")
     one.respond_at_once = lambda response: pytest.fail("this was no response")
-    assert told(lambda outlet: outlet.deliver([one], [answer]))[0] == ["a ends"]
+    assert told(lambda sink: sink.deliver([one], [answer]))[0] == ["a ends"]
 
 
 def test_a_last_response_does_not_pass_an_earlier_one() -> None:
     one = request("a")
     one.respond_at_once = lambda response: pytest.fail("the loop has yet to give out the first")
 
-    def send(outlet: LoopOutlet) -> None:
-        outlet.send(one, InferResponse({}), False)
-        outlet.deliver([one], [InferResponse({})])
+    def send(sink: LoopSink) -> None:
+        sink.send(one, InferResponse({}), False)
+        sink.deliver([one], [InferResponse({})])
 
     assert told(send)[0] == ["a goes on", "a ends"]

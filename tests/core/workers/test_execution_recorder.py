@@ -10,8 +10,8 @@ from headrace.messages.request import InferRequest
 from headrace.messages.spec import Spec
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.batch import run_batch, runner_for
-from headrace.workers.contract import Contract
-from headrace.workers.ledger import Ledger
+from headrace.workers.execution_recorder import ExecutionRecorder
+from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import LATER
 
 
@@ -25,15 +25,15 @@ class Picky(Instance):
 
 
 def test_a_request_whose_caller_has_gone_is_cancelled_and_no_failure_of_the_backend() -> None:
-    runner = runner_for(Picky(), Contract("m", "1", {"y": Spec("y", dtypes.FP32, (1,))}, True))
+    runner = runner_for(Picky(), OutputSchema("m", "1", {"y": Spec("y", dtypes.FP32, (1,))}, True))
     statistics = ModelStatistics()
-    ledger = Ledger("m_0", statistics.for_instance)
+    recorder = ExecutionRecorder("m_0", statistics.for_instance)
     batch = [InferRequest("m", {"x": np.full((1, 1), x, np.float32)}, _unheard) for x in (1, 2, -1, -1)]
     batch[1].cancel()
     batch[3].cancel()
     given, times = run_batch(runner, batch)
     answers = [answer for answer in given if answer is not LATER]
-    ledger.batch(batch, batch, answers, times)
+    recorder.batch(batch, batch, answers, times)
     counted = statistics.snapshot()
     assert (counted.success.count, counted.cancelled.count, counted.backend_failures.count) == (1, 2, 1)
     assert counted.cancelled.ns > 0

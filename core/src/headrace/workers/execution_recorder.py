@@ -15,7 +15,7 @@ from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics
 log = paced(__name__)
 
 
-class Ledger:
+class ExecutionRecorder:
     """Kept by the worker of instance ``name``. ``statistics`` makes an object for one thread to write:
     batches are recorded by the thread that runs them, late answers on the event loop."""
 

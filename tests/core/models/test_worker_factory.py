@@ -11,7 +11,7 @@ from headrace.backends.base import AnyInstance, Backend, Isolation, Model
 from headrace.config import parameters
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import ConfigError
-from headrace.models.hosting import isolation_of
+from headrace.models.worker_factory import isolation_of
 
 OWN = Isolation(python="/usr/bin/python-of-the-model", environ={"A": "b"})
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from headrace.workers.crossing import Crossing
+from headrace.workers.loop_mailbox import LoopMailbox
 
 
 def test_what_a_thread_sends_before_the_loop_looks_crosses_in_order_with_one_wake(
@@ -19,10 +19,10 @@ def test_what_a_thread_sends_before_the_loop_looks_crosses_in_order_with_one_wak
         seen: list[int] = []
         wake = loop.call_soon_threadsafe
         monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *arguments: wakes.append(wake(*arguments)))
-        crossing = Crossing(loop)
+        mailbox = LoopMailbox(loop)
         sent: list[bool] = []
         for numbers in (range(1000), range(1000, 2000)):
-            thread = threading.Thread(target=lambda n=numbers: sent.extend(crossing.send(seen.append, i) for i in n))
+            thread = threading.Thread(target=lambda n=numbers: sent.extend(mailbox.send(seen.append, i) for i in n))
             thread.start()
             thread.join()  # the loop is busy with this meanwhile
             await asyncio.sleep(0)
@@ -35,9 +35,9 @@ def test_what_a_thread_sends_before_the_loop_looks_crosses_in_order_with_one_wak
 
 def test_what_the_loop_sends_itself_happens_after_it_has_been_sent() -> None:
     async def scenario() -> None:
-        crossing = Crossing(asyncio.get_running_loop())
+        mailbox = LoopMailbox(asyncio.get_running_loop())
         seen: list[int] = []
-        crossing.send(seen.append, 1)
+        mailbox.send(seen.append, 1)
         assert seen == []
         await asyncio.sleep(0)
         assert seen == [1]
@@ -47,10 +47,10 @@ def test_what_the_loop_sends_itself_happens_after_it_has_been_sent() -> None:
 
 def test_one_call_that_fails_does_not_keep_the_next_from_crossing(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        crossing = Crossing(asyncio.get_running_loop())
+        mailbox = LoopMailbox(asyncio.get_running_loop())
         seen: list[int] = []
-        crossing.send(lambda: 1 // 0)
-        crossing.send(seen.append, 1)
+        mailbox.send(lambda: 1 // 0)
+        mailbox.send(seen.append, 1)
         await asyncio.sleep(0)
         assert seen == [1]
 
@@ -59,16 +59,16 @@ def test_one_call_that_fails_does_not_keep_the_next_from_crossing(caplog: pytest
 
 
 def test_whoever_sends_after_the_loop_has_ended_is_told_every_time() -> None:
-    async def make() -> Crossing:
-        return Crossing(asyncio.get_running_loop())
+    async def make() -> LoopMailbox:
+        return LoopMailbox(asyncio.get_running_loop())
 
-    crossing = asyncio.run(make())
-    assert [crossing.send(print), crossing.send(print), crossing.send(print)] == [False, False, False]
+    mailbox = asyncio.run(make())
+    assert [mailbox.send(print), mailbox.send(print), mailbox.send(print)] == [False, False, False]
 
 
 def test_whoever_sends_is_told_that_the_loop_ended_before_it_looked() -> None:
     loop = asyncio.new_event_loop()
-    crossing = Crossing(loop)
-    assert crossing.send(print)
+    mailbox = LoopMailbox(loop)
+    assert mailbox.send(print)
     loop.close()
-    assert not crossing.send(print)
+    assert not mailbox.send(print)

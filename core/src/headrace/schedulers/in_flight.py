@@ -26,7 +26,7 @@ class _Awaited(Enum):
 AWAITED: Final = _Awaited.AWAITED
 
 
-class Flight:
+class InFlightTracker:
     """Knows what is in flight, answers it, and says when nothing is left.
 
     ``ordered`` holds answers back until all earlier requests are answered
@@ -40,7 +40,7 @@ class Flight:
         #: Gives a request its final answer, now or when its turn comes.
         self.answer: Callable[[InferRequest, Answer], None] = self._answer_in_turn if ordered else self._finish
         self._ordered, self._counted = ordered, counted
-        self._landed = asyncio.Event()
+        self._emptied = asyncio.Event()
         #: Those that have entered (whoever owns them sets them to `AWAITED`), in order of entry if that counts, with
         #: the answers that are held back.
         self.open: dict[InferRequest, Answer | _Awaited] = OrderedDict() if ordered else {}
@@ -69,7 +69,7 @@ class Flight:
         """Wait until every request that entered is answered; the caller refuses new ones."""
         self.is_closing = True
         if self.open:
-            await self._landed.wait()
+            await self._emptied.wait()
 
     def abandon(self, reason: str) -> None:
         """Answer every request, now: with `Unavailable` for ``reason``, unless its answer was held back.
@@ -80,7 +80,7 @@ class Flight:
             answer = Unavailable(f"{request.log_id}{reason}") if held is AWAITED else held
             self._finish(request, answer)
             request.cancel()
-        self._landed.set()
+        self._emptied.set()
 
     def _answer_in_turn(self, request: InferRequest, answer: Answer) -> None:
         if request in self.open:
@@ -96,7 +96,7 @@ class Flight:
             return  # answered before
         _write(request, answer, True)
         if self.is_closing and not self.open:
-            self._landed.set()
+            self._emptied.set()
 
 
 def _write(request: InferRequest, answer: Answer, final: bool) -> None:

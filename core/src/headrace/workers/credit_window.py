@@ -8,7 +8,7 @@ import threading
 from headrace.messages.request import UNREAD, InferRequest
 
 
-class Window:
+class CreditWindow:
     """Counts the responses of one request that are sent and not yet read, and stops the producer at `UNREAD`.
 
     A producer that has been stopped goes on once half of them are read: to wake it for each would
@@ -28,8 +28,8 @@ class Window:
         self._gate = threading.Lock()
 
     @classmethod
-    def over(cls, request: InferRequest) -> Window:
-        """A window that the caller of ``request`` moves by reading, and opens by leaving."""
+    def over(cls, request: InferRequest) -> CreditWindow:
+        """A credit window that the caller of ``request`` moves by reading, and opens by leaving."""
         window = cls()
         request.on_read = lambda _: window.release()
         request.on_cancel = lambda _: window.open() if request.abandoned else None
