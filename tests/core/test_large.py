@@ -120,6 +120,28 @@ async def test_what_was_refused_is_free_at_once() -> None:
 
 
 @on_a_loop
+async def test_what_has_failed_is_free_at_once_wherever_it_is_raised_again() -> None:
+    def fail(document: Held) -> None:
+        raise ValueError("no")
+
+    def tell(outcome: object) -> None:
+        try:
+            assert isinstance(outcome, ValueError)
+            raise outcome
+        except ValueError:
+            told.set()
+        finally:
+            del outcome
+
+    document, told = Held(), asyncio.Event()
+    held = weakref.ref(document)
+    LargeWork().begin(functools.partial(fail, document), tell)
+    del document
+    await told.wait()
+    assert held() is None
+
+
+@on_a_loop
 async def test_work_that_ends_after_the_close_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large, "QUIET_S", 0.0)
     failures = list[object]()

@@ -103,6 +103,7 @@ class LargeWork:
         done, job.done = job.done, None
         if done is not None:
             done(outcome)
+        del outcome, done  # an error that is raised on the way keeps the frames that called it, and with them this one
         if not self._count:
             self._giving_back = asyncio.get_running_loop().call_later(QUIET_S, self._give_back)
 
@@ -176,6 +177,7 @@ class _Job(Generic[T]):
         del work  # what was received is free before the loop hears of it
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
             self._loop.call_soon_threadsafe(self._deliver, self, outcome)
+        del outcome  # as an error keeps this frame
 
     def cancel(self) -> None:
         self._work = self.done = None
