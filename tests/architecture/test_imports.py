@@ -19,11 +19,17 @@ from pathlib import Path
 
 import pytest
 
+import headrace
+import headrace.testing
 from headrace.distributions import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core/src"
 BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/pyproject.toml"))
+#: Every first-party plugin, the templates included: a stranger could have written it.
+PLUGINS = sorted(
+    path.parent for kind in ("backends", "schedulers", "frontends") for path in ROOT.glob(f"{kind}/*/pyproject.toml")
+)
 
 LEAVES = {"errors", "distributions", "messages", "config", "telemetry"}
 #: What each package may import at run time, beside itself.
@@ -261,6 +267,42 @@ def test_a_frontend_sees_the_engine_and_no_more_of_the_inside(path: Path) -> Non
 )
 def test_a_look_past_the_engine_is_found(source: str) -> None:
     assert len(unseen(source)) == 1
+
+
+def private(source: str, kits: bool) -> list[str]:
+    """The imports of a plugin that reach past what Headrace exports. ``kits``: it is a test, which has those, too."""
+    kit = set(headrace.testing.__all__) if kits else set[str]()
+    public = {"headrace", *(f"headrace.{name}" for name in headrace.__all__), *(f"headrace.testing.{k}" for k in kit)}
+    return [
+        f"line {found.line}: a plugin imports {found.module}"
+        for found in imports(source)
+        if found.top == "headrace" and found.module not in public
+    ]
+
+
+def test_there_are_plugins_to_look_at() -> None:
+    assert {"_template", "onnx", "python"} <= {plugin.name for plugin in PLUGINS}
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=name_of)
+def test_a_plugin_imports_only_what_headrace_exports(plugin: Path) -> None:
+    found = {path: private(path.read_text(), "tests" in path.relative_to(plugin).parts) for path in modules(plugin)}
+    assert {name_of(path): wrong for path, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "kits"),
+    [
+        ("from headrace.errors import LoadError", False),
+        ("def late():\n    import headrace.server", False),
+        ("from headrace import server", False),
+        ("if TYPE_CHECKING:\n    from headrace.backends.base import Model", False),
+        ("from headrace.testing import BackendConformance", False),
+        ("from headrace.testing.serving import serve", True),
+    ],
+)
+def test_an_import_past_the_vocabulary_is_found(source: str, kits: bool) -> None:
+    assert len(private(source, kits)) == 1
 
 
 @pytest.mark.parametrize("module", ["headrace", "headrace.cli", "headrace.server", "headrace_onnx"])

@@ -259,6 +259,6 @@ def test_any_interleaving_of_requests_gives_each_caller_its_own_rows(
     assert answers == requests
 
 
-def test_the_public_names_are_what_all_says_and_sorted() -> None:
-    assert sorted(headrace.__all__) == headrace.__all__
+def test_the_public_names_are_what_all_says() -> None:
+    assert len(set(headrace.__all__)) == len(headrace.__all__)
     assert all(hasattr(headrace, name) for name in headrace.__all__)

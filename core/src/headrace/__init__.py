@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.backends.base import (
+        AnyInstance,
         Backend,
         Call,
         DeferredInstance,
         Device,
+        DeviceKind,
         Instance,
         Isolation,
         Model,
@@ -31,9 +33,13 @@ if TYPE_CHECKING:
         StreamInstance,
         Tensors,
     )
-    from headrace.backends.services import Services
-    from headrace.config.model_config_pb2 import ModelConfig
+    from headrace.backends.services import LOG_LEVELS, LogLevel, Services
+    from headrace.config.confinement import printed, why_outside
+    from headrace.config.json_form import config_to_json
+    from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
     from headrace.config.options import ServerOptions
+    from headrace.config.parameters import busy_poll_us, read_isolation
+    from headrace.config.parse import read_config
     from headrace.engine import Caller, Engine, Entrance, Interceptor, ModelView
     from headrace.errors import (
         AlreadyExists,
@@ -52,24 +58,35 @@ if TYPE_CHECKING:
     from headrace.frontends.base import Frontend
     from headrace.hookspecs import hookimpl
     from headrace.messages import dtypes
-    from headrace.messages.request import Batch, InferRequest, Padding
+    from headrace.messages.dtypes import DataType
+    from headrace.messages.request import Batch, InferRequest, Padding, Respond
     from headrace.messages.response import Answer, InferResponse
     from headrace.messages.spec import Spec
-    from headrace.messages.tensor import BytesTensor, Tensor
+    from headrace.messages.tensor import BytesTensor, Tensor, as_tensor
+    from headrace.models.parts import backend_settings
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Clock, InstanceInfo, Scheduler, SchedulerContext, Timer, Wait, Waiting
     from headrace.server import Server
+    from headrace.telemetry.kinds import MetricKind, MetricOperation, check_metric_update, metric_without_value
     from headrace.telemetry.observer import Observer
+    from headrace.telemetry.pacing import paced
     from headrace.telemetry.statistics import BatchTimes
+    from headrace.workers.output_schema import OutputSchema
+    from headrace.workers.process.exits import ending
+    from headrace.workers.process.instance_spec import InstanceSpec
+    from headrace.workers.process.launch import child_command
+    from headrace.workers.process.orphan_reaper import ORPHAN_REAPER
 
 #: Where each name lives. Imported on first use: who writes a backend need not import a server, and
 #: a process host has no more than NumPy.
 _HOMES = {
     "headrace.backends.base": (
+        "AnyInstance",
         "Backend",
         "Call",
         "DeferredInstance",
         "Device",
+        "DeviceKind",
         "Instance",
         "Isolation",
         "Model",
@@ -77,9 +94,13 @@ _HOMES = {
         "StreamInstance",
         "Tensors",
     ),
-    "headrace.backends.services": ("Services",),
-    "headrace.config.model_config_pb2": ("ModelConfig",),
+    "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "Services"),
+    "headrace.config.confinement": ("printed", "why_outside"),
+    "headrace.config.json_form": ("config_to_json",),
+    "headrace.config.model_config_pb2": ("ModelConfig", "ModelInput", "ModelInstanceGroup", "ModelOutput"),
     "headrace.config.options": ("ServerOptions",),
+    "headrace.config.parameters": ("busy_poll_us", "read_isolation"),
+    "headrace.config.parse": ("read_config",),
     "headrace.engine": ("Caller", "Engine", "Entrance", "Interceptor", "ModelView"),
     "headrace.errors": (
         "AlreadyExists",
@@ -97,21 +118,33 @@ _HOMES = {
     ),
     "headrace.frontends.base": ("Frontend",),
     "headrace.hookspecs": ("hookimpl",),
-    "headrace.messages.request": ("Batch", "InferRequest", "Padding"),
+    "headrace.messages.dtypes": ("DataType",),
+    "headrace.messages.request": ("Batch", "InferRequest", "Padding", "Respond"),
     "headrace.messages.response": ("Answer", "InferResponse"),
     "headrace.messages.spec": ("Spec",),
-    "headrace.messages.tensor": ("BytesTensor", "Tensor"),
+    "headrace.messages.tensor": ("BytesTensor", "Tensor", "as_tensor"),
+    "headrace.models.parts": ("backend_settings",),
     "headrace.models.served": ("ServedModel",),
     "headrace.schedulers.base": ("Clock", "InstanceInfo", "Scheduler", "SchedulerContext", "Timer", "Wait", "Waiting"),
     "headrace.server": ("Server",),
+    "headrace.telemetry.kinds": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
     "headrace.telemetry.observer": ("Observer",),
+    "headrace.telemetry.pacing": ("paced",),
     "headrace.telemetry.statistics": ("BatchTimes",),
+    "headrace.workers.output_schema": ("OutputSchema",),
+    "headrace.workers.process.exits": ("ending",),
+    "headrace.workers.process.instance_spec": ("InstanceSpec",),
+    "headrace.workers.process.launch": ("child_command",),
+    "headrace.workers.process.orphan_reaper": ("ORPHAN_REAPER",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "LOG_LEVELS",
+    "ORPHAN_REAPER",
     "AlreadyExists",
     "Answer",
+    "AnyInstance",
     "Backend",
     "BackendError",
     "Batch",
@@ -123,8 +156,10 @@ __all__ = [
     "Clock",
     "Code",
     "ConfigError",
+    "DataType",
     "DeferredInstance",
     "Device",
+    "DeviceKind",
     "Engine",
     "Entrance",
     "Frontend",
@@ -133,18 +168,27 @@ __all__ = [
     "InferResponse",
     "Instance",
     "InstanceInfo",
+    "InstanceSpec",
     "Interceptor",
     "InternalError",
     "InvalidArgument",
     "Isolation",
     "LoadError",
+    "LogLevel",
+    "MetricKind",
+    "MetricOperation",
     "Model",
     "ModelConfig",
+    "ModelInput",
+    "ModelInstanceGroup",
+    "ModelOutput",
     "ModelView",
     "NotFound",
     "Observer",
+    "OutputSchema",
     "Padding",
     "RequestInstance",
+    "Respond",
     "Scheduler",
     "SchedulerContext",
     "ServedModel",
@@ -160,8 +204,21 @@ __all__ = [
     "Unsupported",
     "Wait",
     "Waiting",
+    "as_tensor",
+    "backend_settings",
+    "busy_poll_us",
+    "check_metric_update",
+    "child_command",
+    "config_to_json",
     "dtypes",
+    "ending",
     "hookimpl",
+    "metric_without_value",
+    "paced",
+    "printed",
+    "read_config",
+    "read_isolation",
+    "why_outside",
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2 as theirs
 
-from headrace.config.json_form import to_json
+from headrace.config.json_form import config_to_json
 from headrace.config.model_config_pb2 import ModelConfig
 
 TEXT = """
@@ -38,7 +38,7 @@ ENSEMBLE = 'ensemble_scheduling { step { model_name: "n" model_version: -1 input
 
 def form(text: str) -> dict[str, Any]:
     """Through JSON and back, as a client has it."""
-    found: dict[str, Any] = json.loads(json.dumps(to_json(text_format.Parse(text, ModelConfig()))))
+    found: dict[str, Any] = json.loads(json.dumps(config_to_json(text_format.Parse(text, ModelConfig()))))
     return found
 
 

@@ -21,8 +21,7 @@ version share one session, so their weights are in memory once. Backend options,
 
 from __future__ import annotations
 
-from headrace import hookimpl
-from headrace.backends.base import Backend
+from headrace import Backend, hookimpl
 from headrace_onnx.backend import OnnxRuntime
 from headrace_onnx.parameters import Parameters
 

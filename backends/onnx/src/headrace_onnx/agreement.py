@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from headrace.errors import ConfigError, LoadError
-from headrace.messages import dtypes
+from headrace import ConfigError, LoadError, ModelConfig, ModelInput, ModelOutput, dtypes
 from headrace_onnx.graph import Graph, TensorInfo
 
 

@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
-from headrace.backends.base import Model
-from headrace.config.confinement import printed, why_outside
-from headrace.errors import ConfigError
+from headrace import ConfigError, Model, printed, why_outside
 
 # fmt: off
 #: Entries of ONNX Runtime's session options, without those that name a file or a folder.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.backends.base import AnyInstance, Backend, Model
+from headrace import AnyInstance, Backend, Model
 from headrace_onnx import agreement, completion, providers
 from headrace_onnx.engine import default_max_batch_size, load_engine
 from headrace_onnx.graph import Graph

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Iterable
 from itertools import chain
 
-from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from headrace.errors import ConfigError
+from headrace import ConfigError, ModelConfig, ModelInput, ModelOutput
 from headrace_onnx.graph import Graph, TensorInfo
 
 log = logging.getLogger("headrace.onnxruntime")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import ConfigError, LoadError
+from headrace import ConfigError, LoadError
 
 log = logging.getLogger("headrace.onnxruntime")
 

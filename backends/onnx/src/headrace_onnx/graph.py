@@ -6,9 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import Code, LoadError
-from headrace.messages import dtypes
-from headrace.messages.dtypes import DataType
+from headrace import Code, DataType, LoadError, dtypes
 
 #: ONNX Runtime's spelling of an element type, and ours. Anything else is not in the protocol.
 ELEMENT_TYPES = {

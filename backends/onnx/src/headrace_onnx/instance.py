@@ -15,11 +15,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.backends.base import Device, Instance, Tensors
-from headrace.config.model_config_pb2 import ModelConfig
-from headrace.errors import BackendError, Code, HeadraceError, InvalidArgument
-from headrace.messages import dtypes
-from headrace.messages.tensor import BytesTensor, Tensor
+from headrace import (
+    BackendError,
+    BytesTensor,
+    Code,
+    Device,
+    HeadraceError,
+    Instance,
+    InvalidArgument,
+    ModelConfig,
+    Tensor,
+    Tensors,
+    dtypes,
+)
 from headrace_onnx.engine import reword
 from headrace_onnx.graph import Graph
 

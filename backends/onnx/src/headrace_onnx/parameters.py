@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.errors import ConfigError
+from headrace import ConfigError
 from headrace_onnx.allowed import check_session
 
 _CONV_SEARCH = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")

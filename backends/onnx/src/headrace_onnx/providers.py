@@ -6,9 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from headrace.backends.base import Device, Model
-from headrace.config.model_config_pb2 import ModelInstanceGroup
-from headrace.errors import ConfigError, LoadError
+from headrace import ConfigError, Device, LoadError, Model, ModelInstanceGroup
 from headrace_onnx import allowed
 from headrace_onnx.allowed import check_options, place_files
 

@@ -15,8 +15,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from headrace.config.confinement import printed, why_outside
-from headrace.errors import LoadError
+from headrace import LoadError, printed, why_outside
 
 #: What the engine takes for an address in its own memory begins so.
 _ADDRESS = "*/_ORT_MEM_ADDR_"

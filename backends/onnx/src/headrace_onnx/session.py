@@ -6,9 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.backends.base import Device, Model
-from headrace.config.model_config_pb2 import ModelConfig, ModelInstanceGroup
-from headrace.errors import LoadError
+from headrace import Device, LoadError, Model, ModelConfig, ModelInstanceGroup
 from headrace_onnx import providers, references
 from headrace_onnx.engine import available_cores, file_of, reword, share_threads
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from headrace.errors import LoadError
+from headrace import LoadError
 from headrace_python.unpacking import RefusedMember, Unpacking
 
 #: Bytes of all files together: so many times the archive's own size, and `FREE_BYTES` in any case.

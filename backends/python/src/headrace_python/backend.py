@@ -6,10 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import ClassVar
 
-from headrace.backends.base import Backend, Isolation, Model
-from headrace.config.json_form import to_json
-from headrace.config.parameters import read_isolation
-from headrace.errors import LoadError
+from headrace import Backend, Isolation, LoadError, Model, config_to_json, read_isolation
 from headrace_python.backend_settings import Settings
 from headrace_python.completion import complete
 from headrace_python.environment import PACKAGES, Environment, find
@@ -41,7 +38,7 @@ class PythonBackend(Backend):
 
     def complete_config(self, model: Model) -> None:
         """Ask the model's ``auto_complete_config``. Raises `LoadError` with Triton's words."""
-        source = find_source(model.path, json.dumps(to_json(model.config)), self.options)
+        source = find_source(model.path, json.dumps(config_to_json(model.config)), self.options)
         environment = self._environment(model)
         timeout_s = self.settings.stub_timeout_s
         complete(model, source.file, source.folders, environment.python, environment.environ, timeout_s)
@@ -94,7 +91,7 @@ def _asked(model: Model) -> str:
 
 def description_of(model: Model, options: Mapping[str, str]) -> InstanceDescription:
     """What the instance ``model`` is told about itself. Raises `LoadError` if it has no ``model.py``."""
-    config = json.dumps(to_json(model.config))
+    config = json.dumps(config_to_json(model.config))
     source = find_source(model.path, config, options)
     return InstanceDescription(
         model.name,

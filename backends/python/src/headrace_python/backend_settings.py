@@ -10,11 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
-from headrace.config.parameters import BUSY_POLL_EXPECTED, BUSY_POLL_US, HostKind, whole_number
-from headrace.config.wording import clip
-from headrace.errors import ConfigError
+from headrace import ConfigError, busy_poll_us
 
 _MIN_REGION_BYTES = 1 << 20
 
@@ -25,7 +23,7 @@ class Settings:
     ``auto_complete_config``. A process that loads a model has both, ``load_timeout_s`` for the model's part.
     ``busy_poll_us`` is for models that do not say (`headrace.backends.base.Isolation`)."""
 
-    isolation: HostKind = "process"
+    isolation: Literal["process", "thread"] = "process"
     stub_timeout_s: int = 30
     load_timeout_s: int = 600
     busy_poll_us: int = 300
@@ -41,10 +39,12 @@ class Settings:
         if isolation not in ("process", "thread"):
             raise ConfigError(f"backend option isolation of 'python' is '{isolation}', expected process or thread")
         return cls(
-            cast("HostKind", isolation),
+            cast("Literal['process', 'thread']", isolation),
             _number("stub-timeout-seconds", options.get("stub-timeout-seconds", "30")),
             _number("load-timeout-seconds", options.get("load-timeout-seconds", "600")),
-            _busy_poll_us(options.get("busy-poll-microseconds", "300")),
+            busy_poll_us(
+                options.get("busy-poll-microseconds", "300"), "backend option busy-poll-microseconds of 'python'"
+            ),
         )
 
 
@@ -66,15 +66,6 @@ def _check_region_name(prefix: str) -> None:
         raise ConfigError("shm-region-prefix-name must at least contain one character.")
     if not re.fullmatch(r"[A-Za-z0-9_\-.]+", prefix):
         raise ConfigError("Invalid shared memory region name: contains invalid characters")
-
-
-def _busy_poll_us(text: str) -> int:
-    value = whole_number(text, BUSY_POLL_US)
-    if value is None:
-        raise ConfigError(
-            f"backend option busy-poll-microseconds of 'python' is '{clip(text)}', expected {BUSY_POLL_EXPECTED}"
-        )
-    return value
 
 
 def _number(key: str, text: str) -> int:

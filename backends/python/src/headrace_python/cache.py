@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from headrace.errors import LoadError
+from headrace import LoadError
 
 log = logging.getLogger("headrace.python")
 

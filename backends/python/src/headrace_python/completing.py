@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from headrace.errors import LoadError
+from headrace import LoadError
 from headrace_python.module import load_class
 from headrace_python.tracebacks import describe
 from triton_python_backend_utils import ModelConfig

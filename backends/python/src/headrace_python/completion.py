@@ -14,13 +14,7 @@ from typing import IO, Any, Literal, TypeAlias, get_args
 
 from google.protobuf.json_format import ParseDict, ParseError
 
-from headrace.backends.base import Model
-from headrace.config.json_form import to_json
-from headrace.config.model_config_pb2 import ModelConfig
-from headrace.errors import LoadError
-from headrace.workers.process import bootstrap
-from headrace.workers.process.exits import ending
-from headrace.workers.process.launch import folders_of
+from headrace import LoadError, Model, ModelConfig, child_command, config_to_json, ending
 from headrace_python.environment import PACKAGES
 from headrace_python.program import run
 
@@ -53,7 +47,7 @@ def complete(
         "path": str(model.path),
         "file": str(file),
         "folders": [str(folder) for folder in folders],
-        "config": json.dumps(to_json(model.config)),
+        "config": json.dumps(config_to_json(model.config)),
     }
     with tempfile.TemporaryFile() as exchange:
         exchange.write(json.dumps(order).encode())
@@ -65,12 +59,9 @@ def complete(
 
 
 def _run(name: str, python: str, environ: Mapping[str, str], timeout_s: float, exchange: IO[bytes]) -> int:
-    arguments = {
-        "entry": "headrace_python.completing:complete",
-        "packages": {} if python == sys.executable else folders_of(PACKAGES),
-        "exchange": exchange.fileno(),
-    }
-    argv = [python, "-X", "faulthandler", bootstrap.__file__, f"{name}_autocomplete", json.dumps(arguments)]
+    called, entry = f"{name}_autocomplete", "headrace_python.completing:complete"
+    interpreter, *rest = child_command(python, entry, called, PACKAGES, exchange=exchange.fileno())
+    argv = [interpreter, "-X", "faulthandler", *rest]
     try:
         return run(argv, timeout_s, environ={"PYTHONUNBUFFERED": "1", **environ}, pass_fds=(exchange.fileno(),))
     except TimeoutError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from headrace.workers.process.instance_spec import InstanceSpec
+from headrace import InstanceSpec
 from headrace_python.instance import PythonInstance, instance_of
 from headrace_python.instance_description import InstanceDescription, is_decoupled
 from headrace_python.model_source import find_source

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from headrace.errors import LoadError
-from headrace.workers.process.exits import ending
+from headrace import LoadError, ending
 from headrace_python.archive import unpack
 from headrace_python.cache import cached
 from headrace_python.interpreter import check

@@ -12,11 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import HeadraceError, LoadError
-from headrace.messages.request import InferRequest
-from headrace.messages.response import Answer
-from headrace.messages.tensor import as_tensor
-from headrace.workers.output_schema import OutputSchema
+from headrace import Answer, HeadraceError, InferRequest, LoadError, OutputSchema, as_tensor
 from headrace_python.instance import PythonInstance, instance_of
 from headrace_python.instance_description import InstanceDescription, is_decoupled, model_file
 from headrace_python.isolated_modules import IsolatedModules
@@ -200,10 +196,9 @@ def _read(folder: Path) -> dict[str, Any]:
     file = folder / "config.pbtxt"
     if not file.is_file():
         return {}
-    from headrace.config.json_form import to_json
-    from headrace.config.parse import read_config
+    from headrace import config_to_json, read_config
 
-    return to_json(read_config(file))
+    return config_to_json(read_config(file))
 
 
 def _nothing() -> None:

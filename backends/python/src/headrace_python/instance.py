@@ -12,9 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from headrace.backends.base import Call, DeferredInstance
-from headrace.errors import BackendError, Cancelled, LoadError
-from headrace.telemetry.pacing import paced
+from headrace import BackendError, Call, Cancelled, DeferredInstance, LoadError, paced
 from headrace_python.coroutines import Coroutines
 from headrace_python.execute_results import BadResults, judge
 from headrace_python.instance_description import InstanceDescription

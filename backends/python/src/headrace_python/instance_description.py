@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.backends.base import DeviceKind
-from headrace.backends.services import Services
-from headrace.config.confinement import why_outside
-from headrace.errors import LoadError
+from headrace import DeviceKind, LoadError, Services, why_outside
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ import logging
 import tempfile
 from functools import lru_cache
 
-from headrace.errors import LoadError
-from headrace.workers.process.exits import ending
+from headrace import LoadError, ending
 from headrace_python.program import run
 
 log = logging.getLogger("headrace.python")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.errors import LoadError
+from headrace import LoadError
 from headrace_python.instance_description import model_file
 
 log = logging.getLogger("headrace.python")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headrace.errors import LoadError
+from headrace import LoadError
 from headrace_python.tracebacks import describe
 
 

@@ -9,11 +9,19 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from headrace.backends.services import LOG_LEVELS, LogLevel, Services
-from headrace.errors import BackendError, HeadraceError, NotFound, Unsupported
-from headrace.messages.request import InferRequest
-from headrace.messages.response import InferResponse
-from headrace.messages.tensor import BytesTensor, as_tensor
+from headrace import (
+    LOG_LEVELS,
+    BackendError,
+    BytesTensor,
+    HeadraceError,
+    InferRequest,
+    InferResponse,
+    LogLevel,
+    NotFound,
+    Services,
+    Unsupported,
+    as_tensor,
+)
 from headrace_python.tracebacks import describe
 from triton_python_backend_utils.metric_store import MetricsInMemory
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.errors import Code, ConfigError
+from headrace import Code, ConfigError
 
 #: The key that names the environment of a model.
 ENVIRONMENT = "EXECUTION_ENV_PATH"

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace import ServerOptions, hookimpl
-from headrace.backends.base import Backend
-from headrace.models.parts import backend_settings
+from headrace import Backend, ServerOptions, backend_settings, hookimpl
 from headrace_python.backend import PythonBackend
 from headrace_python.python_based import find_python_based
 

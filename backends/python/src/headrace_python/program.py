@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from headrace.workers.process.orphan_reaper import ORPHAN_REAPER
+from headrace import ORPHAN_REAPER
 
 #: How often whoever waits is told that the program still runs.
 TELL_S = 10.0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, cast
 
-from headrace.backends.base import Model
+from headrace import Model
 from headrace_python.backend import PythonBackend
 from headrace_python.model_source import BACKENDS, RUNTIME
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from headrace.backends.base import Call
-from headrace.errors import BackendError
-from headrace.messages.request import InferRequest
-from headrace.messages.response import Answer
+from headrace import Answer, BackendError, Call, InferRequest
 
 
 class Record:

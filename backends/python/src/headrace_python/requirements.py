@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from headrace.errors import LoadError
-from headrace.workers.process.exits import ending
+from headrace import LoadError, ending
 from headrace_python.cache import cached
 from headrace_python.program import run
 

@@ -11,9 +11,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.errors import InvalidArgument
-from headrace.messages.request import InferRequest, Respond
-from headrace.messages.response import Answer
+from headrace import Answer, InferRequest, InvalidArgument, Respond
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.attributes import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
@@ -28,7 +26,7 @@ from triton_python_backend_utils.tensor import read_only
 if TYPE_CHECKING:
     import asyncio
 
-    from headrace.backends.services import Services
+    from headrace import Services
     from triton_python_backend_utils.request import InferenceRequest
 
 Result = TypeVar("Result")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from headrace.errors import HeadraceError
+from headrace import HeadraceError
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.arguments import Text, text, truth
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.runtime import ModelPhase
 
 if TYPE_CHECKING:
-    from headrace.backends.services import Services
+    from headrace import Services
 
 _LOAD = "Failed to load model: "
 _UNLOAD = "Failed to unload model: "

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.messages import dtypes
-from headrace.messages.dtypes import DataType
+from headrace import DataType, dtypes
 
 # BF16 is left out, as in Triton: NumPy has no such type.
 _KNOWN = [dtype for dtype in dtypes.ALL if dtype is not dtypes.BF16]

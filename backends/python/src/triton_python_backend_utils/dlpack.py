@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.messages import dtypes
-from headrace.messages.dtypes import DataType
+from headrace import DataType, dtypes
 from triton_python_backend_utils.error import TritonModelException
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar
 
-from headrace.errors import BackendError, Code, HeadraceError
+from headrace import BackendError, Code, HeadraceError
 from triton_python_backend_utils.arguments import Text, choice, lines
 
 

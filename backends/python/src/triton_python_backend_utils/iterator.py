@@ -9,12 +9,11 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from headrace.messages.request import InferRequest
-from headrace.messages.response import Answer
+from headrace import Answer, InferRequest
 from triton_python_backend_utils.response import InferenceResponse
 
 if TYPE_CHECKING:
-    from headrace.backends.services import Services
+    from headrace import Services
 
 
 class ResponseIterator:

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from types import FrameType
 from typing import ClassVar
 
-from headrace.backends.services import LogLevel
+from headrace import LogLevel
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.arguments import Text, choice, lines
 

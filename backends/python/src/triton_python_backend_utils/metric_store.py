@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.errors import InvalidArgument
-from headrace.telemetry.kinds import MetricKind, MetricOperation, check_update, without_value
+from headrace import InvalidArgument, MetricKind, MetricOperation, check_metric_update, metric_without_value
 
 
 class MetricStore(Protocol):
@@ -59,7 +58,7 @@ class MetricsInMemory:
 
     def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
         kept = self._handles[metric]
-        check_update(kept.kind, operation, value)
+        check_metric_update(kept.kind, operation, value)
         if operation == "observe":
             kept.observed += (value,)
         else:
@@ -68,7 +67,7 @@ class MetricsInMemory:
     def metric_value(self, metric: int) -> float:
         kept = self._handles[metric]
         if kept.kind == "histogram":
-            raise without_value(kept.kind)
+            raise metric_without_value(kept.kind)
         return kept.value
 
     def release(self, handle: int) -> None:

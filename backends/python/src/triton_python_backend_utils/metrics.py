@@ -13,9 +13,8 @@ from math import inf, nan
 from typing import ClassVar
 from weakref import WeakSet
 
-from headrace.errors import HeadraceError
-from headrace.telemetry.kinds import MetricKind as ServiceKind
-from headrace.telemetry.kinds import MetricOperation
+from headrace import HeadraceError, MetricOperation
+from headrace import MetricKind as ServiceKind
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.arguments import Text, choice, lines, real_number
 from triton_python_backend_utils.error import TritonModelException

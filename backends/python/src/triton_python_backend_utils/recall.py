@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.messages.tensor import BytesTensor
+from headrace import BytesTensor
 
 #: Elements from which on it is worth a look.
 _WORTH = 4096

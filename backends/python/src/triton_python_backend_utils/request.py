@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, overload
 
-from headrace.backends.base import Call
-from headrace.messages.response import Answer
+from headrace import Answer, Call
 from triton_python_backend_utils import bls
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.arguments import UINT32, Text, instance, truth, whole_number

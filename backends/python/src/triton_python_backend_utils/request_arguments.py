@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from headrace.messages.request import InferRequest
-from headrace.messages.response import Answer
+from headrace import Answer, InferRequest
 from triton_python_backend_utils.arguments import INT64, UINT64, Text, items, text, texts, whole_number
 from triton_python_backend_utils.attributes import Parameter, checked
 from triton_python_backend_utils.error import TritonModelException

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from headrace.errors import HeadraceError
-from headrace.messages.response import InferResponse
+from headrace import HeadraceError, InferResponse
 from triton_python_backend_utils.attributes import Parameter, checked
 from triton_python_backend_utils.error import TritonError, TritonModelException
 from triton_python_backend_utils.tensor import Tensor, read_only

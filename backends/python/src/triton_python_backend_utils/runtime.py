@@ -22,8 +22,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.backends.services import Services
-    from headrace.messages.request import InferRequest
+    from headrace import InferRequest, Services
 
 MODULE_KEY = "__headrace_runtime__"
 

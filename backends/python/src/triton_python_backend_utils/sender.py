@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from threading import Lock
 
-from headrace.backends.base import Call
-from headrace.errors import BackendError, HeadraceError
-from headrace.messages.response import Answer
+from headrace import Answer, BackendError, Call, HeadraceError
 from triton_python_backend_utils.arguments import UINT32, whole_number
 from triton_python_backend_utils.attributes import TRITONSERVER_RESPONSE_COMPLETE_FINAL
 from triton_python_backend_utils.error import TritonModelException

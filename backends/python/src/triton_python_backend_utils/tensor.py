@@ -10,9 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace.messages import dtypes
-from headrace.messages.dtypes import DataType
-from headrace.messages.tensor import BytesTensor
+from headrace import BytesTensor, DataType, dtypes
 from triton_python_backend_utils import dlpack, recall
 from triton_python_backend_utils.arguments import Text, text
 from triton_python_backend_utils.dlpack import DeviceMemory

@@ -34,7 +34,7 @@ _NUMBERS = (
 )
 
 
-def to_json(config: ModelConfig) -> dict[str, Any]:
+def config_to_json(config: ModelConfig) -> dict[str, Any]:
     """``config`` as plain JSON values, ready for any JSON writer."""
     form: dict[str, Any] = MessageToDict(
         config, always_print_fields_with_no_presence=True, preserving_proto_field_name=True

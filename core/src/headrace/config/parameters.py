@@ -36,8 +36,8 @@ SCHEDULER_PREFIX = "scheduler."
 #: Keys that core understands for every backend.
 CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL, SCHEDULER))
 #: A core that is never given up is of no use to the others.
-BUSY_POLL_US = range(1_000_001)
-BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {BUSY_POLL_US[-1]}"
+_BUSY_POLL_US = range(1_000_001)
+_BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {_BUSY_POLL_US[-1]}"
 
 
 def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
@@ -76,20 +76,28 @@ def read_memory_limit(given: Mapping[str, ModelParameter]) -> int:
 
 def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
     """What the parameter ``busy_poll_microseconds`` says. Raises `ConfigError`."""
-    return _whole(given, BUSY_POLL, BUSY_POLL_US, default, BUSY_POLL_EXPECTED)
+    return _whole(given, BUSY_POLL, _BUSY_POLL_US, default, _BUSY_POLL_EXPECTED)
+
+
+def busy_poll_us(text: str, what: str) -> int:
+    """The microseconds that ``text`` asks for; ``what`` says where it stands. Raises `ConfigError`."""
+    value = _whole_number(text, _BUSY_POLL_US)
+    if value is None:
+        raise ConfigError(f"{what} is '{clip(text)}', expected {_BUSY_POLL_EXPECTED}")
+    return value
 
 
 def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:
     if key not in given:
         return default
     text = given[key].string_value
-    value = whole_number(text, allowed)
+    value = _whole_number(text, allowed)
     if value is None:
         raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}", field=_path(key))
     return value
 
 
-def whole_number(text: str, allowed: range) -> int | None:
+def _whole_number(text: str, allowed: range) -> int | None:
     """What ``text`` says; None if that is not ``allowed``, or more than digits, or too many of them."""
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) in allowed:
         return int(text)

@@ -17,7 +17,7 @@ OPERATIONS: Final[Mapping[MetricKind, Set[MetricOperation]]] = {
 }
 
 
-def check_update(kind: MetricKind, operation: MetricOperation, value: float) -> None:
+def check_metric_update(kind: MetricKind, operation: MetricOperation, value: float) -> None:
     """Raises `Unsupported` for an operation of another kind, `InvalidArgument` for the value."""
     if operation not in OPERATIONS[kind]:
         raise Unsupported(f"{_long(kind)} does not support {operation.capitalize()}")
@@ -25,7 +25,7 @@ def check_update(kind: MetricKind, operation: MetricOperation, value: float) -> 
         raise InvalidArgument(f"{_long(kind)} can only be incremented monotonically by non-negative values.")
 
 
-def without_value(kind: MetricKind) -> Unsupported:
+def metric_without_value(kind: MetricKind) -> Unsupported:
     """What whoever asks for the value of a metric that has none is told."""
     return Unsupported(f"{_long(kind)} does not support Value")
 

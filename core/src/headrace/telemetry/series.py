@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from prometheus_client.samples import Sample
 
-from headrace.telemetry.kinds import MetricKind, MetricOperation, check_update, without_value
+from headrace.telemetry.kinds import MetricKind, MetricOperation, check_metric_update, metric_without_value
 
 
 class Series(ABC):
@@ -29,13 +29,13 @@ class Series(ABC):
 
     def update(self, operation: MetricOperation, value: float) -> None:
         """Raises `Unsupported` for an operation of another kind, `InvalidArgument` for the value."""
-        check_update(self.kind, operation, value)
+        check_metric_update(self.kind, operation, value)
         with self._lock:
             self._update(operation, value)
 
     def value(self) -> float:
         """The number; raises `Unsupported` if it is not one."""
-        raise without_value(self.kind)
+        raise metric_without_value(self.kind)
 
     @abstractmethod
     def _update(self, operation: MetricOperation, value: float) -> None:

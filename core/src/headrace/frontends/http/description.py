@@ -40,7 +40,7 @@ class Description:
     def config(self, request: HttpRequest, target: Target) -> HttpReply:
         from headrace.config import json_form
 
-        return json_reply(json_form.to_json(self._engine.resolve(target.name, target.version).config))
+        return json_reply(json_form.config_to_json(self._engine.resolve(target.name, target.version).config))
 
     def statistics(self, request: HttpRequest, target: Target) -> HttpReply:
         return json_reply({"model_stats": self._engine.statistics(target.name, target.version)})

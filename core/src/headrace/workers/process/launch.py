@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from headrace.backends.base import Isolation
 from headrace.errors import LoadError
@@ -113,18 +113,17 @@ def launch(instance_name: str, isolation: Isolation) -> Launched:
 def _start(instance_name: str, isolation: Isolation, fds: Mapping[str, int]) -> subprocess.Popen[bytes]:
     """The process, which inherits ``fds``. Raises `LoadError`."""
     arguments = {
-        "entry": "headrace.workers.process.child_main:serve",
         **fds,
         "arena_bytes": ARENA_BYTES,
         "memory_bytes": isolation.memory_bytes,
         "busy_poll_us": isolation.busy_poll_us,
         "prints_records": prints.are_records(),
         "log_level": logging.getLogger("headrace").getEffectiveLevel(),
-        "packages": {} if isolation.python == sys.executable else folders_of(isolation.packages),
     }
+    entry = "headrace.workers.process.child_main:serve"
     try:
         return subprocess.Popen(
-            [isolation.python, str(bootstrap.__file__), instance_name, json.dumps(arguments)],
+            child_command(isolation.python, entry, instance_name, isolation.packages, **arguments),
             pass_fds=tuple(fds.values()),
             stdin=None if sys.stdin is not None else subprocess.DEVNULL,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **isolation.environ},
@@ -137,11 +136,18 @@ def _start(instance_name: str, isolation: Isolation, fds: Mapping[str, int]) -> 
 
 def _ours(isolation: Isolation) -> Sequence[str]:
     """The folders of the packages that run the instance, each with its final slash."""
-    found = folders_of(("headrace", *isolation.packages))
+    found = _folders_of(("headrace", *isolation.packages))
     return [f"{folder}/{package}/" for package, folder in found.items()]
 
 
-def folders_of(packages: Iterable[str]) -> Mapping[str, str]:
+def child_command(python: str, entry: str, name: str, packages: Iterable[str], **arguments: Any) -> list[str]:
+    """The command line with which the interpreter ``python`` calls ``entry``, ``module:function``, with ``arguments``
+    as keywords. ``name`` is what ``ps`` shows. ``packages`` are those of this installation that another needs."""
+    packed = {"packages": {} if python == sys.executable else _folders_of(packages)}
+    return [python, str(bootstrap.__file__), name, json.dumps({"entry": entry, **arguments, **packed})]
+
+
+def _folders_of(packages: Iterable[str]) -> Mapping[str, str]:
     """The folder of this installation in which each package lies; a name that is no package here is left out."""
     specs = ((package, importlib.util.find_spec(package)) for package in packages)
     return {name: str(Path(spec.origin).parents[1]) for name, spec in specs if spec is not None and spec.origin}

@@ -18,7 +18,7 @@ from headrace.ipc.json_parts import json_frame
 from headrace.ipc.outgoing import DirectCalls, OutgoingRequests
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
-from headrace.telemetry.kinds import MetricKind, MetricOperation, check_update
+from headrace.telemetry.kinds import MetricKind, MetricOperation, check_metric_update
 from headrace.workers.process.handshake import ChildKind
 
 _UPDATE = Struct("<Qd")
@@ -109,7 +109,7 @@ class RemoteServices(Services):
         return handle
 
     def update_metric(self, metric: int, operation: MetricOperation, value: float) -> None:
-        check_update(self._kinds[metric], operation, value)  # here, because nobody waits for an answer
+        check_metric_update(self._kinds[metric], operation, value)  # here, because nobody waits for an answer
         self._tell(update_frame(metric, operation, value))
 
     def metric_value(self, metric: int) -> float:
