@@ -21,9 +21,9 @@ from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, Unavailable
 from headrace.large import LargeWork
 from headrace.models import documents
-from headrace.models.directory import Directory
 from headrace.models.entrance import Describe, Entrance, not_by_model_infer, not_over_http, program
 from headrace.models.interception import Caller, Interceptor
+from headrace.models.serving_table import ServingTable
 from headrace.models.states import IndexEntry, index_of
 from headrace.models.view import ModelView
 
@@ -92,7 +92,7 @@ class Engine:
     def __init__(
         self,
         options: ServerOptions,
-        directory: Directory,
+        table: ServingTable,
         collect: Callable[[], Iterable[Metric]] = tuple,
         interceptors: Sequence[Interceptor] = (),
     ) -> None:
@@ -102,7 +102,7 @@ class Engine:
         #: What frontends read and write away from the event loop.
         self.large_work = LargeWork()
         self.collect = collect
-        self._directory = directory
+        self._table = table
         self._interceptors = interceptors
         self._when_ready: list[Callable[[], None]] = []
 
@@ -110,14 +110,14 @@ class Engine:
 
     def entrance(self, single: Callable[[str], HeadraceError] | None = None, describe: Describe = program) -> Entrance:
         """A way in for requests from outside, to be made once; ``single`` and ``describe`` as `Entrance` has them."""
-        return Entrance(self._directory.resolve, single, describe, self._interceptors)
+        return Entrance(self._table.resolve, single, describe, self._interceptors)
 
     def resolve(self, name: str, version: str = "") -> ModelView:
         """The model for ``name`` and ``version`` (empty for the latest ready one).
 
         Raises `InvalidArgument` for a version that is no number, `NotFound` or `Unavailable`.
         """
-        return self._directory.resolve(name, version)
+        return self._table.resolve(name, version)
 
     # ------------------------------------------------------------------ health
 
@@ -144,32 +144,32 @@ class Engine:
     @property
     def has_checks(self) -> bool:
         """Whether `check_ready` may have to ask an instance, and so to wait."""
-        return self.options.strict_readiness and any(model.has_checks for model in self._directory.all_ready())
+        return self.options.strict_readiness and any(model.has_checks for model in self._table.all_ready())
 
     async def check_ready(self) -> bool:
         """`ready`, and with strict readiness what the instances that have an ``is_ready`` say now."""
         if not self.ready or not self.options.strict_readiness:
             return self.ready
-        return all(await asyncio.gather(*(model.check_ready() for model in self._directory.all_ready())))
+        return all(await asyncio.gather(*(model.check_ready() for model in self._table.all_ready())))
 
     def is_model_alive(self, name: str, version: str = "") -> bool | None:
         """Whether every instance of the model is alive; None if some must be asked, as `check_model` does.
 
         Raises as `resolve`.
         """
-        model = self._directory.served(name, version)
+        model = self._table.served(name, version)
         return None if model.has_checks else model.ready
 
     async def check_model(self, name: str, version: str = "") -> bool:
         """`is_model_alive`, and what the instances that have an ``is_ready`` say now. Raises as `resolve`."""
-        return await self._directory.served(name, version).check_ready()
+        return await self._table.served(name, version).check_ready()
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
         """Whether requests to that version (empty: the latest) would be taken; False if there is none.
 
         Raises `InvalidArgument` for a version that is no number.
         """
-        return await self._directory.is_ready(self._directory.served, name, version)
+        return await self._table.is_ready(self._table.served, name, version)
 
     def when_ready(self, call: Callable[[], None]) -> None:
         """Call ``call`` once requests are taken: now, or when the models are loaded."""
@@ -191,7 +191,7 @@ class Engine:
     def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """The metadata of a model, with all its ready versions or the one asked for. Raises as `resolve`."""
         view = self.resolve(name, version)
-        versions = [view.version] if version else self._directory.ready_versions(name)
+        versions = [view.version] if version else self._table.ready_versions(name)
         return {"name": view.name, "versions": [str(number) for number in versions], **view.metadata}
 
     def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
@@ -199,9 +199,9 @@ class Engine:
 
         Raises `InvalidArgument` for a version that is not ready, and `Unavailable` before the start is over.
         """
-        directory = self._directory
-        directory.require_open()
-        models = directory.for_statistics(name, version) if name else directory.all_ready()
+        table = self._table
+        table.require_open()
+        models = table.for_statistics(name, version) if name else table.all_ready()
         return [documents.statistics(model) for model in models]
 
     # ------------------------------------------------------------------ control
@@ -216,7 +216,7 @@ class Engine:
 
         Raises `Unavailable` before the start is over.
         """
-        self._directory.require_open()
+        self._table.require_open()
         return await self.control.index(ready_only)
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes] = MappingProxyType({})) -> None:
@@ -239,6 +239,6 @@ class Engine:
         await self.control.unload(name)
 
     def _require_ready(self) -> None:
-        self._directory.require_open()
+        self._table.require_open()
         if self.phase is not Phase.READY:
             raise Unavailable("Server not ready")

@@ -32,13 +32,13 @@ from headrace.messages.single import AwaitedAnswer
 from headrace.messages.tensor import BytesTensor, as_tensor
 from headrace.models.calls import Calls
 from headrace.models.control import Control
-from headrace.models.directory import Directory
 from headrace.models.entrance import Entrance, not_by_infer
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.load_slots import LoadSlots, NestedLoads
 from headrace.models.loading import Loader
 from headrace.models.served import ServedModel
 from headrace.models.services import ServerServices
+from headrace.models.serving_table import ServingTable
 from headrace.plugins import Plugins
 from headrace.telemetry import metrics_settings
 from headrace.telemetry.custom import CustomMetrics
@@ -77,18 +77,18 @@ class Server:
         self.custom_metrics = CustomMetrics()
         self.frontends: list[Frontend] = []
         self.loop: asyncio.AbstractEventLoop
-        self._directory = Directory()
+        self._table = ServingTable()
         #: All that frontends see.
         interceptors = [part(self.options) for part in self.plugins.interceptors]
-        self.engine = engine = Engine(self.options, self._directory, self._measure(), interceptors)
+        self.engine = engine = Engine(self.options, self._table, self._measure(), interceptors)
         self._interceptors = interceptors
-        self._single = Entrance(self._directory.resolve_loaded, not_by_infer, interceptors=interceptors)
+        self._single = Entrance(self._table.resolve_loaded, not_by_infer, interceptors=interceptors)
         self._any_number = engine.entrance()
         self._lifecycle: Lifecycle
         self._control: Control
         self._portal: contextlib.AbstractContextManager[BlockingPortal] | None = None
-        # What a program asks beside inferences is the engine's to answer, and the directory's.
-        self.resolve, self.ready_versions = self._directory.served, self._directory.ready_versions
+        # What a program asks beside inferences is the engine's to answer, and the serving table's.
+        self.resolve, self.ready_versions = self._table.served, self._table.ready_versions
         self.load, self.unload = engine.load, engine.unload
         self.index, self.list_repository = engine.index, engine.list_repository
         self.check_ready, self.is_model_ready = engine.check_ready, engine.is_model_ready
@@ -96,7 +96,7 @@ class Server:
 
     def served(self, name: str | None = None, version: str = "") -> list[ServedModel]:
         """The versions that take requests: all, or as a statistics request means them; raises `InvalidArgument`."""
-        return self._directory.all_ready() if name is None else self._directory.for_statistics(name, version)
+        return self._table.all_ready() if name is None else self._table.for_statistics(name, version)
 
     def _measure(self) -> Callable[[], Iterable[Metric]]:
         """What gives the metrics of the models, and those that they have made."""
@@ -104,7 +104,7 @@ class Server:
         summaries = Summaries() if wanted.summary_latencies else None
         if summaries is not None:
             self.plugins.register(summaries)
-        models = ModelCollector(self._directory.all_ready, wanted, summaries)
+        models = ModelCollector(self._table.all_ready, wanted, summaries)
         return lambda: (*models.collect(), *self.custom_metrics.collect())
 
     @property
@@ -131,7 +131,7 @@ class Server:
         try:
             await self._load_first()
             if self.phase is Phase.STARTING:
-                self._directory.open()
+                self._table.open()
                 self.plugins.hook.server_started(server=self)
                 self.engine.phase = Phase.READY
         except BaseException:
@@ -161,14 +161,14 @@ class Server:
             return
         self.loop = asyncio.get_running_loop()
         self.engine.phase = Phase.STARTING
-        options, plugins, directory = self.options, self.plugins, self._directory
+        options, plugins, table = self.options, self.plugins, self._table
         for complaint in plugins.complaints:
             log.warning("%s", complaint)
         slots = LoadSlots(options.model_load_thread_count)
-        calls = Calls(self.loop, directory, self._interceptors)
+        calls = Calls(self.loop, table, self._interceptors)
         services = ServerServices(LoopMailbox(self.loop), calls, self.engine, NestedLoads(slots), self.custom_metrics)
         loader = Loader(options, plugins, self.loop, services.siblings)
-        self._lifecycle = self.engine.lifecycle = Lifecycle(loader, directory, slots, options.model_load_retry_count)
+        self._lifecycle = self.engine.lifecycle = Lifecycle(loader, table, slots, options.model_load_retry_count)
         self._control = self.engine.control = Control(options, self._lifecycle)
         self.engine.version = await asyncio.to_thread(distribution_version, "headrace")  # reads files
 
@@ -181,7 +181,7 @@ class Server:
             if exit_on_error:
                 raise
             log.error("%s", error.message)
-            self.engine.phase, self._directory.refusal = Phase.FAILED, "Server not ready"
+            self.engine.phase, self._table.refusal = Phase.FAILED, "Server not ready"
             return
         if failures and exit_on_error:
             raise InternalError("failed to load all models")

@@ -10,9 +10,9 @@ from headrace.errors import HeadraceError, InternalError, InvalidArgument, Unava
 from headrace.messages.request import InferRequest, Respond
 from headrace.messages.response import Answer
 from headrace.models.deadlocks import DeadlockDetector
-from headrace.models.directory import Directory
 from headrace.models.entrance import Entrance, model, not_by_models
 from headrace.models.interception import Interceptor
+from headrace.models.serving_table import ServingTable
 from headrace.models.view import ModelView
 from headrace.telemetry.pacing import paced
 from headrace.workers.worker import Worker
@@ -27,9 +27,9 @@ class Calls:
     """Submits what models ask of models, and keeps them from waiting for each other for ever."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, directory: Directory, interceptors: Sequence[Interceptor] = ()
+        self, loop: asyncio.AbstractEventLoop, table: ServingTable, interceptors: Sequence[Interceptor] = ()
     ) -> None:
-        self._directory = directory
+        self._table = table
         self._single = Entrance(self._resolve, not_by_models, model, interceptors)
         self._any_number = Entrance(self._resolve, None, model, interceptors)
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock)
@@ -62,10 +62,10 @@ class Calls:
 
         Raises `InvalidArgument` for a version that is no number.
         """
-        return await self._directory.is_ready(self._directory.served_loaded, name, version)
+        return await self._table.is_ready(self._table.served_loaded, name, version)
 
     def _start_for(self, worker: Worker, entrance: Entrance, view: ModelView, request: InferRequest) -> None:
-        target = self._directory.served_loaded(request.model_name, request.model_version)
+        target = self._table.served_loaded(request.model_name, request.model_version)
         self._deadlocks.add(worker, request, target)  # before it can be answered
         try:
             entrance.start(view, request)
@@ -75,7 +75,7 @@ class Calls:
 
     def _resolve(self, name: str, version: str) -> ModelView:
         try:
-            return self._directory.resolve_loaded(name, version)
+            return self._table.resolve_loaded(name, version)
         except HeadraceError as error:
             raise type(error)(
                 f"Failed for execute the inference request. Model '{name}' is not ready. {error.message}"

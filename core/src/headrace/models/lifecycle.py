@@ -1,7 +1,7 @@
 """Loads, replaces and unloads models; the only writer of their states. Event loop only.
 
 A version that replaces another is loaded beside it; the swap is one assignment in the
-`Directory`, and the old version answers what it has (docs/spec/behaviours.md sections 5.3 and 5.5).
+`ServingTable`, and the old version answers what it has (docs/spec/behaviours.md sections 5.3 and 5.5).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 from headrace.errors import HeadraceError, OperatorError
 from headrace.models import temporary
 from headrace.models.background import Background
-from headrace.models.directory import Directory
 from headrace.models.draining import Draining, drain
 from headrace.models.load_errors import poll_failure, reason, unexpected, versions_failure
 from headrace.models.load_slots import LoadSlots
@@ -23,6 +22,7 @@ from headrace.models.loading import Loader, Plan
 from headrace.models.progress import Progress
 from headrace.models.repository import Entry, NoVersion
 from headrace.models.served import ServedModel
+from headrace.models.serving_table import ServingTable
 from headrace.models.states import UNLOADED, ModelRecord, State, VersionRecord
 from headrace.telemetry.verbosity import VERBOSE_2
 
@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 class Lifecycle:
     """``slots`` bounds how many versions load at once; ``retries`` is per version."""
 
-    def __init__(self, loader: Loader, directory: Directory, slots: LoadSlots, retries: int = 0) -> None:
+    def __init__(self, loader: Loader, table: ServingTable, slots: LoadSlots, retries: int = 0) -> None:
         self.records: dict[str, ModelRecord] = {}
         self.background = Background()
         #: Those that take no requests any more and still have some.
         self._draining: set[ServedModel] = set()
         self._drains: set[asyncio.Task[None]] = set()
         self._loader = loader
-        self._directory = directory
+        self._table = table
         self._retries = retries
         self._slots = slots
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -227,7 +227,7 @@ class Lifecycle:
             del record.versions[number]
         record.versions |= {number: draining.record for number, draining in outgoing}
         record.versions |= {n: VersionRecord(State.READY, "", model, plan.versions[n]) for n, model in loaded.items()}
-        self._directory.update(self.records)
+        self._table.update(self.records)
         self._begin_draining([draining for _, draining in outgoing], record.temporary)
 
     def _abandon(
@@ -253,7 +253,7 @@ class Lifecycle:
         draining = [Draining(v, v.served) for v in record.versions.values() if v.served is not None]
         for version, _ in draining:
             version.state, version.reason, version.served = State.UNLOADING, "", None
-        self._directory.update(self.records)
+        self._table.update(self.records)
         self._begin_draining(draining, record.temporary)
         record.fingerprint = record.temporary = None
 

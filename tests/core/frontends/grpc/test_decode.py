@@ -349,5 +349,5 @@ def test_bad_bytes_are_refused_and_nothing_worse(body: bytes) -> None:
     with contextlib.suppress(DecodeError, HeadraceError):
         decode(wire.unpack(body), ignore)
     with contextlib.suppress(DecodeError, HeadraceError):
-        parcel = wire.split(body)
-        assert parcel is None or decode(parcel, ignore)
+        raw_request = wire.split(body)
+        assert raw_request is None or decode(raw_request, ignore)

@@ -23,7 +23,7 @@ from headrace.frontends.grpc import stream
 from headrace.frontends.grpc.context import Metadata, texts
 from headrace.frontends.grpc.infer import Inference, model_infer
 from headrace.frontends.grpc.stream import model_stream_infer
-from headrace.frontends.grpc.wire import Parcel, unpack
+from headrace.frontends.grpc.wire import RawRequest, unpack
 from headrace.large import LargeWork
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
@@ -96,7 +96,7 @@ class Call:
     certificate: None = None
 
 
-def parcel(model: str = "m", id: str = "", **parameters: bool) -> Parcel:
+def raw_request(model: str = "m", id: str = "", **parameters: bool) -> RawRequest:
     message = triton.ModelInferRequest(model_name=model, id=id, raw_input_contents=[b"\0\0\0\0"])
     message.inputs.add(name="x", datatype="FP32", shape=[1])
     for key, value in parameters.items():
@@ -104,7 +104,7 @@ def parcel(model: str = "m", id: str = "", **parameters: bool) -> Parcel:
     return unpack(message.SerializeToString())
 
 
-async def infer(inference: Inference, sent: Parcel, context: Call) -> bytes:
+async def infer(inference: Inference, sent: RawRequest, context: Call) -> bytes:
     """What `model_infer` answers; cancelling tells it that the caller has gone."""
     answered: asyncio.Future[bytes | HeadraceError] = asyncio.get_running_loop().create_future()
 
@@ -133,7 +133,7 @@ def answer(value: float) -> InferResponse:
 @asynchronous
 async def test_the_answer_comes_back_whole() -> None:
     desk = Desk()
-    call = asyncio.ensure_future(infer(desk.inference(), parcel(id="7"), Call()))
+    call = asyncio.ensure_future(infer(desk.inference(), raw_request(id="7"), Call()))
     request = await desk.submitted.get()
     assert request.id == "7"
     request.respond(answer(2), True)
@@ -142,7 +142,7 @@ async def test_the_answer_comes_back_whole() -> None:
     assert "triton_final_response" not in message.parameters
 
 
-async def refused(desk: Desk, sent: Parcel, context: Call | None = None) -> tuple[Code, str]:
+async def refused(desk: Desk, sent: RawRequest, context: Call | None = None) -> tuple[Code, str]:
     with pytest.raises(HeadraceError) as caught:
         await infer(desk.inference(), sent, context or Call())
     return caught.value.code, caught.value.message
@@ -152,18 +152,18 @@ async def refused(desk: Desk, sent: Parcel, context: Call | None = None) -> tupl
 async def test_refusals_come_with_their_code_and_text() -> None:
     desk = Desk()
     unknown = "Request for unknown model: 'z' is not found"
-    assert await refused(desk, parcel("z")) == (Code.NOT_FOUND, unknown)
+    assert await refused(desk, raw_request("z")) == (Code.NOT_FOUND, unknown)
     decoupled = "ModelInfer RPC doesn't support models with decoupled transaction policy"
-    assert await refused(desk, parcel("d")) == (Code.UNSUPPORTED, decoupled)
-    assert await refused(desk, parcel(), Call(draining=True)) == (Code.UNAVAILABLE, SHUTTING_DOWN)
+    assert await refused(desk, raw_request("d")) == (Code.UNSUPPORTED, decoupled)
+    assert await refused(desk, raw_request(), Call(draining=True)) == (Code.UNAVAILABLE, SHUTTING_DOWN)
     desk.refusal = Unavailable("full")
-    assert await refused(desk, parcel()) == (Code.UNAVAILABLE, "full")
+    assert await refused(desk, raw_request()) == (Code.UNAVAILABLE, "full")
 
 
 @asynchronous
 async def test_an_error_answer_is_raised() -> None:
     desk = Desk()
-    call = asyncio.ensure_future(refused(desk, parcel()))
+    call = asyncio.ensure_future(refused(desk, raw_request()))
     (await desk.submitted.get()).respond(BackendError("broken"), True)
     assert await call == (Code.INTERNAL, "broken")
 
@@ -173,7 +173,7 @@ def test_any_number_of_answers_but_one_is_an_error(count: int) -> None:
     @asynchronous
     async def check() -> None:
         desk = Desk()
-        call = asyncio.ensure_future(refused(desk, parcel()))
+        call = asyncio.ensure_future(refused(desk, raw_request()))
         request = await desk.submitted.get()
         for value in range(count):
             request.respond(answer(value), False)
@@ -186,7 +186,7 @@ def test_any_number_of_answers_but_one_is_an_error(count: int) -> None:
 @asynchronous
 async def test_cancelling_the_call_cancels_the_request() -> None:
     desk = Desk()
-    call = asyncio.ensure_future(infer(desk.inference(), parcel(), Call()))
+    call = asyncio.ensure_future(infer(desk.inference(), raw_request(), Call()))
     request = await desk.submitted.get()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -199,7 +199,7 @@ async def test_cancelling_the_call_cancels_the_request() -> None:
 async def test_metadata_that_matches_becomes_parameters() -> None:
     desk = Desk()
     metadata = (("my-key", "v"), ("my-bin", b"\0"), ("other", "w"))
-    call = asyncio.ensure_future(infer(desk.inference("^MY-"), parcel(), Call(metadata)))
+    call = asyncio.ensure_future(infer(desk.inference("^MY-"), raw_request(), Call(metadata)))
     request = await desk.submitted.get()
     assert request.parameters == {"my-key": "v"}
     request.respond(answer(1), True)
@@ -209,7 +209,7 @@ async def test_metadata_that_matches_becomes_parameters() -> None:
 @asynchronous
 async def test_reserved_metadata_is_refused() -> None:
     with pytest.raises(HeadraceError, match="Header 'priority' is reserved for Triton usage and cannot be forwarded"):
-        await infer(Desk().inference("."), parcel(), Call((("priority", "1"),)))
+        await infer(Desk().inference("."), raw_request(), Call((("priority", "1"),)))
 
 
 # ------------------------------------------------------------------ stream
@@ -223,17 +223,17 @@ class Line:
         self.context = context or Call()
         self.window = asyncio.Event()
         self.window.set()
-        self._sent: asyncio.Queue[Parcel | None] = asyncio.Queue()
+        self._sent: asyncio.Queue[RawRequest | None] = asyncio.Queue()
         self.task = asyncio.ensure_future(
             model_stream_infer(desk.inference(), self._requests(), self._write, self.context)
         )
 
-    def send(self, *parcels: Parcel | None) -> None:
+    def send(self, *raw_requests: RawRequest | None) -> None:
         """None half-closes."""
-        for sent in parcels:
+        for sent in raw_requests:
             self._sent.put_nowait(sent)
 
-    async def _requests(self) -> AsyncIterator[Parcel]:
+    async def _requests(self) -> AsyncIterator[RawRequest]:
         while (sent := await self._sent.get()) is not None:
             yield sent
 
@@ -254,7 +254,7 @@ class Line:
 async def test_answers_leave_in_the_order_of_requests() -> None:
     desk = Desk()
     line = Line(desk)
-    line.send(parcel(), parcel(), parcel("z"), parcel(), None)
+    line.send(raw_request(), raw_request(), raw_request("z"), raw_request(), None)
     first, second, third = [await desk.submitted.get() for _ in range(3)]
     third.respond(answer(3), True)
     second.respond(answer(2), True)
@@ -271,7 +271,7 @@ async def test_answers_leave_in_the_order_of_requests() -> None:
 async def test_decoupled_answers_leave_as_they_come() -> None:
     desk = Desk()
     line = Line(desk)
-    line.send(parcel("m"), parcel("d"), parcel("d"), None)
+    line.send(raw_request("m"), raw_request("d"), raw_request("d"), None)
     plain, one, other = [await desk.submitted.get() for _ in range(3)]
     other.respond(answer(1), False)
     one.respond(answer(2), False)
@@ -289,7 +289,7 @@ async def test_decoupled_answers_leave_as_they_come() -> None:
 async def test_every_response_says_whether_it_is_final() -> None:
     desk = Desk()
     line = Line(desk)
-    line.send(parcel("d"), parcel("m"), None)
+    line.send(raw_request("d"), raw_request("m"), None)
     decoupled, plain = [await desk.submitted.get() for _ in range(2)]
     decoupled.respond(answer(1), False)
     decoupled.respond(answer(2), True)
@@ -304,7 +304,7 @@ async def test_every_response_says_whether_it_is_final() -> None:
 async def test_an_empty_final_response_is_sent_to_those_who_ask() -> None:
     desk = Desk()
     line = Line(desk)
-    line.send(parcel("d", "7", triton_enable_empty_final_response=True), None)
+    line.send(raw_request("d", "7", triton_enable_empty_final_response=True), None)
     (await desk.submitted.get()).respond(None, True)
     await line.task
     expected = triton.ModelStreamInferResponse(
@@ -320,19 +320,19 @@ async def test_errors_do_not_end_the_stream() -> None:
     desk = Desk()
     line = Line(desk)
     desk.refusal = Unavailable("full")
-    line.send(parcel(id="1"))
+    line.send(raw_request(id="1"))
     assert await line.received.get() == triton.ModelStreamInferResponse(
         error_message="full", infer_response=triton.ModelInferResponse(id="1")
     )
     desk.refusal = None
-    line.send(parcel(id="2"))
+    line.send(raw_request(id="2"))
     (await desk.submitted.get()).respond(BackendError("broken"), True)
     expected = triton.ModelStreamInferResponse(
         error_message="broken", infer_response=triton.ModelInferResponse(model_name="m", id="2")
     )
     expected.infer_response.parameters["triton_final_response"].bool_param = True
     assert await line.received.get() == expected
-    line.send(parcel(), None)
+    line.send(raw_request(), None)
     (await desk.submitted.get()).respond(answer(5), True)
     assert await line.values(1) == [5]
     await line.task
@@ -342,7 +342,7 @@ async def test_errors_do_not_end_the_stream() -> None:
 async def test_triton_grpc_error_ends_the_stream_at_a_models_error() -> None:
     desk = Desk()
     line = Line(desk, Call((("triton_grpc_error", "true"),)))
-    line.send(parcel("z"), parcel(), parcel())
+    line.send(raw_request("z"), raw_request(), raw_request())
     assert (await line.received.get()).error_message  # refused before it was queued: only a message
     failing, dropped = [await desk.submitted.get() for _ in range(2)]
     failing.respond(BackendError("broken"), True)
@@ -356,7 +356,7 @@ async def test_triton_grpc_error_ends_the_stream_at_a_models_error() -> None:
 async def test_a_response_that_cannot_be_encoded_is_that_requests_error() -> None:
     desk = Desk()
     line = Line(desk)
-    line.send(parcel(), parcel(), None)
+    line.send(raw_request(), raw_request(), None)
     bad, good = [await desk.submitted.get() for _ in range(2)]
     bad.respond(InferResponse({}, {"p": cast("Any", object())}), True)
     good.respond(answer(1), True)
@@ -371,7 +371,7 @@ def test_a_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None
         desk = Desk()
         desk.refusal = ZeroDivisionError("secret")
         line = Line(desk)
-        line.send(parcel(), None)
+        line.send(raw_request(), None)
         message = await line.received.get()
         assert message.error_message == "internal error; the server's log has the details"
         await line.task
@@ -385,7 +385,7 @@ def test_a_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None
 async def test_cancelling_the_stream_cancels_its_requests() -> None:
     desk = Desk()
     line = Line(desk)
-    line.send(parcel(), parcel("d"))
+    line.send(raw_request(), raw_request("d"))
     requests = [await desk.submitted.get() for _ in range(2)]
     line.task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -398,9 +398,9 @@ async def test_cancelling_the_stream_cancels_its_requests() -> None:
 async def test_a_failing_write_cancels_what_is_in_flight() -> None:
     desk = Desk()
 
-    async def requests() -> AsyncIterator[Parcel]:
-        yield parcel()
-        yield parcel()
+    async def requests() -> AsyncIterator[RawRequest]:
+        yield raw_request()
+        yield raw_request()
         await asyncio.Event().wait()
 
     async def write(body: bytes) -> None:
@@ -416,14 +416,14 @@ async def test_a_failing_write_cancels_what_is_in_flight() -> None:
 
 def held() -> int:
     """Requests that anybody still holds, or that wait for the collector, which does not run in these tests."""
-    return sum(isinstance(each, Parcel) for each in gc.get_objects())
+    return sum(isinstance(each, RawRequest) for each in gc.get_objects())
 
 
 @asynchronous
 async def test_a_refusal_that_waits_to_be_sent_keeps_nothing_but_its_text() -> None:
     line, before = Line(Desk()), held()
     line.window.clear()
-    line.send(*(parcel("z") for _ in range(50)))
+    line.send(*(raw_request("z") for _ in range(50)))
     while line.unread:
         await asyncio.sleep(0)
     kept = [each for each in gc.get_objects() if isinstance(each, NotFound)]
@@ -443,7 +443,7 @@ def test_a_stream_that_is_left_is_freed_at_once(model: str) -> None:
         desk = Desk()
         line = Line(desk)
         line.window.clear()
-        line.send(*(parcel(model) for _ in range(50)))
+        line.send(*(raw_request(model) for _ in range(50)))
         while line.unread:
             await asyncio.sleep(0)
         line.task.cancel()
@@ -460,7 +460,7 @@ async def test_a_failing_read_ends_the_stream() -> None:
         def __aiter__(self) -> Broken:
             return self
 
-        async def __anext__(self) -> Parcel:
+        async def __anext__(self) -> RawRequest:
             raise ConnectionResetError
 
     async def write(body: bytes) -> None:
@@ -474,10 +474,10 @@ async def test_a_failing_read_ends_the_stream() -> None:
 async def test_draining_refuses_new_requests_and_answers_old_ones() -> None:
     desk = Desk()
     line = Line(desk)
-    line.send(parcel())
+    line.send(raw_request())
     old = await desk.submitted.get()
     line.context.draining = True
-    line.send(parcel(), None)
+    line.send(raw_request(), None)
     old.respond(answer(1), True)
     assert await line.values(1) == [1]
     assert (await line.received.get()).error_message == SHUTTING_DOWN
@@ -490,7 +490,7 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
     line = Line(desk)
     line.window.clear()
     extra = 3
-    line.send(*[parcel() for _ in range(stream.IN_FLIGHT + extra)], None)
+    line.send(*[raw_request() for _ in range(stream.IN_FLIGHT + extra)], None)
     in_flight = [await desk.submitted.get() for _ in range(stream.IN_FLIGHT)]
     for _ in range(10):
         await asyncio.sleep(0)
@@ -512,7 +512,7 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
 async def test_a_client_that_does_not_read_its_refusals_is_not_read_either() -> None:
     line, extra = Line(Desk()), 30
     line.window.clear()
-    line.send(*(parcel("z") for _ in range(stream.UNSENT + extra)), None)
+    line.send(*(raw_request("z") for _ in range(stream.UNSENT + extra)), None)
     for _ in range(stream.UNSENT + extra):
         await asyncio.sleep(0)
     assert line.unread in (extra, extra + 1)  # one more waits in the writer's hands

@@ -57,10 +57,10 @@ def test_long_contents_are_read_as_protobuf_reads_them(name: str) -> None:
     if len(body) > 1 << 16:
         with pytest.raises(Large):
             wire.unpack(body)
-    parcel = long_messages.unpack(body)
-    assert not getattr(parcel.message.inputs[1].contents, name)
-    found = decode(parcel, ignored).request
-    whole = decode(wire.Parcel(message, (), body), ignored).request
+    raw_request = long_messages.unpack(body)
+    assert not getattr(raw_request.message.inputs[1].contents, name)
+    found = decode(raw_request, ignored).request
+    whole = decode(wire.RawRequest(message, (), body), ignored).request
     assert list(found.inputs) == ["first", "x"]
     assert wire_bytes(found.inputs["x"]) == wire_bytes(whole.inputs["x"])
     assert found.parameters == whole.parameters
@@ -93,7 +93,7 @@ def test_damage_is_refused_as_protobuf_refuses_it(name: str) -> None:
                 decode(long_messages.unpack(cut), ignored)
             continue
         try:
-            expected = decode(wire.Parcel(whole, whole.raw_input_contents, cut), ignored).request
+            expected = decode(wire.RawRequest(whole, whole.raw_input_contents, cut), ignored).request
         except InvalidArgument:
             continue
         found = decode(long_messages.unpack(cut), ignored).request

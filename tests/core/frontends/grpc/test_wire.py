@@ -36,11 +36,11 @@ def test_split_finds_what_protobuf_finds() -> None:
     def check(bodies: list[bytes]) -> None:
         body = b"".join(bodies)  # concatenation merges messages, so raw contents stand between other fields
         expected = ModelInferRequest.FromString(body)
-        parcel = wire.split(body)
-        assert parcel is not None
-        assert [bytes(view) for view in parcel.raw] == list(expected.raw_input_contents)
+        raw_request = wire.split(body)
+        assert raw_request is not None
+        assert [bytes(view) for view in raw_request.raw] == list(expected.raw_input_contents)
         del expected.raw_input_contents[:]
-        assert parcel.message == expected
+        assert raw_request.message == expected
 
     check()
 
@@ -53,8 +53,8 @@ def test_split_refuses_what_protobuf_refuses(body: bytes) -> None:
         with pytest.raises(DecodeError):
             wire.split(body) or ModelInferRequest.FromString(body)
     else:
-        parcel = wire.split(body)
-        assert parcel is None or [bytes(view) for view in parcel.raw] == expected
+        raw_request = wire.split(body)
+        assert raw_request is None or [bytes(view) for view in raw_request.raw] == expected
 
 
 def test_large_contents_are_views_of_the_body() -> None:

@@ -24,8 +24,8 @@ from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.models import documents
-from headrace.models.directory import Directory
 from headrace.models.refusal import explain
+from headrace.models.serving_table import ServingTable
 from headrace.models.signature import Signature
 from headrace.models.states import ModelRecord, VersionRecord
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
@@ -86,7 +86,7 @@ class EchoModel:
         request.respond(InferResponse(outputs, {}, "echo", "1", request.id), True)
 
 
-class Serving(Directory):
+class Serving(ServingTable):
     """Serves stand-ins for models."""
 
     def serve(self, *models: Any) -> None:
@@ -99,9 +99,9 @@ class Caller:
 
     def __init__(self, model: EchoModel, **options: Any) -> None:
         self.model = model
-        self.directory = Serving()
-        self.directory.serve(model)
-        self.engine = Engine(ServerOptions(**options), self.directory)
+        self.table = Serving()
+        self.table.serve(model)
+        self.engine = Engine(ServerOptions(**options), self.table)
         self.engine.phase = Phase.READY
         self.engine.lifecycle = SimpleNamespace(are_settled=True)  # type: ignore[assignment]
         self.routes = Routes(self.engine)
@@ -206,7 +206,7 @@ class Peer:
         self.connections.call_soon = self.turns.append  # type: ignore[method-assign, assignment]
         if beside is not None:
             shared = beside.connections
-            self.connections.known_heads = shared.known_heads
+            self.connections.head_cache = shared.head_cache
             self.connections.received, self.connections.scratch = shared.received, shared.scratch
         self.protocol = HttpProtocol(self.connections)
         self.wire = Wire()

@@ -97,7 +97,7 @@ def test_disconnect_cancels_the_request(make_caller: MakeCaller, host: str) -> N
             submitted.set()
 
         caller.model.enqueue = submit
-        caller.directory.serve(caller.model)
+        caller.table.serve(caller.model)
         async with serving(caller) as frontend:
             body = b'{"inputs":[{"name":"X","datatype":"UINT8","shape":[1],"data":[1]}]}'
             _, writer = await asyncio.open_connection("127.0.0.1", frontend.port)
@@ -125,7 +125,7 @@ def test_stopping_answers_what_is_in_flight(make_caller: MakeCaller, host: str) 
             submitted.set()
 
         caller.model.enqueue = submit
-        caller.directory.serve(caller.model)
+        caller.table.serve(caller.model)
         async with serving(caller) as frontend, httpx.AsyncClient() as client:
             body = {"inputs": [{"name": "X", "datatype": "UINT8", "shape": [1], "data": [1]}]}
             url = f"http://127.0.0.1:{frontend.port}/v2/models/echo/infer"

@@ -549,7 +549,7 @@ def test_left_over_bytes_are_refused(make_caller: MakeCaller) -> None:
 def test_decoupled_model_is_refused(make_caller: MakeCaller) -> None:
     caller = make_caller(FOUR)
     caller.model.decoupled = True
-    caller.directory.serve(caller.model)
+    caller.table.serve(caller.model)
     reply, body = caller.infer({"inputs": GOOD})
     text = "HTTP end point doesn't support models with decoupled transaction policy"
     assert (reply.status, error_of(body)) == (501, text)

@@ -25,12 +25,12 @@ from google.protobuf.message import DecodeError
 from headrace.errors import HeadraceError
 from headrace.frontends.failures import tell_fault
 from headrace.frontends.grpc import blocks
+from headrace.frontends.grpc.call_head import CallHead, Refusal
 from headrace.frontends.grpc.compression import IDENTITY, bound, inflate
 from headrace.frontends.grpc.context import Cancel, Metadata
-from headrace.frontends.grpc.heads import Head, Refusal
 from headrace.frontends.grpc.hosts import OUT_OF_TIME
-from headrace.frontends.grpc.inbox import PREFIX, PREFIX_BYTES, Inbox
 from headrace.frontends.grpc.infer import SHUTTING_DOWN
+from headrace.frontends.grpc.message_assembler import PREFIX, PREFIX_BYTES, MessageAssembler
 from headrace.frontends.grpc.rpcs import serialize
 from headrace.frontends.grpc.status import (
     CANCELLED,
@@ -74,13 +74,13 @@ class RefusedCall(Stream):
 class Call(Stream):
     """What all other calls have in common. Handlers see it as their ``Context``."""
 
-    __slots__ = ("_calls", "_cancel", "_head", "_inbox", "_timer", "is_ended")
+    __slots__ = ("_assembler", "_calls", "_cancel", "_head", "_timer", "is_ended")
 
-    def __init__(self, connection: Connection, id: int, calls: Calls, head: Head) -> None:
+    def __init__(self, connection: Connection, id: int, calls: Calls, head: CallHead) -> None:
         Stream.__init__(self, connection, id)
         self._calls = calls
         self._head = head
-        self._inbox: Inbox | None = None
+        self._assembler: MessageAssembler | None = None
         #: Tells the handler that nobody waits for it.
         self._cancel: Cancel | None = None
         self._timer = calls.loop.call_later(head.timeout, self._expire) if head.timeout else None
@@ -107,32 +107,32 @@ class Call(Stream):
     # ------------------------------------------------------------------ the stream calls
 
     def data_received(self, data: Buffer, ended: bool) -> None:
-        if self._inbox is None:
-            self._inbox = Inbox()
-        inbox = self._inbox
+        if self._assembler is None:
+            self._assembler = MessageAssembler()
+        assembler = self._assembler
         try:
-            inbox.append(data)
-            self._gathered(inbox, ended)
+            assembler.append(data)
+            self._gathered(assembler, ended)
         except Status as status:
             self.fail(status)
-        if len(data) < _FRAGMENT_BYTES and not ended and not inbox.is_between:
+        if len(data) < _FRAGMENT_BYTES and not ended and not assembler.is_between:
             self.connection.count_idle()
 
     def tail(self, size_bytes: int) -> memoryview | None:
-        inbox = self._inbox
-        if inbox is None or not inbox.is_coming or self.is_ended:
+        assembler = self._assembler
+        if assembler is None or not assembler.is_coming or self.is_ended:
             return None
         try:
-            return inbox.tail(size_bytes)
+            return assembler.tail(size_bytes)
         except Status as status:
             self.fail(status)
             return None
 
     def tail_received(self, size_bytes: int, ended: bool) -> None:
-        assert self._inbox is not None
-        self._inbox.advance(size_bytes)
+        assert self._assembler is not None
+        self._assembler.advance(size_bytes)
         try:
-            self._gathered(self._inbox, ended)
+            self._gathered(self._assembler, ended)
         except Status as status:
             self.fail(status)
 
@@ -167,10 +167,10 @@ class Call(Stream):
 
     def _require_progress(self, now: float) -> None:
         """End the call if its message, or the rest of it, has not gone on to arrive for too long."""
-        if self._inbox is None:
-            self._inbox = Inbox()
+        if self._assembler is None:
+            self._assembler = MessageAssembler()
         limits = self.connection.limits
-        if self._inbox.stalled_seconds(now) > limits.message_seconds:
+        if self._assembler.stalled_seconds(now) > limits.message_seconds:
             text = f"The request message has not gone on to arrive for {limits.message_seconds:g} s."
             self.finish(DEADLINE_EXCEEDED, text)
             self._cancel_handler()
@@ -195,7 +195,7 @@ class Call(Stream):
     # ------------------------------------------------------------------ the forms say
 
     @abstractmethod
-    def _gathered(self, inbox: Inbox, ended: bool) -> None:
+    def _gathered(self, assembler: MessageAssembler, ended: bool) -> None:
         """Something has come, and perhaps all. Raises `Status`."""
 
     def _begin_task(self, work: Coroutine[Any, Any, None]) -> None:
@@ -237,25 +237,25 @@ class SingleCall(Call):
 
     def data_received(self, data: Buffer, ended: bool) -> None:
         size = len(data) - PREFIX_BYTES
-        if ended and self._inbox is None and size >= 0 and PREFIX.unpack_from(data) == (0, size):
+        if ended and self._assembler is None and size >= 0 and PREFIX.unpack_from(data) == (0, size):
             self._start(0, bytes(data[PREFIX_BYTES:]))  # nearly always
         else:
             Call.data_received(self, data, ended)
 
-    def _gathered(self, inbox: Inbox, ended: bool) -> None:
+    def _gathered(self, assembler: MessageAssembler, ended: bool) -> None:
         if self.is_ended:
             return
-        complete = inbox.complete
-        if len(complete) > 1 or (complete and not inbox.is_between):
+        complete = assembler.complete
+        if len(complete) > 1 or (complete and not assembler.is_between):
             raise Status(UNIMPLEMENTED, "more than one request message")
         if not ended:
-            self.credit(inbox.missing_bytes - self.receive_window)
+            self.credit(assembler.missing_bytes - self.receive_window)
             return
-        if not inbox.is_between:
+        if not assembler.is_between:
             raise Status(INTERNAL, "the request message is incomplete")
         if not complete:
             raise Status(UNIMPLEMENTED, "no request message")
-        self._start(*inbox.take())
+        self._start(*assembler.take())
 
     def _start(self, flag: int, body: Buffer) -> None:
         """Let the handler begin."""

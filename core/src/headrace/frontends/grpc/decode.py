@@ -11,7 +11,7 @@ from typing import NamedTuple
 from headrace.errors import InvalidArgument
 from headrace.frontends.grpc import contents, parameters
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
-from headrace.frontends.grpc.wire import Parcel
+from headrace.frontends.grpc.wire import RawRequest
 from headrace.frontends.shared_memory import no_region
 from headrace.large import UNBOUNDED, Large
 from headrace.messages.request import MAX_INPUTS, InferRequest, Parameter, Respond, Undecoded, too_many_inputs
@@ -28,19 +28,22 @@ class Decoded(NamedTuple):
 
 
 def decode(
-    parcel: Parcel, respond: Respond, forwarded: Mapping[str, Parameter] | None = None, patience: int = UNBOUNDED
+    raw_request: RawRequest,
+    respond: Respond,
+    forwarded: Mapping[str, Parameter] | None = None,
+    patience: int = UNBOUNDED,
 ) -> Decoded:
-    """What ``parcel`` asks for; its inputs are views on the received bytes.
+    """What ``raw_request`` asks for; its inputs are views on the received bytes.
 
     ``forwarded`` are parameters that came as metadata. Raises `InvalidArgument` with Triton's
     text, `NotFound` for a shared-memory region, and `Large` for contents that were left where they
     were, and for strings of more than ``patience`` bytes.
     """
-    if parcel.contents and patience < UNBOUNDED:
+    if raw_request.contents and patience < UNBOUNDED:
         raise Large
-    message = parcel.message
+    message = raw_request.message
     read = parameters.read(message.parameters)
-    inputs = _inputs(message, parcel, patience)
+    inputs = _inputs(message, raw_request, patience)
     outputs = message.outputs
     request = InferRequest(
         message.model_name,
@@ -59,8 +62,8 @@ def decode(
     return Decoded(request, _classes(outputs), read.empty_final)
 
 
-def _inputs(message: ModelInferRequest, parcel: Parcel, patience: int) -> dict[str, Tensor | Undecoded]:
-    raw = parcel.raw
+def _inputs(message: ModelInferRequest, raw_request: RawRequest, patience: int) -> dict[str, Tensor | Undecoded]:
+    raw = raw_request.raw
     inputs: dict[str, Tensor | Undecoded] = {}
     position = 0
     if len(message.inputs) > MAX_INPUTS:
@@ -74,7 +77,7 @@ def _inputs(message: ModelInferRequest, parcel: Parcel, patience: int) -> dict[s
         if tensor.parameters:
             _refuse_shared_memory(message.model_name, tensor)
         if tensor.HasField("contents"):
-            inputs[name] = _typed(message.model_name, tensor, parcel, len(inputs))
+            inputs[name] = _typed(message.model_name, tensor, raw_request, len(inputs))
         elif position < len(raw):
             inputs[name] = contents.from_bytes(tensor.datatype, tuple(tensor.shape), raw[position], patience)
             position += 1
@@ -85,15 +88,17 @@ def _inputs(message: ModelInferRequest, parcel: Parcel, patience: int) -> dict[s
     return inputs
 
 
-def _typed(model: str, tensor: ModelInferRequest.InferInputTensor, parcel: Parcel, number: int) -> Tensor | Undecoded:
-    if len(parcel.raw):
+def _typed(
+    model: str, tensor: ModelInferRequest.InferInputTensor, raw_request: RawRequest, number: int
+) -> Tensor | Undecoded:
+    if len(raw_request.raw):
         raise InvalidArgument(
             f"contents field must not be specified when using raw_input_contents for '{tensor.name}' for model "
             f"'{model}'"
         )
-    spans = parcel.contents.get(number)
+    spans = raw_request.contents.get(number)
     if spans is not None:
-        return contents.from_spans(tensor.name, model, tensor.datatype, tuple(tensor.shape), parcel.body, spans)
+        return contents.from_spans(tensor.name, model, tensor.datatype, tuple(tensor.shape), raw_request.body, spans)
     return contents.from_contents(tensor.name, model, tensor.datatype, tuple(tensor.shape), tensor.contents)
 
 

@@ -15,8 +15,8 @@ from headrace.frontends.failures import tell_fault
 from headrace.frontends.grpc.context import Cancel, Context, Metadata, Reply, first
 from headrace.frontends.grpc.decode import Decoded, decode
 from headrace.frontends.grpc.encode import encode
-from headrace.frontends.grpc.layouts import KnownLayouts
-from headrace.frontends.grpc.wire import Parcel
+from headrace.frontends.grpc.message_layouts import MessageLayoutCache
+from headrace.frontends.grpc.wire import RawRequest
 from headrace.large import Large
 from headrace.messages.request import InferRequest, Respond
 from headrace.messages.response import InferResponse
@@ -40,18 +40,18 @@ class Inference:
             engine.entrance(not_by_model_infer, caller_of),
             engine.entrance(None, caller_of),
         )
-        self.layouts = KnownLayouts()
+        self.layouts = MessageLayoutCache()
 
     def forwarded(self, context: Context) -> Mapping[str, str] | None:
         return None if self._forward is None else self._forward(context.metadata)
 
 
-def model_infer(inference: Inference, parcel: Parcel, context: Context, reply: Reply) -> Cancel:
-    """Answer ``parcel`` by a serialized ``ModelInferResponse``, by callback.
+def model_infer(inference: Inference, raw_request: RawRequest, context: Context, reply: Reply) -> Cancel:
+    """Answer ``raw_request`` by a serialized ``ModelInferResponse``, by callback.
 
     What is returned cancels the request. Raises `HeadraceError` if it is refused.
     """
-    message = parcel.message
+    message = raw_request.message
     try:
         if context.draining:
             raise Unavailable(SHUTTING_DOWN)
@@ -59,9 +59,9 @@ def model_infer(inference: Inference, parcel: Parcel, context: Context, reply: R
         answer = _Answer(view, reply, inference.large_work)
         forwarded = inference.forwarded(context)
         try:
-            decoded = inference.layouts.decode(parcel, answer, forwarded)
+            decoded = inference.layouts.decode(raw_request, answer, forwarded)
         except Large:
-            return _infer_large(inference, parcel, forwarded, answer, inference.single.caller(context, None))
+            return _infer_large(inference, raw_request, forwarded, answer, inference.single.caller(context, None))
         answer.classes = decoded.classes
         inference.single.start(view, decoded.request, context)
     except HeadraceError as error:
@@ -75,10 +75,12 @@ def caller_of(context: Context, reply: None) -> Caller:
     return Caller("grpc", context.peer, context.certificate, partial(first, context.metadata))
 
 
-def decode_large(view: ModelView, parcel: Parcel, respond: Respond, forwarded: Mapping[str, str] | None) -> Decoded:
-    """What ``parcel`` asks of a model, where that is a matter of millions of elements. On a thread."""
+def decode_large(
+    view: ModelView, raw_request: RawRequest, respond: Respond, forwarded: Mapping[str, str] | None
+) -> Decoded:
+    """What ``raw_request`` asks of a model, where that is a matter of millions of elements. On a thread."""
     try:
-        decoded = decode(parcel, respond, forwarded)
+        decoded = decode(raw_request, respond, forwarded)
     except DecodeError:
         raise CallerError("Unable to parse request", Code.INTERNAL) from None
     check_strings(view, decoded.request)
@@ -86,12 +88,16 @@ def decode_large(view: ModelView, parcel: Parcel, respond: Respond, forwarded: M
 
 
 def _infer_large(
-    inference: Inference, parcel: Parcel, forwarded: Mapping[str, str] | None, answer: _Answer, caller: Caller | None
+    inference: Inference,
+    raw_request: RawRequest,
+    forwarded: Mapping[str, str] | None,
+    answer: _Answer,
+    caller: Caller | None,
 ) -> Cancel:
     """Let a thread decode what is large, and then submit it."""
 
     def read() -> InferRequest:
-        decoded = decode_large(answer.view, parcel, answer, forwarded)
+        decoded = decode_large(answer.view, raw_request, answer, forwarded)
         answer.classes = decoded.classes
         return decoded.request
 

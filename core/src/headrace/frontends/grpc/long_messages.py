@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
-from headrace.frontends.grpc.wire import FIXED_SIZES, LENGTH_DELIMITED, Buffer, Parcel, Span, read_varint, varint
+from headrace.frontends.grpc.wire import FIXED_SIZES, LENGTH_DELIMITED, Buffer, RawRequest, Span, read_varint, varint
 from headrace.messages.request import MAX_INPUTS
 
 M = TypeVar("M", bound=Message)
@@ -31,14 +31,14 @@ _NO_CONTENTS = b"\x2a\0"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
-def unpack(body: Buffer) -> Parcel:
+def unpack(body: Buffer) -> RawRequest:
     """The ``ModelInferRequest`` in ``body``, but for the contents of its tensors, which stay in ``body``.
 
     Raises `DecodeError`, and `InvalidArgument` if it has more than `MAX_SHORT_BYTES` besides.
     """
     look = _Look(memoryview(body))
     rest = look.rest(0, len(body), ModelInferRequest.DESCRIPTOR)
-    return Parcel(ModelInferRequest.FromString(b"".join(rest)), look.raw, body, None, look.contents)
+    return RawRequest(ModelInferRequest.FromString(b"".join(rest)), look.raw, body, None, look.contents)
 
 
 def parser(message: type[M]) -> Callable[[Buffer], M]:

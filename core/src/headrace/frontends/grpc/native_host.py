@@ -10,10 +10,10 @@ from math import inf
 from headrace.config.options import ServerOptions
 from headrace.errors import Unavailable
 from headrace.frontends.base import LAST_WORDS_S
-from headrace.frontends.grpc import heads, tls
+from headrace.frontends.grpc import call_head, tls
+from headrace.frontends.grpc.call_head import CallHead, Refusal
 from headrace.frontends.grpc.calls import DirectCall, HeldCall, RefusedCall, UnaryCall
 from headrace.frontends.grpc.compression import Compressor
-from headrace.frontends.grpc.heads import Head, Refusal
 from headrace.frontends.grpc.hosts import Host, address_of
 from headrace.frontends.grpc.rpcs import Rpc
 from headrace.frontends.grpc.streaming import StreamCall
@@ -56,7 +56,7 @@ class NativeHost(Host):
         await self._connections.drain(self.options.exit_timeout_secs + LAST_WORDS_S)
 
 
-class Calls(Service["Head | Refusal"]):
+class Calls(Service["CallHead | Refusal"]):
     """Makes a call of each stream."""
 
     def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: LargeWork) -> None:
@@ -67,15 +67,15 @@ class Calls(Service["Head | Refusal"]):
         self.compressor = Compressor(options.grpc_infer_response_compression_level)
         self._table = {f"/{rpc.service}/{rpc.name}".encode(): rpc for rpc in rpcs}
 
-    def interpret(self, headers: RequestHeaders) -> Head | Refusal:
-        return heads.read(self._table, self.compressor, headers)
+    def interpret(self, headers: RequestHeaders) -> CallHead | Refusal:
+        return call_head.read(self._table, self.compressor, headers)
 
-    def open_held(self, connection: Connection, id: int, meaning: Head | Refusal) -> Stream:
+    def open_held(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
         if isinstance(meaning, Refusal) or meaning.rpc.direct is None:
             return self.open(connection, id, meaning)  # small, or bounded by itself
         return HeldCall(connection, id, self, meaning)
 
-    def open(self, connection: Connection, id: int, meaning: Head | Refusal) -> Stream:
+    def open(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
         if isinstance(meaning, Refusal):
             return RefusedCall(connection, id, meaning)
         rpc = meaning.rpc

@@ -19,7 +19,7 @@ from headrace.frontends.failures import Failure, tell
 from headrace.frontends.grpc.context import Context, Send, first
 from headrace.frontends.grpc.encode import encode, encode_empty
 from headrace.frontends.grpc.infer import SHUTTING_DOWN, Inference, decode_large
-from headrace.frontends.grpc.wire import Parcel, pack_stream
+from headrace.frontends.grpc.wire import RawRequest, pack_stream
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
@@ -40,7 +40,7 @@ UNSENT = 64
 
 
 async def model_stream_infer(
-    inference: Inference, requests: AsyncIterator[Parcel], send: Send, context: Context
+    inference: Inference, requests: AsyncIterator[RawRequest], send: Send, context: Context
 ) -> None:
     """Answer ``requests`` by serialized ``ModelStreamInferResponse``s until all are answered.
 
@@ -74,11 +74,11 @@ class _Turn:
         "view",
     )
 
-    def __init__(self, stream: _Stream, parcel: Parcel) -> None:
+    def __init__(self, stream: _Stream, raw_request: RawRequest) -> None:
         self._stream = stream
         #: Of the request.
-        self.size_bytes = len(parcel.body)
-        self.message = parcel.message
+        self.size_bytes = len(raw_request.body)
+        self.message = raw_request.message
         self.view: ModelView | None = None
         self.request: InferRequest | None = None
         self.classes: Mapping[str, int] = {}
@@ -133,10 +133,10 @@ class _Stream:
         self._is_read = False
         self._failure: BaseException | None = None
 
-    async def read(self, requests: AsyncIterator[Parcel]) -> None:
+    async def read(self, requests: AsyncIterator[RawRequest]) -> None:
         """Start every request, while there is room."""
-        async for parcel in requests:
-            await self._start(_Turn(self, parcel), parcel)
+        async for raw_request in requests:
+            await self._start(_Turn(self, raw_request), raw_request)
             while self._is_full():
                 self._has_room.clear()
                 await self._has_room.wait()
@@ -205,14 +205,14 @@ class _Stream:
         self._in_order.clear()
         self._ready.clear()
 
-    async def _start(self, turn: _Turn, parcel: Parcel) -> None:
+    async def _start(self, turn: _Turn, raw_request: RawRequest) -> None:
         self._open.add(turn)
         self._held_bytes += turn.size_bytes
         try:
             try:
-                self._submit(turn, parcel)
+                self._submit(turn, raw_request)
             except Large:
-                await self._submit_large(turn, parcel)
+                await self._submit_large(turn, raw_request)
             turn.is_queued = True
         except HeadraceError as error:
             turn.respond(error.with_traceback(None), True)  # it would keep this frame as long as it waits to be sent
@@ -220,8 +220,8 @@ class _Stream:
             log.exception("a request on a gRPC stream failed")
             turn.respond(InternalError("internal error; the server's log has the details"), True)
 
-    def _submit(self, turn: _Turn, parcel: Parcel) -> None:
-        message, entrance = parcel.message, self._inference.any_number
+    def _submit(self, turn: _Turn, raw_request: RawRequest) -> None:
+        message, entrance = raw_request.message, self._inference.any_number
         try:
             if self._context.draining:
                 raise Unavailable(SHUTTING_DOWN)
@@ -229,15 +229,15 @@ class _Stream:
         finally:
             if turn.is_ordered:
                 self._in_order.append(turn)
-        decoded = self._inference.layouts.decode(parcel, turn.respond, self._inference.forwarded(self._context))
+        decoded = self._inference.layouts.decode(raw_request, turn.respond, self._inference.forwarded(self._context))
         turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
         entrance.start(view, decoded.request, self._context)
 
-    async def _submit_large(self, turn: _Turn, parcel: Parcel) -> None:
+    async def _submit_large(self, turn: _Turn, raw_request: RawRequest) -> None:
         """Let a thread decode what is large; the requests behind it wait."""
         inference, forwarded = self._inference, self._inference.forwarded(self._context)
         assert turn.view is not None
-        decoded = await inference.large_work.run(partial(decode_large, turn.view, parcel, turn.respond, forwarded))
+        decoded = await inference.large_work.run(partial(decode_large, turn.view, raw_request, turn.respond, forwarded))
         turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
         turn.view = inference.any_number.submit(decoded.request, inference.any_number.caller(self._context, None))
 

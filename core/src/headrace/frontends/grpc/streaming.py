@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import Unavailable
 from headrace.frontends.grpc import blocks
+from headrace.frontends.grpc.call_head import CallHead
 from headrace.frontends.grpc.calls import Call
-from headrace.frontends.grpc.heads import Head
-from headrace.frontends.grpc.inbox import PREFIX, Inbox
 from headrace.frontends.grpc.infer import SHUTTING_DOWN
+from headrace.frontends.grpc.message_assembler import PREFIX, MessageAssembler
 from headrace.frontends.grpc.status import CANCELLED, INTERNAL, OK, Status
 from headrace.frontends.http2 import frames
 from headrace.frontends.http2.connection import Connection
@@ -31,33 +31,33 @@ class StreamCall(Call):
 
     __slots__ = ("_arrival", "_drain", "_has_begun")
 
-    def __init__(self, connection: Connection, id: int, calls: Calls, head: Head) -> None:
+    def __init__(self, connection: Connection, id: int, calls: Calls, head: CallHead) -> None:
         Call.__init__(self, connection, id, calls, head)
-        self._inbox = inbox = Inbox()
+        self._assembler = assembler = MessageAssembler()
         self._arrival: asyncio.Future[None] | None = None
         self._drain: asyncio.Future[None] | None = None
         self._has_begun = False
-        self._begin_task(self._run(inbox))
+        self._begin_task(self._run(assembler))
 
     def drained(self) -> None:
         _wake(self._drain)
 
     def look(self, now: float) -> None:
-        inbox = self._inbox
-        assert inbox is not None
-        if self.is_ended or self.receive_window <= 0 or inbox.is_between:
-            inbox.goes_on()
+        assembler = self._assembler
+        assert assembler is not None
+        if self.is_ended or self.receive_window <= 0 or assembler.is_between:
+            assembler.goes_on()
         else:
             self._require_progress(now)
 
     def farewell(self) -> None:
         _wake(self._arrival)
 
-    async def _run(self, inbox: Inbox) -> None:
+    async def _run(self, assembler: MessageAssembler) -> None:
         rpc = self._head.rpc
         assert rpc.stream is not None
         try:
-            await rpc.stream(self._requests(inbox), self._send, self)
+            await rpc.stream(self._requests(assembler), self._send, self)
         except asyncio.CancelledError:
             self.finish(CANCELLED, "the call was cancelled")
         except Exception as error:
@@ -67,15 +67,15 @@ class StreamCall(Call):
         finally:
             self.done()
 
-    async def _requests(self, inbox: Inbox) -> AsyncIterator[Any]:
+    async def _requests(self, assembler: MessageAssembler) -> AsyncIterator[Any]:
         parse, turns = self._head.rpc.parse, self.connection.turns
         while True:
-            while inbox.complete:
+            while assembler.complete:
                 if turns.left_ns < 0 and turns.is_over():
                     await turns.task_turn()
-                flag, body = inbox.take()
+                flag, body = assembler.take()
                 turns.left_ns -= _MESSAGE_NS + len(body)
-                self._invite(inbox)
+                self._invite(assembler)
                 try:
                     request = parse(self._inflated(flag, body, LARGE_BYTES) if flag else body)
                 except Large:
@@ -87,7 +87,7 @@ class StreamCall(Call):
                 raise Unavailable(SHUTTING_DOWN)
             self._arrival = self._calls.loop.create_future()
             await self._arrival
-        if not inbox.is_between:
+        if not assembler.is_between:
             raise Status(INTERNAL, "the last request message is incomplete")
 
     async def _send(self, body: bytes) -> None:
@@ -109,16 +109,16 @@ class StreamCall(Call):
             self._drain = self._calls.loop.create_future()
             await self._drain
 
-    def _gathered(self, inbox: Inbox, ended: bool) -> None:
-        self._invite(inbox)
-        if inbox.complete or ended:
+    def _gathered(self, assembler: MessageAssembler, ended: bool) -> None:
+        self._invite(assembler)
+        if assembler.complete or ended:
             _wake(self._arrival)
 
-    def _invite(self, inbox: Inbox) -> None:
+    def _invite(self, assembler: MessageAssembler) -> None:
         """Let the client send: as much as is not read less than a window, and what its message lacks."""
         window = self.connection.limits.stream_window
-        wanted = window - inbox.complete_bytes - self.receive_window
-        missing = 0 if inbox.complete else inbox.missing_bytes
+        wanted = window - assembler.complete_bytes - self.receive_window
+        missing = 0 if assembler.complete else assembler.missing_bytes
         if wanted + missing >= window >> 1 or missing > self.receive_window:
             self.credit(wanted + missing)
 

@@ -17,7 +17,7 @@ from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from headrace.large import LARGE_BYTES, Large
 
 if TYPE_CHECKING:
-    from headrace.frontends.grpc.layouts import Layout
+    from headrace.frontends.grpc.message_layouts import MessageLayout
 
 Buffer: TypeAlias = "bytes | memoryview"
 
@@ -48,7 +48,7 @@ class Span(NamedTuple):
 _NOTHING: Mapping[int, Sequence[Span]] = {}
 
 
-class Parcel(NamedTuple):
+class RawRequest(NamedTuple):
     """A ``ModelInferRequest``. Its raw contents stand in ``raw``, and ``message`` may lack them.
 
     ``body`` is what was received. With a ``layout`` that says what it means, ``raw`` is empty.
@@ -58,25 +58,25 @@ class Parcel(NamedTuple):
     message: ModelInferRequest
     raw: Sequence[bytes | memoryview]
     body: Buffer
-    layout: Layout | None = None
+    layout: MessageLayout | None = None
     contents: Mapping[int, Sequence[Span]] = _NOTHING
 
 
-def unpack(body: Buffer, patience: int = LARGE_BYTES) -> Parcel:
+def unpack(body: Buffer, patience: int = LARGE_BYTES) -> RawRequest:
     """Parse a serialized ``ModelInferRequest``; large raw contents are views of ``body``.
 
     Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed, and `Large` if more than
     ``patience`` bytes of it are no raw contents: those are for `long_messages.unpack`.
     """
     if len(body) > SPLIT_BYTES:
-        parcel = split(body, patience)
-        if parcel is not None:
-            return parcel
+        raw_request = split(body, patience)
+        if raw_request is not None:
+            return raw_request
     message = ModelInferRequest.FromString(body)  # type: ignore[arg-type]  # a memoryview is taken, too
-    return Parcel(message, message.raw_input_contents, body)
+    return RawRequest(message, message.raw_input_contents, body)
 
 
-def split(body: Buffer, patience: int = LARGE_BYTES) -> Parcel | None:
+def split(body: Buffer, patience: int = LARGE_BYTES) -> RawRequest | None:
     """`unpack` without copying raw contents, or None if ``body`` is not laid out as expected."""
     spans = raw_spans(body)
     if len(body) - sum(span.end - span.begin for span in spans or ()) > patience:
@@ -84,7 +84,7 @@ def split(body: Buffer, patience: int = LARGE_BYTES) -> Parcel | None:
     if spans is None:
         return None
     view = memoryview(body)
-    return Parcel(without_raw(body, spans), [view[span.begin : span.end] for span in spans], body)
+    return RawRequest(without_raw(body, spans), [view[span.begin : span.end] for span in spans], body)
 
 
 def without_raw(body: Buffer, spans: Sequence[Span]) -> ModelInferRequest:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from headrace.errors import InvalidArgument
 from headrace.frontends.http.body import aligned
 from headrace.frontends.http.fields import Malformed
-from headrace.frontends.http.heads import malformed, path_of
 from headrace.frontends.http.limits import Limits, flagged, too_many_chunks
 from headrace.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply
+from headrace.frontends.http.request_head import malformed, path_of
 from headrace.frontends.http.routes import Routes
 from headrace.frontends.uploads import host_of
 

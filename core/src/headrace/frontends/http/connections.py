@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from headrace.frontends.http.heads import KnownHeads
 from headrace.frontends.http.limits import SWEEP_SECONDS, Limits
 from headrace.frontends.http.message import Cancel, HttpRequest, Reply
+from headrace.frontends.http.request_head import RequestHeadCache
 
 _SCRATCH_BYTES = 64 * 1024
 #: This part of all connections makes room when there are too many.
@@ -115,4 +115,4 @@ class Connections(OpenConnections):
         self.dispatch = dispatch
         self.received = bytearray(_SCRATCH_BYTES)
         self.scratch = memoryview(self.received)
-        self.known_heads = KnownHeads()
+        self.head_cache = RequestHeadCache()

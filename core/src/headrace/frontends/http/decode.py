@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.http.documents import as_string, check_depth, malformed, member, parse
-from headrace.frontends.http.forms import JSON, Form, read_outputs
 from headrace.frontends.http.inputs import read_inputs, view
 from headrace.frontends.http.outline import read_document
+from headrace.frontends.http.output_format import JSON, OutputFormat, read_outputs
 from headrace.frontends.http.parameters import read_parameters
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.messages import dtypes
@@ -26,7 +26,7 @@ from headrace.messages.tensor import BytesTensor
 if TYPE_CHECKING:
     from headrace.engine import ModelView
 
-_NO_FORMS: Mapping[str, Form] = {}
+_NO_FORMATS: Mapping[str, OutputFormat] = {}
 _LENGTH_NAME = "Inference-Header-Content-Length"
 
 
@@ -50,10 +50,10 @@ def header_length(value: bytes, body_bytes: int) -> int:
 
 def decode(
     request: InferRequest, body: memoryview, json_bytes: int, max_bytes: int, patience: int = UNBOUNDED
-) -> tuple[Mapping[str, Form], Form]:
+) -> tuple[Mapping[str, OutputFormat], OutputFormat]:
     """Fill ``request`` from ``body``, whose first ``json_bytes`` are JSON.
 
-    Returns the form of each output that is listed, and of the others. Raises `HeadraceError`, and `Large`
+    Returns the format of each output that is listed, and of the others. Raises `HeadraceError`, and `Large`
     for JSON beyond ``patience`` bytes.
     """
     if json_bytes > max_bytes:
@@ -63,13 +63,13 @@ def decode(
     document = _document(body[:json_bytes])
     if "id" in document:
         request.id = _id(document["id"])
-    default, forms = JSON, _NO_FORMS
+    default, formats = JSON, _NO_FORMATS
     if "parameters" in document:
         default = read_parameters(document["parameters"], request)
     read_inputs(member(document, "inputs"), request, body, json_bytes, max_bytes, patience)
     if "outputs" in document:
-        request.outputs, forms = read_outputs(document["outputs"])
-    return forms, default
+        request.outputs, formats = read_outputs(document["outputs"])
+    return formats, default
 
 
 def decode_raw(request: InferRequest, body: memoryview, model: ModelView, max_bytes: int) -> None:

@@ -14,8 +14,8 @@ import orjson
 from headrace.errors import InvalidArgument
 from headrace.frontends.classification import classify
 from headrace.frontends.http.compression import compress
-from headrace.frontends.http.forms import Form
 from headrace.frontends.http.message import Buffer, HttpReply
+from headrace.frontends.http.output_format import OutputFormat
 from headrace.large import LARGE_BYTES, SLICE_BYTES, UNBOUNDED, Large
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
@@ -34,8 +34,8 @@ _BINARY_TYPE = (_TYPE, b"application/octet-stream")
 
 def encode(
     response: InferResponse,
-    forms: Mapping[str, Form],
-    default: Form,
+    formats: Mapping[str, OutputFormat],
+    default: OutputFormat,
     labels: Mapping[str, Sequence[str]],
     is_batched: bool,
     encoding: bytes = b"identity",
@@ -43,7 +43,7 @@ def encode(
 ) -> HttpReply:
     """The reply to an infer request; binary tensors are views, not copies, unless compressed.
 
-    ``forms`` and ``default`` say how to send each output, ``labels`` name the classes of an
+    ``formats`` and ``default`` say how to send each output, ``labels`` name the classes of an
     output. Raises `InvalidArgument` for what has no JSON form or no classes, and `Large` where more than
     ``patience`` bytes would have to be ranked, printed or compressed.
     """
@@ -57,13 +57,13 @@ def encode(
     parts: list[Buffer] = [b""]
     printed: list[list[bytes]] = []
     for name, tensor in response.outputs.items():
-        form = forms.get(name, default)
-        if form.classes:
+        wanted = formats.get(name, default)
+        if wanted.classes:
             if tensor.nbytes > patience:
                 raise Large
-            tensor = classify(tensor, form.classes, labels.get(name, ()), is_batched)
+            tensor = classify(tensor, wanted.classes, labels.get(name, ()), is_batched)
         datatype = data_type(tensor).name
-        if form.is_binary:
+        if wanted.is_binary:
             size = tensor.nbytes
             outputs.append(
                 {"name": name, "datatype": datatype, "shape": tensor.shape, "parameters": {"binary_data_size": size}}
@@ -125,9 +125,9 @@ def _data(tensor: Tensor, datatype: str, patience: int, printed: list[list[bytes
     return _in_slices(len(flat), lambda begin, end: _numbers(flat[begin:end]), printed)
 
 
-def _in_slices(count: int, form: Callable[[int, int], Any], printed: list[list[bytes]]) -> orjson.Fragment:
+def _in_slices(count: int, slice_of: Callable[[int, int], Any], printed: list[list[bytes]]) -> orjson.Fragment:
     """Print ``count`` elements so that other threads have their turn meanwhile; gives what stands for them."""
-    slices = (form(begin, min(begin + _SLICE, count)) for begin in range(0, count, _SLICE))
+    slices = (slice_of(begin, min(begin + _SLICE, count)) for begin in range(0, count, _SLICE))
     data = [b",%s" % orjson.dumps(each, option=_NUMPY)[1:-1] for each in slices]
     data[0] = b"[%s" % data[0][1:]
     printed.append([*data, b"]"])

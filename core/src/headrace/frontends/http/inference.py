@@ -12,13 +12,13 @@ from headrace.engine import Caller, not_over_http
 from headrace.errors import HeadraceError, Unsupported
 from headrace.frontends.answering import EncodedAnswer, check_strings
 from headrace.frontends.forwarding import HeaderForwarding
+from headrace.frontends.http.body_layouts import BodyLayoutCache
 from headrace.frontends.http.compression import DECODABLE, decompress, response_encoding
 from headrace.frontends.http.decode import decode, decode_raw, header_length
 from headrace.frontends.http.encode import encode
-from headrace.frontends.http.forms import BINARY, JSON, Form
-from headrace.frontends.http.layouts import KnownLayouts
 from headrace.frontends.http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
-from headrace.frontends.http.target import Target
+from headrace.frontends.http.output_format import BINARY, JSON, OutputFormat
+from headrace.frontends.http.path_target import PathTarget
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
@@ -26,7 +26,7 @@ from headrace.messages.response import InferResponse
 if TYPE_CHECKING:
     from headrace.engine import Engine, ModelView
 
-_NO_FORMS: Mapping[str, Form] = {}
+_NO_FORMATS: Mapping[str, OutputFormat] = {}
 _ACCEPT = (b"Accept-Encoding", b"gzip, deflate")
 
 
@@ -38,10 +38,10 @@ class Inference:
         self._find, self._start = self._entrance.find, self._entrance.start
         self._max_bytes = engine.options.http_max_input_size
         self._large = engine.large_work
-        self._layouts = KnownLayouts()
+        self._layouts = BodyLayoutCache()
         self._forwarding = HeaderForwarding(engine.options.http_header_forward_pattern)
 
-    def __call__(self, http: HttpRequest, target: Target, reply: Reply) -> Cancel | None:
+    def __call__(self, http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
         """Answer ``http`` through ``reply``, now or later; raises `HeadraceError` if refused now.
 
         What is returned cancels the request.
@@ -64,14 +64,17 @@ class Inference:
         return request.cancel
 
     def _read(self, http: HttpRequest, request: InferRequest, answer: Answer, patience: int) -> None:
-        """Fill ``request`` and the forms of its ``answer``. Raises `HeadraceError`, and `Large` beyond ``patience``."""
+        """Fill ``request`` and the formats of its ``answer``.
+
+        Raises `HeadraceError`, and `Large` beyond ``patience``.
+        """
         headers, body = http.headers, http.body
         if b"content-encoding" in headers and headers[b"content-encoding"] in (b"gzip", b"deflate"):
             body = decompress(body, self._max_bytes, patience)
         length = headers.get(HEADER_LENGTH)
         json_bytes = body.nbytes if length is None else header_length(length, body.nbytes)
         if json_bytes or length is None:
-            answer.forms, answer.default = self._decode(request, body, json_bytes, patience)
+            answer.formats, answer.default = self._decode(request, body, json_bytes, patience)
         else:
             decode_raw(request, body, answer.view, self._max_bytes)
             answer.default = BINARY
@@ -91,15 +94,15 @@ class Inference:
 
     def _decode(
         self, request: InferRequest, body: memoryview, json_bytes: int, patience: int
-    ) -> tuple[Mapping[str, Form], Form]:
+    ) -> tuple[Mapping[str, OutputFormat], OutputFormat]:
         layout = self._layouts.find(body, json_bytes)
         if layout is not None:
             layout.fill(request, body)
-            return layout.forms, layout.default
-        forms, default = decode(request, body, json_bytes, self._max_bytes, patience)
+            return layout.formats, layout.default
+        formats, default = decode(request, body, json_bytes, self._max_bytes, patience)
         if patience < UNBOUNDED:  # those are the event loop's
-            self._layouts.keep(request, body, json_bytes, forms, default)
-        return forms, default
+            self._layouts.keep(request, body, json_bytes, formats, default)
+        return formats, default
 
     def _forward(self, http: HttpRequest, request: InferRequest) -> None:
         named = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in http.raw_headers)
@@ -111,18 +114,18 @@ class Inference:
 class Answer(EncodedAnswer[HttpReply]):
     """Replies to one request with what its model answers."""
 
-    __slots__ = ("_encoding", "default", "forms")
+    __slots__ = ("_encoding", "default", "formats")
 
     def __init__(self, view: ModelView, reply: Reply, encoding: bytes, large: LargeWork) -> None:
         super().__init__(view, reply, large)
-        self.forms = _NO_FORMS
+        self.formats = _NO_FORMATS
         self.default = JSON
         self._encoding = encoding
 
     def encode(self, response: InferResponse, patience: int) -> HttpReply:
         view = self.view
         return encode(
-            response, self.forms, self.default, view.labels, view.max_batch_size > 0, self._encoding, patience
+            response, self.formats, self.default, view.labels, view.max_batch_size > 0, self._encoding, patience
         )
 
     def refused(self, error: HeadraceError) -> HttpReply:

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.http.documents import as_boolean, as_object, as_unsigned, wrong_type
-from headrace.frontends.http.forms import BINARY, JSON, Form
+from headrace.frontends.http.output_format import BINARY, JSON, OutputFormat
 from headrace.messages.request import InferRequest, Parameter
 
 _MAX_CORRELATION_ID = 128
@@ -14,8 +14,8 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _UINT64_MAX = 2**64 - 1
 
 
-def read_parameters(parameters: Any, request: InferRequest) -> Form:
-    """Set what ``parameters`` say on ``request``; the form of outputs that are not listed."""
+def read_parameters(parameters: Any, request: InferRequest) -> OutputFormat:
+    """Set what ``parameters`` say on ``request``; the format of outputs that are not listed."""
     default, custom = JSON, {}
     for name, value in as_object(parameters, "parameters").items():
         if name == "binary_data_output":

@@ -24,19 +24,19 @@ from headrace.frontends.http.body import DIRECT_BYTES, DirectBody
 from headrace.frontends.http.chunked import ChunkedBody
 from headrace.frontends.http.exchange import Exchange
 from headrace.frontends.http.fields import Malformed
-from headrace.frontends.http.heads import (
+from headrace.frontends.http.limits import Limits, too_many_chunks
+from headrace.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply, text_error
+from headrace.frontends.http.pace import Pace, has_left, unsent_bytes
+from headrace.frontends.http.request_head import (
     CHUNKED,
     END,
-    Head,
     Refused,
+    RequestHead,
     drop_empty_lines,
     head_end,
     malformed,
     parse_head,
 )
-from headrace.frontends.http.limits import Limits, too_many_chunks
-from headrace.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply, text_error
-from headrace.frontends.http.pace import Pace, has_left, unsent_bytes
 from headrace.frontends.http.writing import BEGINNING, CONTINUE, serialise
 from headrace.frontends.uploads import host_of
 
@@ -72,13 +72,13 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._dispatch = connections.dispatch
         self._limits: Limits = connections.limits
         self._scratch, self._received = connections.scratch, connections.received
-        self._find_head = connections.known_heads.find
+        self._find_head = connections.head_cache.find
         self._exchanges: deque[Exchange] = deque()
         self._transport: asyncio.Transport
         # The request that is arriving
         self._rest = bytearray()  # received, and not taken yet
         self._searched = 0  # so much of it has no end of a head
-        self._head: Head | None = None  # whose body is arriving
+        self._head: RequestHead | None = None  # whose body is arriving
         self._direct: DirectBody | None = None
         self._chunked: ChunkedBody | None = None
         self._chunked_bytes = 0  # that have arrived in chunks
@@ -124,7 +124,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         if direct is not None:
             if direct.advance(nbytes):
                 self._forget()
-                self._take(cast("Head", head), direct.memory)
+                self._take(cast("RequestHead", head), direct.memory)
             return
         if self._is_deaf:
             return  # thrown away
@@ -310,14 +310,14 @@ class HttpProtocol(asyncio.BufferedProtocol):
         head = self._find_head(raw)
         if head is None:
             head = parse_head(raw, self._limits.headers)
-            self._connections.known_heads.keep(raw, head)
+            self._connections.head_cache.keep(raw, head)
         if head.body_bytes:
             self._expect_body(head)
         else:
             self._take(head, _NO_BODY)
         return True
 
-    def _expect_body(self, head: Head) -> None:
+    def _expect_body(self, head: RequestHead) -> None:
         """Make room for a body, or refuse it."""
         size = head.body_bytes
         if size > DIRECT_BYTES or size == CHUNKED:
@@ -334,13 +334,13 @@ class HttpProtocol(asyncio.BufferedProtocol):
         elif size > DIRECT_BYTES and size > len(self._rest):
             self._receive_directly(head)
 
-    def _judge_chunks(self, size: int, chunks: int, limit: int, head: Head) -> None:
+    def _judge_chunks(self, size: int, chunks: int, limit: int, head: RequestHead) -> None:
         if chunks > self._limits.chunks:
             raise Refused(error_reply(too_many_chunks(self._limits.chunks)))
         if size > limit:
             raise Refused(error_reply(self._limits.body_refusal(size, head.path, head.headers)))
 
-    def _take_body(self, head: Head) -> bool:
+    def _take_body(self, head: RequestHead) -> bool:
         """Whether there was a whole body."""
         rest = self._rest
         if self._chunked is not None:
@@ -360,7 +360,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._take(head, memoryview(whole))
         return True
 
-    def _receive_directly(self, head: Head) -> None:
+    def _receive_directly(self, head: RequestHead) -> None:
         """Have the socket write the rest of the body to where it will be read."""
         text = head.headers.get(HEADER_LENGTH, b"0")
         json_bytes = int(text) if text.isdigit() and len(text) < 12 else 0
@@ -374,7 +374,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._rest.clear()
         self._direct = direct
 
-    def _take(self, head: Head, body: memoryview) -> None:
+    def _take(self, head: RequestHead, body: memoryview) -> None:
         """Have a request answered that has arrived."""
         self._seconds, self._has_spoken = 0, True
         self._is_deaf = head.closes or self._is_stopping

@@ -13,7 +13,7 @@ from headrace.frontends.disclosure import shown
 from headrace.frontends.http.documents import as_boolean, as_object, as_string, malformed, parse_object
 from headrace.frontends.http.long_strings import LongString, read_object
 from headrace.frontends.http.message import HttpReply, HttpRequest, json_reply, json_type_reply
-from headrace.frontends.http.target import Target
+from headrace.frontends.http.path_target import PathTarget
 from headrace.frontends.uploads import Uploads
 from headrace.large import LARGE_BYTES
 
@@ -29,13 +29,13 @@ class Repository:
         restricted = "model-repository" in engine.options.http_restricted_api
         self._uploads = Uploads(engine.options.model_files_from, restricted, "--http-restricted-api")
 
-    async def index(self, request: HttpRequest, target: Target) -> HttpReply:
+    async def index(self, request: HttpRequest, target: PathTarget) -> HttpReply:
         ready_only = (await self._document(request)).get("ready", False)
         if type(ready_only) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         return json_reply([_entry(entry) for entry in await self._engine.list_repository(ready_only)])
 
-    async def load(self, request: HttpRequest, target: Target, peer: str) -> HttpReply:
+    async def load(self, request: HttpRequest, target: PathTarget, peer: str) -> HttpReply:
         """``peer`` is the address that the request came from."""
         _refuse_repository(target)
         given = (await self._document(request)).get("parameters", {})
@@ -54,7 +54,7 @@ class Repository:
             return parse_object(request.body)
         return await self._engine.large_work.run(partial(read_object, request.body))
 
-    async def unload(self, request: HttpRequest, target: Target) -> HttpReply:
+    async def unload(self, request: HttpRequest, target: PathTarget) -> HttpReply:
         _refuse_repository(target)
         given = as_object((await self._document(request)).get("parameters", {}), "parameters")
         dependents = as_boolean(given.get("unload_dependents", False), "unload_dependents")
@@ -67,7 +67,7 @@ def _entry(entry: IndexEntry) -> dict[str, str]:
     return {"name": entry.name, **{key: value for key, value in fields.items() if value}}
 
 
-def _refuse_repository(target: Target) -> None:
+def _refuse_repository(target: PathTarget) -> None:
     if target.repository:
         raise Unsupported("'repository_name' specification is not supported")
 

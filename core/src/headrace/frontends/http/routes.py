@@ -17,8 +17,8 @@ from headrace.frontends.failures import is_verbose, tell_fault
 from headrace.frontends.http.description import Description
 from headrace.frontends.http.inference import Inference
 from headrace.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply, error_reply, json_reply, text_error
+from headrace.frontends.http.path_target import PathTarget
 from headrace.frontends.http.repository import Repository
-from headrace.frontends.http.target import Target
 from headrace.frontends.http.watching import Dispatch, watched
 from headrace.frontends.recognition import Recent
 from headrace.frontends.restrictions import Restrictions
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 log = paced(__name__)
 
-Handler: TypeAlias = Callable[[HttpRequest, Target, Reply], "Cancel | None"]
-Answer: TypeAlias = Callable[[HttpRequest, Target], HttpReply]
+Handler: TypeAlias = Callable[[HttpRequest, PathTarget, Reply], "Cancel | None"]
+Answer: TypeAlias = Callable[[HttpRequest, PathTarget], HttpReply]
 
 #: Paths whose route is remembered; a bound, because clients choose the paths.
 _REMEMBERED = 1024
@@ -52,7 +52,7 @@ class Routes:
 
     def __init__(self, engine: Engine) -> None:
         self._restrictions = Restrictions(engine.options.http_restricted_api)
-        self._found = Recent[str, tuple[Route, Target]](_REMEMBERED)
+        self._found = Recent[str, tuple[Route, PathTarget]](_REMEMBERED)
         self._tasks: set[asyncio.Task[None]] = set()
         self.table = self._build(engine)
         #: Answers a request through its ``reply``, once, now or later. Never raises. Returns what to call if
@@ -80,11 +80,11 @@ class Routes:
 
     def _tell(self, error: HeadraceError, request: HttpRequest) -> None:
         """Log ``error`` if it is the server's fault."""
-        target = self._target(request.path) or Target()
+        target = self._target(request.path) or PathTarget()
         what = "Infer" if request.path.endswith("/infer") else f"{request.method} {request.path}"
         tell_fault(error, what, target.name, target.version)
 
-    def _target(self, path: str) -> Target | None:
+    def _target(self, path: str) -> PathTarget | None:
         """What ``path`` names, if it is one of ours."""
         try:
             return self._find(path)[1]
@@ -94,11 +94,11 @@ class Routes:
     def _refusal(self, route: Route, request: HttpRequest) -> str | None:
         return self._restrictions.refusal(route.category, lambda name: request.headers.get(name.encode()))
 
-    def _find(self, path: str) -> tuple[Route, Target]:
+    def _find(self, path: str) -> tuple[Route, PathTarget]:
         for route in self.table:
             match = route.pattern.fullmatch(path)
             if match is not None:
-                found = route, Target(**match.groupdict(""))
+                found = route, PathTarget(**match.groupdict(""))
                 if len(path) < 256:
                     self._found.keep(path, found)
                 return found
@@ -137,31 +137,31 @@ class Routes:
     def _load(self, repository: Repository) -> Handler:
         """The handler of loads, which looks at who sent them."""
 
-        def handle(request: HttpRequest, target: Target, reply: Reply) -> None:
+        def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
             self._task(partial(repository.load, peer=getattr(reply, "peer", "")))(request, target, reply)
 
         return handle
 
-    def _perhaps_task(self, answer: Callable[[HttpRequest, Target], HttpReply | Awaitable[HttpReply]]) -> Handler:
+    def _perhaps_task(self, answer: Callable[[HttpRequest, PathTarget], HttpReply | Awaitable[HttpReply]]) -> Handler:
         """A handler that has the reply at once, or else awaits it as `_task` does."""
 
-        def handle(request: HttpRequest, target: Target, reply: Reply) -> None:
+        def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
             found = answer(request, target)
             if isinstance(found, HttpReply):
                 reply(found)
                 return
 
-            async def wait(request: HttpRequest, target: Target) -> HttpReply:
+            async def wait(request: HttpRequest, target: PathTarget) -> HttpReply:
                 return await found
 
             self._task(wait)(request, target, reply)
 
         return handle
 
-    def _task(self, coroutine: Callable[[HttpRequest, Target], Awaitable[HttpReply]]) -> Handler:
+    def _task(self, coroutine: Callable[[HttpRequest, PathTarget], Awaitable[HttpReply]]) -> Handler:
         """A handler that runs ``coroutine`` to its end, even if the caller goes away."""
 
-        async def run(request: HttpRequest, target: Target, reply: Reply) -> None:
+        async def run(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
             try:
                 reply(await coroutine(request, target))
             except HeadraceError as error:
@@ -172,7 +172,7 @@ class Routes:
                 log.exception("a request to %r failed", request.path[:1000])
                 reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
 
-        def handle(request: HttpRequest, target: Target, reply: Reply) -> None:
+        def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
             task = asyncio.get_running_loop().create_task(run(request, target, reply))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -185,7 +185,7 @@ def _route(pattern: str, category: str, **handlers: Handler) -> Route:
 
 
 def _direct(answer: Answer) -> Handler:
-    def handle(request: HttpRequest, target: Target, reply: Reply) -> None:
+    def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
         reply(answer(request, target))
 
     return handle
@@ -194,7 +194,7 @@ def _direct(answer: Answer) -> Handler:
 def _later(feature: str) -> Handler:
     """A route that is known and not built yet."""
 
-    def refuse(request: HttpRequest, target: Target, reply: Reply) -> None:
+    def refuse(request: HttpRequest, target: PathTarget, reply: Reply) -> None:
         raise Unsupported(f"{feature} is not available in this version of Headrace")
 
     return refuse
@@ -203,11 +203,11 @@ def _later(feature: str) -> Handler:
 def _shared_memory(kind: Kind) -> list[Route]:
     base = rf"/v2/{kind}sharedmemory(?:/region/(?P<name>[^/]+))?"
 
-    def status(request: HttpRequest, target: Target) -> HttpReply:
+    def status(request: HttpRequest, target: PathTarget) -> HttpReply:
         require_status(kind, target.name)
         return json_reply([])
 
-    def refuse(request: HttpRequest, target: Target) -> HttpReply:
+    def refuse(request: HttpRequest, target: PathTarget) -> HttpReply:
         raise refuse_change()
 
     return [

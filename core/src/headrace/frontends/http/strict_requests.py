@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from headrace.frontends.http.chunked import ChunkedBody
 from headrace.frontends.http.fields import Malformed
-from headrace.frontends.http.heads import CHUNKED, Head, Refused, drop_empty_lines, head_end, malformed, parse_head
 from headrace.frontends.http.limits import Limits
 from headrace.frontends.http.message import HttpReply
+from headrace.frontends.http.request_head import (
+    CHUNKED,
+    Refused,
+    RequestHead,
+    drop_empty_lines,
+    head_end,
+    malformed,
+    parse_head,
+)
 
 _HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: Stands for a head that was refused, and is answered with the refusal.
@@ -115,7 +123,7 @@ class StrictRequests:
         self._begin(parse_head(raw, self._limits.headers), raw, passed)
         return True
 
-    def _begin(self, head: Head, raw: bytes, passed: bytearray) -> None:
+    def _begin(self, head: RequestHead, raw: bytes, passed: bytearray) -> None:
         self._is_last = head.closes
         passed += raw if b"upgrade" not in head.headers else _without_upgrade(raw)
         if head.body_bytes == CHUNKED:

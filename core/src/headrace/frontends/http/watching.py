@@ -13,7 +13,7 @@ from headrace.frontends.http.message import HEADER_LENGTH, Cancel, ErrorReply, H
 from headrace.messages.request import InferRequest
 
 if TYPE_CHECKING:
-    from headrace.frontends.http.target import Target
+    from headrace.frontends.http.path_target import PathTarget
 
 Dispatch: TypeAlias = Callable[[HttpRequest, Reply], "Cancel | None"]
 
@@ -23,7 +23,7 @@ _METHODS = {"GET": 0, "HEAD": 1, "POST": 2, "PUT": 3, "DELETE": 4}
 _BODY_BYTES = 64 * 1024
 
 
-def watched(dispatch: Dispatch, target: Callable[[str], Target | None]) -> Dispatch:
+def watched(dispatch: Dispatch, target: Callable[[str], PathTarget | None]) -> Dispatch:
     """``dispatch``, with the log told of every request; ``target`` says what a path names."""
 
     def watch(request: HttpRequest, reply: Reply) -> Cancel | None:
@@ -41,7 +41,7 @@ class _Watcher:
 
     __slots__ = ("_reply", "_request", "_target", "cancel")
 
-    def __init__(self, request: HttpRequest, reply: Reply, target: Callable[[str], Target | None]) -> None:
+    def __init__(self, request: HttpRequest, reply: Reply, target: Callable[[str], PathTarget | None]) -> None:
         self.cancel: Cancel | None = None
         self._request = request
         self._reply = reply

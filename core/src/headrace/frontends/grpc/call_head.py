@@ -37,7 +37,7 @@ class Refusal(NamedTuple):
 
 
 @dataclass(slots=True)
-class Head:
+class CallHead:
     """The beginning of a call. Shared by the calls that begin alike.
 
     ``timeout`` is in seconds, 0 for none. ``encoding`` is that of packed messages; ``answers`` is
@@ -58,7 +58,7 @@ class Head:
         return self._metadata
 
 
-def read(table: Mapping[bytes, Rpc], compressor: Compressor, headers: RequestHeaders) -> Head | Refusal:
+def read(table: Mapping[bytes, Rpc], compressor: Compressor, headers: RequestHeaders) -> CallHead | Refusal:
     """What ``headers`` ask for. ``table`` has the RPCs by path."""
     named = dict(headers.fields)
     if headers.method != b"POST":
@@ -78,7 +78,7 @@ def read(table: Mapping[bytes, Rpc], compressor: Compressor, headers: RequestHea
         return Refusal(blocks.refusal(INTERNAL, "Error parsing 'grpc-timeout' metadata"))
     accepted = named.get(b"grpc-accept-encoding", b"").replace(b" ", b"").split(b",")
     answers = compressor.choose(accepted) if rpc.category == "inference" else b""
-    return Head(rpc, headers.fields, timeout, encoding, answers)
+    return CallHead(rpc, headers.fields, timeout, encoding, answers)
 
 
 def _unknown_encoding(name: bytes) -> bytes:

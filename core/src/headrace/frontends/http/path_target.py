@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Target(NamedTuple):
+class PathTarget(NamedTuple):
     """``name`` is a model or a shared-memory region, ``version`` its digits; empty means none."""
 
     name: str = ""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.frontends.http.forms import Form
+from headrace.frontends.http.output_format import OutputFormat
 from headrace.frontends.recognition import Recent, fixed_tensors
 from headrace.messages.request import InferRequest, Parameter
 
@@ -20,7 +20,7 @@ _LAYOUTS = 1024
 _JSON_BYTES = 1024
 
 
-class Place(NamedTuple):
+class InputPlace(NamedTuple):
     """Where in a body an input begins."""
 
     name: str
@@ -29,17 +29,17 @@ class Place(NamedTuple):
     begin: int
 
 
-class Layout(NamedTuple):
+class BodyLayout(NamedTuple):
     """A body of ``body_bytes``: what its JSON says, and where its tensors lie."""
 
     body_bytes: int
-    places: Sequence[Place]
+    places: Sequence[InputPlace]
     outputs: Sequence[str]
     parameters: Mapping[str, Parameter]
     priority: int
     timeout_us: int
-    forms: Mapping[str, Form]
-    default: Form
+    formats: Mapping[str, OutputFormat]
+    default: OutputFormat
 
     def fill(self, request: InferRequest, body: memoryview) -> None:
         """Make of a new ``request`` what decoding ``body`` would make of it."""
@@ -52,13 +52,13 @@ class Layout(NamedTuple):
             request.parameters = dict(self.parameters)
 
 
-class KnownLayouts:
+class BodyLayoutCache:
     """Layouts by their JSON."""
 
     def __init__(self) -> None:
-        self._known = Recent[bytes, Layout](_LAYOUTS)
+        self._known = Recent[bytes, BodyLayout](_LAYOUTS)
 
-    def find(self, body: memoryview, json_bytes: int) -> Layout | None:
+    def find(self, body: memoryview, json_bytes: int) -> BodyLayout | None:
         """The layout of ``body``, whose first ``json_bytes`` are JSON; None if it is not known."""
         if json_bytes > _JSON_BYTES or json_bytes == body.nbytes:
             return None
@@ -66,7 +66,12 @@ class KnownLayouts:
         return layout if layout is not None and layout.body_bytes == body.nbytes else None
 
     def keep(
-        self, request: InferRequest, body: memoryview, json_bytes: int, forms: Mapping[str, Form], default: Form
+        self,
+        request: InferRequest,
+        body: memoryview,
+        json_bytes: int,
+        formats: Mapping[str, OutputFormat],
+        default: OutputFormat,
     ) -> None:
         """Know the layout of ``body``, of which ``request`` was made, if one like it may come again."""
         tensors = fixed_tensors(request)
@@ -74,10 +79,12 @@ class KnownLayouts:
             return
         places, end = [], json_bytes
         for name, tensor in tensors.items():
-            places.append(Place(name, tensor.shape, tensor.dtype, end))
+            places.append(InputPlace(name, tensor.shape, tensor.dtype, end))
             end += tensor.nbytes
         if end != body.nbytes:
             return  # some were written in the JSON
         outputs, parameters = tuple(request.outputs), dict(request.parameters)
-        layout = Layout(body.nbytes, places, outputs, parameters, request.priority, request.timeout_us, forms, default)
+        layout = BodyLayout(
+            body.nbytes, places, outputs, parameters, request.priority, request.timeout_us, formats, default
+        )
         self._known.keep(body[:json_bytes].tobytes(), layout)

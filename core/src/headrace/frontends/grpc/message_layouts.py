@@ -14,7 +14,7 @@ import numpy as np
 from headrace.frontends.grpc import wire
 from headrace.frontends.grpc.decode import Decoded, decode
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
-from headrace.frontends.grpc.wire import Buffer, Parcel
+from headrace.frontends.grpc.wire import Buffer, RawRequest
 from headrace.frontends.recognition import Recent, fixed_tensors
 from headrace.large import LARGE_BYTES
 from headrace.messages.request import InferRequest, Parameter, Respond
@@ -26,7 +26,7 @@ _FIXED_BYTES = 1024
 _KEY_BYTES = 24
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where in a message an input lies."""
 
     name: str
@@ -36,12 +36,12 @@ class Place(NamedTuple):
     end: int
 
 
-class Layout(NamedTuple):
+class MessageLayout(NamedTuple):
     """``fixed`` are the bytes of a message in the ``gaps`` between its tensors; the rest is what they say."""
 
     gaps: Sequence[tuple[int, int]]
     fixed: Sequence[bytes]
-    places: Sequence[Place]
+    places: Sequence[TensorPlace]
     message: ModelInferRequest
     outputs: Sequence[str]
     parameters: Mapping[str, Parameter]
@@ -71,26 +71,29 @@ class Layout(NamedTuple):
         return Decoded(request, self.classes, self.empty_final)
 
 
-class KnownLayouts:
+class MessageLayoutCache:
     """Unpacks and decodes messages."""
 
     def __init__(self) -> None:
-        self._known = Recent[tuple[int, bytes], Layout](_LAYOUTS)
+        self._known = Recent[tuple[int, bytes], MessageLayout](_LAYOUTS)
 
-    def unpack(self, body: Buffer) -> Parcel:
+    def unpack(self, body: Buffer) -> RawRequest:
         """`wire.unpack`, which a message whose layout is known is spared."""
         layout = self._known.get((len(body), bytes(body[:_KEY_BYTES])))
         if layout is not None and layout.fits(body):
-            return Parcel(layout.message, (), body, layout)
+            return RawRequest(layout.message, (), body, layout)
         return wire.unpack(body)
 
-    def decode(self, parcel: Parcel, respond: Respond, forwarded: Mapping[str, Parameter] | None = None) -> Decoded:
-        """What ``parcel`` asks for, as `headrace.frontends.grpc.decode.decode` says; `Large` is for that itself."""
-        if parcel.layout is not None:
-            return parcel.layout.decode(parcel.body, respond, forwarded)
-        decoded = decode(parcel, respond, forwarded, LARGE_BYTES)
+    def decode(
+        self, raw_request: RawRequest, respond: Respond, forwarded: Mapping[str, Parameter] | None = None
+    ) -> Decoded:
+        """What ``raw_request`` asks for, as `headrace.frontends.grpc.decode.decode` says; `Large` is for
+        that itself."""
+        if raw_request.layout is not None:
+            return raw_request.layout.decode(raw_request.body, respond, forwarded)
+        decoded = decode(raw_request, respond, forwarded, LARGE_BYTES)
         if not forwarded:
-            self._keep(parcel.body, decoded)
+            self._keep(raw_request.body, decoded)
         return decoded
 
     def _keep(self, body: Buffer, decoded: Decoded) -> None:
@@ -105,13 +108,13 @@ class KnownLayouts:
         gaps, places, end = [], [], 0
         for (name, tensor), span in zip(tensors.items(), spans, strict=True):
             gaps.append((end, span.begin))
-            places.append(Place(name, tensor.shape, tensor.dtype, span.begin, span.end))
+            places.append(TensorPlace(name, tensor.shape, tensor.dtype, span.begin, span.end))
             end = span.end
         gaps.append((end, len(body)))
         fixed = [bytes(body[begin:end]) for begin, end in gaps]
         if sum(map(len, fixed)) > _FIXED_BYTES:
             return
-        layout = Layout(
+        layout = MessageLayout(
             gaps,
             fixed,
             places,

@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError
 from headrace.frontends.grpc import decode as plain
 from headrace.frontends.grpc import wire
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
-from headrace.frontends.grpc.layouts import KnownLayouts, Place
+from headrace.frontends.grpc.message_layouts import MessageLayoutCache, TensorPlace
 from headrace.messages.request import InferRequest
 from headrace.messages.tensor import BytesTensor
 
@@ -59,7 +59,7 @@ def said(request: InferRequest) -> tuple[Any, ...]:
     return (tensors, tuple(request.outputs), dict(request.parameters), *plain_fields)
 
 
-def outcome(known: KnownLayouts | None, body: bytes | memoryview) -> tuple[Any, ...]:
+def outcome(known: MessageLayoutCache | None, body: bytes | memoryview) -> tuple[Any, ...]:
     """What ``body`` asks for, or why it is refused; without ``known``, by protobuf alone."""
     try:
         unpack, decode = (wire.unpack, plain.decode) if known is None else (known.unpack, known.decode)
@@ -69,7 +69,7 @@ def outcome(known: KnownLayouts | None, body: bytes | memoryview) -> tuple[Any, 
     return (*said(decoded.request), dict(decoded.classes), decoded.empty_final)
 
 
-def places(known: KnownLayouts, body: bytes) -> Sequence[Place]:
+def places(known: MessageLayoutCache, body: bytes) -> Sequence[TensorPlace]:
     """Where the tensors of ``body`` lie, if its layout is known."""
     try:
         layout = known.unpack(body).layout
@@ -78,22 +78,22 @@ def places(known: KnownLayouts, body: bytes) -> Sequence[Place]:
     return layout.places if layout else ()
 
 
-def is_known(known: KnownLayouts, body: bytes) -> bool:
+def is_known(known: MessageLayoutCache, body: bytes) -> bool:
     return bool(places(known, body))
 
 
 @pytest.fixture
-def known() -> KnownLayouts:
-    return KnownLayouts()
+def known() -> MessageLayoutCache:
+    return MessageLayoutCache()
 
 
-def learned(known: KnownLayouts, body: bytes) -> bool:
+def learned(known: MessageLayoutCache, body: bytes) -> bool:
     """Whether the layout of ``body`` is known once it has been decoded."""
     outcome(known, body)
     return is_known(known, body)
 
 
-def test_other_values_in_a_known_layout_are_not_parsed_and_arrive(known: KnownLayouts) -> None:
+def test_other_values_in_a_known_layout_are_not_parsed_and_arrive(known: MessageLayoutCache) -> None:
     assert learned(known, message(1))
     request = known.decode(known.unpack(message(7)), nobody).request
     assert is_known(known, message(7))
@@ -101,12 +101,12 @@ def test_other_values_in_a_known_layout_are_not_parsed_and_arrive(known: KnownLa
     assert (request.model_name, request.respond) == ("m", nobody)
 
 
-def test_a_large_message_in_a_view_is_known_too(known: KnownLayouts) -> None:
+def test_a_large_message_in_a_view_is_known_too(known: MessageLayoutCache) -> None:
     first, second = message(1, (1, 40_000)), message(2, (1, 40_000))
     assert learned(known, first)
-    parcel = known.unpack(memoryview(second))
-    assert parcel.layout is not None
-    tensor = known.decode(parcel, nobody).request.inputs["x"]
+    raw_request = known.unpack(memoryview(second))
+    assert raw_request.layout is not None
+    tensor = known.decode(raw_request, nobody).request.inputs["x"]
     assert isinstance(tensor, np.ndarray)
     assert tensor.tobytes() == np.full(40_000, 2, np.float32).tobytes()
     assert np.shares_memory(tensor, np.frombuffer(second, np.uint8)), "the tensor was copied"
@@ -123,7 +123,9 @@ def test_a_large_message_in_a_view_is_known_too(known: KnownLayouts) -> None:
         pytest.param(message(priority=1), id="a parameter"),
     ],
 )
-def test_what_differs_outside_the_tensors_is_not_taken_for_a_known_layout(known: KnownLayouts, other: bytes) -> None:
+def test_what_differs_outside_the_tensors_is_not_taken_for_a_known_layout(
+    known: MessageLayoutCache, other: bytes
+) -> None:
     assert learned(known, message())
     assert not is_known(known, other)
     assert outcome(known, other) == outcome(None, other)
@@ -140,7 +142,9 @@ LONG = "a_model_with_a_name_that_fills_what_layouts_are_looked_up_by"
         pytest.param(message() + b"\x0a\x01n", message() + b"\x0a\x01o", id="what comes behind the tensors"),
     ],
 )
-def test_layouts_of_one_size_and_one_beginning_are_told_apart(known: KnownLayouts, first: bytes, other: bytes) -> None:
+def test_layouts_of_one_size_and_one_beginning_are_told_apart(
+    known: MessageLayoutCache, first: bytes, other: bytes
+) -> None:
     assert len(first) == len(other)
     assert learned(known, first)
     assert not is_known(known, other)
@@ -160,12 +164,12 @@ def test_layouts_of_one_size_and_one_beginning_are_told_apart(known: KnownLayout
         pytest.param(message(note="n" * 1100), id="more than tensors"),
     ],
 )
-def test_requests_of_which_none_like_it_comes_again_are_not_kept(known: KnownLayouts, body: bytes) -> None:
+def test_requests_of_which_none_like_it_comes_again_are_not_kept(known: MessageLayoutCache, body: bytes) -> None:
     assert not learned(known, body)
     assert outcome(known, body) == outcome(None, body)
 
 
-def test_parameters_priority_and_outputs_are_those_of_the_layout(known: KnownLayouts) -> None:
+def test_parameters_priority_and_outputs_are_those_of_the_layout(known: MessageLayoutCache) -> None:
     sent = ModelInferRequest.FromString(message(priority=2, timeout=30, color="red"))
     sent.outputs.add(name="y").parameters["classification"].int64_param = 3
     body = sent.SerializeToString(deterministic=True)
@@ -175,7 +179,7 @@ def test_parameters_priority_and_outputs_are_those_of_the_layout(known: KnownLay
     assert (request.priority, request.timeout_us, request.parameters) == (2, 30, {"color": "red"})
 
 
-def test_each_request_has_parameters_of_its_own(known: KnownLayouts) -> None:
+def test_each_request_has_parameters_of_its_own(known: MessageLayoutCache) -> None:
     body = message(color="red")
     first = known.decode(known.unpack(body), nobody).request
     second = known.decode(known.unpack(body), nobody).request
@@ -184,7 +188,7 @@ def test_each_request_has_parameters_of_its_own(known: KnownLayouts) -> None:
     assert known.decode(known.unpack(body), nobody).request.parameters == {"color": "red"}
 
 
-def test_forwarded_metadata_is_added_to_each_request_and_never_kept(known: KnownLayouts) -> None:
+def test_forwarded_metadata_is_added_to_each_request_and_never_kept(known: MessageLayoutCache) -> None:
     known.decode(known.unpack(message()), nobody, {"user": "a"})
     assert not is_known(known, message())
     assert learned(known, message())
@@ -193,19 +197,19 @@ def test_forwarded_metadata_is_added_to_each_request_and_never_kept(known: Known
     assert known.decode(known.unpack(message()), nobody).request.parameters == {}
 
 
-def test_the_number_of_layouts_is_bounded(known: KnownLayouts) -> None:
+def test_the_number_of_layouts_is_bounded(known: MessageLayoutCache) -> None:
     bodies = [message(shape=(1, size)) for size in range(1, 1000)]
     for body in bodies:
         outcome(known, body)
     assert 0 < sum(is_known(known, body) for body in bodies) <= 256
 
 
-def test_a_layout_keeps_nothing_of_the_request_that_it_was_learned_from(known: KnownLayouts) -> None:
+def test_a_layout_keeps_nothing_of_the_request_that_it_was_learned_from(known: MessageLayoutCache) -> None:
     large = message(3, (1, 10_000))
     assert learned(known, large)
-    parcel = known.unpack(large)
-    assert parcel.message.ByteSize() < 100
-    assert not parcel.message.raw_input_contents
+    raw_request = known.unpack(large)
+    assert raw_request.message.ByteSize() < 100
+    assert not raw_request.message.raw_input_contents
 
 
 # ------------------------------------------------------------------ by protobuf alone, the same
@@ -237,7 +241,7 @@ def messages(draw: st.DrawFn) -> bytes:
 @given(st.lists(messages(), min_size=1, max_size=4), st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_stream_of_messages_means_the_same_with_and_without_memory(sent: list[bytes], data: st.DataObject) -> None:
-    known = KnownLayouts()
+    known = MessageLayoutCache()
     for _ in range(12):
         body = bytearray(data.draw(st.sampled_from(sent)))
         for place in places(known, bytes(body)):  # other values, as a client would send

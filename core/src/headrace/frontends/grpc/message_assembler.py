@@ -24,7 +24,7 @@ _FIRST_BYTES = 16 * 1024 * 1024
 _AHEAD = 64
 
 
-class Inbox:
+class MessageAssembler:
     """The messages that have come and were not taken, and the one that is coming."""
 
     __slots__ = (

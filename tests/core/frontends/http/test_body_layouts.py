@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.frontends.http import inference
+from headrace.frontends.http.body_layouts import BodyLayoutCache
 from headrace.frontends.http.decode import decode
-from headrace.frontends.http.forms import JSON
-from headrace.frontends.http.layouts import KnownLayouts
 from headrace.frontends.http.message import HttpRequest
+from headrace.frontends.http.output_format import JSON
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 
@@ -190,7 +190,7 @@ def test_reshape_of_one_model_does_not_reach_the_next_request(make_caller: MakeC
     caller = make_caller({"X": ("UINT8", (4,))})
     caller.model.config.input[0].reshape.shape.extend([2, 2])
     caller.model.signature = type(caller.model.signature)("echo", caller.model.config)
-    caller.directory.serve(caller.model)
+    caller.table.serve(caller.model)
     for _ in range(3):
         assert caller.infer(FOUR, b"abcd")[0].status == 200
         assert caller.model.requests[-1].inputs["X"].shape == (2, 2)
@@ -200,7 +200,7 @@ def test_reshape_of_one_model_does_not_reach_the_next_request(make_caller: MakeC
 def test_layout_says_nothing_of_the_model(make_caller: MakeCaller, decoded: Decoded) -> None:
     """The same JSON to two models: one takes it, the other refuses it in its own name."""
     one = make_caller(X4)
-    one.directory.serve(one.model, type(one.model)({"X": ("INT8", (4,))}, name="other"))
+    one.table.serve(one.model, type(one.model)({"X": ("INT8", (4,))}, name="other"))
     text = orjson.dumps(FOUR)
     headers = {"Inference-Header-Content-Length": str(len(text))}
     for name, data, status in (("echo", b"abcd", 200), ("other", b"efgh", 400), ("echo", b"ijkl", 200)):
@@ -379,13 +379,13 @@ def layout_of(number: int, padding: int = 0) -> tuple[memoryview, int]:
     return memoryview(text + b"abcd"), len(text)
 
 
-def keep(known: KnownLayouts, body: memoryview, json_bytes: int) -> None:
+def keep(known: BodyLayoutCache, body: memoryview, json_bytes: int) -> None:
     request = InferRequest("m", {"X": np.ndarray((4,), np.uint8, body, json_bytes)}, lambda answer, final: None)
     known.keep(request, body, json_bytes, {}, JSON)
 
 
 def test_number_of_layouts_is_bounded_and_the_latest_is_known() -> None:
-    known = KnownLayouts()
+    known = BodyLayoutCache()
     for number in range(3000):
         keep(known, *layout_of(number))
         assert known.find(*layout_of(number)) is not None
@@ -393,7 +393,7 @@ def test_number_of_layouts_is_bounded_and_the_latest_is_known() -> None:
 
 
 def test_long_json_is_not_kept() -> None:
-    known = KnownLayouts()
+    known = BodyLayoutCache()
     for size in (1024, 1025):
         keep(known, *layout_of(1, size))
     assert known.find(*layout_of(1, 1024)) is not None
@@ -401,7 +401,7 @@ def test_long_json_is_not_kept() -> None:
 
 
 def test_long_json_is_not_even_copied() -> None:
-    known, (body, json_bytes) = KnownLayouts(), layout_of(1, 2**20)
+    known, (body, json_bytes) = BodyLayoutCache(), layout_of(1, 2**20)
     tracemalloc.start()
     try:
         known.find(body, json_bytes)

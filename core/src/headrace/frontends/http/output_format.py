@@ -1,4 +1,4 @@
-"""In which form a caller wants each output: JSON, binary, or as its top classes."""
+"""In which format a caller wants each output: JSON, binary, or as its top classes."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from headrace.frontends.shared_memory import no_region
 _MAX_CLASSES = 2**31 - 1
 
 
-class Form(NamedTuple):
+class OutputFormat(NamedTuple):
     """``classes`` above 0 asks for that many entries of classification."""
 
     is_binary: bool
     classes: int = 0
 
 
-JSON = Form(False)
-BINARY = Form(True)
+JSON = OutputFormat(False)
+BINARY = OutputFormat(True)
 
 
-def read_outputs(entries: Any) -> tuple[list[str], dict[str, Form]]:
-    """The names requested, in order and with repetitions, and the form of each."""
-    names, forms = [], {}
+def read_outputs(entries: Any) -> tuple[list[str], dict[str, OutputFormat]]:
+    """The names requested, in order and with repetitions, and the format of each."""
+    names, formats = [], {}
     for entry in as_array(entries, "outputs"):
         name = as_string(member(as_object(entry, "outputs"), "name"), "name")
         parameters = entry.get("parameters")
         names.append(name)
-        forms[name] = JSON if not parameters else _form(name, as_object(parameters, "parameters"))
-    return names, forms
+        formats[name] = JSON if not parameters else _format(name, as_object(parameters, "parameters"))
+    return names, formats
 
 
-def _form(name: str, parameters: dict[str, Any]) -> Form:
+def _format(name: str, parameters: dict[str, Any]) -> OutputFormat:
     is_binary = as_boolean(parameters.get("binary_data", False), "binary_data")
     classes = as_unsigned(parameters.get("classification", 0), "classification")
     if "shared_memory_region" in parameters:
@@ -43,7 +43,7 @@ def _form(name: str, parameters: dict[str, Any]) -> Form:
         raise InvalidArgument(
             f"'classification' of output '{name}' is {classes}, but at most {_MAX_CLASSES} is allowed"
         )
-    return Form(is_binary, classes) if classes else BINARY if is_binary else JSON
+    return OutputFormat(is_binary, classes) if classes else BINARY if is_binary else JSON
 
 
 def _refuse_shared_memory(parameters: dict[str, Any], is_binary: bool) -> None:

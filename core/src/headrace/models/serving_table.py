@@ -13,7 +13,7 @@ from headrace.models.view import ModelView
 LOADING = "Server not ready: its models are still being loaded"
 
 
-class Directory:
+class ServingTable:
     """Finds models by name and version. Rebuilt by the lifecycle, read by every request.
 
     Until it is `open`, requests from outside find nothing and are refused with ``refusal``; models

@@ -1,7 +1,7 @@
 """Heads of requests, by RFC 9112: what they mean is a function of their bytes and of nothing else.
 
 So a head that came before need not be read again: clients repeat themselves, and before the body of a request
-come, as a rule, the very bytes that came before the last one. `KnownHeads` keeps what they meant.
+come, as a rule, the very bytes that came before the last one. `RequestHeadCache` keeps what they meant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.frontends.recognition import Recent
 
 #: Where a head ends.
 END = b"\r\n\r\n"
-#: ``Head.body_bytes`` of a body in chunks.
+#: ``RequestHead.body_bytes`` of a body in chunks.
 CHUNKED = -1
 #: Heads that are kept, and the bytes that one may have.
 _HEADS = 256
@@ -28,7 +28,7 @@ _HOST = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'
 _LENGTH_DIGITS = 18
 
 
-class Head(NamedTuple):
+class RequestHead(NamedTuple):
     """A request up to its body. ``headers`` are those of `HttpRequest`; nobody changes them.
 
     ``body_bytes`` may be `CHUNKED`. ``closes`` says that the connection ends with the answer, ``waits`` that the
@@ -57,7 +57,7 @@ def malformed(error: Malformed) -> HttpReply:
     return text_error(error.status, f"malformed HTTP request: {error}")
 
 
-def parse_head(raw: bytes, most_fields: int) -> Head:
+def parse_head(raw: bytes, most_fields: int) -> RequestHead:
     """The head that ``raw`` is, up to and with its empty line. Linear in its length.
 
     Raises `Refused`: whatever could mean one thing here and another to a proxy in front is no request.
@@ -78,7 +78,7 @@ def parse_head(raw: bytes, most_fields: int) -> Head:
     # HTTP/1.0 would need a header to be kept alive; its callers can do without.
     closes = not minor or (b"connection" in headers and "close" in tokens(headers[b"connection"]))
     waits = b"expect" in headers and minor > 0 and headers[b"expect"].lower() == b"100-continue"
-    return Head(method, path, headers, raw_headers, body_bytes, closes, waits)
+    return RequestHead(method, path, headers, raw_headers, body_bytes, closes, waits)
 
 
 def drop_empty_lines(received: bytearray) -> int:
@@ -185,15 +185,15 @@ def _path(target: bytes) -> str:
 _short_path = lru_cache(1024)(_path)
 
 
-class KnownHeads:
+class RequestHeadCache:
     """Heads by their bytes, for all connections: equal bytes mean the same wherever they come from."""
 
     def __init__(self) -> None:
-        self._known = Recent[bytes, Head](_HEADS)
+        self._known = Recent[bytes, RequestHead](_HEADS)
         #: The head that these bytes are, or None; one look-up.
         self.find = self._known.get
 
-    def keep(self, raw: bytes, head: Head) -> None:
+    def keep(self, raw: bytes, head: RequestHead) -> None:
         """Know that ``raw`` means ``head`` from now on, if it is short."""
         if len(raw) <= _HEAD_BYTES:
             self._known.keep(raw, head)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.frontends.http.heads import Head, KnownHeads
+from headrace.frontends.http.request_head import RequestHead, RequestHeadCache
 
 RAW = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n"
-HEAD = Head("POST", "/a", {b"content-length": b"5"}, ((b"Content-Length", b"5"),), 5)
+HEAD = RequestHead("POST", "/a", {b"content-length": b"5"}, ((b"Content-Length", b"5"),), 5)
 
 
 def numbered(number: int) -> bytes:
@@ -18,26 +18,26 @@ def of_length(size: int) -> bytes:
     return b"GET /".ljust(size - 22, b"x") + b" HTTP/1.1\r\nHost: h\r\n\r\n"
 
 
-def keep(known: KnownHeads, received: bytes, head: Head) -> None:
+def keep(known: RequestHeadCache, received: bytes, head: RequestHead) -> None:
     known.keep(received, head)
 
 
 def test_head_is_known_by_its_bytes() -> None:
-    known = KnownHeads()
+    known = RequestHeadCache()
     keep(known, RAW, HEAD)
     assert known.find(RAW) is HEAD
 
 
 @pytest.mark.parametrize("other", [RAW[:-1], RAW + b"h", b"\r\n" + RAW, RAW.lower(), RAW.replace(b"5", b"6"), b""])
 def test_other_bytes_are_another_head(other: bytes) -> None:
-    known = KnownHeads()
+    known = RequestHeadCache()
     keep(known, RAW, HEAD)
     assert known.find(other) is None
 
 
 def test_long_head_is_not_kept() -> None:
-    known = KnownHeads()
-    head = Head("GET", "/", {}, ())
+    known = RequestHeadCache()
+    head = RequestHead("GET", "/", {}, ())
     for size in (1024, 1025):
         keep(known, of_length(size), head)
     assert known.find(of_length(1024)) is head
@@ -46,9 +46,9 @@ def test_long_head_is_not_kept() -> None:
 
 
 def test_number_of_heads_is_bounded_and_the_latest_is_known() -> None:
-    known = KnownHeads()
+    known = RequestHeadCache()
     for number in range(3000):
-        keep(known, numbered(number), Head("GET", f"/{number}", {}, ()))
+        keep(known, numbered(number), RequestHead("GET", f"/{number}", {}, ()))
         latest = known.find(numbered(number))
         assert latest is not None
         assert latest.path == f"/{number}"
