@@ -156,7 +156,7 @@ CASES: dict[str, Case] = {
     "gpus": Case(GOOD + "instance_group { kind: KIND_CPU gpus: 0 }", "specifies one or more GPUs"),
     "profile": Case(GOOD + 'instance_group { kind: KIND_CPU profile: "1" }', "only supported for TensorRT models"),
     # ------------------------------------------------------------------ what is not built
-    "sequence": Case(GOOD + "sequence_batching { }", "needs the sequence batcher"),
+    "sequence": Case(GOOD + "sequence_batching { }", "pip install headrace-sequence"),
     "control": Case(
         GOOD + 'sequence_batching { control_input { name: "S" control { kind: CONTROL_SEQUENCE_START } } }',
         "must specify either 'int32_false_true'",
@@ -164,7 +164,7 @@ CASES: dict[str, Case] = {
     "ensemble": Case(
         f'platform: "ensemble" {IO} ensemble_scheduling {{ step {{ model_name: "n" model_version: -1 '
         'input_map { key: "a" value: "x" } output_map { key: "b" value: "y" } } }',
-        "needs ensembles",
+        "pip install headrace-ensemble",
     ),
     "step": Case('platform: "ensemble" ensemble_scheduling { step { model_name: "n" } }', "must specify 'input_map'"),
     "sources": Case(

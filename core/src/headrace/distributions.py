@@ -1,4 +1,4 @@
-"""What can be installed besides: the distributions of backends, and the extras of this one.
+"""What can be installed besides: the distributions of backends and schedulers, and the extras of this one.
 
 Whoever needs one that is missing is told the command that installs it.
 """
@@ -18,6 +18,8 @@ _PLANNED = {
     name: f"headrace-{name}"
     for name in ("dali", "fil", "openvino", "pytorch", "tensorflow", "tensorrt", "tensorrtllm", "vllm")
 }
+#: Schedulers that Triton has, by the field of the config that asks for each. None is published yet.
+_SCHEDULERS = {"ensemble_scheduling": "headrace-ensemble", "sequence_batching": "headrace-sequence"}
 
 
 def installs(module: str) -> str:
@@ -36,11 +38,22 @@ def need(module: str, who: str) -> None:
 
 def is_known(kind: str, name: str) -> bool:
     """Whether ``name`` is a part that exists elsewhere, and no slip of the pen."""
-    return kind == "backend" and name in _WRITTEN | _PLANNED
+    known = {"backend": _WRITTEN | _PLANNED, "scheduler": _SCHEDULERS}
+    return name in known.get(kind, ())
 
 
-def backend_missing(name: str) -> str:
-    """What to say where no plugin has the backend ``name``, in Triton's words and then in ours."""
+def missing(kind: str, name: str) -> str:
+    """What to say where no plugin has the part ``name`` of ``kind``; empty if nothing is known of it."""
+    if kind == "backend":
+        return _backend_missing(name)
+    if kind == "scheduler" and name in _SCHEDULERS:
+        own = _SCHEDULERS[name]
+        return f"Models with '{name}' need the distribution {own}, which is not published yet: pip install {own};"
+    return ""
+
+
+def _backend_missing(name: str) -> str:
+    """In Triton's words and then in ours."""
     text = f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
     if name in _WRITTEN:
         return f"{text} It comes with the distribution {_WRITTEN[name]}: pip install {_WRITTEN[name]};"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Generic, TypeVar
 
-from headrace.distributions import backend_missing, is_known
+from headrace.distributions import is_known, missing
 from headrace.errors import LoadError
 
 P = TypeVar("P", bound=type)
@@ -108,8 +108,8 @@ class Registry(Generic[P]):
         nearest = [] if is_known(self.kind, name) else get_close_matches(name, self._claims, 1)
         hint = f"did you mean '{nearest[0]}'? " if nearest else ""
         text = f"no plugin provides {self.kind} '{name}'; {hint}installed: {', '.join(self.names())}"
-        if self.kind == "backend":
-            text = f"{backend_missing(name)} {text}"
+        if known := missing(self.kind, name):
+            text = f"{known} {text}"
         suspects = ", ".join(f"{info} ({info.error})" for info in self._broken)
         return f"{text}; broken: {suspects}" if suspects else text
 

@@ -186,6 +186,13 @@ def test_what_no_field_is_at_fault_for_has_no_place(repository: Path, capsys: py
     ]
 
 
+def missing_scheduler(name: str, distribution: str) -> str:
+    return (
+        f"Models with '{name}' need the distribution {distribution}, which is not published yet: pip install "
+        f"{distribution}; no plugin provides scheduler '{name}'; installed: direct, dynamic_batching"
+    )
+
+
 def test_a_feature_that_is_not_built_is_said_and_the_rest_is_checked(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,7 +205,7 @@ def test_a_feature_that_is_not_built_is_said_and_the_rest_is_checked(
             3,
             1,
             "sequence_batching",
-            "model 'seq' needs the sequence batcher ('sequence_batching'), which this version does not have",
+            missing_scheduler("sequence_batching", "headrace-sequence"),
         ),
     ]
     assert found["seq"]["problems"][1]["code"] == "Unsupported"
@@ -207,7 +214,7 @@ def test_a_feature_that_is_not_built_is_said_and_the_rest_is_checked(
             2,
             1,
             "ensemble_scheduling",
-            "model 'ens' needs ensembles ('ensemble_scheduling'), which this version does not have",
+            missing_scheduler("ensemble_scheduling", "headrace-ensemble"),
         ),
         (3, 3, "ensemble_scheduling.step[0].input_map", "must specify 'input_map' in step 0 of ensemble 'ens'"),
         (3, 3, "ensemble_scheduling.step[0].output_map", "must specify 'output_map' in step 0 of ensemble 'ens'"),

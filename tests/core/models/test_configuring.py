@@ -13,6 +13,7 @@ from headrace.config.options import ServerOptions
 from headrace.config.parse import parse_text
 from headrace.errors import ConfigError, HeadraceError
 from headrace.models.configuring import complete, fill, read
+from headrace.plugins import Plugins
 from headrace.server import Server
 
 
@@ -35,7 +36,7 @@ def test_a_config_that_names_no_backend_is_refused_before_one_is_looked_for(
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read(tmp_path / "m", ServerOptions())
+        read(tmp_path / "m", ServerOptions(), Plugins.discover(()).schedulers)
     assert caught.value.message == message
 
 
@@ -135,19 +136,20 @@ def test_a_mistake_in_a_config_is_told_before_anything_else_is_missing(
     assert message in found
     assert "at least one version" not in found
     assert "which this version does not have" not in found
+    assert "pip install" not in found
 
 
 @pytest.mark.parametrize(
     ("text", "feature"),
     [
-        (IDENTITY + 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "x" }', "batch inputs"),
-        (IDENTITY + "sequence_batching { }", "the sequence batcher"),
+        (IDENTITY + 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "x" }', "needs batch inputs"),
+        (IDENTITY + "sequence_batching { }", "pip install headrace-sequence"),
         (
             f'{ENSEMBLE}{INPUTS} ensemble_scheduling {{ step {{ model_name: "n" model_version: -1 '
             'input_map { key: "a" value: "x" } output_map { key: "b" value: "y" } } }',
-            "ensembles",
+            "pip install headrace-ensemble",
         ),
-        ('backend: "identity" batch_input { source_input: "completed" data_type: TYPE_FP32 }', "batch inputs"),
+        ('backend: "identity" batch_input { source_input: "completed" data_type: TYPE_FP32 }', "needs batch inputs"),
     ],
 )
 def test_a_config_without_a_mistake_is_told_what_is_not_built(
@@ -155,7 +157,7 @@ def test_a_config_without_a_mistake_is_told_what_is_not_built(
 ) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text(text)
-    assert f"needs {feature}" in reasons(tmp_path, caplog)
+    assert feature in reasons(tmp_path, caplog)
 
 
 def test_no_version_is_told_of_a_config_without_a_mistake(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -87,7 +87,7 @@ class _Inspection:
         try:
             derive(config, path)
             self._found.completed += completed_fields(given, config, "Headrace")
-            self._add(examine(config, path, self._options))
+            self._add(examine(config, path, self._options, self._plugins.schedulers))
             versions = select_versions(self._entry.name, config.version_policy, available_versions(path))
             self._filename = config.default_model_filename
             if not self._found.problems:

@@ -25,28 +25,27 @@ from headrace.config.validation import Problem
 from headrace.distributions import installs
 from headrace.errors import Code, ConfigError, HeadraceError, PluginError, summary
 from headrace.messages import dtypes
+from headrace.models.parts import Parts, find_scheduler
 from headrace.workers.devices import available_gpus, fill_groups
 
 log = logging.getLogger(__name__)
 
 #: What a config may ask for that is not built yet; to ignore it would give wrong answers.
 _NOT_BUILT = {
-    "sequence_batching": "the sequence batcher",
-    "ensemble_scheduling": "ensembles",
     "batch_input": "batch inputs",
     "batch_output": "batch outputs",
     "model_repository_agents": "repository agents",
 }
 
 
-def read(model_path: Path, options: ServerOptions, given: ModelConfig | None = None) -> ModelConfig:
+def read(model_path: Path, options: ServerOptions, schedulers: Parts, given: ModelConfig | None = None) -> ModelConfig:
     """The config of the model at ``model_path``, derived but not completed. Raises `ConfigError`.
 
     What is ``given`` takes the place of the config file.
     """
     config = parse(model_path, options) if given is None else ModelConfig.FromString(given.SerializeToString())
     derive(config, model_path)
-    raise_first(examine(config, model_path, options))
+    raise_first(examine(config, model_path, options, schedulers))
     return config
 
 
@@ -57,7 +56,8 @@ def complete(model: Model, backend: Backend, options: ServerOptions) -> None:
     for problem in parameters.unknown(backend.Parameters, model.config.parameters):
         log.warning("model '%s': %s; it is ignored", model.name, problem.message)
     _say_raw_elements(model.config)
-    fill_groups(model.config, backend, available_gpus())
+    if model.config.backend:
+        fill_groups(model.config, backend, available_gpus())
 
 
 def parse(model_path: Path, options: ServerOptions) -> ModelConfig:
@@ -71,10 +71,10 @@ def parse(model_path: Path, options: ServerOptions) -> ModelConfig:
     return read_config(path) if path is not None else ModelConfig()
 
 
-def examine(config: ModelConfig, model_path: Path, options: ServerOptions) -> Iterator[Problem]:
+def examine(config: ModelConfig, model_path: Path, options: ServerOptions, schedulers: Parts) -> Iterator[Problem]:
     """What is wrong with a derived config before its versions and its backend are looked for.
 
-    What asks for something that is not built is not completed, and so is judged here to the end.
+    What asks for something that is not there is not completed, and so is judged here to the end.
     """
     yield from validation.early(config, complete=options.disable_auto_complete_config)
     if config.name != model_path.name:
@@ -84,12 +84,22 @@ def examine(config: ModelConfig, model_path: Path, options: ServerOptions) -> It
             "model name",
         )
     given = {field.name for field, _ in config.ListFields()}
-    missing = {field: feature for field, feature in _NOT_BUILT.items() if field in given}
+    missing = [
+        Problem(
+            field,
+            f"model '{config.name}' needs {feature} ('{field}'), which this version does not have",
+            Code.UNSUPPORTED,
+        )
+        for field, feature in _NOT_BUILT.items()
+        if field in given
+    ]
+    try:
+        find_scheduler(config, schedulers)
+    except ConfigError as error:
+        missing.append(Problem(error.field, error.message, error.code))
     if missing:
         yield from written(config, model_path)
-    for field, feature in missing.items():
-        message = f"model '{config.name}' needs {feature} ('{field}'), which this version does not have"
-        yield Problem(field, message, Code.UNSUPPORTED)
+    yield from missing
 
 
 def written(config: ModelConfig, model_path: Path) -> list[Problem]:

@@ -87,7 +87,7 @@ class Loader:
         if not self._options.allow_external_links:
             boundary.check(entry.path, self._options.model_repository)
         fingerprint = take(entry.path)  # first, so that what changes from here on counts as a change
-        config = read(entry.path, self._options, entry.config)
+        config = read(entry.path, self._options, self._plugins.schedulers, entry.config)
         try:
             versions = select_versions(entry.name, config.version_policy, available_versions(entry.path))
         except NoVersion:  # a mistake in the config is the better thing to say

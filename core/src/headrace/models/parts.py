@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from headrace.backends.base import Backend
+from headrace.backends.base import AnyInstance, Backend, Model
 from headrace.config import parameters
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
-from headrace.errors import ConfigError, LoadError, PluginError, summary
+from headrace.distributions import is_known
+from headrace.errors import Code, ConfigError, InternalError, LoadError, PluginError, summary
 from headrace.schedulers.base import Scheduler
 
 
@@ -35,8 +36,19 @@ class PluginRegistries(Protocol):
         """Call ``hook`` of every plugin; what one raises is logged."""
 
 
+class NoBackend(Backend):
+    """Stands for the backend of a model that has none, because it has no instances: its scheduler answers."""
+
+    name = ""
+
+    def load(self, model: Model) -> AnyInstance:
+        raise InternalError(f"model '{model.name}' has no instances")
+
+
 def make_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) -> Backend:
-    """The backend ``name``. Raises as `find_backend`, and what its class raises."""
+    """The backend ``name``, `NoBackend` for none. Raises as `find_backend`, and what its class raises."""
+    if not name:
+        return NoBackend({})
     found = find_backend(name, backends, hook, options)
     return found(backend_settings(name, found, options))
 
@@ -66,7 +78,8 @@ def find_scheduler(config: ModelConfig, schedulers: Parts) -> type[Scheduler]:
     try:
         found: type[Scheduler] = schedulers.get(name)
     except LoadError as error:
-        raise ConfigError(error.message, error.code, field=field) from error
+        code = Code.UNSUPPORTED if is_known("scheduler", name) else error.code
+        raise ConfigError(error.message, code, field=field) from error
     return found
 
 

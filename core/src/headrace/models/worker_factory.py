@@ -94,6 +94,8 @@ class WorkerFactory:
         """The workers, which load side by side; those of processes are entered in ``roster`` first. If
         one fails, all are closed, and the first error is raised."""
         workers: list[Worker] = []
+        if not self._placements:
+            return workers
         if isolation is None:
             workers += map(self._thread, self._placements)
         else:

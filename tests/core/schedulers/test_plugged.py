@@ -1,0 +1,312 @@
+"""Schedulers of a plugin that is installed beside the server, and what they may ask of it: other models, no instances
+at all, batches that are more than lists, in threads and in processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import Answer, BackendError, Cancelled, HeadraceError, InferRequest, InferResponse, Server
+from headrace.testing.serving import WAYS, on_loop
+
+#: What a stranger has written, who has imported `headrace` only.
+PLUGIN = '''
+from dataclasses import dataclass
+from functools import partial
+import os
+
+import numpy as np
+
+from headrace import Backend, BackendError, Batch, HeadraceError, InferRequest, InferResponse, Instance, Padding
+from headrace import Scheduler, Spec, dtypes, hookimpl
+
+
+class InTurn(Scheduler):
+    """Every sequence's requests in the order in which they came, one by one."""
+
+    name = "sequence_batching"
+
+    def next(self, instance, now_ns):
+        return self.context.waiting.head(1)
+
+
+class Joined(Scheduler):
+    """Asks every step at once, and joins what they answer: no instance of its own is needed."""
+
+    name = "ensemble_scheduling"
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.asked = {}
+
+    def submit(self, request):
+        steps = self.context.config.ensemble_scheduling.step
+        asked = self.asked[request] = []
+        outputs = {}
+        for step in steps:
+            inputs = {inner: request.inputs[outer] for inner, outer in step.input_map.items()}
+            callers = (*request.callers, self.context.config.name)
+            heard = partial(self.heard, request, step, outputs)
+            asked.append(InferRequest(step.model_name, inputs, heard, callers=callers, caller=request))
+        for each in tuple(asked):
+            self.context.call(each)
+        return 0
+
+    def heard(self, request, step, outputs, answer, final):
+        if request not in self.asked:
+            return
+        if isinstance(answer, HeadraceError):
+            self.context.answer(request, answer, True)
+            return
+        outputs.update({outer: answer.outputs[inner] for inner, outer in step.output_map.items()})
+        if len(outputs) == len(self.context.outputs):
+            self.context.answer(request, InferResponse(outputs, id=request.id), True)
+
+    def next(self, instance, now_ns):
+        raise AssertionError("there are no instances")
+
+    def finished(self, requests, answers, instance):
+        for request in requests:
+            for asked in self.asked.pop(request, ()):
+                asked.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    pinned: bool = False
+
+
+class Stateful(Scheduler):
+    """Gives each request what the last one of its id has left in ``state``, in batches padded to four rows."""
+
+    name = "stateful"
+    Parameters = Parameters
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.kept = {"state": Spec("state", dtypes.FP32, (1,))}
+        self.state = {}
+
+    def next(self, instance, now_ns):
+        requests = self.context.waiting.head(2)
+        if not requests:
+            return ()
+        zero = np.zeros((1, 1), np.float32)
+        padding = [Padding(self.context.config.name, {"x": zero}) for _ in range(4 - len(requests))]
+        added = [{"state": self.state.get(request.id, zero)} for request in requests] + [{"state": zero}] * len(padding)
+        return Batch([*requests, *padding], added, self.context.parameters.pinned)
+
+    def finished(self, requests, answers, instance):
+        for request, answer in zip(requests, answers, strict=True):
+            if isinstance(answer, InferResponse) and not isinstance(request, Padding):
+                self.state[request.id] = np.array(answer.outputs["state"])
+
+
+class Sums(Backend):
+    name = "sums"
+
+    def load(self, model):
+        return Sum()
+
+
+class Sum(Instance):
+    """Adds ``x`` to ``state``, and says which execution it was, of how many rows, in which process."""
+
+    executions = 0
+
+    def execute(self, inputs):
+        self.executions += 1
+        x = np.asarray(inputs["x"])
+        if (x < 0).any():
+            raise BackendError("negative")
+        y = x + np.asarray(inputs.get("state", np.zeros_like(x)))
+        what = np.tile(np.array([self.executions, len(x), os.getpid()], np.int64), (len(x), 1))
+        return {"y": y, "state": y, "what": what}
+
+
+@hookimpl
+def register_schedulers():
+    return [InTurn, Joined, Stateful]
+
+
+@hookimpl
+def register_backends():
+    return [Sums]
+'''
+IDENTITY = """backend: "identity" max_batch_size: 8
+    input { name: "a" data_type: TYPE_FP32 dims: 2 } output { name: "b" data_type: TYPE_FP32 dims: 2 }"""
+ENSEMBLE = """platform: "ensemble" max_batch_size: 8
+    input [{ name: "x" data_type: TYPE_FP32 dims: 2 }, { name: "y" data_type: TYPE_FP32 dims: 2 }]
+    output [{ name: "u" data_type: TYPE_FP32 dims: 2 }, { name: "v" data_type: TYPE_FP32 dims: 2 }]
+    ensemble_scheduling { step [
+        { model_name: "one" model_version: -1 input_map { key: "a" value: "x" } output_map { key: "b" value: "u" } },
+        { model_name: "two" model_version: -1 input_map { key: "a" value: "y" } output_map { key: "b" value: "v" } }
+    ] }"""
+STATEFUL = """backend: "sums" max_batch_size: 4
+    input { name: "x" data_type: TYPE_FP32 dims: 1 }
+    output [{ name: "y" data_type: TYPE_FP32 dims: 1 }, { name: "what" data_type: TYPE_INT64 dims: 3 }]
+    parameters [{ key: "scheduler" value { string_value: "stateful" } },
+        { key: "scheduler.pinned" value { string_value: "%s" } },
+        { key: "isolation" value { string_value: "%s" } }]"""
+ROW = np.array([[1, 2]], np.float32)
+
+WriteModel = Callable[..., Path]
+Serve = Callable[..., Server]
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installs a distribution, for this process and for those of models."""
+    info = tmp_path / "site/headrace_plugged-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headrace-plugged\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[headrace]\nplugged = headrace_plugged\n")
+    (info.parent / "headrace_plugged.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(info.parent))
+    monkeypatch.setenv("PYTHONPATH", str(info.parent))
+    monkeypatch.delitem(sys.modules, "headrace_plugged", raising=False)
+
+
+@pytest.fixture
+def write_model(tmp_path: Path) -> WriteModel:
+    def write(config: str, name: str) -> Path:
+        folder = tmp_path / "models" / name
+        (folder / "1").mkdir(parents=True)
+        (folder / "config.pbtxt").write_text(config)
+        return folder
+
+    return write
+
+
+def ask(server: Server, *asked: tuple[Any, dict[str, Any]], leaves: bool = False) -> list[Answer]:
+    """What the model ``m`` answers to inputs with further fields, which all arrive in one turn of the event loop.
+
+    Their callers leave at once if they are to.
+    """
+
+    async def scenario() -> list[Answer]:
+        futures: list[asyncio.Future[Answer]] = [server.loop.create_future() for _ in asked]
+        for future, (inputs, fields) in zip(futures, asked, strict=True):
+            request = InferRequest("m", inputs, partial(settle, future), **fields)
+            server.submit(request)
+            if leaves:
+                request.cancel()
+        return await asyncio.gather(*futures)
+
+    def settle(future: asyncio.Future[Answer], answer: Answer, final: bool) -> None:
+        future.set_result(answer)
+
+    return on_loop(server, scenario())
+
+
+def outputs_of(answer: Answer) -> dict[str, Any]:
+    assert isinstance(answer, InferResponse), answer
+    return {name: np.asarray(tensor).tolist() for name, tensor in answer.outputs.items()}
+
+
+LENIENT: dict[str, Any] = {"strict_readiness": False, "exit_on_error": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (f"{IDENTITY} sequence_batching {{ }}", "pip install headrace-sequence"),
+        (ENSEMBLE, "pip install headrace-ensemble"),
+        (
+            IDENTITY + 'parameters { key: "scheduler" value { string_value: "stateful" } }',
+            "no plugin provides scheduler 'stateful'; installed: direct, dynamic_batching",
+        ),
+    ],
+)
+def test_a_scheduler_that_is_not_installed_is_refused_with_what_would_help(
+    config: str, said: str, write_model: WriteModel, tmp_path: Path
+) -> None:
+    write_model(config, "m")
+    with Server(tmp_path / "models", **LENIENT) as server:
+        assert said in server.index()[0].reason
+
+
+def test_a_plugin_that_brings_the_sequence_batcher_gets_its_models(
+    plugin: None, write_model: WriteModel, tmp_path: Path
+) -> None:
+    write_model(f"{IDENTITY} sequence_batching {{ }}", "m")
+    with Server(tmp_path / "models") as server:
+        (answer,) = ask(server, ({"a": ROW}, {"sequence_id": 1, "sequence_start": True}))
+        assert type(server.served("m")[0].scheduler.scheduler).__name__ == "InTurn"
+    assert outputs_of(answer) == {"b": [[1, 2]]}
+
+
+@pytest.mark.parametrize("over", WAYS)
+def test_a_version_without_instances_joins_the_answers_of_other_models(
+    over: str,
+    plugin: None,
+    headrace_repository: Path,
+    headrace_server: Serve,
+    infer: Callable[..., dict[str, Any]],
+) -> None:
+    for name, config in (("m", ENSEMBLE), ("one", IDENTITY), ("two", IDENTITY)):
+        (headrace_repository / name / "1").mkdir(parents=True)
+        (headrace_repository / name / "config.pbtxt").write_text(config)
+    server = headrace_server()
+    outputs = infer(server, "m", {"x": ROW, "y": 2 * ROW}, over=over)
+    np.testing.assert_array_equal(np.asarray(outputs["u"]), ROW)
+    np.testing.assert_array_equal(np.asarray(outputs["v"]), 2 * ROW)
+    view, (served,) = server.resolve("m"), server.served("m")
+    assert (view.platform, served.ready, list(served.workers)) == ("ensemble", True, [])
+    assert (served.snapshot().success.count, served.scheduler.in_flight) == (1, 0)
+
+
+def test_an_ensemble_that_is_cancelled_cancels_what_it_has_asked_and_one_that_fails_says_why(
+    plugin: None, write_model: WriteModel, tmp_path: Path
+) -> None:
+    for name, config in (("m", ENSEMBLE), ("one", IDENTITY), ("two", IDENTITY)):
+        write_model(config, name)
+
+    with Server(tmp_path / "models", model_control_mode="explicit", load_model=("*",)) as server:
+        (cancelled,) = ask(server, ({"x": ROW, "y": ROW}, {}), leaves=True)
+        assert isinstance(cancelled, Cancelled)
+        assert [server.served(name)[0].snapshot().cancelled.count for name in ("one", "two")] == [1, 1]
+        on_loop(server, server.unload("two"))
+        with pytest.raises(HeadraceError, match="Model 'two' is not ready"):
+            server.infer("m", {"x": ROW, "y": ROW})
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_added_inputs_padding_and_kept_outputs_are_nobodys_but_the_schedulers(
+    isolation: str, plugin: None, write_model: WriteModel, tmp_path: Path
+) -> None:
+    write_model(STATEFUL % ("true", isolation), "m")
+    with Server(tmp_path / "models") as server:
+        for total, wanted in ((1, ()), (2, ("y",)), (3, ("y", "what"))):
+            (answer,) = ask(server, ({"x": ROW[:, :1]}, {"id": "a", "outputs": wanted}))
+            outputs = outputs_of(answer)
+            assert (sorted(outputs), outputs["y"]) == (sorted(wanted or ("y", "what")), [[total]])
+        ((executions, rows, pid),) = outputs["what"]
+        (other,) = ask(server, ({"x": ROW[:, :1]}, {"id": "b"}))
+        assert outputs_of(other)["y"] == [[1]]
+        snapshot = server.served("m")[0].snapshot()
+    assert (executions, rows) == (3, 4)
+    assert (pid != os.getpid()) is (isolation == "process")
+    assert (snapshot.success.count, snapshot.executions.inference_count) == (4, 4)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize(("pinned", "executions"), [("true", 2), ("false", 6)])
+def test_a_pinned_batch_that_fails_is_not_tried_one_by_one(
+    pinned: str, executions: int, isolation: str, plugin: None, write_model: WriteModel, tmp_path: Path
+) -> None:
+    write_model(STATEFUL % (pinned, isolation), "m")
+    with Server(tmp_path / "models") as server:
+        bad, good = ask(server, *(({"x": np.full((1, 1), x, np.float32)}, {}) for x in (-1, 1)))
+        (after,) = ask(server, ({"x": ROW[:, :1]}, {}))
+    assert isinstance(bad, BackendError)
+    assert isinstance(good, BackendError if pinned == "true" else InferResponse)
+    assert outputs_of(after)["what"][0][0] == executions
