@@ -40,7 +40,7 @@ from headrace.models.served import ServedModel
 from headrace.models.services import ServerServices
 from headrace.models.serving_table import ServingTable
 from headrace.plugins import Plugins
-from headrace.telemetry import metrics_settings
+from headrace.telemetry import exposition
 from headrace.telemetry.custom import CustomMetrics
 from headrace.telemetry.metrics import ModelCollector
 from headrace.telemetry.summaries import Summaries
@@ -100,7 +100,7 @@ class Server:
 
     def _measure(self) -> Callable[[], Iterable[Metric]]:
         """What gives the metrics of the models, and those that they have made."""
-        wanted = metrics_settings.parse(self.options.metrics_config)
+        wanted = exposition.parse_metrics_config(self.options.metrics_config)
         summaries = Summaries() if wanted.summary_latencies else None
         if summaries is not None:
             self.plugins.register(summaries)

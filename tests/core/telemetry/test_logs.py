@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from headrace.config.options import LogFormat, ServerOptions
 from headrace.telemetry import pacing
+from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.logs import LOGGER, JsonFormatter, LineFormatter, Log, LogSettings, escape
-from headrace.telemetry.speaker import speak_for
 
 HOSTILE = 'a"b\r\nI0101 00:00:00.000000 1 forged.py:1] "all is well"\x1b[31m\x9b2J\u2028\u202e\ud800\x00'
 log = logging.getLogger("headrace.test")

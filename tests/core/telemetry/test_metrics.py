@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.messages.request import InferRequest
 from headrace.telemetry import exposition
+from headrace.telemetry.exposition import MetricsSettings
 from headrace.telemetry.metrics import ModelCollector
-from headrace.telemetry.metrics_settings import MetricsSettings
 from headrace.telemetry.statistics import BatchTimes, Duration, ModelStatistics, Snapshot
 from headrace.telemetry.summaries import Summaries
 

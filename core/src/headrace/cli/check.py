@@ -20,7 +20,7 @@ from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError
 from headrace.models.repository import Entry, Repository, is_model
 from headrace.plugins import Plugins
-from headrace.telemetry.tables import one_line
+from headrace.telemetry.logs import one_line
 
 _RED, _GREEN, _DIM, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from headrace.cli.parser import Parser
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
-from headrace.telemetry import tables
+from headrace.telemetry import logs
 
 
 def run(words: Sequence[str]) -> int:
@@ -31,7 +31,9 @@ def _json(plugins: Plugins) -> str:
 
 def _picture(plugins: Plugins) -> str:
     rows = [_row(info, plugins.conflicts_of(info)) for info in plugins.plugins]
-    return tables.draw(("Plugin", "Distribution", "Version", "Parts", "State"), rows) + "\n".join(plugins.complaints)
+    return logs.draw_table(("Plugin", "Distribution", "Version", "Parts", "State"), rows) + "\n".join(
+        plugins.complaints
+    )
 
 
 def _row(info: PluginInfo, conflicts: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from headrace.config.options import ServerOptions
 from headrace.frontends.uploads import is_loopback
 from headrace.models.parts import backend_settings, find_backend
 from headrace.server import Server
-from headrace.telemetry import tables
+from headrace.telemetry import logs
 
 log = logging.getLogger("headrace.startup")
 
@@ -37,7 +37,7 @@ def log_models(server: Server) -> None:
 
 
 def _log(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    log.info("%s", heading, extra={"table": tables.draw(head, rows)})
+    log.info("%s", heading, extra={"table": logs.draw_table(head, rows)})
 
 
 def _backends(server: Server) -> list[tuple[str, str, str]]:

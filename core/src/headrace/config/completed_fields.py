@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,3 +69,32 @@ def _text(field: FieldDescriptor, value: Any) -> str:
     if field.is_repeated:
         return str(list(value))
     return str(field.enum_type.values_by_number[value].name) if field.enum_type is not None else str(value)
+
+
+def is_set(message: Message, path: str) -> bool:
+    """Whether ``message`` says anything at ``path``; True for the empty path, which is all of it."""
+    place: Any = message
+    for part in _parts(path):
+        if isinstance(place, Message):
+            place = {field.name: value for field, value in place.ListFields()}
+        known = part in place if hasattr(place, "keys") else isinstance(part, int) and part < len(place)
+        if not known:
+            return False
+        place = place[part]
+    return True
+
+
+def _parts(path: str) -> Iterator[str | int]:
+    """The names, indices and keys of ``path``, which has one key in quotes at the most."""
+    while path:
+        if path[:2] in ("['", '["'):
+            end = path.rindex(path[1] + "]") + 1
+            yield ast.literal_eval(path[1:end])
+            path = path[end + 1 :]
+        elif path.startswith("["):
+            index, _, path = path[1:].partition("]")
+            yield int(index)
+        else:
+            name = path.removeprefix(".").split(".", 1)[0].split("[", 1)[0]
+            yield name
+            path = path.removeprefix(".")[len(name) :]

@@ -9,9 +9,11 @@ field of their own; the command line folds them into these. What each flag means
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from headrace.distributions import need
 
 LogFormat: TypeAlias = Literal["default", "ISO8601", "json"]
 ControlMode: TypeAlias = Literal["none", "poll", "explicit"]
@@ -212,3 +214,24 @@ class ServerOptions:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def header_pattern(pattern: str) -> Callable[[str], Any]:
+    """A search for ``pattern`` in the name of a header, whose case does not count unless it says ``(?-i)``.
+
+    Raises `ValueError`, naming the pattern, if it is malformed. The library is imported here, for those only who
+    have a pattern; `ConfigError` says how to install it.
+    """
+    need("re2", "A pattern of headers to forward")
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False  # on stderr, which is the log's
+    options.case_sensitive = False
+    try:
+        search: Callable[[str], Any] = re2.compile(pattern, options).search
+    except re2.error as error:
+        reason = error.args[0] if error.args else error
+        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise ValueError(f"invalid regular expression '{pattern}' (RE2): {text}") from None
+    return search

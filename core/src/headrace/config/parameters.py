@@ -14,8 +14,8 @@ from types import UnionType
 from typing import Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from headrace.config.model_config_pb2 import ModelParameter
-from headrace.config.validation.problem import Problem
-from headrace.config.wording import clip
+from headrace.config.parse import clip
+from headrace.config.validation.shared import Problem
 from headrace.errors import ConfigError, PluginError
 
 T = TypeVar("T")

@@ -6,14 +6,17 @@ Source: docs/spec/behaviours.md sections 4.1 and 5.4.
 from __future__ import annotations
 
 import json
+import re
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.text_format import ParseError
 
-from headrace.config import wording
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.source_map import SourcePlace, place_at
 from headrace.errors import ConfigError
 
 #: No hand-written config comes near; what does is not worth parsing.
@@ -57,7 +60,7 @@ def parse_text(text: str, source: str = "config") -> ModelConfig:
     try:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
-        line, column, field, reason = wording.explain_text(error, text, ModelConfig.DESCRIPTOR)
+        line, column, field, reason = explain_text(error, text, ModelConfig.DESCRIPTOR)
         message = f"{source}:{line}:{column}: {f'{field}: ' if field else ''}{reason}"
         raise ConfigError(message, field=field, line=line, column=column) from error
     return config
@@ -80,7 +83,7 @@ def parse_json(text: str) -> ModelConfig:
     try:
         json_format.ParseDict(_fold_message(values, ModelConfig.DESCRIPTOR, ""), config)
     except json_format.ParseError as error:
-        raise _refuse(wording.shorten(str(error))) from error
+        raise _refuse(shorten(str(error))) from error
     return config
 
 
@@ -106,7 +109,7 @@ def _fold_message(values: Any, message: Descriptor, path: str) -> Any:
         field = message.fields_by_name.get(key) or message.fields_by_camelcase_name.get(key)
         if field is None:
             place = f"{path}: " if path else ""
-            raise _refuse(place + wording.unknown_field(message, key))
+            raise _refuse(place + unknown_field(message, key))
         folded[key] = _fold_field(value, field, f"{path}.{key}" if path else key)
     return folded
 
@@ -127,3 +130,98 @@ def _fold_one(value: Any, field: FieldDescriptor, path: str) -> Any:
     if field.message_type is not None:
         return _fold_message(value, field.message_type, path)
     return value.upper() if field.enum_type is not None and isinstance(value, str) else value
+
+
+_UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "([^"]*)"')
+_WRONG_VALUE = re.compile(
+    r"Couldn't parse (integer|float)|Value out of range|Expected string|Expected \"true\" or|has no value named"
+)
+_REPEATED = re.compile(r"should not have multiple")
+_MISSING_MARK = re.compile(r'Expected "(.)"')
+_LIMITS = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
+_KINDS = {
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_STRING: "a quoted string",
+}
+
+
+def explain_text(error: ParseError, text: str, root: Descriptor) -> tuple[int, int, str, str]:
+    """Line, column, field and reason of an error in ``text``, a message of type ``root``."""
+    line, column = error.GetLine() or 1, error.GetColumn() or 1
+    reason = str(error).removeprefix(f"{line}:{column} : ")
+    quoted = "'" + text.split("\n")[line - 1] + "': "
+    place = place_at(text, root, line, column)
+    # The parser quotes the line, except where the text has ended.
+    found = clip(place.found) if reason.startswith(quoted) else "the end"
+    return line, column, place.path, _reword(reason.removeprefix(quoted), place, found)
+
+
+def unknown_field(message: Descriptor, name: str) -> str:
+    """That ``message`` has no field ``name``, and which one may be meant."""
+    known = list(message.fields_by_name)
+    hint = _suggest(name, known) or f"its fields are {', '.join(known)}"
+    return f"{_short(message.full_name)} has no field '{clip(name)}'; {hint}"
+
+
+def shorten(reason: str) -> str:
+    """A reason of the JSON parser without our package name and its way down to the field."""
+    reason = re.sub(r"Failed to parse [\w.]+ field: (?=Failed to parse )", "", reason).rstrip(".")
+    return clip(re.sub(r'\bheadrace\.| at "?ModelConfig"?$|(?<= at )ModelConfig\.', "", reason), 300)
+
+
+def _reword(reason: str, place: SourcePlace, found: str) -> str:
+    unknown = _UNKNOWN_FIELD.match(reason)
+    mark = _MISSING_MARK.match(reason)
+    if unknown is not None:
+        return _unknown_in(place, unknown[1], unknown[2])
+    if place.field is not None and _WRONG_VALUE.search(reason):
+        return f"expected {_expected(place.field)}, found {found}{_nearest_value(place.field, found)}"
+    if mark is not None:
+        return f"expected '{mark[1]}', found {found}"
+    if _REPEATED.search(reason):
+        return "is given more than once"
+    return clip(_short(reason).rstrip("."), 300)
+
+
+def _unknown_in(place: SourcePlace, message: str, name: str) -> str:
+    if place.message is not None and place.message.full_name == message:
+        return unknown_field(place.message, name)
+    return f"{_short(message)} has no field '{name}'"
+
+
+def _expected(field: FieldDescriptor) -> str:
+    if field.enum_type is not None:
+        return "one of " + ", ".join(value.name for value in field.enum_type.values if value.name != "TYPE_INVALID")
+    if field.cpp_type in _LIMITS:
+        least, most = _LIMITS[field.cpp_type]
+        return f"a whole number from {least} to {most}"
+    return _KINDS[field.cpp_type]
+
+
+def _nearest_value(field: FieldDescriptor, found: str) -> str:
+    hint = _suggest(found, list(field.enum_type.values_by_name)) if field.enum_type is not None else ""
+    return f"; {hint}" if hint else ""
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    """A question, or nothing if no name is near; upper and lower case are near."""
+    originals = {other.lower(): other for other in known}
+    nearest = get_close_matches(clip(name).lower(), originals, 1, cutoff=0.5)
+    return f"did you mean '{originals[nearest[0]]}'?" if nearest else ""
+
+
+def _short(name: str) -> str:
+    return name.replace("headrace.", "")
+
+
+def clip(text: str, limit: int = 60) -> str:
+    """``text`` on one printable line of bounded length: it comes from a file and goes to a log."""
+    line = text if text.isprintable() else text[:limit].encode("unicode_escape").decode()
+    return line if len(line) <= limit else f"{line[:limit]}..."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.config.patterns import header_pattern
+from headrace.config.options import header_pattern
 from headrace.errors import InvalidArgument, OperatorError
 
 _RESERVED = frozenset(

@@ -18,8 +18,7 @@ from headrace.frontends.http.message import HttpReply, HttpRequest, Reply, text_
 from headrace.frontends.http.protocol import HttpProtocol
 from headrace.frontends.listening import announce
 from headrace.telemetry import exposition
-from headrace.telemetry.gpu import GpuCollector
-from headrace.telemetry.machine import HostCollector, PinnedPoolCollector
+from headrace.telemetry.machine import GpuCollector, HostCollector, PinnedPoolCollector
 from headrace.telemetry.pacing import paced
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Any
 
 from headrace.backends.base import Backend, Model
 from headrace.config import parameters, validation
+from headrace.config.completed_fields import is_set
 from headrace.config.derive import derive, fill_batching
-from headrace.config.field_paths import is_set
 from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput, ModelParameter
 from headrace.config.options import ServerOptions
 from headrace.config.parse import find_config, read_config

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace.models import temporary
 from headrace.models.served import ServedModel
 from headrace.models.states import UNLOADED, State, VersionRecord
-from headrace.telemetry.verbosity import VERBOSE_2
+from headrace.telemetry.logs import VERBOSE_2
 from headrace.workers.apart import apart
 
 log = logging.getLogger(__name__)

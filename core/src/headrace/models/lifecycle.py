@@ -24,7 +24,7 @@ from headrace.models.repository import Entry, NoVersion
 from headrace.models.served import ServedModel
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import UNLOADED, ModelRecord, State, VersionRecord
-from headrace.telemetry.verbosity import VERBOSE_2
+from headrace.telemetry.logs import VERBOSE_2
 
 log = logging.getLogger(__name__)
 

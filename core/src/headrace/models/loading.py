@@ -32,7 +32,7 @@ from headrace.models.signature import Signature
 from headrace.models.worker_factory import WorkerFactory, isolation_of
 from headrace.schedulers.base import InstanceInfo, ScheduledModel
 from headrace.schedulers.kernel import Kernel
-from headrace.telemetry.speaker import speak_for
+from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement, plan_instances
 from headrace.workers.loading import failures_worded, share

@@ -17,7 +17,7 @@ from headrace.config.parameters import ISOLATION, MEMORY_LIMIT, read_busy_poll, 
 from headrace.errors import ConfigError
 from headrace.messages.spec import Spec
 from headrace.models.signature import Signature
-from headrace.telemetry.speaker import speak_for
+from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.batch import runner_for
 from headrace.workers.devices import Placement

@@ -1,11 +1,12 @@
 """The log of a server: Triton's line formats, or one JSON object per line.
 
 Configures logging only when the command line asks for it: an embedded server leaves that to its
-host. What any logger says from level INFO on is in the log, in its form; ``--log-verbose`` lets the
-loggers below ``headrace`` say more. A message is one record and one line, whatever text of a caller
-is in it: control characters are escaped (docs/spec/behaviours.md section 12.2). Extras that a record may
-carry: ``table``, lines that follow the message, made by `headrace.telemetry.tables`, and
-``request_id``, ``model``, ``version`` and ``code``, which the JSON form shows as fields.
+host. What any logger says from level INFO on is in the log, in its format; ``--log-verbose`` lets the
+loggers below ``headrace`` say more, and what stands at which level is Triton's choice. A message is
+one record and one line, whatever text of a caller is in it: control characters are escaped
+(docs/spec/behaviours.md section 12.2). Extras that a record may carry: ``table``, lines that follow the
+message, made by `draw_table`, and ``request_id``, ``model``, ``version`` and ``code``, which the JSON
+format shows as fields.
 """
 
 from __future__ import annotations
@@ -16,16 +17,26 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import Final
 
 from headrace.config.options import LogFormat, ServerOptions
-from headrace.telemetry import pacing, prints
-from headrace.telemetry.log_output import LogOutput
+from headrace.telemetry import log_output, pacing
+from headrace.telemetry.log_output import LogOutput, speaker
 from headrace.telemetry.pacing import LogRateLimit
-from headrace.telemetry.speaker import speaker
-from headrace.telemetry.verbosity import threshold
+
+#: Shown from ``--log-verbose=1`` on: requests, completed configs, warm-up.
+VERBOSE: Final = logging.DEBUG
+#: From 2 on: the steps of loads and unloads.
+VERBOSE_2: Final = VERBOSE - 1
+
+
+def threshold(level: int) -> int:
+    """The lowest level of `logging` that ``--log-verbose=level`` shows."""
+    return max(VERBOSE + 1 - level, 1) if level > 0 else logging.INFO
+
 
 LOGGER = logging.getLogger("headrace")
 _ROOT = logging.getLogger()
@@ -90,7 +101,7 @@ class Log:
         _ROOT.addHandler(self._handler)
         logging.captureWarnings(True)
         threading.excepthook, sys.unraisablehook = _log_thread_end, _log_unraisable
-        self._end_prints = prints.install() if settings.format == "json" else _nothing
+        self._end_prints = log_output.record_prints() if settings.format == "json" else _nothing
 
     def change(self, settings: LogSettings) -> None:
         """Log by ``settings`` from now on, into the file opened at the start."""
@@ -198,3 +209,17 @@ def _log_unraisable(found: sys.UnraisableHookArgs) -> None:
     LOGGER.error(
         "%s: %r", found.err_msg or "an error that nobody could be told", found.object, exc_info=found.exc_value
     )
+
+
+def draw_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A boxed table. A cell is one line: control characters in it are escaped."""
+    cells = [[one_line(value) for value in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
+    return "\n".join([rule, lines[0], rule, *lines[1:], rule]) + "\n"
+
+
+def one_line(value: str) -> str:
+    """``value`` with its control characters escaped."""
+    return value if value.isprintable() else escape(value)[1:-1]

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from headrace.telemetry.speaker import speaker
+from headrace.telemetry.log_output import speaker
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.config.confinement import why_outside
 from headrace.config.model_config_pb2 import ModelConfig, ModelWarmup
-from headrace.config.validation.model_warmup import NO_ID
+from headrace.config.validation.instances import NO_ID
 from headrace.errors import HeadraceError, InternalError, LoadError
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType

@@ -14,17 +14,13 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.validation import (
     dynamic_batching,
     ensembles,
-    enums,
-    implicit_state,
     instances,
     io,
     model,
-    model_warmup,
     paths,
-    ragged,
     sequences,
 )
-from headrace.config.validation.problem import Problem
+from headrace.config.validation.shared import Problem, check_enums
 
 __all__ = ["Problem", "problems"]
 
@@ -34,7 +30,7 @@ def early(config: ModelConfig, *, complete: bool) -> list[Problem]:
 
     A config that is ``complete``, because nobody will complete it, must have its inputs and outputs in order, too.
     """
-    unknown = list(enums.check(config))
+    unknown = list(check_enums(config))
     if unknown:
         return unknown
     found = [
@@ -46,7 +42,7 @@ def early(config: ModelConfig, *, complete: bool) -> list[Problem]:
         *model.check_metrics(config),
     ]
     if complete:
-        return [*found, *io.check(config), *ragged.check(config)]
+        return [*found, *io.check(config), *io.check_ragged(config)]
     if config.max_batch_size == 0:  # the backend may yet say how large batches are
         return [problem for problem in found if "preferred_batch_size" not in problem.field]
     return found
@@ -58,20 +54,20 @@ def problems(config: ModelConfig, *, gpus: Sequence[int] = (), files: Path | Non
     ``gpus`` are the ids of the GPUs that instances may use. With ``files``, the model's directory,
     a batching library that the config names must be in it.
     """
-    unknown = list(enums.check(config))
+    unknown = list(check_enums(config))
     if unknown:  # the other checks take the names of enum values for granted
         return unknown
     return [
         *model.check(config),
         *dynamic_batching.check(config),
         *sequences.check(config),
-        *implicit_state.check(config),
+        *sequences.check_states(config),
         *ensembles.check(config),
         *model.check_caching(config),
         *model.check_metrics(config),
         *instances.check(config, gpus),
         *io.check(config),
-        *ragged.check(config),
-        *model_warmup.check(config),
+        *io.check_ragged(config),
+        *instances.check_warmup(config),
         *paths.check(config, files),
     ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headrace.config.model_config_pb2 import ModelConfig, ModelDynamicBatching, ModelQueuePolicy
-from headrace.config.validation.numbers import check_duration
-from headrace.config.validation.problem import Problem
+from headrace.config.validation.shared import Problem, check_duration
 
 
 def check(config: ModelConfig) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headrace.config.model_config_pb2 import ModelConfig, ModelEnsembling
-from headrace.config.validation.problem import Problem
+from headrace.config.validation.shared import Problem
 
 _FIELD = "ensemble_scheduling"
 

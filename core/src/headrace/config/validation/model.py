@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from headrace.config.model_config_pb2 import ModelConfig, ModelMetrics, ModelVersionPolicy
-from headrace.config.validation.problem import Problem
+from headrace.config.validation.shared import Problem
 
 #: Backends that go with certain platforms only; any platform goes with a backend not named here.
 _PLATFORMS = {

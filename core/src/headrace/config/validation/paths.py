@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headrace.config.confinement import printed, why_outside
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.validation.problem import Problem
+from headrace.config.validation.shared import Problem
 from headrace.errors import Code
 
 _STRATEGY = "TRITON_BATCH_STRATEGY_PATH"

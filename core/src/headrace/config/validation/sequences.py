@@ -1,4 +1,4 @@
-"""Rules of ``sequence_batching`` without its states (docs/spec/behaviours.md section 4.7)."""
+"""Rules of ``sequence_batching`` and of its implicit states (docs/spec/behaviours.md sections 4.7 and 6.5)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from headrace.config.model_config_pb2 import (
     TYPE_UINT32,
     TYPE_UINT64,
     ModelConfig,
+    ModelInstanceGroup,
     ModelSequenceBatching,
 )
 from headrace.config.validation.dynamic_batching import check_preferred_sizes
-from headrace.config.validation.numbers import check_duration
-from headrace.config.validation.problem import Problem
+from headrace.config.validation.shared import (
+    MAX_MADE_BYTES,
+    Problem,
+    check_duration,
+    check_shape,
+    invalid_dimension,
+    size_in_bytes,
+)
 
 Control = ModelSequenceBatching.Control
 
@@ -122,3 +129,103 @@ def _check_direct(direct: ModelSequenceBatching.StrategyDirect, suffix: str) -> 
         )
     delay = direct.max_queue_delay_microseconds
     yield from check_duration(f"{field}.max_queue_delay_microseconds", delay, suffix)
+
+
+State = ModelSequenceBatching.State
+
+
+def check_states(config: ModelConfig) -> Iterator[Problem]:
+    """Names, types, shapes and memory of every state, and its initial value."""
+    names: set[tuple[str, str]] = set()
+    for index, state in enumerate(config.sequence_batching.state):
+        field = f"sequence_batching.state[{index}]"
+        for side, name in (("input", state.input_name), ("output", state.output_name)):
+            if not name:
+                yield Problem(f"{field}.{side}_name", f"state {index} must specify '{side}_name' for {config.name}")
+            elif (side, name) in names:
+                yield Problem(f"{field}.{side}_name", f"State {side} name '{name}' specified more than once.")
+            names.add((side, name))
+        yield from _check_tensor(state, field, config.name)
+        yield from _check_memory(state, field, config)
+        yield from _check_initial(state, field)
+
+
+def _check_tensor(state: State, field: str, model: str) -> Iterator[Problem]:
+    title, suffix = f"state '{state.input_name}'", f" for {model}"
+    if not state.data_type:
+        yield Problem(f"{field}.data_type", f"{title} must specify 'data_type'{suffix}")
+    if any(dim < 1 and dim != -1 for dim in state.dims):
+        yield Problem(
+            f"{field}.dims",
+            f"{title} dimension must be integer >= 1, or -1 to indicate a variable-size dimension{suffix}",
+        )
+    else:
+        yield from check_shape(f"{field}.dims", state.input_name, state.dims, state.data_type, suffix)
+
+
+def _check_memory(state: State, field: str, config: ModelConfig) -> Iterator[Problem]:
+    """Only the virtual memory of a GPU grows in place."""
+    if not state.use_growable_memory:
+        return
+    on_gpus = all(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+    if not state.use_same_buffer_for_input_output or not config.instance_group or not on_gpus:
+        yield Problem(
+            f"{field}.use_growable_memory",
+            f"state '{state.input_name}' has 'use_growable_memory', which needs 'use_same_buffer_for_input_output' and "
+            f"instance groups of kind KIND_GPU for {config.name}",
+        )
+
+
+def _check_initial(state: State, field: str) -> Iterator[Problem]:
+    field, name = f"{field}.initial_state", state.input_name
+    if len(state.initial_state) > 1:
+        yield Problem(
+            field,
+            f"initial_state field for state input '{name}' must contain exactly one or zero element. Found "
+            f"'{len(state.initial_state)}' elements.",
+        )
+    for index, initial in enumerate(state.initial_state[:1]):
+        yield from _check_value(initial, state, f"{field}[{index}]")
+
+
+def _check_value(initial: ModelSequenceBatching.InitialState, state: State, field: str) -> Iterator[Problem]:
+    name = state.input_name
+    if initial.data_type != state.data_type:
+        yield Problem(
+            f"{field}.data_type",
+            f"The data type used for 'initial_state' field of state '{name}' does not match the state data type.",
+        )
+    if not initial.name:
+        yield Problem(f"{field}.name", f"Field 'name' must be set when using initial_state for state input '{name}'.")
+    wrong = list(_check_dims(initial, state, f"{field}.dims"))
+    yield from wrong
+    if not wrong and initial.data_type and size_in_bytes(initial.dims, initial.data_type) > MAX_MADE_BYTES:
+        yield Problem(
+            f"{field}.dims",
+            f"initial_state for state input '{name}' takes {size_in_bytes(initial.dims, initial.data_type)} bytes, "
+            f"the limit is {MAX_MADE_BYTES}",
+        )
+    if initial.WhichOneof("state_data") is None:  # Triton leaves out the space too
+        yield Problem(field, f"initial_state setting expects state'{name}' to have state_data set")
+
+
+def _check_dims(initial: ModelSequenceBatching.InitialState, state: State, field: str) -> Iterator[Problem]:
+    name = state.input_name
+    if len(initial.dims) != len(state.dims):
+        yield Problem(
+            field,
+            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
+            f"'{name}'. {len(initial.dims)} != {len(state.dims)}",
+        )
+        return
+    for ours, theirs in zip(initial.dims, state.dims, strict=True):
+        if ours == -1:
+            yield Problem(field, f"'initial_state' field for state input name '{name}' contains variable dimensions.")
+        elif theirs not in (-1, ours):
+            yield Problem(
+                field,
+                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. "
+                f"{ours} != {theirs}",
+            )
+        elif ours < 0:
+            yield Problem(field, invalid_dimension(name, initial.dims))

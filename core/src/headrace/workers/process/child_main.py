@@ -23,7 +23,7 @@ from headrace.ipc.framing import Frame, Kind, read_integers
 from headrace.ipc.incoming import tell
 from headrace.ipc.json_parts import json_frame, read_json
 from headrace.ipc.outgoing import DirectCalls, OutgoingRequests
-from headrace.telemetry import prints
+from headrace.telemetry import log_output
 from headrace.workers.process.executor import Executor
 from headrace.workers.process.handshake import ChildKind
 from headrace.workers.process.remote_services import RemoteServices, forward_log
@@ -47,7 +47,7 @@ def serve(
     faulthandler.enable(crash_file)
     faulthandler.register(signal.SIGUSR1, crash_file)
     if prints_records:
-        prints.install()
+        log_output.record_prints()
     if memory_bytes:
         import resource
 
@@ -136,5 +136,5 @@ def _until_error(work: Callable[[], None], crash_file: int) -> NoReturn:
         os.write(crash_file, traceback.format_exc().encode(errors="backslashreplace"))
     except BaseException:
         os.write(crash_file, traceback.format_exc().encode(errors="backslashreplace"))
-    prints.flush()
+    log_output.flush_prints()
     os._exit(status)

@@ -18,8 +18,8 @@ from headrace.ipc.framing import VERSION, Frame, Kind
 from headrace.ipc.json_parts import json_frame
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
-from headrace.telemetry import prints
-from headrace.telemetry.speaker import speak_for_all
+from headrace.telemetry import log_output
+from headrace.telemetry.log_output import speak_for_all
 from headrace.workers.batch import run_batch, runner_for
 from headrace.workers.loading import close_instance
 from headrace.workers.process.handshake import ChildKind
@@ -94,7 +94,7 @@ class Executor:
         self._clean_up()
         failure = {"message": summary(error), "code": code.value, "traceback": trace}
         self._work.send(json_frame(ChildKind.FAILED, failure))
-        prints.flush()
+        log_output.flush_prints()
         os._exit(1)
 
     def _run(self, runner: Runner, message: Frame) -> None:
@@ -120,7 +120,7 @@ class Executor:
         runner.close()
         close_instance(self.instance, self._spec.instance_name)
         self._clean_up()
-        prints.flush()
+        log_output.flush_prints()
         os._exit(0)
 
     def _clean_up(self) -> None:

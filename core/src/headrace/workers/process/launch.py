@@ -21,7 +21,7 @@ from typing import IO, Any
 from headrace.backends.base import Isolation
 from headrace.errors import LoadError
 from headrace.ipc.arena import Arena
-from headrace.telemetry import prints
+from headrace.telemetry import log_output
 from headrace.workers.process import bootstrap
 from headrace.workers.process.exits import crash_report
 from headrace.workers.process.orphan_reaper import ORPHAN_REAPER
@@ -117,7 +117,7 @@ def _start(instance_name: str, isolation: Isolation, fds: Mapping[str, int]) -> 
         "arena_bytes": ARENA_BYTES,
         "memory_bytes": isolation.memory_bytes,
         "busy_poll_us": isolation.busy_poll_us,
-        "prints_records": prints.are_records(),
+        "prints_records": log_output.prints_are_records(),
         "log_level": logging.getLogger("headrace").getEffectiveLevel(),
     }
     entry = "headrace.workers.process.child_main:serve"

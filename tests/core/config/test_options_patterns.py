@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.config.patterns import header_pattern
+from headrace.config.options import header_pattern
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 
 BEGIN = """
 import os, sys, threading
-from headrace.telemetry import prints
-from headrace.telemetry.speaker import speak_for, speak_for_all
-undo = prints.install()
+from headrace.telemetry import log_output
+from headrace.telemetry.log_output import speak_for, speak_for_all
+undo = log_output.record_prints()
 """
 
 
@@ -111,10 +111,15 @@ def test_nobody_who_reads_does_not_disturb_the_printer(program: str) -> None:
 
 
 def test_the_streams_are_put_back() -> None:
-    said = run("assert prints.are_records(); undo(); assert not prints.are_records(); print('{\"plain\": 1}')")
+    said = run(
+        "assert log_output.prints_are_records(); undo(); "
+        "assert not log_output.prints_are_records(); print('{\"plain\": 1}')"
+    )
     assert said.out == [{"plain": 1}]
 
 
 def test_a_stream_without_a_descriptor_stays() -> None:
-    said = run("undo(); import io; sys.stdout = mine = io.StringIO(); prints.install(); assert sys.stdout is mine")
+    said = run(
+        "undo(); import io; sys.stdout = mine = io.StringIO(); log_output.record_prints(); assert sys.stdout is mine"
+    )
     assert said == ([], [])

@@ -11,8 +11,7 @@ import psutil
 import pytest
 from prometheus_client import Metric
 
-from headrace.telemetry.gpu import GpuCollector
-from headrace.telemetry.machine import HostCollector, PinnedPoolCollector
+from headrace.telemetry.machine import GpuCollector, HostCollector, PinnedPoolCollector
 
 needs_proc = pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="there is no /proc here")
 

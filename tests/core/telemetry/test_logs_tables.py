@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from headrace.telemetry import tables
+from headrace.telemetry import logs
 
 
 def test_a_table_is_boxed_as_tritons_are() -> None:
-    assert tables.draw(("Model", "Status"), [("digits", "READY")]) == (
+    assert logs.draw_table(("Model", "Status"), [("digits", "READY")]) == (
         "+--------+--------+\n"
         "| Model  | Status |\n"
         "+--------+--------+\n"
@@ -14,10 +14,10 @@ def test_a_table_is_boxed_as_tritons_are() -> None:
 
 
 def test_a_cell_cannot_add_lines_or_colours() -> None:
-    text = tables.draw(("Model",), [("a\r\nb\x1b[31m",)])
+    text = logs.draw_table(("Model",), [("a\r\nb\x1b[31m",)])
     assert len(text.splitlines()) == 5
     assert "\x1b" not in text
 
 
 def test_a_table_without_rows_has_its_head() -> None:
-    assert tables.draw(("Model",), []) == "+-------+\n| Model |\n+-------+\n+-------+\n"
+    assert logs.draw_table(("Model",), []) == "+-------+\n| Model |\n+-------+\n+-------+\n"

@@ -1,12 +1,30 @@
-"""Rules that many fields share: ranks, sizes, durations. Arithmetic in Python's unbounded integers."""
+"""What the checks share: the `Problem` that they yield, and the rules of enum values, ranks, sizes and durations.
+
+Arithmetic is in Python's unbounded integers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
-from headrace.config.validation.problem import Problem
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from headrace.errors import Code
 from headrace.messages import dtypes
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """``field`` is a path in the config, like ``input[0].dims``; ``message`` is Triton's where it has one."""
+
+    field: str
+    message: str
+    code: Code = Code.INVALID_ARGUMENT
+
 
 #: NumPy 1.26, the oldest that Headrace runs with, takes no more.
 MAX_RANK = 32
@@ -48,3 +66,29 @@ def invalid_dimension(name: str, dims: Sequence[int]) -> str:
 
 def _elements(dims: Sequence[int]) -> int:
     return prod(dim for dim in dims if dim >= 0)
+
+
+def check_enums(message: Message, prefix: str = "") -> Iterator[Problem]:
+    """A problem for every enum field, at any depth, that holds a number without a name."""
+    for field, value in message.ListFields():
+        path = f"{prefix}{field.name}"
+        if field.enum_type is not None:
+            names = field.enum_type.values_by_number
+            if value not in names:
+                known = ", ".join(names[number].name for number in sorted(names))
+                yield Problem(path, f"{path} is {value}, expected one of {known}")
+        else:
+            for key, item in _messages(field, value):
+                yield from check_enums(item, f"{path}{key}.")
+
+
+def _messages(field: FieldDescriptor, value: Any) -> Iterator[tuple[str, Message]]:
+    """The messages that a field holds, each with what follows the field's name in its path."""
+    if field.message_type is None:
+        return
+    if isinstance(value, Message):
+        yield "", value
+    elif not field.message_type.GetOptions().map_entry:
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif field.message_type.fields_by_name["value"].message_type is not None:
+        yield from ((f"[{key!r}]", value[key]) for key in sorted(value))
