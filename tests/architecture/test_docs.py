@@ -40,6 +40,8 @@ PARTS = {
     "Waiting": "schedulers/base.py",
     "Clock": "schedulers/base.py",
     "Frontend": "frontends/base.py",
+    "HttpRoute": "frontends/http/plugin_routes.py",
+    "HttpCall": "frontends/http/plugin_routes.py",
     "Observer": "telemetry/observer.py",
     "BatchTimes": "telemetry/statistics.py",
     "ModelView": "models/view.py",

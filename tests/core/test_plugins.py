@@ -348,3 +348,92 @@ def test_a_plugin_that_raises_while_it_looks_is_told(install: Install) -> None:
     install("headrace-finder", "finder", FINDER)
     with pytest.raises(PluginError, match="a plugin failed to find backend 'sick': ValueError: lost"):
         make("sick")
+
+
+ROUTE = """
+from headrace import HttpReply, HttpRoute, hookimpl
+
+class Toy(HttpRoute):
+    name = "{name}"
+    category = "{category}"
+    async def answer(self, call):
+        return HttpReply(200)
+
+@hookimpl
+def register_routes():
+    return [Toy]
+"""
+
+
+def test_a_route_is_listed_by_its_method_and_path(install: Install) -> None:
+    install("headrace-toy", "toy", ROUTE.format(name="GET /toys/{name}", category="metadata"))
+    plugins = Plugins.discover()
+    assert info(plugins, "toy").parts == ["route GET /toys/{name}"]
+    assert [part.name for part in plugins.routes] == ["GET /toys/{name}"]
+
+
+@pytest.mark.parametrize(
+    "other", ["GET /toys/{name}", "GET /toys/{other}", "POST /toys/bear", "GET /{any}/bear", "GET /toys/{version}"]
+)
+def test_two_routes_to_one_path_are_an_error_that_names_both(install: Install, tmp_path: Path, other: str) -> None:
+    install("headrace-one", "one", ROUTE.format(name="GET /toys/{name}", category="metadata"))
+    install("headrace-two", "two", ROUTE.format(name=other, category="metadata"))
+    plugins = Plugins.discover()
+    (complaint,) = plugins.complaints
+    assert "'one' of headrace-one 1.2" in complaint
+    assert "'two' of headrace-two 1.2" in complaint
+    with pytest.raises(LoadError, match=r"headrace-one 1\.2 and 'two' of headrace-two"):
+        list(plugins.routes)
+
+    async def listen() -> None:
+        await Server(tmp_path, http_address="127.0.0.1", http_port=0, allow_grpc=False).start_frontends()
+
+    with pytest.raises(LoadError, match=r"headrace-one 1\.2 and 'two' of headrace-two"):
+        asyncio.run(listen())
+
+
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [("POST /toys/{name}", "metadata"), ("GET /toys/{name}/parts", "inference"), ("GET /{any}/parts/x", "inference")],
+)
+def test_routes_that_no_path_leads_to_both_of_stand_beside_each_other(
+    install: Install, name: str, category: str
+) -> None:
+    install("headrace-one", "one", ROUTE.format(name="GET /toys/{name}", category="metadata"))
+    install("headrace-two", "two", ROUTE.format(name=name, category=category))
+    plugins = Plugins.discover()
+    assert (plugins.complaints, len(list(plugins.routes))) == ([], 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("POST /v2/models/{name}/infer", "is one that Headrace itself answers, as /v2/models/{name}"),
+        ("DELETE /v2/models/{name}/versions/7", "is one that Headrace itself answers"),
+        ("GET /{all}/health/{what}", "is one that Headrace itself answers, as /v2/health/live"),
+        ("GET /v2/{what}sharedmemory", "is not '/', words and placeholders"),
+        ("GET toys", "is not '/', words and placeholders"),
+        ("GET /toys//x", "is not '/', words and placeholders"),
+        ("GET /toys?x", "is not '/', words and placeholders"),
+        ("GET /toys[/x]", "is not '/', words and placeholders"),
+        ("GET /{a}/{a}", "has a placeholder twice"),
+        ("FETCH /toys", "is named 'FETCH /toys', not '<DELETE|GET"),
+        ("/toys", "is named '/toys', not '<DELETE|GET"),
+    ],
+)
+def test_a_route_that_is_none_or_cores_own_breaks_its_plugin(install: Install, name: str, reason: str) -> None:
+    install("headrace-toy", "toy", ROUTE.format(name=name, category="metadata"))
+    plugins = Plugins.discover()
+    assert reason in str(info(plugins, "toy").error)
+    assert list(plugins.routes) == []
+
+
+def test_a_route_of_no_category_breaks_its_plugin(install: Install) -> None:
+    install("headrace-toy", "toy", ROUTE.format(name="GET /toys", category="toys"))
+    assert "'toys', which is none of health" in str(info(Plugins.discover(), "toy").error)
+
+
+@pytest.mark.parametrize("path", ["/v2/models/{name}/events", "/v2/models/{name}/versions/{version}/events", "/v1/x"])
+def test_a_path_beside_those_of_core_is_free(install: Install, path: str) -> None:
+    install("headrace-toy", "toy", ROUTE.format(name=f"POST {path}", category="inference"))
+    assert info(Plugins.discover(), "toy").error is None

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from headrace.frontends.base import Frontend
+    from headrace.frontends.http.message import HttpReply, HttpRequest
+    from headrace.frontends.http.plugin_routes import HttpCall, HttpRoute, HttpStream
     from headrace.hookspecs import hookimpl
     from headrace.messages import dtypes
     from headrace.messages.dtypes import DataType
@@ -117,6 +119,8 @@ _HOMES = {
         "Unsupported",
     ),
     "headrace.frontends.base": ("Frontend",),
+    "headrace.frontends.http.message": ("HttpReply", "HttpRequest"),
+    "headrace.frontends.http.plugin_routes": ("HttpCall", "HttpRoute", "HttpStream"),
     "headrace.hookspecs": ("hookimpl",),
     "headrace.messages.dtypes": ("DataType",),
     "headrace.messages.request": ("Batch", "InferRequest", "Padding", "Respond"),
@@ -164,6 +168,11 @@ __all__ = [
     "Entrance",
     "Frontend",
     "HeadraceError",
+    "HttpCall",
+    "HttpReply",
+    "HttpRequest",
+    "HttpRoute",
+    "HttpStream",
     "InferRequest",
     "InferResponse",
     "Instance",

@@ -12,7 +12,8 @@ calls them. Everything here is for the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, Unavailable
 from headrace.large import LargeWork
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
 from headrace.models import documents
 from headrace.models.entrance import Describe, Entrance, not_by_model_infer, not_over_http, program
 from headrace.models.interception import Caller, Interceptor
@@ -104,6 +107,9 @@ class Engine:
         self.collect = collect
         self._table = table
         self._interceptors = interceptors
+        #: Classes of HTTP routes that plugins add; iterating raises `LoadError` where two would answer one path.
+        self.routes: Iterable[type[Any]] = ()
+        self._any_number = self.entrance()
         self._when_ready: list[Callable[[], None]] = []
 
     # ------------------------------------------------------------------ inference
@@ -118,6 +124,37 @@ class Engine:
         Raises `InvalidArgument` for a version that is no number, `NotFound` or `Unavailable`.
         """
         return self._table.resolve(name, version)
+
+    async def responses(self, request: InferRequest, caller: Caller | None = None) -> AsyncIterator[InferResponse]:
+        """The responses of a model to ``request``, each when it is asked for; a model that is `UNREAD` ahead waits.
+
+        The request is submitted with the first, as that of ``caller``, and its ``respond`` is replaced. Whoever stops
+        asking cancels it. Raises `HeadraceError` where the model is not there, refuses, or fails.
+        """
+        answers: deque[tuple[Answer, bool]] = deque()
+        arrived = asyncio.Event()
+
+        def respond(answer: Answer, final: bool) -> None:
+            answers.append((answer, final))
+            arrived.set()
+
+        request.respond = respond
+        self._any_number.submit(request, caller)
+        try:
+            while True:
+                while answers:
+                    answer, final = answers.popleft()
+                    if isinstance(answer, HeadraceError):
+                        raise answer
+                    if answer is not None:
+                        yield answer
+                    if final:
+                        return
+                    request.read()
+                arrived.clear()
+                await arrived.wait()
+        finally:
+            request.cancel()
 
     # ------------------------------------------------------------------ health
 

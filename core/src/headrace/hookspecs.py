@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.backends.base import Backend
     from headrace.config.options import ServerOptions
     from headrace.frontends.base import Frontend
+    from headrace.frontends.http.plugin_routes import HttpRoute
     from headrace.models.interception import Interceptor
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Scheduler
@@ -57,6 +58,16 @@ def register_frontends() -> Sequence[type[Frontend]]:  # type: ignore[empty-body
     """The frontend classes of this plugin; ``headrace serve`` starts each that is enabled.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
+    """
+
+
+@hookspec
+def register_routes() -> Sequence[type[HttpRoute]]:  # type: ignore[empty-body]
+    """The HTTP routes of this plugin, which the HTTP frontend answers beside its own; it makes one object of each.
+
+    Called once per server, before anything is loaded; same rules as `register_backends`. The name of a
+    route is its method and path. Two whose paths overlap are an error that names both distributions, and
+    one that overlaps with a path of core breaks its plugin.
     """
 
 

@@ -22,7 +22,7 @@ from headrace.backends.base import Backend
 from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
 from headrace.models.interception import Interceptor
-from headrace.registry import PluginInfo, Registry
+from headrace.registry import PluginInfo, Registry, RouteRegistry
 from headrace.schedulers.base import Scheduler
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Plugins:
         self.backends: Registry[type[Backend]] = Registry("backend", Backend, self._broken)
         self.schedulers: Registry[type[Scheduler]] = Registry("scheduler", Scheduler, self._broken)
         self.frontends: Registry[type[Frontend]] = Registry("frontend", Frontend, self._broken)
+        self.routes = RouteRegistry(self._broken)
         self.interceptors: Registry[type[Interceptor]] = Registry("interceptor", Interceptor, self._broken)
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)
@@ -47,6 +48,7 @@ class Plugins:
             "register_backends": self.backends,
             "register_schedulers": self.schedulers,
             "register_frontends": self.frontends,
+            "register_routes": self.routes,
             "register_interceptors": self.interceptors,
         }
 

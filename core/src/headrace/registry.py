@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from headrace.distributions import is_known, missing
 from headrace.errors import LoadError
+from headrace.frontends.http.plugin_routes import HttpRoute, clash, read_route
 
 P = TypeVar("P", bound=type)
 
@@ -112,6 +113,24 @@ class Registry(Generic[P]):
             text = f"{known} {text}"
         suspects = ", ".join(f"{info} ({info.error})" for info in self._broken)
         return f"{text}; broken: {suspects}" if suspects else text
+
+
+class RouteRegistry(Registry[type[HttpRoute]]):
+    """The HTTP routes, by method and path. A claim on one is a claim on all that it overlaps with."""
+
+    def __init__(self, broken: Sequence[PluginInfo]) -> None:
+        super().__init__("route", HttpRoute, broken)
+
+    def require(self, part: object) -> str:
+        shown = super().require(part)
+        read_route(part)  # type: ignore[arg-type]
+        return shown
+
+    def add(self, part: type[HttpRoute], origin: PluginInfo) -> None:
+        origin.parts.append(self.require(part))
+        taken = [name for name, claims in self._claims.items() if any(clash(part, other) for other, _ in claims)]
+        for name in taken or [part.name]:
+            self._claims.setdefault(name, []).append((part, origin))
 
 
 def _normal(name: str) -> str:

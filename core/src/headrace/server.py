@@ -81,6 +81,7 @@ class Server:
         #: All that frontends see.
         interceptors = [part(self.options) for part in self.plugins.interceptors]
         self.engine = engine = Engine(self.options, self._table, self._measure(), interceptors)
+        engine.routes = self.plugins.routes
         self._interceptors = interceptors
         self._single = Entrance(self._table.resolve_loaded, not_by_infer, interceptors=interceptors)
         self._any_number = engine.entrance()

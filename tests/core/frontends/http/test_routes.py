@@ -14,6 +14,7 @@ from headrace.config.options import RESTRICTED_CATEGORIES, Restriction
 from headrace.engine import Phase
 from headrace.errors import Code
 from headrace.frontends.http.message import STATUS, HttpReply, HttpRequest
+from headrace.frontends.http.path_templates import CORE, template
 
 MakeCaller = Callable[..., Any]
 X = {"X": ("FP32", (4,))}
@@ -81,6 +82,10 @@ def test_table_has_no_route_without_a_category_and_none_untested(make_caller: Ma
         assert route.category in RESTRICTED_CATEGORIES
         matches = [(method, category) for method, path, category in PATHS if route.pattern.fullmatch(path)]
         assert {category for _, category in matches} >= {route.category}
+
+
+def test_no_path_of_core_is_free_for_plugins(make_caller: MakeCaller) -> None:
+    assert {route.pattern for route in make_caller(X).routes.table} == {template(path).pattern for path in CORE}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from headrace.errors import InvalidArgument
 from headrace.frontends.http.body import aligned
 from headrace.frontends.http.fields import Malformed
 from headrace.frontends.http.limits import Limits, flagged, too_many_chunks
-from headrace.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply
+from headrace.frontends.http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest, error_reply
 from headrace.frontends.http.request_head import malformed, path_of
 from headrace.frontends.http.routes import Routes
 from headrace.frontends.uploads import host_of
@@ -41,18 +41,56 @@ class _Gone(Exception):
     pass
 
 
+class _Broken(Exception):
+    """An answer has begun and will not be whole; the server above ends the connection, or the stream."""
+
+
 class _Reply:
     """Takes the first reply to a request, which came from the address ``peer``; empty if that is not known."""
 
-    __slots__ = ("_answered", "peer")
+    __slots__ = ("_answered", "_send", "peer")
 
-    def __init__(self, answered: asyncio.Future[HttpReply], peer: str) -> None:
-        self._answered = answered
+    def __init__(self, answered: asyncio.Future[HttpReply | None], send: Send, peer: str) -> None:
+        self._answered, self._send = answered, send
         self.peer = peer
 
     def __call__(self, reply: HttpReply) -> None:
         if not self._answered.done():
             self._answered.set_result(reply)
+
+    def stream(self, head: HttpReply) -> _Streamed:
+        return _Streamed(self._answered, self._send, head)
+
+
+class _Streamed:
+    """An answer that is sent while it is made. The server above waits for the caller, and chooses the framing."""
+
+    def __init__(self, answered: asyncio.Future[HttpReply | None], send: Send, head: HttpReply) -> None:
+        self._answered, self._send = answered, send
+        self._head: HttpReply | None = head
+
+    async def send(self, chunk: Buffer) -> None:
+        await self._begin()
+        for at in range(0, len(chunk), _TURN_BYTES):
+            body = bytes(chunk[at : at + _TURN_BYTES])
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        await asyncio.sleep(0)  # servers go on at once for a client that takes all
+
+    async def end(self) -> None:
+        await self._begin()
+        await self._send({"type": "http.response.body", "body": b""})
+        if not self._answered.done():
+            self._answered.set_result(None)
+
+    def break_off(self) -> None:
+        if not self._answered.done():
+            self._answered.set_exception(_Broken("the answer was broken off"))
+
+    async def _begin(self) -> None:
+        head, self._head = self._head, None
+        if head is not None:
+            headers = [(name.lower(), value) for name, value in head.headers]
+            await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
 
 def create_app(engine: Engine) -> App:
@@ -97,7 +135,7 @@ async def _serve(routes: Routes, limits: Limits, scope: Scope, receive: Receive,
         await _send(send, error_reply(error), scope["method"])
         return
     request = HttpRequest(scope["method"], path, headers, body, raw)
-    reply = await _answer(routes, request, receive, host_of(scope.get("client")))
+    reply = await _answer(routes, request, receive, send, host_of(scope.get("client")))
     if reply is not None:
         await _send(send, reply, scope["method"])
 
@@ -142,10 +180,10 @@ async def _join(pieces: list[bytes], size: int, headers: dict[bytes, bytes]) -> 
     return memory
 
 
-async def _answer(routes: Routes, request: HttpRequest, receive: Receive, peer: str) -> HttpReply | None:
-    """The reply, or None if the caller left first, in which case the request is cancelled."""
-    answered: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
-    cancel = routes.dispatch(request, _Reply(answered, peer))
+async def _answer(routes: Routes, request: HttpRequest, receive: Receive, send: Send, peer: str) -> HttpReply | None:
+    """The reply, or None if it has been sent already, or if the caller left first: then the request is cancelled."""
+    answered: asyncio.Future[HttpReply | None] = asyncio.get_running_loop().create_future()
+    cancel = routes.dispatch(request, _Reply(answered, send, peer))
     if answered.done():
         return answered.result()
     leaving = asyncio.ensure_future(_disconnected(receive))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.frontends.http.chunked_answer import ChunkedAnswer
 from headrace.frontends.http.message import Cancel, HttpReply
+from headrace.frontends.http.request_head import RequestHead
 
 if TYPE_CHECKING:
     from headrace.frontends.http.protocol import HttpProtocol
@@ -16,19 +18,28 @@ class Exchange:
     It is itself the ``reply`` that the handler gets; a second reply is ignored.
     """
 
-    __slots__ = ("_protocol", "cancel", "closes", "is_head", "reply")
+    __slots__ = ("_protocol", "cancel", "closes", "head", "reply")
 
-    def __init__(self, protocol: HttpProtocol, closes: bool, is_head: bool) -> None:
+    def __init__(self, protocol: HttpProtocol, closes: bool, head: RequestHead) -> None:
         self.reply: HttpReply | None = None
         self.cancel: Cancel | None = None
         self.closes = closes
-        self.is_head = is_head
+        self.head = head
         self._protocol = protocol
+
+    @property
+    def is_head(self) -> bool:
+        """Whether only the head of the answer is wanted."""
+        return self.head.method == "HEAD"
 
     @property
     def peer(self) -> str:
         """The address of the other end; empty where that is not known."""
         return self._protocol.peer
+
+    def stream(self, head: HttpReply) -> ChunkedAnswer:
+        """Answer in pieces, instead."""
+        return self._protocol.begin_stream(self, head)
 
     def __call__(self, reply: HttpReply) -> None:
         if self.reply is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.frontends.http.limits import Limits
 from headrace.frontends.http.message import HttpReply, text_error
-from headrace.frontends.http.pace import Pace, has_left, unsent_bytes
+from headrace.frontends.http.pace import Pace, has_left, reset, unsent_bytes
 from headrace.frontends.http.strict_requests import StrictRequests
 from headrace.frontends.http.writing import BEGINNING
 
@@ -73,8 +73,11 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         if self._requests.is_http_2 or self._answered >= self._requests.whole:
             self.ended.set()
             return super().eof_received()
-        if self._calls and not any(call.has_begun for call in self._calls):
+        calls = tuple(self._calls)
+        if calls and not any(call.has_begun for call in calls):
             self._writer.begin()  # whoever has gone answers this with a reset
+        elif any(call.is_chunked and not call.is_waiting for call in calls):
+            self._socket_transport.write(b"0")  # the same, in front of the size of the next chunk
         return True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,6 +98,10 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
                 await app(scope, call.receive, call.send)
         except _Late:
             await call.refuse(text_error(408, "the request did not arrive in time"))
+        except Exception:
+            if call.has_begun and call.version == "1.0":  # an end would be the end of the answer
+                reset(self._socket_transport)
+            raise
         finally:
             self._calls.discard(call)
             self._answered += 1
@@ -160,12 +167,15 @@ class _Call:
     def __init__(self, connection: HypercornConnection, scope: Scope, receive: Receive, send: Send) -> None:
         self._connection, self._receive, self._send = connection, receive, send
         self._closes = False
-        self._is_http_1 = scope["http_version"] < "2"
+        self.version = scope["http_version"]
+        self._is_http_1 = self.version < "2"
         self._task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._pace = Pace(connection.limits.min_data_rate, connection.limits.stall_timeout_s)
         self._moved_bytes = 0
         self._is_receiving = True
-        self._is_sending = self._is_late = self.has_begun = False
+        self._is_sending = self.is_waiting = self._is_late = self.has_begun = False
+        #: Whether it is answered in chunks of HTTP/1.1.
+        self.is_chunked = False
 
     async def receive(self) -> Any:
         try:
@@ -181,6 +191,8 @@ class _Call:
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.has_begun = True
+            has_length = any(name == b"content-length" for name, _ in message["headers"])
+            self.is_chunked = self.version == "1.1" and not has_length
             if self._is_http_1 and (self._closes or self._connection.is_stopping):
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
         body = message.get("body", b"")
@@ -203,7 +215,9 @@ class _Call:
 
     def sweep(self) -> None:
         if self._is_sending:
-            if self._pace.is_too_slow(self._moved_bytes - self._connection.unsent_bytes):
+            if not self.is_waiting and not self._connection.unsent_bytes:
+                self._is_sending = False  # it has all that there is for it
+            elif self._pace.is_too_slow(self._moved_bytes - self._connection.unsent_bytes):
                 self._connection.abort()
         elif self._is_receiving and not self._is_late:
             too_slow = self._pace.is_too_slow(self._moved_bytes)
@@ -214,8 +228,11 @@ class _Call:
     async def _pass_on(self, message: Any) -> None:
         if not self._is_sending:
             self._pace.begin(self._moved_bytes - self._connection.unsent_bytes)
-        self._is_sending, self._is_receiving = True, False
-        await self._send(message)
+        self._is_sending, self._is_receiving, self.is_waiting = True, False, True
+        try:
+            await self._send(message)
+        finally:
+            self.is_waiting = False
         self._moved_bytes += len(message.get("body", b""))
 
 

@@ -5,7 +5,8 @@ The order of the steps decides which error wins; it is that of docs/spec/behavio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.engine import Caller, not_over_http
@@ -36,6 +37,7 @@ class Inference:
     def __init__(self, engine: Engine) -> None:
         self._entrance = engine.entrance(not_over_http, caller_of)
         self._find, self._start = self._entrance.find, self._entrance.start
+        self.resolve = engine.resolve
         self._max_bytes = engine.options.http_max_input_size
         self._large = engine.large_work
         self._layouts = BodyLayoutCache()
@@ -63,6 +65,32 @@ class Inference:
         self._start(view, request, http, reply)
         return request.cancel
 
+    def caller(self, http: HttpRequest, reply: Reply) -> Caller:
+        return caller_of(http, reply)
+
+    async def read_request(self, http: HttpRequest, name: str, version: str) -> InferRequest:
+        """What the body of ``http`` asks of a model, whichever way it answers. Raises `HeadraceError`."""
+        headers = http.headers
+        if b"content-encoding" in headers and headers[b"content-encoding"] not in DECODABLE:
+            raise Unsupported("Unsupported compression type")
+        answer = Answer(self.resolve(name, version), _nobody, b"identity", self._large)
+        request = InferRequest(name, {}, answer, (), "", version)
+        try:
+            self._read(http, request, answer, LARGE_BYTES)
+            if self._forwarding:
+                self._forward(http, request)
+        except Large:
+            return await self._large.run(self._reading(http, request, answer))
+        return request
+
+    async def print_response(self, response: InferResponse) -> bytes:
+        """``response`` as a line of JSON. Raises `HeadraceError`."""
+        try:
+            reply = encode(response, {}, JSON, {}, False, patience=LARGE_BYTES)
+        except Large:
+            reply = await self._large.run(partial(encode, response, {}, JSON, {}, False))
+        return b"".join(reply.parts)
+
     def _read(self, http: HttpRequest, request: InferRequest, answer: Answer, patience: int) -> None:
         """Fill ``request`` and the formats of its ``answer``.
 
@@ -81,6 +109,10 @@ class Inference:
 
     def _begin(self, http: HttpRequest, request: InferRequest, answer: Answer, caller: Caller | None) -> Cancel:
         """Let a thread read what is large, and then submit it."""
+        return answer.read_large(self._reading(http, request, answer), self._entrance, caller)
+
+    def _reading(self, http: HttpRequest, request: InferRequest, answer: Answer) -> Callable[[], InferRequest]:
+        """What reads what is large, on a thread."""
         request.inputs.clear()
 
         def read() -> InferRequest:
@@ -90,7 +122,7 @@ class Inference:
                 self._forward(http, request)
             return request
 
-        return answer.read_large(read, self._entrance, caller)
+        return read
 
     def _decode(
         self, request: InferRequest, body: memoryview, json_bytes: int, patience: int
@@ -141,6 +173,10 @@ def caller_of(http: HttpRequest, reply: Reply) -> Caller:
         return None if value is None else value.decode("latin-1")
 
     return Caller("http", getattr(reply, "peer", ""), None, header)
+
+
+def _nobody(reply: HttpReply) -> None:
+    """Takes the answer to a request that is another's to answer."""
 
 
 def _unsupported_encoding() -> HttpReply:

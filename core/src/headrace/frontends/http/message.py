@@ -7,7 +7,7 @@ of the time of a frozen dataclass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import orjson
 
@@ -64,7 +64,26 @@ class ErrorReply(HttpReply):
 #: Takes the one answer to a request. Event loop only.
 Reply: TypeAlias = Callable[[HttpReply], None]
 #: Tells a handler that the caller has gone. Event loop only.
-Cancel: TypeAlias = Callable[[], None]
+Cancel: TypeAlias = Callable[[], object]
+
+
+class ReplyStream(Protocol):
+    """An answer that is written while it is made, in place of the one that a `Reply` takes. Event loop only."""
+
+    async def send(self, chunk: Buffer) -> None:
+        """Return once the caller has taken so much that more may be sent. ``chunk`` is not empty."""
+
+    async def end(self) -> None:
+        """That was all."""
+
+    def break_off(self) -> None:
+        """Have the caller see that this is not all, and that no more will come."""
+
+
+def reply_stream(reply: Reply, head: HttpReply) -> ReplyStream:
+    """What takes the body of an answer with the status and the headers of ``head``. Hosts' replies have it."""
+    stream: ReplyStream = reply.stream(head)  # type: ignore[attr-defined]
+    return stream
 
 
 def json_reply(value: Any, status: int = 200) -> HttpReply:

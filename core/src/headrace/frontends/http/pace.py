@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import struct
 from typing import Protocol
 
 try:
@@ -10,6 +12,10 @@ try:
     from termios import TIOCOUTQ
 except ImportError:  # Windows
     ioctl = None  # type: ignore[assignment]
+
+
+#: Of ``SO_LINGER``: what is closed is reset, and drops what it has not sent.
+_AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class Socket(Protocol):
@@ -55,3 +61,11 @@ def unsent_bytes(connection: Socket | None) -> int:
 def has_left(connection: Socket | None) -> bool:
     """Whether a caller who has closed its side turned out to have closed the other side, too."""
     return connection is not None and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close so that the caller cannot take it for the end of what was sent."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+    transport.abort()

@@ -17,16 +17,18 @@ import asyncio
 import enum
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from headrace.errors import Unavailable
 from headrace.frontends.http.body import DIRECT_BYTES, DirectBody
 from headrace.frontends.http.chunked import ChunkedBody
+from headrace.frontends.http.chunked_answer import ChunkedAnswer
 from headrace.frontends.http.exchange import Exchange
 from headrace.frontends.http.fields import Malformed
 from headrace.frontends.http.limits import Limits, too_many_chunks
-from headrace.frontends.http.message import HEADER_LENGTH, HttpReply, HttpRequest, error_reply, text_error
-from headrace.frontends.http.pace import Pace, has_left, unsent_bytes
+from headrace.frontends.http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest, error_reply, text_error
+from headrace.frontends.http.pace import Pace, has_left, reset, unsent_bytes
 from headrace.frontends.http.request_head import (
     CHUNKED,
     END,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NO_BODY = memoryview(b"")
+_NO_HEAD = RequestHead("", "", {}, ())
 #: Requests of one connection that are taken in one turn of the event loop.
 _PER_TURN = 8
 #: From here on the parts of a reply are written one after the other. ``writelines`` of Python 3.11 joins them and
@@ -74,6 +77,8 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._scratch, self._received = connections.scratch, connections.received
         self._find_head = connections.head_cache.find
         self._exchanges: deque[Exchange] = deque()
+        self._streams: dict[Exchange, ChunkedAnswer] = {}  # answers that are being made
+        self._streamed_bytes = 0
         self._transport: asyncio.Transport
         # The request that is arriving
         self._rest = bytearray()  # received, and not taken yet
@@ -154,8 +159,13 @@ class HttpProtocol(asyncio.BufferedProtocol):
             return False
         self._exchanges[-1].closes = True
         if self._is_writable and not self._has_begun:
-            self._has_begun = True
-            self._transport.write(BEGINNING)  # whoever has gone answers this with a reset
+            # Whoever has gone answers what is written now with a reset.
+            stream = self._streams.get(self._exchanges[0])
+            if stream is not None and stream.has_begun:
+                stream.provoke()
+            else:
+                self._has_begun = True
+                self._transport.write(BEGINNING)
         return True
 
     def pause_writing(self) -> None:
@@ -171,9 +181,15 @@ class HttpProtocol(asyncio.BufferedProtocol):
     def answered(self) -> None:
         """An exchange has its reply: write what is in turn, for as long as the caller takes it."""
         exchanges = self._exchanges
-        while exchanges and exchanges[0].reply is not None and self._is_writable:
-            exchange = exchanges.popleft()
-            buffers = serialise(cast("HttpReply", exchange.reply), exchange.closes, exchange.is_head)
+        while exchanges and self._is_writable:
+            exchange = exchanges[0]
+            reply = exchange.reply
+            if reply is None:
+                if self._streams and (stream := self._streams.get(exchange)) is not None:
+                    stream.wake()
+                break
+            exchanges.popleft()
+            buffers = serialise(reply, exchange.closes, exchange.head.method == "HEAD")
             if self._has_begun:
                 self._has_begun = False
                 buffers[0] = buffers[0][len(BEGINNING) :]
@@ -189,6 +205,41 @@ class HttpProtocol(asyncio.BufferedProtocol):
                 return
         if not self._is_reading:
             self._go_on()
+
+    def begin_stream(self, exchange: Exchange, head: HttpReply) -> ChunkedAnswer:
+        """Have ``exchange`` answered in pieces, once those before it are answered."""
+        stream = self._streams[exchange] = ChunkedAnswer(self, exchange, head)
+        return stream
+
+    def may_stream(self, exchange: Exchange) -> bool:
+        """Whether a piece of the answer to ``exchange`` may be written now."""
+        return self._is_writable and bool(self._exchanges) and self._exchanges[0] is exchange
+
+    def write_stream(self, buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
+            self._streamed_bytes += len(buffer)
+            if self._has_begun:
+                self._has_begun = False
+                buffer = buffer[len(BEGINNING) :]
+            self._transport.write(buffer)
+
+    def end_stream(self, exchange: Exchange) -> None:
+        """``exchange``, whose turn it was, has its whole answer."""
+        del self._streams[exchange]
+        self._exchanges.popleft().cancel = None
+        if exchange.closes:
+            self._end()
+        else:
+            self.answered()
+
+    def break_off(self, *, is_plain: bool) -> None:
+        """Close behind what is written of an answer that will not be whole."""
+        self._is_deaf = True
+        self._forget()
+        if is_plain:  # an end would be the end of the answer
+            reset(self._transport)
+        else:
+            self._transport.close()
 
     @property
     def is_idle(self) -> bool:
@@ -239,7 +290,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         elif phase is Phase.LINGER:
             if self._seconds > limits.linger_s:
                 self._transport.abort()
-        elif self._has_begun and has_left(self._transport.get_extra_info("socket")):
+        elif self._has_eof and has_left(self._transport.get_extra_info("socket")):
             self._transport.abort()
 
     def _observe(self) -> tuple[Phase, int]:
@@ -248,7 +299,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         if unsent or self._is_lingering:
             unsent += unsent_bytes(self._transport.get_extra_info("socket"))
             if unsent:
-                return Phase.TAKING, -unsent
+                return Phase.TAKING, self._streamed_bytes - unsent
         if self._is_lingering:
             return Phase.LINGER, 0
         if self._exchanges:
@@ -378,7 +429,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         """Have a request answered that has arrived."""
         self._seconds, self._has_spoken = 0, True
         self._is_deaf = head.closes or self._is_stopping
-        exchange = Exchange(self, self._is_deaf, head.method == "HEAD")
+        exchange = Exchange(self, self._is_deaf, head)
         self._exchanges.append(exchange)
         request = HttpRequest(head.method, head.path, head.headers, body, head.raw_headers)
         cancel = self._dispatch(request, exchange)
@@ -421,7 +472,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._forget()
         if log.isEnabledFor(logging.DEBUG):
             log.debug("an HTTP request was refused: %s", b"".join(reply.parts).decode(errors="replace")[:1000])
-        exchange = Exchange(self, True, False)
+        exchange = Exchange(self, True, _NO_HEAD)
         self._exchanges.append(exchange)
         exchange(reply)
 

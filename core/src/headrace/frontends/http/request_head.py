@@ -32,7 +32,7 @@ class RequestHead(NamedTuple):
     """A request up to its body. ``headers`` are those of `HttpRequest`; nobody changes them.
 
     ``body_bytes`` may be `CHUNKED`. ``closes`` says that the connection ends with the answer, ``waits`` that the
-    caller would be told to go on before it sends the body.
+    caller would be told to go on before it sends the body. The version is HTTP/1.``minor``.
     """
 
     method: str
@@ -42,6 +42,7 @@ class RequestHead(NamedTuple):
     body_bytes: int = 0
     closes: bool = False
     waits: bool = False
+    minor: int = 1
 
 
 class Refused(Exception):
@@ -78,7 +79,7 @@ def parse_head(raw: bytes, most_fields: int) -> RequestHead:
     # HTTP/1.0 would need a header to be kept alive; its callers can do without.
     closes = not minor or (b"connection" in headers and "close" in tokens(headers[b"connection"]))
     waits = b"expect" in headers and minor > 0 and headers[b"expect"].lower() == b"100-continue"
-    return RequestHead(method, path, headers, raw_headers, body_bytes, closes, waits)
+    return RequestHead(method, path, headers, raw_headers, body_bytes, closes, waits, minor)
 
 
 def drop_empty_lines(received: bytearray) -> int:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.errors import HeadraceError, InternalError, NotFound, Unsupported
 from headrace.frontends.failures import is_verbose, tell_fault
+from headrace.frontends.http import path_templates as paths
 from headrace.frontends.http.description import Description
 from headrace.frontends.http.inference import Inference
 from headrace.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply, error_reply, json_reply, text_error
 from headrace.frontends.http.path_target import PathTarget
+from headrace.frontends.http.plugin_routes import RouteHandler, read_route
 from headrace.frontends.http.repository import Repository
 from headrace.frontends.http.watching import Dispatch, watched
 from headrace.frontends.recognition import Recent
@@ -35,8 +37,6 @@ Answer: TypeAlias = Callable[[HttpRequest, PathTarget], HttpReply]
 
 #: Paths whose route is remembered; a bound, because clients choose the paths.
 _REMEMBERED = 1024
-_MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
-_REPOSITORY = r"/v2/repository(?:/(?P<repository>[^/]+))?"
 
 
 class Route(NamedTuple):
@@ -98,41 +98,45 @@ class Routes:
         for route in self.table:
             match = route.pattern.fullmatch(path)
             if match is not None:
-                found = route, PathTarget(**match.groupdict(""))
+                found = route, _target_of(match.groupdict(""))
                 if len(path) < 256:
                     self._found.keep(path, found)
                 return found
         raise NotFound("Not Found")
 
     def _build(self, engine: Engine) -> list[Route]:
-        """In the order in which Triton tries them."""
-        about, repository = Description(engine), Repository(engine)
+        """In the order in which Triton tries them, and behind them what plugins add."""
+        about, repository, inference = Description(engine), Repository(engine), Inference(engine)
         shm: tuple[Kind, ...] = ("system", "cuda")
+        log_settings = _later("log settings")
         return [
-            _route(r"/v2/models/stats", "statistics", GET=_direct(about.statistics)),
-            _route(r"/v2/logging", "logging", GET=_later("log settings"), POST=_later("log settings")),
-            _route(rf"{_MODEL}/infer", "inference", POST=Inference(engine)),
-            _route(rf"{_MODEL}/generate(?:_stream)?", "inference", POST=_later("the generate extension")),
-            _route(rf"{_MODEL}/ready", "health", GET=self._perhaps_task(about.model_ready)),
-            _route(rf"{_MODEL}/config", "model-config", GET=_direct(about.config)),
-            _route(rf"{_MODEL}/stats", "statistics", GET=_direct(about.statistics)),
-            _route(_MODEL, "metadata", GET=_direct(about.model)),
-            _route(
-                r"/v2(?:/models/(?P<name>[^/]+))?/trace/setting",
-                "trace",
-                GET=_later("tracing"),
-                POST=_later("tracing"),
-            ),
-            _route(r"/v2", "metadata", GET=_direct(about.server)),
-            _route(r"/v2/health/live", "health", GET=_direct(about.live)),
-            _route(r"/v2/health/ready", "health", GET=self._perhaps_task(about.ready)),
-            *[route for kind in shm for route in _shared_memory(kind)],
-            _route(rf"{_REPOSITORY}/index", "model-repository", POST=self._task(repository.index)),
-            _route(rf"{_REPOSITORY}/models/(?P<name>[^/]+)/load", "model-repository", POST=self._load(repository)),
-            _route(
-                rf"{_REPOSITORY}/models/(?P<name>[^/]+)/unload", "model-repository", POST=self._task(repository.unload)
-            ),
+            _route(paths.ALL_STATISTICS, "statistics", GET=_direct(about.statistics)),
+            _route(paths.LOGGING, "logging", GET=log_settings, POST=log_settings),
+            _route(paths.INFER, "inference", POST=inference),
+            _route(paths.GENERATE, "inference", POST=_later("the generate extension")),
+            _route(paths.MODEL_READY, "health", GET=self._perhaps_task(about.model_ready)),
+            _route(paths.CONFIG, "model-config", GET=_direct(about.config)),
+            _route(paths.STATISTICS, "statistics", GET=_direct(about.statistics)),
+            _route(paths.MODEL, "metadata", GET=_direct(about.model)),
+            _route(paths.TRACE, "trace", GET=_later("tracing"), POST=_later("tracing")),
+            _route(paths.SERVER, "metadata", GET=_direct(about.server)),
+            _route(paths.LIVE, "health", GET=_direct(about.live)),
+            _route(paths.READY, "health", GET=self._perhaps_task(about.ready)),
+            *[route for kind, region in zip(shm, paths.REGIONS, strict=True) for route in _shared_memory(kind, region)],
+            _route(paths.INDEX, "model-repository", POST=self._task(repository.index)),
+            _route(paths.LOAD, "model-repository", POST=self._load(repository)),
+            _route(paths.UNLOAD, "model-repository", POST=self._task(repository.unload)),
+            *self._added(engine, inference),
         ]
+
+    def _added(self, engine: Engine, inference: Inference) -> list[Route]:
+        """Those of plugins; raises `LoadError` where two of them would answer one path."""
+        found: dict[str, tuple[str, dict[str, Handler]]] = {}
+        for part in engine.routes:
+            method, path = read_route(part)
+            _, handlers = found.setdefault(path.text, (part.category, {}))
+            handlers[method] = RouteHandler(part(engine), inference, self._tell)
+        return [_route(path, category, **handlers) for path, (category, handlers) in found.items()]
 
     def _load(self, repository: Repository) -> Handler:
         """The handler of loads, which looks at who sent them."""
@@ -180,8 +184,12 @@ class Routes:
         return handle
 
 
-def _route(pattern: str, category: str, **handlers: Handler) -> Route:
-    return Route(re.compile(pattern), category, handlers)
+def _route(path: str, category: str, **handlers: Handler) -> Route:
+    return Route(paths.template(path).pattern, category, handlers)
+
+
+def _target_of(values: dict[str, str]) -> PathTarget:
+    return PathTarget(values.get("name", ""), values.get("version", ""), values.get("repository", ""), values)
 
 
 def _direct(answer: Answer) -> Handler:
@@ -200,9 +208,7 @@ def _later(feature: str) -> Handler:
     return refuse
 
 
-def _shared_memory(kind: Kind) -> list[Route]:
-    base = rf"/v2/{kind}sharedmemory(?:/region/(?P<name>[^/]+))?"
-
+def _shared_memory(kind: Kind, region: str) -> list[Route]:
     def status(request: HttpRequest, target: PathTarget) -> HttpReply:
         require_status(kind, target.name)
         return json_reply([])
@@ -211,6 +217,6 @@ def _shared_memory(kind: Kind) -> list[Route]:
         raise refuse_change()
 
     return [
-        _route(f"{base}/status", "shared-memory", GET=_direct(status)),
-        _route(f"{base}/(?:register|unregister)", "shared-memory", POST=_direct(refuse)),
+        _route(f"{region}/status", "shared-memory", GET=_direct(status)),
+        _route(f"{region}/[un]register", "shared-memory", POST=_direct(refuse)),
     ]

@@ -9,7 +9,16 @@ import orjson
 
 from headrace.errors import CallerError
 from headrace.frontends import failures
-from headrace.frontends.http.message import HEADER_LENGTH, Cancel, ErrorReply, HttpReply, HttpRequest, Reply
+from headrace.frontends.http.message import (
+    HEADER_LENGTH,
+    Cancel,
+    ErrorReply,
+    HttpReply,
+    HttpRequest,
+    Reply,
+    ReplyStream,
+    reply_stream,
+)
 from headrace.messages.request import InferRequest
 
 if TYPE_CHECKING:
@@ -52,6 +61,9 @@ class _Watcher:
         """The address of the other end; empty where that is not known."""
         found: str = getattr(self._reply, "peer", "")
         return found
+
+    def stream(self, head: HttpReply) -> ReplyStream:
+        return reply_stream(self._reply, head)
 
     def __call__(self, reply: HttpReply) -> None:
         if reply.status >= 400 and reply.parts:  # "not ready" has no body, and is no failure

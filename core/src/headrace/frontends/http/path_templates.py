@@ -1,0 +1,93 @@
+"""Paths with placeholders, and which of them are core's own.
+
+``{name}`` stands for one segment, and ``{version}`` for one of digits. In core's own, what stands in brackets may be
+missing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+MODEL = "/v2/models/{name}[/versions/{version}]"
+_REPOSITORY = "/v2/repository[/{repository}]"
+SERVER, LIVE, READY = "/v2", "/v2/health/live", "/v2/health/ready"
+ALL_STATISTICS, STATISTICS = "/v2/models/stats", f"{MODEL}/stats"
+INFER, GENERATE = f"{MODEL}/infer", f"{MODEL}/generate[_stream]"
+MODEL_READY, CONFIG = f"{MODEL}/ready", f"{MODEL}/config"
+LOGGING, TRACE = "/v2/logging", "/v2[/models/{name}]/trace/setting"
+INDEX = f"{_REPOSITORY}/index"
+LOAD, UNLOAD = f"{_REPOSITORY}/models/{{name}}/load", f"{_REPOSITORY}/models/{{name}}/unload"
+REGIONS = tuple(f"/v2/{kind}sharedmemory[/region/{{name}}]" for kind in ("system", "cuda"))
+#: In the order in which Triton tries them.
+CORE = (
+    *(ALL_STATISTICS, LOGGING, INFER, GENERATE, MODEL_READY, CONFIG, STATISTICS, MODEL, TRACE, SERVER, LIVE, READY),
+    *(f"{region}/{what}" for region in REGIONS for what in ("status", "[un]register")),
+    *(INDEX, LOAD, UNLOAD),
+)
+_PLACEHOLDER = re.compile(r"{(\w+)}")
+#: What a plugin's path may have between two slashes.
+_SEGMENT = re.compile(r"{[A-Za-z_]\w*}|[\w.~!$&'()*+,;=:@-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class PathTemplate:
+    """``text`` taken apart."""
+
+    text: str
+    pattern: re.Pattern[str] = field(init=False)
+    _forms: tuple[list[str], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = _PLACEHOLDER.split(self.text)
+        for at, part in enumerate(parts):
+            if at % 2:
+                parts[at] = f"(?P<{part}>{'[0-9]+' if part == 'version' else '[^/]+'})"
+            else:
+                parts[at] = re.escape(part).replace(r"\[", "(?:").replace(r"\]", ")?")
+        object.__setattr__(self, "pattern", re.compile("".join(parts)))
+        object.__setattr__(self, "_forms", tuple(form.split("/") for form in _spread(self.text)))
+
+    def overlaps(self, other: PathTemplate) -> bool:
+        """Whether there is a path that both match."""
+        return any(_meet(one, two) for one in self._forms for two in other._forms)
+
+
+#: Of core or of a plugin; there are a few.
+template = lru_cache(256)(PathTemplate)
+
+
+def read_path(path: str) -> PathTemplate:
+    """The template that a plugin's ``path`` is. Raises TypeError for what is none, and for core's own."""
+    segments = path.split("/")
+    if segments.pop(0) or not segments or not all(map(_SEGMENT.fullmatch, segments)):
+        raise TypeError(f"the path {path!r} is not '/', words and placeholders like {{name}}, with '/' between them")
+    names = _PLACEHOLDER.findall(path)
+    if len(names) > len(set(names)):
+        raise TypeError(f"the path {path!r} has a placeholder twice")
+    asked = template(path)
+    for own in CORE:
+        if asked.overlaps(template(own)):
+            raise TypeError(f"the path {path!r} is one that Headrace itself answers, as {own}")
+    return asked
+
+
+def _spread(text: str) -> list[str]:
+    """``text`` with and without what stands in each pair of brackets."""
+    head, bracket, rest = text.partition("[")
+    if not bracket:
+        return [text]
+    inside, _, tail = rest.partition("]")
+    return _spread(head + tail) + _spread(head + inside + tail)
+
+
+def _meet(one: list[str], two: list[str]) -> bool:
+    return len(one) == len(two) and all(map(_may_be_one, one, two))
+
+
+def _may_be_one(one: str, two: str) -> bool:
+    if one[:1] == "{" or two[:1] == "{":
+        literal = two if one[:1] == "{" else one
+        return literal[:1] == "{" or "{version}" not in (one, two) or (literal.isascii() and literal.isdigit())
+    return one == two
