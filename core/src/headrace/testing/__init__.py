@@ -1,6 +1,6 @@
-"""The conformance kit: tests that every backend passes, for authors of backends.
+"""The conformance kit: tests that every part of a kind passes, for the authors of plugins.
 
-Subclass `BackendConformance`, name the plugin, and give one example of a model with its answers::
+For a backend, subclass `BackendConformance`, name the plugin, and give one example of a model with its answers::
 
     class TestLightGBM(BackendConformance):
         plugin, backend, heavy = "headrace_lightgbm", "lightgbm", ("lightgbm",)
@@ -10,15 +10,20 @@ Subclass `BackendConformance`, name the plugin, and give one example of a model 
             ...  # write a model file into tmp_path
             return Example(tmp_path, {"features": rows}, {"scores": expected}, damage="model.txt")
 
+For a scheduler, subclass `SchedulerConformance`, and say what it promises::
+
+    class TestShortest(SchedulerConformance):
+        plugin, scheduler = "headrace_shortest", "shortest"
+
 The plugin must be installed (``pip install -e .`` is enough): the kit finds it by its entry point,
-as a server does. Checks of what the backend does not claim are skipped, and the summary says so.
+as a server does. Checks of what the part does not claim are skipped, and the summary says so.
 pytest loads `headrace.testing.plugin` by itself: the fixtures ``write_model``, ``headrace_server``
 and ``infer`` serve any test.
 """
 
 from __future__ import annotations
 
-from headrace.testing.conformance import BackendConformance
+from headrace.testing.conformance import BackendConformance, SchedulerConformance
 from headrace.testing.example import Example
 
-__all__ = ["BackendConformance", "Example"]
+__all__ = ["BackendConformance", "Example", "SchedulerConformance"]

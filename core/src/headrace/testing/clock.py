@@ -34,6 +34,11 @@ class TurnedClock:
         self._now_ns = end_ns
 
     @property
+    def next_ns(self) -> int | None:
+        """When the next call comes, if there is one to come."""
+        return min((due_ns for due_ns, _, timer in self._timers if not timer.is_cancelled), default=None)
+
+    @property
     def pending(self) -> int:
         """Calls that are still to come."""
         return sum(not timer.is_cancelled for _, _, timer in self._timers)

@@ -1,4 +1,4 @@
-"""The class that a backend's conformance test subclasses."""
+"""The classes that conformance tests subclass, one for each kind of part."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from headrace.testing.checks.answers import Answers
 from headrace.testing.checks.loading import Loading
 from headrace.testing.checks.protocols import Protocols
 from headrace.testing.checks.requests import Requests
+from headrace.testing.checks.scheduling import Scheduling
 
 
 class BackendConformance(Loading, Answers, Requests, Protocols):
@@ -15,4 +16,13 @@ class BackendConformance(Loading, Answers, Requests, Protocols):
     The example's answers should come from elsewhere than the backend: from arithmetic, from the
     engine called directly, better from another engine. Most checks drive the backend directly, on
     threads of their own; those about queues and protocols run a server in this process.
+    """
+
+
+class SchedulerConformance(Scheduling):
+    """Every check of schedulers. A subclass sets ``plugin`` and ``scheduler``, and says what it claims (see
+    `Scheduling`); one that has several ways to run is tested by several subclasses, each with its ``config``.
+
+    The kernel is the real one. Time stands still until a check turns it, so that nothing sleeps, and a delay is
+    kept to the microsecond or not at all.
     """

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from headrace.backends.base import AnyInstance, Backend, Device, Model
 from headrace.config.model_config_pb2 import ModelConfig
@@ -27,12 +27,17 @@ from headrace.workers.runner import Runner
 T = TypeVar("T")
 
 
+def part_of(plugin: str, kind: str, name: str) -> Any:
+    """The class called ``name`` that the module ``plugin`` registers among the parts of ``kind``."""
+    registered = getattr(importlib.import_module(plugin), f"register_{kind}s")()
+    named = {part.name: part for part in registered}
+    assert name in named, f"plugin '{plugin}' registers {sorted(named)}, not '{name}'"
+    return named[name]
+
+
 def backend_class(plugin: str, backend: str) -> type[Backend]:
     """The class called ``backend`` that the module ``plugin`` registers."""
-    registered = importlib.import_module(plugin).register_backends()
-    named = {part.name: part for part in registered}
-    assert backend in named, f"plugin '{plugin}' registers {sorted(named)}, not '{backend}'"
-    found: type[Backend] = named[backend]
+    found: type[Backend] = part_of(plugin, "backend", backend)
     return found
 
 

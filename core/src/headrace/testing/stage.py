@@ -1,0 +1,254 @@
+"""A scheduler on a stage: the real kernel, a clock that stands still, and instances that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from headrace.backends.base import Device, Instance, Tensors
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import Unavailable
+from headrace.messages import dtypes
+from headrace.messages.request import Batch, InferRequest, Padding
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.spec import Spec
+from headrace.models.parts import scheduler_parameters
+from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler, Wait, Waiting
+from headrace.schedulers.instance_source import InstanceSource
+from headrace.schedulers.kernel import Kernel
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.testing.clock import TurnedClock
+from headrace.testing.example import NAME
+from headrace.workers.batch import runner_for
+from headrace.workers.instance import InstanceThread
+from headrace.workers.output_schema import OutputSchema
+from headrace.workers.wakeup import LoopWakeup
+
+#: Ends only what hangs.
+HANGING_S = 90
+_X = Spec("x", dtypes.FP32, (1,))
+_Y = Spec("y", dtypes.FP32, (1,))
+
+
+def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run ``scene`` on an event loop of its own."""
+    asyncio.run(asyncio.wait_for(scene(), HANGING_S))
+
+
+class PlayedInstance:
+    """An instance that asks whenever it is free, and keeps what it gets until it is told to `finish`."""
+
+    def __init__(self, source: InstanceSource, wrong: list[str]) -> None:
+        self.batch: list[InferRequest] = []
+        self._wrong = wrong
+        self.name, self._source, self._wakeup = source.instance.name, source, LoopWakeup(self.ask)
+        #: All that it was ever given, in order.
+        self.given: list[InferRequest] = []
+
+    def ask(self) -> None:
+        if self.batch:
+            return
+        try:
+            self.batch = self._source.poll(self._wakeup) or []
+        except Exception as error:  # what the scheduler raised, or the kernel about what it said
+            self._wrong.append(str(error))
+        self.given += self.batch
+
+    def finish(self, error: Answer = None) -> None:
+        """Answer what it has, each request by its own id or all with ``error``, and ask again."""
+        batch, self.batch = self.batch, []
+        self._source.deliver(batch, [error or InferResponse({}, id=request.id) for request in batch])
+        self.ask()
+
+
+class Stage:
+    """The kernel with a scheduler of ``kind``. ``answers`` has what each caller was told, by the id of its request.
+
+    ``wrong`` tells what the scheduler did that none may: what it raised, and batches that fit no instance. ``asked``
+    counts its answers to the question what an instance runs next.
+    """
+
+    def __init__(self, kind: type[Scheduler], config: ModelConfig, instances: int) -> None:
+        self.clock, self.statistics = TurnedClock(), ModelStatistics()
+        self.answers: dict[str, list[Answer]] = {}
+        self.requests: list[InferRequest] = []
+        #: The rows of each request as it was sent, by its id.
+        self.rows: dict[str, int] = {}
+        self.wrong: list[str] = []
+        self.asked = 0
+        self.has_threads = False
+        slots = max(1, config.max_batch_size)
+        infos = [InstanceInfo(f"{NAME}_0_{number}", Device("cpu"), slots) for number in range(instances)]
+        model = ScheduledModel(config, infos, {"x": _X}, {"y": _Y}, parameters=scheduler_parameters(config, kind))
+        loop = asyncio.get_running_loop()
+        self.kernel = Kernel(_observed(kind, self), model, self.statistics, loop, self.clock)
+        self.instances = [PlayedInstance(source, self.wrong) for source in self.kernel.sources]
+
+    # ------------------------------------------------------------------ the callers
+
+    def send(self, rows: int = 1, key: object = None, **fields: Any) -> InferRequest:
+        """A request of ``rows`` rows, which joins those with the same ``key`` only. Raises what `submit` raises."""
+        name = str(len(self.requests))
+        heard = self.answers[name] = []
+        request = InferRequest(NAME, {"x": np.ones((rows, 1), np.float32)}, partial(_hear, heard), id=name, **fields)
+        request.rows, request.batch_key, request.arrival_ns = rows, key, self.clock.now_ns()
+        self.requests.append(request)
+        self.rows[name] = rows
+        self.kernel.submit(request)
+        return request
+
+    def told(self, request: InferRequest) -> list[Answer]:
+        """What the caller of ``request`` has been told by now."""
+        return self.answers[request.id]
+
+    # ------------------------------------------------------------------ time
+
+    def begin(self) -> None:
+        """Have every instance ask for the first time."""
+        for instance in self.instances:
+            instance.ask()
+
+    async def settle(self, turns: int = 5) -> None:
+        """Let the event loop do what is to be done by now."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    async def turn(self, by_ns: int) -> None:
+        await self.settle()
+        self.clock.turn(by_ns)
+        await self.settle()
+
+    async def run(self, patience_ns: int) -> None:
+        """Finish batches, and let time pass where nobody has one, until everybody is answered.
+
+        Fails when nothing is to come that would change anything, or ``patience_ns`` has passed.
+        """
+        end_ns = self.clock.now_ns() + patience_ns
+        await self.settle()
+        while self.kernel.in_flight:
+            busy = [instance for instance in self.instances if instance.batch]
+            for instance in busy:
+                instance.finish()
+            if not busy:
+                next_ns = self.clock.next_ns
+                if next_ns is None or next_ns > end_ns:
+                    self.check()
+                    waits = [request.id for request in self.requests if not self.told(request)]
+                    when = "nothing will ever wake it" if next_ns is None else f"{patience_ns / 1e6:g} ms have passed"
+                    raise AssertionError(f"every instance is idle and {when}, but requests {waits} still wait")
+                self.clock.turn(next_ns - self.clock.now_ns())
+            await self.settle()
+
+    # ------------------------------------------------------------------ threads
+
+    async def run_threads(self) -> None:
+        """Have real threads run all that was sent and time pass, until everybody is answered; then close."""
+        self.has_threads, loop = True, asyncio.get_running_loop()
+        outputs = {"y": _Y, **self.kernel.scheduler.kept}
+        threads = [_thread(source, outputs, self.statistics) for source in self.kernel.sources]
+        for thread, source in zip(threads, self.kernel.sources, strict=True):
+            await asyncio.to_thread(thread.load)
+            thread.serve(source, loop)
+        while self.kernel.in_flight:
+            self.clock.turn(1_000_000)
+            await asyncio.sleep(0)
+        self.kernel.close()
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+
+    # ------------------------------------------------------------------ what it watches
+
+    def check(self) -> None:
+        """Fail if anything was wrong."""
+        assert not self.wrong, self.wrong[0]
+
+    def note(self, instance: InstanceInfo, chosen: Sequence[InferRequest] | Wait, waiting: Waiting) -> None:
+        """Look at what the scheduler wants ``instance`` to run."""
+        self.asked += 1
+        if isinstance(chosen, Wait):
+            if chosen.delay_ns <= 0 or chosen.rows < 1:
+                self.wrong.append(f"instance '{instance.name}' is to wait for {chosen}, which is over at once")
+        elif chosen:
+            what = f"the batch {[request.id for request in chosen]} of '{instance.name}'"
+            self.wrong += [f"{what} {why}" for why in _misfits(instance, chosen, waiting, self.has_threads)]
+
+
+def _misfits(
+    instance: InstanceInfo, chosen: Sequence[InferRequest], waiting: Waiting, has_threads: bool
+) -> Sequence[str]:
+    callers = [request for request in chosen if not isinstance(request, Padding)]
+    rows, why = sum(request.rows for request in chosen), []
+    if rows > instance.slots:
+        why.append(f"has {rows} rows, and the instance has {instance.slots} slots")
+    if not callers:
+        why.append("is nothing but padding")
+    if len(set(callers)) < len(callers):
+        why.append("has a request twice")
+    if len({request.batch_key for request in callers}) > 1:
+        why.append("joins requests that do not stack: their batch_key differs")
+    if isinstance(chosen, Batch) and len(chosen.added) not in (0, len(chosen)):
+        why.append(f"adds inputs to {len(chosen.added)} requests, and has {len(chosen)}")
+    if not has_threads and any(request not in waiting for request in callers):
+        why.append("has a request that does not wait")
+    return why
+
+
+def _observed(kind: type[Scheduler], stage: Stage) -> type[Scheduler]:
+    """``kind``, whose every answer and every raise ``stage`` hears of."""
+
+    class Observed(kind):  # type: ignore[misc, valid-type]
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+            chosen: Sequence[InferRequest] | Wait = heard(super().next)(instance, now_ns)
+            stage.note(instance, chosen, self.context.waiting)
+            return chosen
+
+    def heard(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            try:
+                return method(*arguments)
+            except Unavailable as error:
+                if method.__name__ != "submit":
+                    stage.wrong.append(f"{method.__name__} raised {error!r}")
+                raise
+            except BaseException as error:
+                stage.wrong.append(f"{method.__name__} raised {error!r}")
+                raise
+
+        return call
+
+    for name in ("submit", "finished", "expired"):
+        method = getattr(kind, name)
+        if method is not getattr(Scheduler, name):  # the kernel does less for who overrides less
+            setattr(Observed, name, _passed_on(method, heard))
+    return Observed
+
+
+def _passed_on(method: Callable[..., Any], heard: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
+    return lambda self, *arguments: heard(method)(self, *arguments)
+
+
+class _Doubling(Instance):
+    """``y`` is twice ``x``; what else the model is to give is 0."""
+
+    def __init__(self, outputs: Mapping[str, Spec]) -> None:
+        self._outputs = outputs
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        x = np.asarray(inputs["x"])
+        others = {n: np.zeros((len(x), *s.dims), s.datatype.numpy) for n, s in self._outputs.items() if n != "y"}
+        return {"y": x + x, **others}
+
+
+def _thread(source: InstanceSource, outputs: Mapping[str, Spec], statistics: ModelStatistics) -> InstanceThread:
+    instance, schema = _Doubling(outputs), OutputSchema(NAME, "1", outputs, True)
+    return InstanceThread(
+        source.instance.name, lambda: (instance, runner_for(instance, schema)), statistics.for_instance
+    )
+
+
+def _hear(heard: list[Answer], answer: Answer, final: bool) -> None:
+    heard.append(answer)

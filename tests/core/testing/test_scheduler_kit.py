@@ -1,0 +1,32 @@
+"""The built-in schedulers pass the kit, in every way in which they can be told to run."""
+
+from __future__ import annotations
+
+from headrace.testing import SchedulerConformance
+
+
+class TestDirect(SchedulerConformance):
+    plugin, scheduler = "headrace.builtins", "direct"
+
+
+class TestDynamic(SchedulerConformance):
+    plugin, scheduler = "headrace.builtins", "dynamic_batching"
+
+
+class TestDynamicThatWaitsForFullerBatches(SchedulerConformance):
+    plugin, scheduler = "headrace.builtins", "dynamic_batching"
+    config = "dynamic_batching { preferred_batch_size: [4, 8] max_queue_delay_microseconds: 5000 }"
+    delay_ns = 5_000_000
+
+
+class TestDynamicWithTimeouts(SchedulerConformance):
+    plugin, scheduler = "headrace.builtins", "dynamic_batching"
+    config = """dynamic_batching { default_queue_policy {
+        default_timeout_microseconds: 20000000000 allow_timeout_override: true
+    } }"""
+    timeout_us = 1500
+
+
+class TestDynamicThatKeepsOrder(SchedulerConformance):
+    plugin, scheduler = "headrace.builtins", "dynamic_batching"
+    config = "dynamic_batching { preserve_ordering: true }"

@@ -1,0 +1,381 @@
+"""One broken scheduler per check: each must be caught by the check that is meant for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from headrace import Batch, InferRequest, InferResponse, InstanceInfo, Padding, Scheduler, SchedulerContext, Wait
+from headrace.schedulers.kernel import Kernel
+from headrace.testing import SchedulerConformance
+
+MS = 1_000_000
+DELAY_NS = 2 * MS
+
+
+class Sound(Scheduler):
+    """As many as fit of those that stack with the oldest; 2 ms for more, unless the batch is full. Keeps timeouts."""
+
+    name = "sound"
+
+    def submit(self, request: InferRequest) -> int | None:
+        if request.timeout_us:
+            request.deadline_ns = request.queued_ns + request.timeout_us * 1000
+        return None
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        waiting = self.context.waiting.head(instance.slots)
+        batch = self.fitting(waiting, instance.slots)
+        if not batch:
+            return ()
+        left_ns = batch[0].queued_ns + self.delay_ns() - now_ns
+        is_full = len(batch) < len(waiting) or sum(request.rows for request in batch) == instance.slots
+        return batch if is_full or left_ns <= 0 else Wait(left_ns)
+
+    def fitting(self, waiting: Sequence[InferRequest], slots: int) -> list[InferRequest]:
+        batch: list[InferRequest] = []
+        for request in waiting:
+            if request.batch_key != waiting[0].batch_key or sum(each.rows for each in batch) + request.rows > slots:
+                break
+            batch.append(request)
+        return batch
+
+    def delay_ns(self) -> int:
+        return DELAY_NS
+
+
+class SoundConformance(SchedulerConformance):
+    plugin, scheduler = "headrace_sound", "sound"
+    delay_ns, timeout_us = DELAY_NS, 700
+    kind: ClassVar[type[Scheduler]] = Sound
+
+    @property
+    def scheduler_class(self) -> type[Scheduler]:
+        return self.kind
+
+
+# ---------------------------------------------------------------------- saboteurs
+
+
+class LosesOne(Sound):
+    def submit(self, request: InferRequest) -> int | None:
+        super().submit(request)
+        return 0 if request.id == "7" else None
+
+
+class AnswersTwice(Sound):
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        chosen = super().next(instance, now_ns)
+        for request in () if isinstance(chosen, Wait) else chosen:
+            request.respond(InferResponse({}, id=request.id), True)
+        return chosen
+
+
+class SwapsAnswers(Sound):
+    """Hands what one caller sent to another."""
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        chosen = super().next(instance, now_ns)
+        if not isinstance(chosen, Wait) and len(chosen) > 1:
+            chosen[0].respond, chosen[1].respond = chosen[1].respond, chosen[0].respond
+        return chosen
+
+
+class GivesUpAfterAFailure(Sound):
+    is_broken = False
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        return () if self.is_broken else super().next(instance, now_ns)
+
+    def finished(self, requests: Sequence[InferRequest], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
+        self.is_broken = not all(isinstance(answer, InferResponse) for answer in answers)
+
+
+class IgnoresWhoLeaves(Sound):
+    """Keeps a list of its own, and never hears of those who leave."""
+
+    def __init__(self, context: SchedulerContext) -> None:
+        super().__init__(context)
+        self.own: list[InferRequest] = []
+
+    def submit(self, request: InferRequest) -> int | None:
+        self.own.append(request)
+        return super().submit(request)
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        batch = self.fitting(self.own, instance.slots)
+        self.own = self.own[len(batch) :]
+        return batch
+
+
+class CancelsTheNeighbours(Sound):
+    def finished(self, requests: Sequence[InferRequest], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
+        if any(request.cancelled for request in requests):
+            for request in tuple(self.context.waiting):
+                request.cancel()
+
+
+class HoldsWhatIsLeft(Sound):
+    """Waits for a second request, whoever comes."""
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        return super().next(instance, now_ns) if len(self.context.waiting) > 1 else ()
+
+
+class TakesTooMany(Sound):
+    def fitting(self, waiting: Sequence[InferRequest], slots: int) -> list[InferRequest]:
+        return [request for request in waiting if request.batch_key == waiting[0].batch_key]
+
+
+class JoinsWhatDoesNotStack(Sound):
+    def fitting(self, waiting: Sequence[InferRequest], slots: int) -> list[InferRequest]:
+        return [request for request in self.context.waiting if request.rows == 1][:slots] or list(waiting[:1])
+
+
+class RunsOneTwice(Sound):
+    def fitting(self, waiting: Sequence[InferRequest], slots: int) -> list[InferRequest]:
+        return [*waiting[:1], *waiting[:1]]
+
+
+class PadsOnly(Sound):
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        padding = Padding("conformance", {"x": np.zeros((1, 1), np.float32)})
+        return Batch([padding]) if len(self.context.waiting) > 9 else super().next(instance, now_ns)
+
+
+class AddsToTheFirstOnly(Sound):
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        chosen = super().next(instance, now_ns)
+        return chosen if isinstance(chosen, Wait) or not chosen else Batch(chosen, [{}] * (len(chosen) + 1))
+
+
+class IsEarly(Sound):
+    def delay_ns(self) -> int:
+        return DELAY_NS - 1000
+
+
+class IsLate(Sound):
+    def delay_ns(self) -> int:
+        return DELAY_NS + 1000
+
+
+class NeverWakes(Sound):
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        chosen = super().next(instance, now_ns)
+        return Wait(1 << 62, 1 << 30) if isinstance(chosen, Wait) else chosen
+
+
+class LastComeFirstServed(Sound):
+    def fitting(self, waiting: Sequence[InferRequest], slots: int) -> list[InferRequest]:
+        return super().fitting(waiting[::-1], slots)
+
+
+class SmallestFirst(Sound):
+    """For ever."""
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        return self.fitting(sorted(self.context.waiting, key=lambda request: request.rows), instance.slots)
+
+
+class LikesOneInstance(Sound):
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        return super().next(instance, now_ns) if instance.name.endswith("_0") else ()
+
+
+class RejectsLate(Sound):
+    def submit(self, request: InferRequest) -> int | None:
+        if request.timeout_us:
+            request.deadline_ns = request.queued_ns + request.timeout_us * 1000 + 1000
+        return None
+
+
+class RejectsEarly(Sound):
+    def submit(self, request: InferRequest) -> int | None:
+        if request.timeout_us:
+            request.deadline_ns = request.queued_ns + request.timeout_us * 1000 - 1000
+        return None
+
+
+class WakesWithoutEnd(Sound):
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        self.context.ask_again()
+        return super().next(instance, now_ns)
+
+
+class WaitsForNothing(Sound):
+    """Has itself asked again every millisecond, whether or not anybody waits."""
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        return super().next(instance, now_ns) or Wait(MS)
+
+
+class ForgetsItsTimer(Sound):
+    def submit(self, request: InferRequest) -> int | None:
+        self.tick()
+        return super().submit(request)
+
+    def tick(self) -> None:
+        self.context.clock.call_later(1000 * MS, self.tick)
+
+
+class Miscounts(Sound):
+    def submit(self, request: InferRequest) -> int | None:
+        request.rows = 1
+        return super().submit(request)
+
+
+class RaisesWhenItHears(Sound):
+    def finished(self, requests: Sequence[InferRequest], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
+        raise KeyError("finished")
+
+
+@dataclass(frozen=True, slots=True)
+class TakesAny:
+    rest: Mapping[str, str] = field(default_factory=dict, metadata={"prefix": ""})
+
+
+class TakesAnyParameter(Sound):
+    Parameters = TakesAny
+
+
+SABOTEURS = [
+    ("test_every_request_is_answered_exactly_once", LosesOne, "requests ['7'] still wait"),
+    ("test_every_request_is_answered_exactly_once", AnswersTwice, "is answered 2 times"),
+    ("test_every_request_is_answered_exactly_once", SwapsAnswers, "gets the answer of"),
+    ("test_every_request_is_answered_exactly_once", RaisesWhenItHears, "finished raised KeyError('finished')"),
+    ("test_every_request_is_answered_exactly_once", NeverWakes, "still wait"),
+    ("test_after_a_failed_batch_the_next_is_run", GivesUpAfterAFailure, "nothing will ever wake it"),
+    ("test_cancelling_a_waiting_request_answers_it_at_once_and_disturbs_nobody", IgnoresWhoLeaves, "does not wait"),
+    ("test_cancelling_a_running_request_disturbs_nobody", CancelsTheNeighbours, "is told Cancelled"),
+    ("test_draining_runs_what_was_taken_in_and_takes_no_more", HoldsWhatIsLeft, "requests ['0'] still wait"),
+    ("test_abandoning_answers_everybody_at_once", AnswersTwice, "is told ["),
+    ("test_abandoning_answers_everybody_at_once", ForgetsItsTimer, "timers are left when all is over"),
+    ("test_batches_fit_their_instances", TakesTooMany, "rows, and the instance has 8 slots"),
+    ("test_batches_fit_their_instances", JoinsWhatDoesNotStack, "joins requests that do not stack"),
+    ("test_batches_fit_their_instances", RunsOneTwice, "has a request twice"),
+    ("test_batches_fit_their_instances", PadsOnly, "is nothing but padding"),
+    ("test_batches_fit_their_instances", AddsToTheFirstOnly, "adds inputs to"),
+    ("test_a_request_alone_waits_as_long_as_is_said_to_the_microsecond", IsEarly, "is run before 2000 µs"),
+    ("test_a_request_alone_waits_as_long_as_is_said_to_the_microsecond", IsLate, "is not run after 2000 µs"),
+    (
+        "test_requests_that_differ_in_nothing_run_in_the_order_in_which_they_came",
+        LastComeFirstServed,
+        "they came in order of their numbers, and ran as",
+    ),
+    ("test_a_request_is_run_however_many_others_keep_coming", SmallestFirst, "because others keep coming"),
+    ("test_every_idle_instance_gets_what_waits", LikesOneInstance, "2 instances are idle, while 1 should be"),
+    ("test_a_timeout_is_kept_to_the_microsecond", RejectsLate, "is told [] when they are over"),
+    ("test_a_timeout_is_kept_to_the_microsecond", RejectsEarly, "is rejected before"),
+    ("test_nobody_is_asked_while_nothing_changes", WakesWithoutEnd, "times in 50 turns of the loop"),
+    ("test_nobody_is_asked_while_nothing_changes", WaitsForNothing, "in a minute without requests"),
+    ("test_nobody_is_asked_while_nothing_changes", ForgetsItsTimer, "a timer is set, though nobody waits"),
+    ("test_threads_run_everything_and_the_statistics_add_up", Miscounts, "are counted, and there were"),
+    ("test_an_unknown_parameter_is_named_with_the_known", TakesAnyParameter, "nothing is said of the parameter"),
+]
+
+
+def run(check: str, kind: type[Scheduler]) -> None:
+    conformance = type(kind.__name__, (SoundConformance,), {"kind": kind})()
+    getattr(conformance, check)()
+
+
+#: They have a server, or need parameters that the sound one does without.
+ELSEWHERE = {"test_a_server_finds_and_serves_it", "test_an_unknown_parameter_is_named_with_the_known"}
+CHECKS = {name for name in dir(SchedulerConformance) if name.startswith("test_")}
+
+
+@pytest.mark.parametrize("check", sorted(CHECKS - ELSEWHERE))
+def test_the_sound_scheduler_passes(check: str) -> None:
+    run(check, Sound)
+
+
+@pytest.mark.parametrize(("check", "kind", "because"), SABOTEURS, ids=[kind.__name__ for _, kind, _ in SABOTEURS])
+def test_a_saboteur_is_caught(check: str, kind: type[Scheduler], because: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        run(check, kind)
+    assert because in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "test_cancelling_a_waiting_request_answers_it_at_once_and_disturbs_nobody",
+        "test_cancelling_a_running_request_disturbs_nobody",
+    ],
+)
+def test_a_kernel_that_forgets_who_leaves_is_caught(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer_twice(self: Kernel, request: InferRequest) -> None:
+        for _ in range(2):
+            request.respond(InferResponse({}), True)
+
+    monkeypatch.setattr(Kernel, "_give_up" if "waiting" in check else "_cancel", lambda self, *given: None)
+    if "running" in check:
+        monkeypatch.setattr(Kernel, "_cancel", answer_twice)
+    with pytest.raises(AssertionError, match=r"answered at once|is told"):
+        run(check, Sound)
+
+
+PLUGIN = """
+from headrace import Scheduler, hookimpl
+
+class Sound(Scheduler):
+    name = "sound"
+
+    def next(self, instance, now_ns):
+        return self.context.waiting.head(1)
+
+@hookimpl
+def register_schedulers():
+    return [Sound]
+"""
+
+
+@pytest.mark.parametrize(
+    ("entry_points", "plugin", "because"),
+    [
+        ("[headrace]\nsound = headrace_sound\n", PLUGIN, ""),
+        ("", PLUGIN, 'add an entry point of the group headrace: sound = "headrace_sound"'),
+        ("[headrace]\nsound = headrace_sound\n",
+         PLUGIN.replace('"sound"', '"sound"\n\n    def __init__(self, context):\n        raise KeyError("made")'),
+         "does not load"),
+    ],
+)  # fmt: skip
+def test_a_scheduler_that_a_server_cannot_have_is_caught(
+    entry_points: str,
+    plugin: str,
+    because: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    info = tmp_path / "headrace_sound-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headrace-sound\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+    (tmp_path / "headrace_sound.py").write_text(plugin)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "headrace_sound", raising=False)
+    if not because:
+        SoundConformance().test_a_server_finds_and_serves_it(tmp_path_factory)
+        return
+    with pytest.raises(AssertionError) as caught:
+        SoundConformance().test_a_server_finds_and_serves_it(tmp_path_factory)
+    assert because in str(caught.value)
+
+
+def test_a_check_of_what_is_not_claimed_is_skipped() -> None:
+    class Starving(SoundConformance):
+        kind, longest_wait_ns = SmallestFirst, None
+
+    with pytest.raises(pytest.skip.Exception, match="conformance: sound: how long a request may wait"):
+        Starving().test_a_request_is_run_however_many_others_keep_coming()
+
+
+def test_every_check_has_a_saboteur() -> None:
+    assert {check for check, _, _ in SABOTEURS} | {"test_a_server_finds_and_serves_it"} == CHECKS
