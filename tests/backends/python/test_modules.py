@@ -14,7 +14,7 @@ import pytest
 
 from headrace.errors import LoadError
 from headrace_python.instance_description import model_file
-from headrace_python.isolated_modules import IsolatedModules
+from headrace_python.module import IsolatedModules
 from triton_python_backend_utils.runtime import Runtime, current
 
 
@@ -206,6 +206,6 @@ def test_the_instance_imports_nothing_that_a_models_environment_may_lack() -> No
     script = """
     import sys
     sys.modules.update(dict.fromkeys(["google", "pluggy", "ml_dtypes", "orjson", "grpc"]))
-    import headrace_python.entry
+    import headrace_python.instance
     """
     subprocess.run([sys.executable, "-c", dedent(script)], check=True, timeout=60)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.cli import main
-from headrace.cli.diagnostics import locate
+from headrace.cli.inspection import locate
 from headrace.models.repository import is_model
 
 

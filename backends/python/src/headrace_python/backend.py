@@ -1,24 +1,28 @@
-"""The backend ``python``: which process or thread runs a ``model.py``, and on which terms."""
+"""The backend ``python``: which process or thread runs a ``model.py``, and on which terms.
+
+A python-based backend is a directory with a ``model.py`` that serves every model of that backend
+(docs/spec/behaviours.md section 10.7). ``--backend-directory`` holds the directories, each of the name
+that configs give as ``backend``.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, cast
 
 from headrace import Backend, Isolation, LoadError, Model, config_to_json, read_isolation
-from headrace_python.backend_settings import Settings
 from headrace_python.completion import complete
 from headrace_python.environment import PACKAGES, Environment, find
 from headrace_python.instance import PythonInstance, instance_of
-from headrace_python.instance_description import InstanceDescription, is_decoupled
-from headrace_python.isolated_modules import IsolatedModules
-from headrace_python.model_source import find_source
-from headrace_python.parameters import ENVIRONMENT, Parameters
+from headrace_python.instance_description import BACKENDS, RUNTIME, InstanceDescription, find_source, is_decoupled
+from headrace_python.module import IsolatedModules
+from headrace_python.parameters import ENVIRONMENT, Parameters, Settings
 from triton_python_backend_utils.runtime import Runtime
 
 #: Makes the instance in a process of its own.
-ENTRY = "headrace_python.entry:load"
+ENTRY = "headrace_python.instance:load"
 
 
 class PythonBackend(Backend):
@@ -105,3 +109,32 @@ def description_of(model: Model, options: Mapping[str, str]) -> InstanceDescript
         model.services,
         source.folders,
     )
+
+
+class PythonBasedBackend(PythonBackend):
+    """The backend in ``directory``, of the class's ``name``; ``python`` are the settings of that backend."""
+
+    has_runtimes: ClassVar[bool] = True
+    directory: ClassVar[Path]
+    python: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def location(cls) -> str:
+        return str(cls.directory / cls.name)
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__({**self.python, **options, BACKENDS: str(self.directory)})
+
+    def environment_of(self, model: Model) -> str:
+        """The model's own, or else the archive that the backend brings along."""
+        packed = self.directory / self.name / f"pb_exec_env_{model.config.runtime or RUNTIME}.tar.gz"
+        return super().environment_of(model) or (str(packed) if packed.is_file() else "")
+
+
+def find_python_based(name: str, directory: Path, python: Mapping[str, str]) -> type[PythonBasedBackend] | None:
+    """The backend of the directory ``name`` in ``directory``, or None if that has no Python file."""
+    folder = directory / name
+    if folder.parent != directory or not any(folder.glob("*.py")):
+        return None
+    members = {"name": name, "directory": directory.absolute(), "python": python, "__doc__": PythonBasedBackend.__doc__}
+    return cast("type[PythonBasedBackend]", type("PythonBasedBackend", (PythonBasedBackend,), members))

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from headrace import LoadError
 from headrace_python.module import load_class
-from headrace_python.tracebacks import describe
+from headrace_python.outcomes import describe
 from triton_python_backend_utils import ModelConfig
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.runtime import ModelPhase, Runtime

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace import Answer, HeadraceError, InferRequest, LoadError, OutputSchema, as_tensor
+from headrace import Answer, BackendError, Call, HeadraceError, InferRequest, LoadError, OutputSchema, as_tensor
 from headrace_python.instance import PythonInstance, instance_of
 from headrace_python.instance_description import InstanceDescription, is_decoupled, model_file
-from headrace_python.isolated_modules import IsolatedModules
+from headrace_python.module import IsolatedModules
 from headrace_python.offline import Arrays, OfflineServices, to_array
-from headrace_python.records import Record, RecordedCall
 from triton_python_backend_utils import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
@@ -26,6 +26,41 @@ from triton_python_backend_utils import (
     TritonError,
 )
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
+
+
+class Record:
+    """The answers to one request."""
+
+    def __init__(self, request: InferRequest) -> None:
+        self.request = request
+        self.answers: list[Answer] = []
+        self.ended = threading.Event()
+
+    def add(self, answer: Answer, final: bool) -> None:
+        if answer is not None:
+            self.answers.append(answer)
+        if final:
+            self.ended.set()
+
+    def wait(self, timeout_s: float) -> list[Answer]:
+        if not self.ended.wait(timeout_s):
+            raise TimeoutError(f"the model gave no last answer within {timeout_s} s")
+        return self.answers
+
+
+class RecordedCall(Call):
+    """Writes into its record; one that is let go without a last answer says so."""
+
+    def __init__(self, record: Record) -> None:
+        self.request = record.request
+        self._record = record
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        self._record.add(answer, final)
+
+    def __del__(self) -> None:
+        if not self._record.ended.is_set():
+            self._record.add(BackendError("the model gave no last answer"), True)
 
 
 @dataclass(frozen=True, slots=True)

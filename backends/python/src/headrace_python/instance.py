@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
-from headrace import BackendError, Call, Cancelled, DeferredInstance, LoadError, paced
+from headrace import BackendError, Call, Cancelled, DeferredInstance, InstanceSpec, LoadError, paced
 from headrace_python.coroutines import Coroutines
-from headrace_python.execute_results import BadResults, judge
-from headrace_python.instance_description import InstanceDescription
-from headrace_python.tracebacks import describe
+from headrace_python.instance_description import InstanceDescription, find_source, is_decoupled
+from headrace_python.module import load_class
+from headrace_python.outcomes import BadResults, describe, judge
 from triton_python_backend_utils import TRITONSERVER_REQUEST_RELEASE_ALL, InferenceRequest, InferenceResponse
+from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
 log = logging.getLogger("headrace.python")
@@ -181,3 +183,38 @@ def _reset(request: InferenceRequest) -> bool:
         request._finish(Cancelled("request was cancelled"))
         return False
     return True
+
+
+def load(spec: InstanceSpec) -> PythonInstance:
+    """The instance that ``spec`` describes, initialized. Raises `LoadError` with Triton's words."""
+    path = Path(spec.path)
+    source = find_source(path, spec.config, spec.options)
+    description = InstanceDescription(
+        spec.name,
+        spec.version,
+        path,
+        source.file,
+        spec.config,
+        spec.instance_name,
+        spec.device_kind,
+        spec.device_id,
+        spec.services,
+        source.folders,
+    )
+    return alone(description)
+
+
+def alone(description: InstanceDescription) -> PythonInstance:
+    """The instance of the only model in this interpreter."""
+    decoupled = is_decoupled(json.loads(description.config))
+    runtime = Runtime(
+        description.name, str(description.version), decoupled, description.services, model_dir=str(description.path)
+    )
+    runtimes.use(runtime)
+    with runtime.entered():
+        model_class = load_class(description.file, description.version, description.folders)
+    return instance_of(model_class, description, runtime, _forget)
+
+
+def _forget() -> None:
+    runtimes.use(None)

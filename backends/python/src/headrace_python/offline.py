@@ -22,7 +22,7 @@ from headrace import (
     Unsupported,
     as_tensor,
 )
-from headrace_python.tracebacks import describe
+from headrace_python.outcomes import describe
 from triton_python_backend_utils.metric_store import MetricsInMemory
 
 log = logging.getLogger("headrace.python")

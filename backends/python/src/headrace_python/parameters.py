@@ -1,14 +1,19 @@
-"""The ``parameters`` map of a Python model's config: its own, but for three keys.
+"""What the ``parameters`` map of a Python model's config says, and ``--backend-config=python,key=value`` to all models.
 
-Source: docs/spec/behaviours.md section 9.6. The model finds all of them in ``args["model_config"]``.
+Source: docs/spec/behaviours.md section 9.6. The map is the model's own, which finds all of it in
+``args["model_config"]``, but for three keys. Headrace has no shared-memory regions to size or to name, and no
+pool of threads for BLS; the settings for them are held to Triton's rules and have no effect.
+``isolation``, ``load-timeout-seconds`` and ``busy-poll-microseconds`` are Headrace's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal, cast
 
-from headrace import Code, ConfigError
+from headrace import Code, ConfigError, busy_poll_us
 
 #: The key that names the environment of a model.
 ENVIRONMENT = "EXECUTION_ENV_PATH"
@@ -33,3 +38,64 @@ class Parameters:
                 Code.UNSUPPORTED,
                 field="parameters['FORCE_CPU_ONLY_INPUT_TENSORS']",
             )
+
+
+_MIN_REGION_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``isolation`` is where an instance runs whose model does not say; ``stub_timeout_s`` bounds
+    ``auto_complete_config``. A process that loads a model has both, ``load_timeout_s`` for the model's part.
+    ``busy_poll_us`` is for models that do not say (`headrace.backends.base.Isolation`)."""
+
+    isolation: Literal["process", "thread"] = "process"
+    stub_timeout_s: int = 30
+    load_timeout_s: int = 600
+    busy_poll_us: int = 300
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Settings:
+        """Raises `ConfigError` naming the setting, its value and the rule."""
+        for key, (check, rule) in _CHECKED.items():
+            if key in options and not check(_number(key, options[key])):
+                raise ConfigError(f"{key} {rule}")
+        _check_region_name(options.get("shm-region-prefix-name", "triton_python_backend_shm_region_"))
+        isolation = options.get("isolation", "process")
+        if isolation not in ("process", "thread"):
+            raise ConfigError(f"backend option isolation of 'python' is '{isolation}', expected process or thread")
+        return cls(
+            cast("Literal['process', 'thread']", isolation),
+            _number("stub-timeout-seconds", options.get("stub-timeout-seconds", "30")),
+            _number("load-timeout-seconds", options.get("load-timeout-seconds", "600")),
+            busy_poll_us(
+                options.get("busy-poll-microseconds", "300"), "backend option busy-poll-microseconds of 'python'"
+            ),
+        )
+
+
+def _positive(value: int) -> bool:
+    return value > 0
+
+
+_CHECKED: Mapping[str, tuple[Callable[[int], bool], str]] = {
+    "shm-default-byte-size": (lambda value: value >= _MIN_REGION_BYTES, "can't be smaller than 1 MiB"),
+    "shm-growth-byte-size": (_positive, "can't be smaller than or equal to zero."),
+    "stub-timeout-seconds": (_positive, "can't be smaller than or equal to zero."),
+    "load-timeout-seconds": (_positive, "can't be smaller than or equal to zero."),
+    "thread-pool-size": (_positive, "can't be less than 1."),
+}
+
+
+def _check_region_name(prefix: str) -> None:
+    if not prefix:
+        raise ConfigError("shm-region-prefix-name must at least contain one character.")
+    if not re.fullmatch(r"[A-Za-z0-9_\-.]+", prefix):
+        raise ConfigError("Invalid shared memory region name: contains invalid characters")
+
+
+def _number(key: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"backend option {key} of 'python' must be a whole number, got '{text}'") from None

@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace import Backend, ServerOptions, backend_settings, hookimpl
-from headrace_python.backend import PythonBackend
-from headrace_python.python_based import find_python_based
+from headrace_python.backend import PythonBackend, find_python_based
 
 
 @hookimpl

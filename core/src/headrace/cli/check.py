@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from headrace.cli.diagnostics import ModelReport
-from headrace.cli.inspection import inspect
-from headrace.cli.parser import Parser
+from headrace.cli.inspection import ModelReport, inspect
 from headrace.cli.trial import Trial
+from headrace.cli.usage import Parser
 from headrace.config.completed_fields import CompletedField
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from headrace.cli.parser import Parser
+from headrace.cli.usage import Parser
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.telemetry import logs

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from headrace.cli import command_line, startup, usage
-from headrace.cli.parser import complain
 from headrace.cli.startup import log_openness
+from headrace.cli.usage import complain
 from headrace.config import support
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError, HeadraceError

@@ -219,6 +219,7 @@ class ServerOptions:
 def header_pattern(pattern: str) -> Callable[[str], Any]:
     """A search for ``pattern`` in the name of a header, whose case does not count unless it says ``(?-i)``.
 
+    The syntax is RE2's, as Triton's, and a search takes time linear to what is searched.
     Raises `ValueError`, naming the pattern, if it is malformed. The library is imported here, for those only who
     have a pattern; `ConfigError` says how to install it.
     """

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import LoadError
+from headrace_python import archive
 from headrace_python import archive as archives
-from headrace_python import unpacking
 from headrace_python.archive import unpack
 
 Pack = Callable[..., Path]
@@ -122,7 +122,7 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(
 
 
 def test_a_flood_of_members_is_refused(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacking, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(archive, "MAX_MEMBERS", 3)
     with pytest.raises(LoadError, match="member 'd3' is one of more than 3"):
         unpack(pack(*(special(f"d{number}", tarfile.DIRTYPE) for number in range(5))), tmp_path / "into")
 

@@ -1,0 +1,110 @@
+"""What a model returns and raises, in Triton's words (docs/spec/behaviours.md section 9.3).
+
+`judge` looks at what ``execute`` of a model that is not decoupled has returned. `describe` says what a caller is
+told about an exception. Triton's Python backend is built on pybind11, so the form is that of pybind11's
+``error_already_set``: the type and the message, then the frames, innermost first::
+
+    ValueError: bad value
+
+    At:
+      1/model.py(12): helper
+      1/model.py(30): execute
+
+Triton gives whole paths. Here callers are told files from the model's directory on, and `headrace.frontends.disclosure`
+sees to the rest; the log, and the callers of a verbose server, get whole paths.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator, Sequence
+from types import CodeType
+
+from triton_python_backend_utils import InferenceRequest, InferenceResponse
+
+
+class BadResults(Exception):
+    """The model broke a rule of the return value, which fails the whole batch."""
+
+
+def judge(requests: Sequence[InferenceRequest], returned: object) -> list[tuple[InferenceRequest, InferenceResponse]]:
+    """The requests that ``returned`` answers, with their responses. Raises `BadResults`.
+
+    It must be a list with an `InferenceResponse` per request. None stands for a request that is to
+    be executed again or that its sender answers; for a batch of such requests, so does None alone.
+    """
+    if returned is None and all(request._rescheduled or request._has_sender for request in requests):
+        return []
+    if not isinstance(returned, list):
+        raise BadResults(f"Expected a list in the execute return, found type '{type(returned)}'.")
+    if len(returned) != len(requests):
+        raise BadResults(
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
+        )
+    answered: list[tuple[InferenceRequest, InferenceResponse]] = []
+    for request, response in zip(requests, returned, strict=True):
+        if _is_response(request, response):
+            answered.append((request, response))
+    return answered
+
+
+def _is_response(request: InferenceRequest, response: object) -> bool:
+    """False for the None of a request that needs no response. Raises `BadResults`."""
+    if request._rescheduled:
+        if response is not None:
+            raise BadResults(
+                "Expected a None object in the execute function return list for reschduled request, "
+                f"found type '{type(response)}'."
+            )
+        return False
+    if isinstance(response, InferenceResponse):
+        return True
+    if response is None and request._has_sender:
+        return False
+    raise BadResults(
+        f"Expected an 'InferenceResponse' object in the execute function return list, found type '{type(response)}'."
+    )
+
+
+_LOG = logging.getLogger("headrace")
+
+#: Frames of a message; a recursion without end has a thousand.
+MAX_FRAMES = 24
+#: Characters of an exception's own message. What is cut off is in the log.
+MAX_MESSAGE = 2048
+
+#: Top-level packages whose frames say nothing about the model: who called it, and who imported it.
+_OURS = frozenset(("importlib", "headrace", "headrace_python", "triton_python_backend_utils"))
+
+
+def describe(error: BaseException, model: str = "") -> str:
+    """``error`` with its frames in the model's code, in the form above.
+
+    Files below the directory ``model`` are named from there, unless the log is verbose.
+    """
+    text = f"{type(error).__name__}: {_message(error)}"
+    home = "" if not model or _LOG.isEnabledFor(logging.DEBUG) else f"{model.rstrip('/')}/"
+    frames = [f"  {code.co_filename.removeprefix(home)}({line}): {code.co_name}\n" for code, line in _frames(error)]
+    frames.reverse()
+    if len(frames) > MAX_FRAMES:
+        frames[MAX_FRAMES:] = [f"  ... {len(frames) - MAX_FRAMES} more\n"]
+    return f"{text}\n\nAt:\n{''.join(frames)}" if frames else text
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        return "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+    if len(text) > MAX_MESSAGE:
+        text = f"{text[:MAX_MESSAGE]}... ({len(text) - MAX_MESSAGE} more characters)"
+    return text or "<EMPTY MESSAGE>"
+
+
+def _frames(error: BaseException) -> Iterator[tuple[CodeType, int]]:
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if module not in _OURS:
+            yield frame.f_code, line
