@@ -145,14 +145,18 @@ class Stage:
 
     # ------------------------------------------------------------------ threads
 
-    async def run_threads(self) -> None:
-        """Have real threads run all that was sent and time pass, until everybody is answered; then close."""
+    async def start_threads(self) -> list[InstanceThread]:
+        """Have real threads in the place of the played instances."""
         self.has_threads, loop = True, asyncio.get_running_loop()
         outputs = {"y": _Y, **self.kernel.scheduler.kept}
         threads = [_thread(source, outputs, self.statistics) for source in self.kernel.sources]
         for thread, source in zip(threads, self.kernel.sources, strict=True):
             await asyncio.to_thread(thread.load)
             thread.serve(source, loop)
+        return threads
+
+    async def end_threads(self, threads: Sequence[InstanceThread]) -> None:
+        """Have time pass until everybody is answered, and end them."""
         while self.kernel.in_flight:
             self.clock.turn(1_000_000)
             await asyncio.sleep(0)

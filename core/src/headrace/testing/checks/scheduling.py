@@ -335,14 +335,14 @@ class Scheduling:
     def test_threads_run_everything_and_the_statistics_add_up(self) -> None:
         async def scene() -> None:
             stage = Stage(self.scheduler_class, self.model_config(), 2)
-            running = asyncio.ensure_future(stage.run_threads())
+            threads = await stage.start_threads()
             for number in range(60):
                 (request,) = self.send(stage, rows=1 + number % 2)
                 if number % 7 == 0:
                     request.cancel()
                 if number % 10 == 0:
                     await stage.settle()
-            await running
+            await stage.end_threads(threads)
             assert all(len(told) == 1 for told in stage.answers.values()), "not everybody is answered once"
             stage.check()
             _add_up(stage)
