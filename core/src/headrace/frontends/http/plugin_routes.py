@@ -106,6 +106,10 @@ class HttpCall:
         """``response`` as JSON, in one line. Raises `HeadraceError` for what has no form in JSON."""
         return await self._inference.print_response(response)
 
+    def print_error(self, error: HeadraceError) -> bytes:
+        """``error`` as JSON, in one line, as an answer has it: without what is not for callers."""
+        return b"".join(error_reply(error).parts)
+
 
 def read_route(part: type[HttpRoute]) -> tuple[str, PathTemplate]:
     """Method and path of a class of routes. Raises TypeError with the rule that is broken."""
