@@ -17,6 +17,18 @@ from pathlib import Path
 
 import pytest
 
+from headrace.messages.request import InferRequest
+
+
+def _assign_once(request: InferRequest, name: str, value: object) -> None:
+    """What a request's class does here with an assignment, and nowhere else: there it would cost too much."""
+    if name != "_execution" and hasattr(request, name):
+        raise AttributeError(f"a request never changes: '{name}' of {request.log_id}has been assigned to")
+    object.__setattr__(request, name, value)
+
+
+InferRequest.__setattr__ = _assign_once  # type: ignore[assignment, method-assign]
+
 HEADRACE = Path(sys.executable).with_name("headrace")
 #: The machine may be busy: a deadline only ends what hangs.
 DEADLINE_S = 90.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import pytest
@@ -17,6 +17,9 @@ from blockbuster import BlockBuster, blockbuster_ctx
 
 from headrace.backends.base import Backend, Instance, Model, Tensors
 from headrace.errors import LoadError
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Respond, Ticket
 from headrace.registry import PluginInfo
 from headrace.server import Server
 from headrace.telemetry import pacing
@@ -32,6 +35,26 @@ def loop_guard() -> Iterator[BlockBuster]:
         gc.disable()
         yield guard
         gc.enable()
+
+
+def make_ticket(
+    model: str = "m",
+    inputs: Mapping[str, Any] = MappingProxyType({}),
+    respond: Respond = lambda answer, final: None,
+    outputs: Sequence[str] = (),
+    id: str = "",
+    *,
+    rows: int = 1,
+    arrival_ns: int = 0,
+    queued_ns: int = 0,
+    respond_at_once: Callable[[InferResponse], None] | None = None,
+    **fields: Any,
+) -> Ticket:
+    """A ticket and its request, as they are by the time that whoever is tested has them."""
+    ticket = Ticket(InferRequest(model, inputs, outputs, id, **fields), respond)
+    ticket.rows, ticket.queued_ns, ticket.respond_at_once = rows, queued_ns, respond_at_once
+    ticket.arrival_ns = arrival_ns or ticket.arrival_ns
+    return ticket
 
 
 @pytest.fixture(autouse=True)

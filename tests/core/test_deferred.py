@@ -12,8 +12,9 @@ import pytest
 
 from headrace.backends.base import Backend, Call, DeferredInstance, Model
 from headrace.errors import InternalError, Unavailable
-from headrace.messages.request import UNREAD, InferRequest
+from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import UNREAD, Ticket
 from headrace.registry import PluginInfo
 from headrace.server import Server
 
@@ -167,10 +168,8 @@ def test_what_is_open_when_the_time_to_stop_is_over_is_ended(
     async def scenario() -> None:
         await server.start()
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        request = InferRequest(
-            "alone", {"n": np.array([1], np.int32)}, lambda answer, final: answered.set_result(answer)
-        )
-        server.submit(request)
+        request = InferRequest("alone", {"n": np.array([1], np.int32)})
+        server.submit(Ticket(request, lambda answer, final: answered.set_result(answer)))
         await arrived(holding, 1)
         with pytest.raises(Unavailable, match="Exit timeout expired"):
             await server.stop()

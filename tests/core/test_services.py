@@ -11,41 +11,42 @@ from headrace.backends.services import Services
 from headrace.errors import Code, HeadraceError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 
 FIRST, SECOND = InferResponse({}, id="first"), InferResponse({}, id="second")
 REFUSED = HeadraceError("no", Code.UNAVAILABLE)
 
 
-def asked(answer: Callable[[InferRequest], None]) -> Answer:
+def asked(answer: Callable[[Ticket], None]) -> Answer:
     """What `Services.ask` returns when the other model does ``answer``."""
 
     class Other:
         infer = staticmethod(answer)
 
-    return Services.ask(cast("Any", Other()), InferRequest("other", {}, lambda answer, final: None))
+    return Services.ask(cast("Any", Other()), InferRequest("other", {}))
 
 
 @pytest.mark.parametrize("answer", [FIRST, REFUSED, None])
 def test_the_last_answer_is_returned(answer: Answer) -> None:
-    assert asked(lambda request: request.respond(answer, True)) is answer
+    assert asked(lambda ticket: ticket.respond(answer, True)) is answer
 
 
 def test_the_last_that_said_something_is_returned() -> None:
-    def answer(request: InferRequest) -> None:
-        request.respond(FIRST, False)
-        request.respond(None, True)
+    def answer(ticket: Ticket) -> None:
+        ticket.respond(FIRST, False)
+        ticket.respond(None, True)
 
     assert asked(answer) is FIRST
 
 
 def test_what_was_answered_at_once_is_not_answered_again() -> None:
-    requests: list[InferRequest] = []
+    tickets: list[Ticket] = []
 
-    def answer(request: InferRequest) -> None:
-        requests.append(request)
-        assert request.respond_at_once is not None
-        request.respond_at_once(FIRST)
+    def answer(ticket: Ticket) -> None:
+        tickets.append(ticket)
+        assert ticket.respond_at_once is not None
+        ticket.respond_at_once(FIRST)
 
     assert asked(answer) is FIRST
     for late in (SECOND, None):
-        requests[0].respond(late, True)  # by the event loop, which hears of it later
+        tickets[0].respond(late, True)  # by the event loop, which hears of it later

@@ -61,10 +61,11 @@ if TYPE_CHECKING:
     from headrace.hookspecs import hookimpl
     from headrace.messages import dtypes
     from headrace.messages.dtypes import DataType
-    from headrace.messages.request import Batch, InferRequest, Padding, Respond
+    from headrace.messages.request import InferRequest
     from headrace.messages.response import Answer, InferResponse
     from headrace.messages.spec import Spec
     from headrace.messages.tensor import BytesTensor, Tensor, as_tensor
+    from headrace.messages.ticket import Batch, Padding, Respond, Ticket
     from headrace.models.parts import backend_settings
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Clock, InstanceInfo, Scheduler, SchedulerContext, Timer, Wait, Waiting
@@ -123,10 +124,11 @@ _HOMES = {
     "headrace.frontends.http.plugin_routes": ("HttpCall", "HttpRoute", "HttpStream"),
     "headrace.hookspecs": ("hookimpl",),
     "headrace.messages.dtypes": ("DataType",),
-    "headrace.messages.request": ("Batch", "InferRequest", "Padding", "Respond"),
+    "headrace.messages.request": ("InferRequest",),
     "headrace.messages.response": ("Answer", "InferResponse"),
     "headrace.messages.spec": ("Spec",),
     "headrace.messages.tensor": ("BytesTensor", "Tensor", "as_tensor"),
+    "headrace.messages.ticket": ("Batch", "Padding", "Respond", "Ticket"),
     "headrace.models.parts": ("backend_settings",),
     "headrace.models.served": ("ServedModel",),
     "headrace.schedulers.base": ("Clock", "InstanceInfo", "Scheduler", "SchedulerContext", "Timer", "Wait", "Waiting"),
@@ -208,6 +210,7 @@ __all__ = [
     "StreamInstance",
     "Tensor",
     "Tensors",
+    "Ticket",
     "Timer",
     "Unavailable",
     "Unsupported",

@@ -3,7 +3,8 @@
 ::
 
     view = entrance.find(name, version)      entrance = engine.entrance(not_over_http), once
-    entrance.start(view, request)            the answers come to ``request.respond``
+    ticket = Ticket(request, respond)        to whom the answers come; it cancels the request, too
+    entrance.start(view, ticket)
 
 A frontend translates: bytes to an `InferRequest`, answers to bytes, and documents to what its protocol
 calls them. Everything here is for the event loop.
@@ -23,6 +24,7 @@ from headrace.errors import HeadraceError, Unavailable
 from headrace.large import LargeWork
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.models import documents
 from headrace.models.entrance import Describe, Entrance, not_by_model_infer, not_over_http, program
 from headrace.models.interception import Caller, Interceptor
@@ -128,8 +130,8 @@ class Engine:
     async def responses(self, request: InferRequest, caller: Caller | None = None) -> AsyncIterator[InferResponse]:
         """The responses of a model to ``request``, each when it is asked for; a model that is `UNREAD` ahead waits.
 
-        The request is submitted with the first, as that of ``caller``, and its ``respond`` is replaced. Whoever stops
-        asking cancels it. Raises `HeadraceError` where the model is not there, refuses, or fails.
+        The request is submitted with the first, as that of ``caller``. Whoever stops asking cancels it. Raises
+        `HeadraceError` where the model is not there, refuses, or fails.
         """
         answers: deque[tuple[Answer, bool]] = deque()
         arrived = asyncio.Event()
@@ -138,8 +140,8 @@ class Engine:
             answers.append((answer, final))
             arrived.set()
 
-        request.respond = respond
-        self._any_number.submit(request, caller)
+        ticket = Ticket(request, respond)
+        self._any_number.submit(ticket, caller)
         try:
             while True:
                 while answers:
@@ -150,11 +152,11 @@ class Engine:
                         yield answer
                     if final:
                         return
-                    request.read()
+                    ticket.read()
                 arrived.clear()
                 await arrived.wait()
         finally:
-            request.cancel()
+            ticket.cancel()
 
     # ------------------------------------------------------------------ health
 

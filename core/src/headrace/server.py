@@ -27,9 +27,10 @@ from headrace.errors import HeadraceError, InternalError, Unavailable, Unsupport
 from headrace.frontends import disclosure
 from headrace.frontends.base import Frontend
 from headrace.messages.request import InferRequest, Parameter
-from headrace.messages.response import Answer, InferResponse
+from headrace.messages.response import InferResponse
 from headrace.messages.single import AwaitedAnswer
 from headrace.messages.tensor import BytesTensor, as_tensor
+from headrace.messages.ticket import Ticket
 from headrace.models.calls import Calls
 from headrace.models.control import Control
 from headrace.models.entrance import Entrance, not_by_infer
@@ -255,10 +256,10 @@ class Server:
 
     # ------------------------------------------------------------------ inference
 
-    def submit(self, request: InferRequest) -> None:
-        """Have ``request`` checked and enqueued, and then answered by ``request.respond``, any number of times if its
+    def submit(self, ticket: Ticket) -> None:
+        """Have a request checked and enqueued, and then answered by ``ticket.respond``, any number of times if its
         model is decoupled. On the event loop. Raises `HeadraceError` if it is refused; then it is not answered."""
-        self._any_number.submit(request)
+        self._any_number.submit(ticket)
 
     async def infer_async(
         self,
@@ -280,7 +281,6 @@ class Server:
         request = InferRequest(
             model,
             {name: as_tensor(value) for name, value in inputs.items()},
-            _unheard,
             outputs,
             "",
             version,
@@ -307,10 +307,6 @@ class Server:
 
     async def _answer(self, request: InferRequest) -> InferResponse:
         answer = AwaitedAnswer()
-        request.respond = answer
-        self._single.submit(request)
-        return await answer.to(request)
-
-
-def _unheard(answer: Answer, final: bool) -> None:
-    """Replaced before the request is submitted."""
+        ticket = Ticket(request, answer)
+        self._single.submit(ticket)
+        return await answer.to(ticket)

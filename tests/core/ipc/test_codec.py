@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace.errors import Code, HeadraceError
 from headrace.ipc import json_parts
 from headrace.ipc.arena import Arena, Reader, Writer
-from headrace.ipc.codec import AnswerStatus, Decoder, Encoder, Reply, Times, read_times
+from headrace.ipc.codec import AnswerStatus, Decoder, Encoder, ReceivedRequest, Reply, Times, read_times
 from headrace.ipc.framing import (
     FIRST_OWN_KIND,
     Frame,
@@ -32,6 +32,8 @@ from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, wire_view
+from headrace.messages.ticket import Ticket
+from tests.core.conftest import make_ticket
 
 QUICK = settings(max_examples=60, deadline=None)
 HEADER = Struct("<IBxHI")
@@ -70,8 +72,8 @@ def tensors(draw: st.DrawFn) -> Tensor:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> InferRequest:
-    return InferRequest(
+def tickets(draw: st.DrawFn) -> Ticket:
+    ticket = make_ticket(
         draw(NAMES),
         draw(st.dictionaries(NAMES, tensors(), max_size=4)),
         ignore,
@@ -85,8 +87,9 @@ def requests(draw: st.DrawFn) -> InferRequest:
         sequence_end=draw(st.booleans()),
         callers=draw(st.lists(NAMES, max_size=3).map(tuple)),
         rows=draw(st.integers(0, 2**32 - 1)),
-        pinned=draw(st.booleans()),
     )
+    ticket.pinned = draw(st.booleans())
+    return ticket
 
 
 @st.composite
@@ -101,12 +104,6 @@ def replies(draw: st.DrawFn) -> Reply:
 
 
 def ignore(*arguments: object) -> None: ...
-
-
-def make(call: int, caller: int, inputs: dict[str, Any]) -> InferRequest:
-    request = InferRequest("", inputs, ignore)
-    request.started_ns = call  # a place to keep it
-    return request
 
 
 def only(message: bytes, writable: bool = False) -> Frame:
@@ -130,8 +127,10 @@ def assert_same_tensors(found: Any, expected: Any) -> None:
             assert other.tobytes() == tensor.tobytes()
 
 
-def assert_same_request(found: InferRequest, expected: InferRequest) -> None:
-    for field in ("id", "outputs", "parameters", "priority", "timeout_us", "sequence_id", "callers", "rows", "pinned"):
+def assert_same_request(found: ReceivedRequest, sent: Ticket) -> None:
+    expected = sent.request
+    assert (found.rows, found.pinned) == (sent.rows, sent.pinned)
+    for field in ("id", "outputs", "parameters", "priority", "timeout_us", "sequence_id", "callers"):
         assert getattr(found, field) == getattr(expected, field), field
     assert [type(value) for value in found.parameters.values()] == [type(v) for v in expected.parameters.values()]
     assert (found.sequence_start, found.sequence_end) == (expected.sequence_start, expected.sequence_end)
@@ -161,11 +160,11 @@ def cut(stream: bytes, places: Sequence[int]) -> list[bytes]:
 
 
 @QUICK
-@given(st.lists(requests(), max_size=4), st.booleans())
-def test_requests_are_read_as_they_were_written(batch: list[InferRequest], writable: bool) -> None:
+@given(st.lists(tickets(), max_size=4), st.booleans())
+def test_requests_are_read_as_they_were_written(batch: list[Ticket], writable: bool) -> None:
     message = Encoder(None).requests(list(enumerate(batch, 2**63)))
-    found = decoder().requests(only(message, writable), make)
-    assert [request.started_ns for request in found] == [2**63 + index for index in range(len(batch))]
+    found = decoder().requests(only(message, writable))
+    assert [request.call for request in found] == [2**63 + index for index in range(len(batch))]
     for request, expected in zip(found, batch, strict=True):
         assert_same_request(request, expected)
 
@@ -182,30 +181,30 @@ def test_answers_are_read_as_they_were_written(sent: list[Reply], kind: Kind) ->
 
 
 @QUICK
-@given(st.lists(requests(), min_size=1, max_size=3), st.lists(st.integers(0, 3000), max_size=9), st.booleans())
-def test_frames_survive_any_cut(batch: list[InferRequest], places: list[int], writable: bool) -> None:
+@given(st.lists(tickets(), min_size=1, max_size=3), st.lists(st.integers(0, 3000), max_size=9), st.booleans())
+def test_frames_survive_any_cut(batch: list[Ticket], places: list[int], writable: bool) -> None:
     encoder, frames, reader = Encoder(None), FrameParser(writable), decoder()
-    stream = b"".join(encoder.requests([(0, request)]) for request in batch)
-    found = [reader.requests(each, make) for piece in cut(stream, places) for each in frames.feed(piece)]
+    stream = b"".join(encoder.requests([(0, ticket)]) for ticket in batch)
+    found = [reader.requests(each) for piece in cut(stream, places) for each in frames.feed(piece)]
     for (request,), expected in zip(found, batch, strict=True):
         assert_same_request(request, expected)
 
 
 def test_a_frame_may_come_byte_by_byte_and_be_larger_than_a_read() -> None:
     array = np.arange(40_000, dtype=np.uint8)  # more than 32 KiB: inside, because there is no arena
-    small = Encoder(None).requests([(1, InferRequest("m", {"x": array[:9]}, ignore))])
-    large = Encoder(None).requests([(1, InferRequest("m", {"x": np.tile(array, 9)}, ignore))])
+    small = Encoder(None).requests([(1, make_ticket("m", {"x": array[:9]}, ignore))])
+    large = Encoder(None).requests([(1, make_ticket("m", {"x": np.tile(array, 9)}, ignore))])
     frames = FrameParser()
     found = [each for byte in small for each in frames.feed(bytes([byte]))]
     found += [each for piece in cut(large + small, range(0, len(large), 65536)) for each in frames.feed(piece)]
-    sizes = [decoder().requests(each, make)[0].inputs["x"].shape for each in found]
+    sizes = [decoder().requests(each)[0].inputs["x"].shape for each in found]
     assert sizes == [(9,), (360_000,), (9,)]
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000])
 def test_an_id_of_any_length_travels(size: int) -> None:
-    message = Encoder(None).requests([(1, InferRequest("m", {}, ignore, id="é" * size))])
-    assert decoder().requests(only(message), make)[0].id == "é" * size
+    message = Encoder(None).requests([(1, make_ticket("m", {}, ignore, id="é" * size))])
+    assert decoder().requests(only(message))[0].id == "é" * size
 
 
 @pytest.mark.parametrize("writable", [False, True])
@@ -213,8 +212,8 @@ def test_arrays_are_aligned_whatever_stands_before_them(writable: bool) -> None:
     """As Triton's are (docs/spec/behaviours.md section 9.2); a model may write to its own copy."""
     inputs: dict[str, Any] = {f"{'n' * size}": np.arange(size, dtype=np.float64) for size in range(1, 9)}
     inputs |= {f"b{size}": np.arange(size, dtype=np.int8) for size in range(1, 9)}
-    message = Encoder(None).requests([(1, InferRequest("m", inputs, ignore, id="odd"))])
-    (request,) = decoder().requests(only(message, writable), make)
+    message = Encoder(None).requests([(1, make_ticket("m", inputs, ignore, id="odd"))])
+    (request,) = decoder().requests(only(message, writable))
     for name, array in request.inputs.items():
         assert isinstance(array, np.ndarray)
         assert array.flags.aligned, name
@@ -222,8 +221,8 @@ def test_arrays_are_aligned_whatever_stands_before_them(writable: bool) -> None:
 
 
 def test_a_sender_that_asks_another_model_names_it() -> None:
-    asked = InferRequest("other", {}, ignore, model_version="7", decoupled=True)
-    (found,) = decoder().requests(only(Encoder(None).requests([(5, asked)], addressed=True)), make)
+    asked = InferRequest("other", {}, model_version="7", decoupled=True)
+    (found,) = decoder().requests(only(Encoder(None).request(5, asked)))
     assert (found.model_name, found.model_version, found.decoupled) == ("other", "7", True)
 
 
@@ -243,25 +242,25 @@ def array_of(nbytes: int) -> npt.NDArray[np.uint8]:
 @pytest.mark.parametrize("nbytes", [INLINE - 1, INLINE, INLINE + 1, 1 << 20])
 def test_large_tensors_travel_outside_the_message(nbytes: int) -> None:
     places, array = Places(4 << 20), array_of(nbytes)
-    message = Encoder(places.writer).requests([(1, InferRequest("m", {"x": array}, ignore))])
+    message = Encoder(places.writer).requests([(1, make_ticket("m", {"x": array}, ignore))])
     assert (len(message) > nbytes) is (nbytes < INLINE)
-    (request,) = decoder(places).requests(only(message), make)
+    (request,) = decoder(places).requests(only(message))
     assert np.array_equal(np.asarray(request.inputs["x"]), array)
 
 
 def test_what_the_arena_has_no_room_for_travels_inside() -> None:
     places, arrays = Places(1 << 20), {str(n): array_of(400_000 + n) for n in range(4)}
-    message = Encoder(places.writer).requests([(1, InferRequest("m", dict(arrays), ignore))])
+    message = Encoder(places.writer).requests([(1, make_ticket("m", dict(arrays), ignore))])
     assert 800_000 < len(message) < 1_200_000
-    (request,) = decoder(places).requests(only(message), make)
+    (request,) = decoder(places).requests(only(message))
     assert_same_tensors(request.inputs, arrays)
 
 
 def test_a_message_that_cannot_be_written_leaves_nothing_in_the_arena() -> None:
     places = Places(1 << 20)
     encoder = Encoder(places.writer)
-    good = InferRequest("m", {"x": array_of(900_000)}, ignore)
-    bad = InferRequest("m", {}, ignore, priority=-1)
+    good = make_ticket("m", {"x": array_of(900_000)}, ignore)
+    bad = make_ticket("m", {}, ignore, priority=-1)
     for _ in range(3):
         with pytest.raises(ValueError, match="argument"):
             encoder.requests([(1, good), (2, bad)])
@@ -280,8 +279,8 @@ def test_a_parameter_that_is_no_scalar_is_not_sent() -> None:
 
 def sample_requests() -> bytes:
     batch = [
-        InferRequest("m", {"x": np.ones((2, 3), np.float32), "s": BytesTensor.from_items([b"a", b""], (2,))}, ignore),
-        InferRequest("m", {"x": array_of(40_000)}, ignore, ("y",), "id", parameters={"p": 1.5}, callers=("a",)),
+        make_ticket("m", {"x": np.ones((2, 3), np.float32), "s": BytesTensor.from_items([b"a", b""], (2,))}, ignore),
+        make_ticket("m", {"x": array_of(40_000)}, ignore, ("y",), "id", parameters={"p": 1.5}, callers=("a",)),
     ]
     return Encoder(Places(1 << 20).writer).requests(list(enumerate(batch)))
 
@@ -301,7 +300,7 @@ def read_all(stream: bytes, places: Places | None = None) -> None:
     frozen = Decoder(places.reader, ignore) if places else decoder()
     for message in FrameParser().feed(stream):
         if message.kind == Kind.REQUESTS:
-            frozen.requests(message, make)
+            frozen.requests(message)
         elif message.kind in (Kind.DONE, Kind.ANSWERS):
             frozen.answers(message)
             if message.kind == Kind.DONE:
@@ -396,7 +395,7 @@ def header_of(datatype: dtypes.DataType, *shape: int) -> bytes:
 def test_the_tensor_made_by_hand_is_what_an_encoder_writes() -> None:
     array = np.arange(4, dtype=np.int64)
     by_hand = one_tensor(header_of(dtypes.INT64, 4), 0, 32, 0, array.tobytes())
-    assert by_hand == Encoder(None).requests([(1, InferRequest("", {"x": array}, ignore))])
+    assert by_hand == Encoder(None).requests([(1, make_ticket("", {"x": array}, ignore))])
 
 
 BIG = 2**62
@@ -424,7 +423,7 @@ def test_no_description_of_a_tensor_reaches_outside(
 ) -> None:
     message = one_tensor(header_of(datatype, *shape), place, nbytes, offset, bytes(32))
     if datatype is dtypes.BYTES and nbytes == 0 and place == 0:
-        assert decoder().requests(only(message), make)  # no strings at all: malformed for whoever reads them
+        assert decoder().requests(only(message))  # no strings at all: malformed for whoever reads them
     else:
         assert is_refused(message, Places(1 << 16)) or (datatype is dtypes.BYTES and nbytes == 0)
 
@@ -482,8 +481,8 @@ def test_what_is_remembered_of_shapes_and_names_is_bounded() -> None:
     tracemalloc.start()
     try:
         for size in range(6_000):
-            request = InferRequest("m", {"x": np.empty((0, size), np.int8)}, ignore, (f"o{size}",))
-            reader.requests(only(encoder.requests([(1, request)])), make)
+            request = make_ticket("m", {"x": np.empty((0, size), np.int8)}, ignore, (f"o{size}",))
+            reader.requests(only(encoder.requests([(1, request)])))
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -492,6 +491,6 @@ def test_what_is_remembered_of_shapes_and_names_is_bounded() -> None:
 
 def test_wire_form_is_little_endian_and_row_major() -> None:
     array = np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3))
-    message = Encoder(None).requests([(1, InferRequest("m", {"x": array}, ignore))])
+    message = Encoder(None).requests([(1, make_ticket("m", {"x": array}, ignore))])
     assert message.endswith(np.arange(6, dtype="<i4").tobytes())
     assert bytes(wire_view(array)) == np.arange(6, dtype="<i4").tobytes()

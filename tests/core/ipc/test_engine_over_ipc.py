@@ -21,10 +21,10 @@ from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, read_integers
 from headrace.ipc.incoming import IncomingRequests
 from headrace.ipc.outgoing import OutgoingRequests
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.server import Server
-from tests.core.conftest import WriteModel
+from tests.core.conftest import WriteModel, make_ticket
 
 WaitUntil = Callable[..., None]
 
@@ -47,7 +47,7 @@ def gone() -> NoReturn:
 class EngineEnd:
     """Before a server, on its event loop. All that it knows of it is where requests are submitted."""
 
-    def __init__(self, submit: Callable[[InferRequest], None], inbound: Arena, outbound: Arena) -> None:
+    def __init__(self, submit: Callable[[Ticket], None], inbound: Arena, outbound: Arena) -> None:
         self._writer, self._reader, self._submit = Writer(outbound), Reader(inbound), submit
         self._requests: IncomingRequests
         self._transport: asyncio.WriteTransport
@@ -56,7 +56,7 @@ class EngineEnd:
     async def open(self, end: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         decoder = Decoder(self._reader, Releases(loop.call_soon_threadsafe, self._send).add)
-        self._requests = IncomingRequests(Encoder(self._writer), decoder, self._submit, InferRequest.cancel, {})
+        self._requests = IncomingRequests(Encoder(self._writer), decoder, self._submit, Ticket.cancel, {})
         self._transport = await connect(end, FrameProtocol(self._hear, self._hung_up, self.trouble.append))
 
     def _send(self, message: bytes) -> None:
@@ -83,15 +83,15 @@ class FrontendEnd:
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
-    def submit(self, request: InferRequest) -> None:
-        ((call, _),) = numbered = self._requests.numbered((request,))
+    def submit(self, ticket: Ticket) -> None:
+        ((call, _),) = numbered = self._requests.numbered((ticket,))
         self._requests.enter(numbered)
-        self._sender.ask(call, request, self._requests.take)
+        self._sender.ask(call, ticket.request, self._requests.take)
 
     def ask(self, model: str, x: Any) -> Answer:
         answers: SimpleQueue[Answer] = SimpleQueue()
         self.submit(
-            InferRequest(model, {"INPUT0": np.asarray(x, np.float32)}, lambda answer, final: answers.put(answer))
+            make_ticket(model, {"INPUT0": np.asarray(x, np.float32)}, lambda answer, final: answers.put(answer))
         )
         return answers.get(timeout=10)
 
@@ -117,7 +117,7 @@ class FrontendEnd:
 class Both:
     """A frontend's end whose peer has its requests answered by ``submit`` on ``loop``."""
 
-    def __init__(self, submit: Callable[[InferRequest], None], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, submit: Callable[[Ticket], None], loop: asyncio.AbstractEventLoop) -> None:
         ours, theirs = socket.socketpair()
         self.arenas = inbound, outbound = Arena.create(ARENA_BYTES), Arena.create(ARENA_BYTES)
         self.engine = EngineEnd(submit, inbound, outbound)
@@ -143,7 +143,7 @@ def server(repository: Path, write_model: WriteModel) -> Iterator[Server]:
 def open_ends(server: Server) -> Iterator[Callable[..., Both]]:
     opened: list[Both] = []
 
-    def open_ends(submit: Callable[[InferRequest], None] = server.submit) -> Both:
+    def open_ends(submit: Callable[[Ticket], None] = server.submit) -> Both:
         opened.append(Both(submit, server.loop))
         return opened[-1]
 
@@ -174,11 +174,11 @@ def test_any_peer_is_answered_by_the_server_and_gives_back_what_it_has_read(
 
 
 def test_a_refusal_is_an_answer(server: Server, open_ends: Callable[..., Both]) -> None:
-    def submit(request: InferRequest) -> None:
+    def submit(ticket: Ticket) -> None:
         try:
-            server.submit(request)
+            server.submit(ticket)
         except NotFound as error:
-            request.respond(error, True)
+            ticket.respond(error, True)
 
     answer = open_ends(submit).frontend.ask("nobody", [1.0])
     assert isinstance(answer, NotFound)
@@ -187,18 +187,18 @@ def test_a_refusal_is_an_answer(server: Server, open_ends: Callable[..., Both]) 
 
 def test_the_engine_hears_what_callers_want(open_ends: Callable[..., Both]) -> None:
     """Responses one after the other, read, and then cancelled; and who hangs up is cancelled, too."""
-    submitted: SimpleQueue[InferRequest] = SimpleQueue()
+    submitted: SimpleQueue[Ticket] = SimpleQueue()
     changes: SimpleQueue[str] = SimpleQueue()
 
-    def submit(request: InferRequest) -> None:
-        request.on_read = lambda request: changes.put("read")
-        request.on_cancel = lambda request: changes.put("cancelled" if request.abandoned else "stopped")
-        submitted.put(request)
-        request.respond(InferResponse({"OUTPUT0": np.ones(1, np.float32)}), False)
+    def submit(ticket: Ticket) -> None:
+        ticket.on_read = lambda ticket: changes.put("read")
+        ticket.on_cancel = lambda ticket: changes.put("cancelled" if ticket.abandoned else "stopped")
+        submitted.put(ticket)
+        ticket.respond(InferResponse({"OUTPUT0": np.ones(1, np.float32)}), False)
 
     ends = open_ends(submit)
     answers: SimpleQueue[tuple[Answer, bool]] = SimpleQueue()
-    first, second = [InferRequest("any", {}, lambda *answer: answers.put(answer), decoupled=True) for _ in range(2)]
+    first, second = [make_ticket("any", {}, lambda *answer: answers.put(answer), decoupled=True) for _ in range(2)]
     ends.frontend.submit(first)
     answer, final = answers.get(timeout=10)
     assert isinstance(answer, InferResponse)
@@ -207,7 +207,7 @@ def test_the_engine_hears_what_callers_want(open_ends: Callable[..., Both]) -> N
         change()
         assert changes.get(timeout=10) == said
     ends.frontend.submit(second)
-    assert submitted.get(timeout=10).decoupled
+    assert submitted.get(timeout=10).request.decoupled
     assert answers.get(timeout=10)[1] is False
     ends.frontend.hang_up()
     assert changes.get(timeout=10) == "cancelled"
@@ -215,8 +215,8 @@ def test_the_engine_hears_what_callers_want(open_ends: Callable[..., Both]) -> N
 
 
 def test_an_answer_that_is_final_ends_the_call(open_ends: Callable[..., Both]) -> None:
-    def submit(request: InferRequest) -> None:
-        request.respond(Cancelled("no"), True)
+    def submit(ticket: Ticket) -> None:
+        ticket.respond(Cancelled("no"), True)
 
     ends = open_ends(submit)
     assert isinstance(ends.frontend.ask("any", [1.0]), Cancelled)

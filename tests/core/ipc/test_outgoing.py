@@ -38,7 +38,7 @@ class Ends:
 
     def ask(self, call: int) -> Any:
         """The answer, or False if it is not this line's turn."""
-        request = InferRequest("other", {"x": np.ones(1, np.float32)}, lambda answer, final: None)
+        request = InferRequest("other", {"x": np.ones(1, np.float32)})
         return self.calls.take_turn(request) and self.calls.ask(call, request)
 
 
@@ -58,7 +58,7 @@ def test_one_call_after_the_other_is_answered(ends: Ends) -> None:
 
 
 def test_a_request_that_cannot_travel_is_refused_and_the_next_is_not(ends: Ends) -> None:
-    odd = InferRequest("other", {}, lambda answer, final: None, parameters={"k": cast("Any", object())})
+    odd = InferRequest("other", {}, parameters={"k": cast("Any", object())})
     assert ends.calls.take_turn(odd)
     assert isinstance(ends.calls.ask(1, odd), HeadraceError)
     ends.answer(2, "the next")

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from headrace.errors import HeadraceError, InternalError, InvalidArgument
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.single import AwaitedAnswer, SingleAnswer
+from tests.core.conftest import make_ticket
 
 ONE, TWO = InferResponse({}), InferResponse({})
 FIRST, SECOND = InvalidArgument("first"), InvalidArgument("second")
@@ -54,9 +54,9 @@ def test_the_first_error_goes_before_everything_else(answers: tuple[Answer, ...]
 def test_an_awaited_answer_is_returned_or_raised() -> None:
     async def ask(answer: Answer) -> InferResponse:
         awaited = AwaitedAnswer()
-        request = InferRequest("m", {}, awaited)
-        asyncio.get_running_loop().call_soon(request.respond, answer, True)
-        return await awaited.to(request)
+        ticket = make_ticket("m", {}, awaited)
+        asyncio.get_running_loop().call_soon(ticket.respond, answer, True)
+        return await awaited.to(ticket)
 
     assert asyncio.run(ask(ONE)) is ONE
     with pytest.raises(InvalidArgument, match="first"):
@@ -66,13 +66,13 @@ def test_an_awaited_answer_is_returned_or_raised() -> None:
 def test_who_stops_waiting_cancels_the_request_and_may_still_be_answered() -> None:
     async def leave() -> bool:
         awaited = AwaitedAnswer()
-        request = InferRequest("m", {}, awaited)
-        waiting = asyncio.ensure_future(awaited.to(request))
+        ticket = make_ticket("m", {}, awaited)
+        waiting = asyncio.ensure_future(awaited.to(ticket))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        request.respond(FIRST, True)
-        return request.cancelled
+        ticket.respond(FIRST, True)
+        return ticket.cancelled
 
     assert asyncio.run(leave())

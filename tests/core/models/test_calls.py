@@ -20,6 +20,7 @@ from headrace.backends.base import Backend, Call, DeferredInstance, Model, Reque
 from headrace.errors import Code, HeadraceError, InvalidArgument
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.models.calls import MAX_CALLERS
 from headrace.registry import PluginInfo
 from headrace.server import Server
@@ -50,11 +51,15 @@ class Asking:
     def x(self) -> int:
         return int(np.asarray(self.request.inputs["x"])[0])
 
-    def message(self, target: str, x: int, respond: Callable[[Answer, bool], None]) -> InferRequest:
+    def message(self, target: str, x: Any, **settings: Any) -> InferRequest:
         callers = (*self.request.callers, self.name)
-        message = InferRequest(target, {"x": np.array([x], np.int32)}, respond, callers=callers)
-        message.caller = self.request
-        return message
+        given = {"model_name": target, "inputs": {"x": np.array([x], np.int32)}}
+        return InferRequest(**{**given, "callers": callers, "caller": self.request, **settings})
+
+    def infer(self, target: str, x: int, respond: Callable[[Answer, bool], None], **settings: Any) -> Ticket:
+        ticket = Ticket(self.message(target, x, **settings), respond)
+        self.services.infer(ticket)
+        return ticket
 
     def ask(self, target: str, x: int = 0, **settings: Any) -> Given:
         """The last response of ``target``, as ``InferenceRequest.exec`` waits for it."""
@@ -67,10 +72,7 @@ class Asking:
             if final:
                 answered.set()
 
-        message = self.message(target, x, respond)
-        for name, value in settings.items():
-            setattr(message, name, value)
-        self.services.infer(message)
+        self.infer(target, x, respond, **settings)
         assert answered.wait(PATIENCE_S), "it hangs"
         return got[-1]
 
@@ -282,7 +284,7 @@ def test_of_several_calls_at_once_the_one_that_can_be_answered_keeps_the_rest_fr
             return respond
 
         for target in ("a", "b"):
-            asking.services.infer(asking.message(target, 1, keep(target)))
+            asking.infer(target, 1, keep(target))
         for _ in range(2):
             assert done.acquire(timeout=PATIENCE_S)
         assert isinstance(got["b"], InferResponse)
@@ -381,9 +383,7 @@ def test_one_who_no_longer_waits_takes_the_request_out_of_the_queue(serve: Serve
             got.append(answer)
             answered.set()
 
-        message = asking.message("b", 1, respond)
-        asking.services.infer(message)
-        asking.services.cancel(message)
+        asking.services.cancel(asking.infer("b", 1, respond))
         assert answered.wait(PATIENCE_S)
         gate.set()
         assert isinstance(got[0], HeadraceError)
@@ -426,10 +426,8 @@ def test_a_call_is_forgotten_when_it_is_answered(serve: Serve) -> None:
     sent: list[weakref.ref[Any]] = []
 
     def asks(asking: Asking) -> Given:
-        x = np.array([asking.x], np.int32)
-        sent.append(weakref.ref(x))
-        message = asking.message("b", 0, lambda answer, final: None)
-        message.inputs = {"x": x}
+        message = asking.message("b", asking.x)
+        sent.append(weakref.ref(message.inputs["x"]))
         answer = asking.services.ask(message)
         assert isinstance(answer, InferResponse)
         return asking.give(int(np.asarray(answer.outputs["y"])[0]))
@@ -453,7 +451,7 @@ def test_a_call_on_the_event_loop_is_refused_because_it_would_wait_for_itself(se
     async def scenario(server: Server) -> None:
         assert await ask(server, "a") == 1
         (asking,) = asked
-        answer = asking.services.ask(asking.message("b", 0, lambda answer, final: None))  # as a finalizer might
+        answer = asking.services.ask(asking.message("b", 0))  # as a finalizer might
         assert isinstance(answer, HeadraceError)
         assert answer.message == "a call of another model would block the event loop that is to answer it"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace import HeadraceError, InferRequest, InstanceInfo, Scheduler, Server, Wait
+from headrace import HeadraceError, InstanceInfo, Scheduler, Server, Ticket, Wait
 from headrace.cli import check
 from headrace.registry import PluginInfo
 
@@ -29,7 +29,7 @@ class Several(Scheduler):
     name = "several"
     Parameters = Parameters
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         SAID.append(self.context.parameters.most)
         return self.context.waiting.head(self.context.parameters.most)
 

@@ -10,8 +10,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.models.deadlocks import DeadlockDetector
+from tests.core.conftest import make_ticket
 
 
 class Clock:
@@ -32,17 +33,17 @@ class Clock:
 @dataclass(eq=False)
 class Worker:
     alive: bool = True
-    executing: Sequence[InferRequest] = ()
+    executing: Sequence[Ticket] = ()
 
 
 @dataclass(eq=False)
 class Model:
     name: str
     workers: list[Worker] = field(default_factory=list)
-    waiting: set[InferRequest] = field(default_factory=set)
+    waiting: set[Ticket] = field(default_factory=set)
 
-    def has_waiting(self, request: InferRequest) -> bool:
-        return request in self.waiting
+    def has_waiting(self, ticket: Ticket) -> bool:
+        return ticket in self.waiting
 
 
 class Scene:
@@ -50,36 +51,37 @@ class Scene:
 
     def __init__(self, *names: str) -> None:
         self.clock = Clock()
-        self.refused: list[tuple[InferRequest, str]] = []
+        self.refused: list[tuple[Ticket, str]] = []
         self.deadlocks = DeadlockDetector(self.clock, self._refuse)  # type: ignore[arg-type]
         self.models = {name: Model(name, [Worker()]) for name in names}
-        self.sent: dict[InferRequest, Worker] = {}
+        self.sent: dict[Ticket, Worker] = {}
 
-    def begin(self, model: str, worker: int = 0) -> InferRequest:
+    def begin(self, model: str, worker: int = 0) -> Ticket:
         """A client's request, and all instances but ``worker`` free."""
-        request = InferRequest(model, {}, lambda answer, final: None)
-        self.models[model].workers[worker].executing = [request]
-        return request
+        ticket = make_ticket(model)
+        self.models[model].workers[worker].executing = [ticket]
+        return ticket
 
-    def call(self, caller: InferRequest, target: str, worker: int = 0, is_known: bool = True) -> InferRequest:
+    def call(self, caller: Ticket, target: str, worker: int = 0, is_known: bool = True) -> Ticket:
         """A call that waits in the queue of ``target``."""
-        source = self.models[caller.model_name]
-        request = InferRequest(target, {}, lambda answer, final: None, callers=(*caller.callers, source.name))
-        request.caller = caller if is_known else None
-        self.models[target].waiting.add(request)
-        self.sent[request] = source.workers[worker]
-        self.deadlocks.add(source.workers[worker], request, self.models[target])  # type: ignore[arg-type]
-        return request
+        asking = caller.request
+        source = self.models[asking.model_name]
+        known = asking if is_known else None
+        ticket = make_ticket(target, callers=(*asking.callers, source.name), caller=known)
+        self.models[target].waiting.add(ticket)
+        self.sent[ticket] = source.workers[worker]
+        self.deadlocks.add(source.workers[worker], ticket, self.models[target])  # type: ignore[arg-type]
+        return ticket
 
     def look(self, times: int = 1) -> list[str]:
         for _ in range(times):
             self.clock.look()
         return [path for _, path in self.refused]
 
-    def _refuse(self, request: InferRequest, path: Sequence[str]) -> None:
-        self.refused.append((request, " ".join(path)))
-        self.models[request.model_name].waiting.discard(request)
-        self.deadlocks.discard(self.sent[request], request)  # type: ignore[arg-type]
+    def _refuse(self, ticket: Ticket, path: Sequence[str]) -> None:
+        self.refused.append((ticket, " ".join(path)))
+        self.models[ticket.request.model_name].waiting.discard(ticket)
+        self.deadlocks.discard(self.sent[ticket], ticket)  # type: ignore[arg-type]
 
 
 def test_a_knot_is_refused_in_the_second_look_and_not_in_the_first() -> None:
@@ -184,10 +186,11 @@ def test_a_call_is_refused_exactly_if_it_comes_back_and_reaches_no_free_model(ed
     reach = np.linalg.matrix_power(needs.astype(np.int64) + np.eye(5, dtype=np.int64), 5) > 0
     free = ~needs.any(axis=1)
     stuck = {(a, b) for a, b in edges if reach[b, a] and not (reach[b] & free).any()}
-    refused: list[InferRequest] = []
-    scene.deadlocks._refuse = lambda request, path: refused.append(request)
+    refused: list[Ticket] = []
+    scene.deadlocks._refuse = lambda ticket, path: refused.append(ticket)
     scene.look(2)
-    assert {("abcde".index(r.callers[-1]), "abcde".index(r.model_name)) for r in refused} == stuck
+    calls = [ticket.request for ticket in refused]
+    assert {("abcde".index(call.callers[-1]), "abcde".index(call.model_name)) for call in calls} == stuck
 
 
 def test_whoever_only_waits_behind_a_knot_is_left_alone() -> None:
@@ -215,7 +218,7 @@ def test_a_call_that_waits_behind_another_knot_is_not_refused_with_its_like() ->
     scene.call(scene.begin("b"), "a")
     scene.call(begun, "b")
     assert sorted(scene.look(2)) == ["a b a", "e d e"]
-    assert patient not in [request for request, _ in scene.refused]
+    assert patient not in [ticket for ticket, _ in scene.refused]
 
 
 def test_thousands_of_calls_that_are_stuck_together_do_not_hold_the_loop() -> None:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import Code, InvalidArgument
-from headrace.messages.request import InferRequest, Undecoded
+from headrace.messages.request import Undecoded
 from headrace.messages.tensor import BytesTensor
+from headrace.messages.ticket import Ticket
 from headrace.models.refusal import explain
 from headrace.models.signature import Signature
+from tests.core.conftest import make_ticket
 
 BATCHED = """
 name: "m" max_batch_size: 4
@@ -34,8 +36,8 @@ def signature(text: str = BATCHED) -> Signature:
     return Signature(config.name, config)
 
 
-def request(outputs: tuple[str, ...] = (), id: str = "", **inputs: Any) -> InferRequest:
-    return InferRequest("m", inputs, lambda answer, final: None, outputs, id)
+def ticket(outputs: tuple[str, ...] = (), id: str = "", **inputs: Any) -> Ticket:
+    return make_ticket("m", inputs, outputs=outputs, id=id)
 
 
 def x(*shape: int, dtype: type = np.float32) -> np.ndarray[Any, Any]:
@@ -51,7 +53,7 @@ def undecoded(datatype: str, shape: tuple[int, ...], size: int) -> Undecoded:
 
 
 def test_a_fitting_request_gets_its_rows_and_a_key_of_its_variable_dims() -> None:
-    one, other = request(x=x(2, 3), s=s(2, 5)), request(x=x(1, 3), s=s(1, 6))
+    one, other = ticket(x=x(2, 3), s=s(2, 5)), ticket(x=x(1, 3), s=s(1, 6))
     for each in (one, other):
         signature().check(each)
     assert (one.rows, other.rows) == (2, 1)
@@ -59,58 +61,58 @@ def test_a_fitting_request_gets_its_rows_and_a_key_of_its_variable_dims() -> Non
 
 
 REFUSALS = [
-    (request(("q",), x=x(1, 3), s=s(1, 1)), "unexpected inference output 'q' for model 'm'"),
-    (request(("y", "y"), x=x(1, 3), s=s(1, 1)), "[request id: <id_unknown>] output 'y' already exists in request"),
+    (ticket(("q",), x=x(1, 3), s=s(1, 1)), "unexpected inference output 'q' for model 'm'"),
+    (ticket(("y", "y"), x=x(1, 3), s=s(1, 1)), "[request id: <id_unknown>] output 'y' already exists in request"),
     (
-        request(x=x(1, 3)),
+        ticket(x=x(1, 3)),
         "[request id: <id_unknown>] expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['x'], but missing "
         "required input(s) ['s']. Please provide all required input(s).",
     ),
-    (request(x=x(1, 3), t=s(1, 1)), "unexpected inference input 't' for model 'm'"),
+    (ticket(x=x(1, 3), t=s(1, 1)), "unexpected inference input 't' for model 'm'"),
     (
-        request(x=x(), s=s(1, 1)),
+        ticket(x=x(), s=s(1, 1)),
         "[request id: <id_unknown>] input 'x' has no shape but model requires batch dimension for 'm'",
     ),
     (
-        request(x=x(1, 3), s=s(2, 1)),
+        ticket(x=x(1, 3), s=s(2, 1)),
         "[request id: <id_unknown>] input 'x' batch size does not match other inputs for 'm'",
     ),
-    (request(x=x(5, 3), s=s(5, 1), id="7"), "[request id: 7] inference request batch-size must be <= 4 for 'm'"),
+    (ticket(x=x(5, 3), s=s(5, 1), id="7"), "[request id: 7] inference request batch-size must be <= 4 for 'm'"),
     (
-        request(x=x(1, 3, dtype=np.int32), s=s(1, 1)),
+        ticket(x=x(1, 3, dtype=np.int32), s=s(1, 1)),
         "[request id: <id_unknown>] inference input 'x' data-type is 'INT32', but model 'm' expects 'FP32'",
     ),
     (
-        request(x=undecoded("FP32", (1, -1), 12), s=s(1, 1)),
+        ticket(x=undecoded("FP32", (1, -1), 12), s=s(1, 1)),
         "[request id: <id_unknown>] All input dimensions should be specified for input 'x' for model 'm', got [1,-1]",
     ),
     (
-        request(x=x(1, 4), s=s(1, 1)),
+        ticket(x=x(1, 4), s=s(1, 1)),
         "[request id: <id_unknown>] unexpected shape for input 'x' for model 'm'. Expected [-1,3], got [1,4]. " + NOTE,
     ),
     (
-        request(x=undecoded("FP32", (1, 3), 11), s=s(1, 1)),
+        ticket(x=undecoded("FP32", (1, 3), 11), s=s(1, 1)),
         "[request id: <id_unknown>] input byte size mismatch for input 'x' for model 'm'. Expected 12, got 11",
     ),
     (
-        request(x=x(1, 3), s=BytesTensor(b"\x01\x00\x00\x00a\x01\x00", (1, 1))),
+        ticket(x=x(1, 3), s=BytesTensor(b"\x01\x00\x00\x00a\x01\x00", (1, 1))),
         "[request id: <id_unknown>] incomplete string length indicator for inference input 's' for model 'm', "
         "expecting 4 bytes but only 2 bytes available. Please make sure the string length indicator is in one buffer.",
     ),
     (
-        request(x=x(1, 3), s=BytesTensor(bytes(8), (1, 1))),
+        ticket(x=x(1, 3), s=BytesTensor(bytes(8), (1, 1))),
         "[request id: <id_unknown>] unexpected number of string elements 2 for inference input 's' for model 'm', "
         "expecting 1",
     ),
     (
-        request(x=x(1, 3), s=BytesTensor(bytes(8), (1, 3))),
+        ticket(x=x(1, 3), s=BytesTensor(bytes(8), (1, 3))),
         "[request id: <id_unknown>] expected 3 string elements for inference input 's' for model 'm', got 2",
     ),
 ]
 
 
 @pytest.mark.parametrize(("bad", "text"), REFUSALS, ids=[text[:60] for _, text in REFUSALS])
-def test_refusals_are_worded_as_triton_words_them(bad: InferRequest, text: str) -> None:
+def test_refusals_are_worded_as_triton_words_them(bad: Ticket, text: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         signature().check(bad)
     assert refusal.value.message == text
@@ -119,7 +121,7 @@ def test_refusals_are_worded_as_triton_words_them(bad: InferRequest, text: str) 
 
 def test_a_string_longer_than_the_data_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="longer than the data"):
-        signature().check(request(x=x(1, 3), s=BytesTensor(b"\xff\xff\xff\x7fa", (1, 1))))
+        signature().check(ticket(x=x(1, 3), s=BytesTensor(b"\xff\xff\xff\x7fa", (1, 1))))
 
 
 OPTIONAL = """
@@ -129,7 +131,7 @@ input { name: "o" data_type: TYPE_FP32 dims: [1] optional: true } output { name:
 
 
 def test_an_optional_input_may_be_left_out_and_requests_join_only_with_the_same_inputs() -> None:
-    without, given_ = request(x=x(1, 1)), request(x=x(1, 1), o=x(1, 1))
+    without, given_ = ticket(x=x(1, 1)), ticket(x=x(1, 1), o=x(1, 1))
     for each in (without, given_):
         signature(OPTIONAL).check(each)
     assert without.batch_key != given_.batch_key
@@ -137,7 +139,7 @@ def test_an_optional_input_may_be_left_out_and_requests_join_only_with_the_same_
 
 def test_a_missing_required_input_is_named_though_the_number_of_inputs_is_legal() -> None:
     with pytest.raises(InvalidArgument, match=r"between 1 and 2 but got 1 .* required input\(s\) \['x'\]"):
-        signature(OPTIONAL).check(request(o=x(1, 1)))
+        signature(OPTIONAL).check(ticket(o=x(1, 1)))
 
 
 def test_a_reshape_replaces_the_shape_that_the_backend_sees_and_is_undone_for_the_client() -> None:
@@ -145,14 +147,14 @@ def test_a_reshape_replaces_the_shape_that_the_backend_sees_and_is_undone_for_th
         'name: "m" max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [1] reshape { shape: [] } } '
         'output { name: "y" data_type: TYPE_FP32 dims: [-1, 2] reshape { shape: [2, -1] } }'
     )
-    one = request(x=x(2, 1))
+    one = ticket(x=x(2, 1))
     reshaped.check(one)
-    assert one.inputs["x"].shape == (2,)
+    assert one.request.inputs["x"].shape == (2,)
     assert reshaped.outputs["y"].undo_reshape((2, 7)) == (7, 2)
 
 
 def test_zero_rows_and_zero_sized_dims_are_legal() -> None:
-    one = request(x=x(0, 3), s=s(0, 2))
+    one = ticket(x=x(0, 3), s=s(0, 2))
     signature().check(one)
     assert one.rows == 0
 
@@ -169,8 +171,8 @@ tensors = st.one_of(
     st.dictionaries(st.sampled_from(["x", "s", "t"]), tensors, max_size=3), st.lists(st.sampled_from("yzq"), max_size=2)
 )
 def test_the_fast_check_and_the_explanation_agree(inputs: dict[str, Any], outputs: list[str]) -> None:
-    one = request(tuple(outputs), **inputs)
-    unexplained = explain(signature(), one).message.endswith("request does not fit model 'm'")
+    one = ticket(tuple(outputs), **inputs)
+    unexplained = explain(signature(), one.request).message.endswith("request does not fit model 'm'")
     try:
         signature().check(one)
     except InvalidArgument:
@@ -180,7 +182,6 @@ def test_the_fast_check_and_the_explanation_agree(inputs: dict[str, Any], output
 
 
 def test_a_message_lists_a_hundred_names_and_counts_the_rest() -> None:
-    many = request()
-    many.inputs.update({f"i{number}": x(1, 3) for number in range(130)})
+    many = make_ticket(inputs={f"i{number}": x(1, 3) for number in range(130)})
     with pytest.raises(InvalidArgument, match=r"'i30' and 30 more\], but missing required input\(s\) \['x','s'\]"):
         signature().check(many)

@@ -11,7 +11,7 @@ import pytest
 
 from headrace import hookimpl
 from headrace.backends.base import Backend, Instance, Isolation, Model, Tensors
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.models.served import ServedModel
 from headrace.registry import PluginInfo
 from headrace.server import Server
@@ -123,9 +123,7 @@ class StrayObserver(Observer):
     def __init__(self, kind: type[BaseException]) -> None:
         self.kind = kind
 
-    def batch_finished(
-        self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes
-    ) -> None:
+    def batch_finished(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
         raise self.kind("stray")
 
 

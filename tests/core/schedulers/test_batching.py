@@ -8,19 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.schedulers.batching import BatchRule, Decision, decide
+from tests.core.conftest import make_ticket
 
 MS = 1_000_000
 
 
-def waiting(*rows: int, since_ns: int = 0, keys: Sequence[object] | None = None) -> list[InferRequest]:
-    requests = []
+def waiting(*rows: int, since_ns: int = 0, keys: Sequence[object] | None = None) -> list[Ticket]:
+    tickets = []
     for index, count in enumerate(rows):
-        request = InferRequest("m", {}, lambda answer, final: None, rows=count, queued_ns=since_ns)
-        request.batch_key = keys[index] if keys else None
-        requests.append(request)
-    return requests
+        ticket = make_ticket(rows=count, queued_ns=since_ns)
+        ticket.batch_key = keys[index] if keys else None
+        tickets.append(ticket)
+    return tickets
 
 
 def rule(max_rows: int = 8, preferred: Sequence[int] = (), delay_ms: int = 0) -> BatchRule:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from headrace.backends.base import Device
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import Cancelled, Code, HeadraceError, Unavailable
-from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel
 from headrace.schedulers.direct import DirectScheduler
 from headrace.schedulers.dynamic import DynamicScheduler
@@ -24,6 +24,7 @@ from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.wakeup import Wakeup
+from tests.core.conftest import make_ticket
 
 Answer = InferResponse | HeadraceError | None
 
@@ -36,14 +37,14 @@ class Caller:
         self.source = scheduler.sources[0]
         self.answers: dict[str, list[Answer]] = {}
 
-    def send(self, name: str, *, rows: int = 1, timeout_us: int = 0, priority: int = 0) -> InferRequest:
+    def send(self, name: str, *, rows: int = 1, timeout_us: int = 0, priority: int = 0) -> Ticket:
         def respond(answer: Answer, final: bool) -> None:
             assert final
             self.answers.setdefault(name, []).append(answer)
 
-        request = InferRequest("m", {}, respond, id=name, rows=rows, timeout_us=timeout_us, priority=priority)
-        self.scheduler.submit(request)
-        return request
+        ticket = make_ticket("m", {}, respond, id=name, rows=rows, timeout_us=timeout_us, priority=priority)
+        self.scheduler.submit(ticket)
+        return ticket
 
     def error(self, name: str) -> HeadraceError:
         (answer,) = self.answers[name]
@@ -69,8 +70,8 @@ def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]
 def take(caller: Caller) -> list[str]:
     batch = caller.source.take(Wakeup())
     assert batch is not None
-    caller.scheduler.deliver(batch, [InferResponse({}, id=request.id) for request in batch])
-    return [request.id for request in batch]
+    caller.scheduler.deliver(batch, [InferResponse({}, id=ticket.request.id) for ticket in batch])
+    return [ticket.request.id for ticket in batch]
 
 
 @on_loop
@@ -95,8 +96,8 @@ def test_cancelling_any_position_of_a_waiting_batch_leaves_the_others_answered()
     async def scenario() -> None:
         for position in range(4):
             caller = make()
-            requests = [caller.send(str(index)) for index in range(4)]
-            requests[position].cancel()
+            tickets = [caller.send(str(index)) for index in range(4)]
+            tickets[position].cancel()
             assert take(caller) == [str(index) for index in range(4) if index != position]
             assert isinstance(caller.error(str(position)), Cancelled)
 
@@ -106,10 +107,10 @@ def test_cancelling_any_position_of_a_waiting_batch_leaves_the_others_answered()
 @on_loop
 async def test_cancelling_twice_or_after_the_answer_changes_nothing() -> None:
     caller = make()
-    request = caller.send("a")
+    ticket = caller.send("a")
     assert take(caller) == ["a"]
-    request.cancel()
-    request.cancel()
+    ticket.cancel()
+    ticket.cancel()
     assert len(caller.answers["a"]) == 1
 
 
@@ -157,9 +158,9 @@ async def test_priority_one_overtakes_the_default_level() -> None:
 def test_only_who_keeps_no_order_may_answer_at_once(text: str, may: bool) -> None:
     async def scenario() -> None:
         caller = make(text)
-        request = InferRequest("m", {}, lambda answer, final: None, respond_at_once=lambda response: None)
-        caller.scheduler.submit(request)
-        assert (request.respond_at_once is not None) is may
+        ticket = make_ticket(respond_at_once=lambda response: None)
+        caller.scheduler.submit(ticket)
+        assert (ticket.respond_at_once is not None) is may
 
     asyncio.run(scenario())
 
@@ -206,7 +207,7 @@ def test_abandoning_answers_all_at_once_and_drops_what_instances_say_later(text:
     @on_loop
     async def scenario() -> None:
         caller = make(text, max_batch_size=1)
-        requests = [caller.send(name) for name in "abcd"]
+        tickets = [caller.send(name) for name in "abcd"]
         scheduler = caller.scheduler
         first, second = (source.take(Wakeup()) for source in scheduler.sources[:2])
         assert first is not None
@@ -222,8 +223,8 @@ def test_abandoning_answers_all_at_once_and_drops_what_instances_say_later(text:
         ]
         assert [caller.error(name).code for name in "acd"] == [Code.UNAVAILABLE] * 3
         assert [isinstance(answer, InferResponse) for answer in caller.answers["b"]] == [True]
-        assert requests[0].cancelled  # so that its execution may end
-        scheduler.progress(requests[0], InferResponse({}))
+        assert tickets[0].cancelled  # so that its execution may end
+        scheduler.progress(tickets[0], InferResponse({}))
         scheduler.deliver(first, [InferResponse({})])
         assert len(caller.answers["a"]) == 1
         assert (scheduler.in_flight, scheduler.pending) == (0, 0)
@@ -238,7 +239,7 @@ async def test_a_frontend_that_fails_to_write_does_not_disturb_its_neighbours() 
     def fail(answer: Answer, final: bool) -> None:
         raise ConnectionError("gone")
 
-    caller.scheduler.submit(InferRequest("m", {}, fail, id="bad"))
+    caller.scheduler.submit(make_ticket("m", {}, fail, id="bad"))
     caller.send("good")
     assert take(caller) == ["bad", "good"]
     assert len(caller.answers["good"]) == 1
@@ -255,7 +256,7 @@ def test_a_delayed_batch_is_completed_by_what_arrives_meanwhile() -> None:
         def instance() -> None:
             batch = caller.source.take(wakeup)
             assert batch is not None
-            loop.call_soon_threadsafe(taken.set_result, [request.id for request in batch])
+            loop.call_soon_threadsafe(taken.set_result, [ticket.request.id for ticket in batch])
 
         thread = threading.Thread(target=instance)
         thread.start()
@@ -293,18 +294,18 @@ def test_any_interleaving_answers_every_request_exactly_once_with_its_own(
         def instance(source: InstanceSource) -> None:
             wakeup = Wakeup()
             while (batch := source.take(wakeup)) is not None:
-                assert sum(request.rows for request in batch) <= 4
-                loop.call_soon_threadsafe(scheduler.deliver, batch, [InferResponse({}, id=r.id) for r in batch])
+                assert sum(ticket.rows for ticket in batch) <= 4
+                loop.call_soon_threadsafe(scheduler.deliver, batch, [InferResponse({}, id=t.request.id) for t in batch])
 
         threads = [threading.Thread(target=instance, args=[source]) for source in scheduler.sources[:instances]]
         for thread in threads:
             thread.start()
         for index, (rows, cancels, yields) in enumerate(plan):
-            request = caller.send(str(index), rows=rows)
+            ticket = caller.send(str(index), rows=rows)
             if yields:
                 await asyncio.sleep(0)
             if cancels:
-                request.cancel()
+                ticket.cancel()
         await scheduler.drain()
         scheduler.close()
         await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))

@@ -14,9 +14,9 @@ from headrace.backends.base import Device, Instance, Tensors
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import BackendError, Cancelled, Code, HeadraceError, InternalError, Unavailable
 from headrace.messages import dtypes
-from headrace.messages.request import Batch, InferRequest, Padding
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
+from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler, SchedulerContext, Wait
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
@@ -25,6 +25,7 @@ from headrace.workers.batch import runner_for
 from headrace.workers.instance import InstanceThread
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.wakeup import LoopWakeup
+from tests.core.conftest import make_ticket
 
 MS = 1_000_000
 X = Spec("x", dtypes.FP32, (1,))
@@ -36,7 +37,7 @@ class First(Scheduler):
 
     name = "first"
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return self.context.waiting.head(1)
 
 
@@ -51,16 +52,16 @@ class Stage:
         self.kernel = Kernel(kind, given, self.statistics, asyncio.get_running_loop(), self.clock)
         self.answers: dict[str, list[Answer]] = {}
         self.given: list[tuple[str, list[str]]] = []
-        self.batches: list[list[InferRequest]] = []
+        self.batches: list[list[Ticket]] = []
         self._wakeups: dict[str, LoopWakeup] = {}
 
-    def send(self, name: str, rows: int = 1, **fields: Any) -> InferRequest:
+    def send(self, name: str, rows: int = 1, **fields: Any) -> Ticket:
         def respond(answer: Answer, final: bool) -> None:
             self.answers.setdefault(name, []).append(answer)
 
-        request = InferRequest("m", {"x": np.ones((rows, 1), np.float32)}, respond, id=name, rows=rows, **fields)
-        self.kernel.submit(request)
-        return request
+        ticket = make_ticket("m", {"x": np.ones((rows, 1), np.float32)}, respond, id=name, rows=rows, **fields)
+        self.kernel.submit(ticket)
+        return ticket
 
     def serve(self, number: int = 0) -> None:
         """Have an instance ask whenever it is woken; it keeps what it gets until `finish`."""
@@ -69,7 +70,7 @@ class Stage:
         def pull() -> None:
             if batch := source.poll(wakeup):
                 self.batches.append(batch)
-                self.given.append((source.instance.name, [request.id for request in batch]))
+                self.given.append((source.instance.name, [ticket.request.id for ticket in batch]))
 
         wakeup = LoopWakeup(pull)
         pull()
@@ -80,7 +81,7 @@ class Stage:
 
     def finish(self, number: int = 0, outputs: dict[str, Any] | None = None) -> None:
         batch = self.batches.pop(0)
-        self.kernel.sources[number].deliver(batch, [InferResponse(outputs or {}, id=r.id) for r in batch])
+        self.kernel.sources[number].deliver(batch, [InferResponse(outputs or {}, id=t.request.id) for t in batch])
         self.serve(number)
 
 
@@ -118,7 +119,7 @@ async def test_an_idle_instance_is_asked_for_once_per_turn_of_the_loop() -> None
     asked = 0
 
     class Counting(First):
-        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
             nonlocal asked
             asked += 1
             return self.context.waiting.head(4)
@@ -135,7 +136,7 @@ async def test_an_idle_instance_is_asked_for_once_per_turn_of_the_loop() -> None
 class Patient(First):
     """Waits 5 ms for four rows."""
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         waiting = self.context.waiting.head(4)
         if not waiting or len(waiting) == 4:
             return waiting
@@ -160,7 +161,7 @@ async def test_a_wait_ends_when_as_many_rows_have_arrived_and_not_before() -> No
     asked: list[int] = []
 
     class Counting(Patient):
-        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
             asked.append(len(self.context.waiting))
             return super().next(instance, now_ns)
 
@@ -179,8 +180,8 @@ async def test_who_asks_is_told_apart() -> None:
     class Pinned(Scheduler):
         name = "pinned"
 
-        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
-            return [r for r in self.context.waiting if r.id == instance.name][:1]
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+            return [t for t in self.context.waiting if t.request.id == instance.name][:1]
 
     stage = Stage(Pinned, 2)
     stage.serve(0)
@@ -196,13 +197,13 @@ async def test_who_asks_is_told_apart() -> None:
 @on_loop
 async def test_levels_come_in_order_and_a_deadline_is_kept_by_the_clock() -> None:
     class Levels(First):
-        def submit(self, request: InferRequest) -> int:
-            if request.timeout_us:
-                request.deadline_ns = request.queued_ns + request.timeout_us * 1000
-            return request.priority
+        def submit(self, ticket: Ticket) -> int:
+            if ticket.request.timeout_us:
+                ticket.deadline_ns = ticket.queued_ns + ticket.request.timeout_us * 1000
+            return ticket.request.priority
 
-        def expired(self, request: InferRequest) -> int | None:
-            return 3 if request.id == "late" else None
+        def expired(self, ticket: Ticket) -> int | None:
+            return 3 if ticket.request.id == "late" else None
 
     stage = Stage(Levels)
     stage.send("second", priority=2)
@@ -213,31 +214,29 @@ async def test_levels_come_in_order_and_a_deadline_is_kept_by_the_clock() -> Non
     (refusal,) = stage.answers["dead"]
     assert isinstance(refusal, HeadraceError)
     assert (refusal.message, refusal.code) == ("Request timeout expired", Code.UNAVAILABLE)
-    assert [request.id for request in stage.kernel.queue] == ["first", "second", "late"]
+    assert [ticket.request.id for ticket in stage.kernel.queue] == ["first", "second", "late"]
 
 
 @on_loop
 async def test_what_a_scheduler_takes_in_without_queueing_is_its_own_to_answer() -> None:
-    asked: list[InferRequest] = []
+    asked: list[Ticket] = []
     heard: list[tuple[str, InstanceInfo | None]] = []
 
     class Forwarding(Scheduler):
         name = "forwarding"
 
-        def submit(self, request: InferRequest) -> int:
+        def submit(self, ticket: Ticket) -> int:
             def respond(answer: Answer, final: bool) -> None:
-                self.context.answer(request, answer, final)
+                self.context.answer(ticket, answer, final)
 
-            self.context.call(InferRequest("other", dict(request.inputs), respond))
+            self.context.call(make_ticket("other", dict(ticket.request.inputs), respond))
             return 0
 
-        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
             raise AssertionError("there are no instances")
 
-        def finished(
-            self, requests: Sequence[InferRequest], answers: Sequence[Answer], instance: InstanceInfo | None
-        ) -> None:
-            heard.extend((request.id, instance) for request in requests)
+        def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
+            heard.extend((ticket.request.id, instance) for ticket in tickets)
 
     stage = Stage(Forwarding, 0, call=asked.append)
     stage.send("a")
@@ -249,9 +248,9 @@ async def test_what_a_scheduler_takes_in_without_queueing_is_its_own_to_answer()
     draining = asyncio.ensure_future(stage.kernel.drain())
     await stage.settle()
     assert not draining.done()
-    for request in asked:
-        request.respond(InferResponse({}, id="done"), True)
-        request.respond(InferResponse({}, id="again"), True)
+    for ticket in asked:
+        ticket.respond(InferResponse({}, id="done"), True)
+        ticket.respond(InferResponse({}, id="again"), True)
     await draining
     (answer,) = stage.answers["a"]
     assert isinstance(answer, InferResponse)
@@ -264,16 +263,16 @@ async def test_what_a_scheduler_takes_in_without_queueing_is_its_own_to_answer()
 @on_loop
 async def test_abandoning_answers_what_a_scheduler_has_for_itself() -> None:
     class Hoarding(First):
-        def submit(self, request: InferRequest) -> int:
+        def submit(self, ticket: Ticket) -> int:
             return 0
 
     stage = Stage(Hoarding)
-    request = stage.send("a")
+    ticket = stage.send("a")
     stage.kernel.abandon()
     assert isinstance(stage.answers["a"][0], Unavailable)
-    assert request.cancelled
+    assert ticket.cancelled
     await stage.kernel.drain()
-    stage.kernel.scheduler.context.answer(request, InferResponse({}), True)
+    stage.kernel.scheduler.context.answer(ticket, InferResponse({}), True)
     assert len(stage.answers["a"]) == 1
 
 
@@ -285,21 +284,21 @@ class Stateful(First):
         self.kept = {"state": STATE}
         self.state: dict[str, Any] = {}
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
-        requests = self.context.waiting.head(2)
-        if not requests:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+        tickets = self.context.waiting.head(2)
+        if not tickets:
             return ()
         zero = np.zeros((1, 1), np.float32)
-        padding = [Padding("m", {"x": zero}) for _ in range(4 - len(requests))]
-        added = [{"state": self.state.get(request.id, zero)} for request in requests] + [{"state": zero}] * len(padding)
-        return Batch([*requests, *padding], added, pinned=True)
+        padding = [Padding("m", {"x": zero}) for _ in range(4 - len(tickets))]
+        added = [{"state": self.state.get(ticket.request.id, zero)} for ticket in tickets] + [{"state": zero}] * len(
+            padding
+        )
+        return Batch([*tickets, *padding], added, pinned=True)
 
-    def finished(
-        self, requests: Sequence[InferRequest], answers: Sequence[Answer], instance: InstanceInfo | None
-    ) -> None:
-        for request, answer in zip(requests, answers, strict=True):
-            if isinstance(answer, InferResponse) and not isinstance(request, Padding):
-                self.state[request.id] = answer.outputs["state"]
+    def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
+        for ticket, answer in zip(tickets, answers, strict=True):
+            if isinstance(answer, InferResponse) and not isinstance(ticket, Padding):
+                self.state[ticket.request.id] = answer.outputs["state"]
 
 
 class Sums(Instance):
@@ -349,7 +348,7 @@ def test_a_pinned_batch_that_fails_is_not_tried_one_by_one() -> None:
         thread = threaded(stage.kernel, 0, sums, {"x": X, "state": STATE})
         await asyncio.to_thread(thread.load)
         bad = stage.send("bad")
-        bad.inputs = {"x": -np.ones((1, 1), np.float32)}
+        bad.request = bad.request.with_inputs({"x": -np.ones((1, 1), np.float32)})
         stage.send("good")
         thread.serve(stage.kernel.sources[0], asyncio.get_running_loop())
         while len(stage.answers) < 2:
@@ -367,7 +366,7 @@ async def test_a_submit_that_raises_leaves_nothing_behind() -> None:
     class Broken(First):
         error: BaseException = Unavailable("full")
 
-        def submit(self, request: InferRequest) -> int:
+        def submit(self, ticket: Ticket) -> int:
             raise self.error
 
     stage = Stage(Broken)
@@ -384,7 +383,7 @@ def test_a_scheduler_that_raises_on_the_loop_is_asked_again_a_second_later(caplo
     class Stumbling(First):
         failures = 1
 
-        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
             if self.context.waiting and self.failures:
                 self.failures -= 1
                 raise SystemExit("stray")
@@ -415,15 +414,13 @@ def test_a_scheduler_that_raises_on_the_loop_is_asked_again_a_second_later(caplo
 @on_loop
 async def test_a_finished_or_expired_that_raises_keeps_no_answer_back() -> None:
     class Deaf(First):
-        def submit(self, request: InferRequest) -> None:
-            request.deadline_ns = request.queued_ns + MS
+        def submit(self, ticket: Ticket) -> None:
+            ticket.deadline_ns = ticket.queued_ns + MS
 
-        def finished(
-            self, requests: Sequence[InferRequest], answers: Sequence[Answer], instance: InstanceInfo | None
-        ) -> None:
+        def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
             raise SystemExit("stray")
 
-        def expired(self, request: InferRequest) -> int | None:
+        def expired(self, ticket: Ticket) -> int | None:
             raise SystemExit("stray")
 
     stage = Stage(Deaf)
@@ -440,9 +437,9 @@ async def test_a_finished_or_expired_that_raises_keeps_no_answer_back() -> None:
 @on_loop
 async def test_a_scheduler_that_gives_out_what_does_not_wait_is_stopped() -> None:
     class Twice(First):
-        given: tuple[InferRequest, ...] = ()
+        given: tuple[Ticket, ...] = ()
 
-        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
             self.given = self.given or self.context.waiting.head(1)
             return self.given
 
@@ -457,7 +454,7 @@ def test_a_thread_gets_batches_from_a_scheduler_that_is_asked_on_the_loop_only()
     threads: set[int] = set()
 
     class Here(First):
-        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
             threads.add(threading.get_ident())
             return self.context.waiting.head(2)
 

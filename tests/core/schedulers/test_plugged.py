@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import Answer, BackendError, Cancelled, HeadraceError, InferRequest, InferResponse, Server
+from headrace import Answer, BackendError, Cancelled, HeadraceError, InferRequest, InferResponse, Server, Ticket
 from headrace.testing.serving import WAYS, on_loop
 
 #: What a stranger has written, who has imported `headrace` only.
@@ -26,7 +26,7 @@ import os
 import numpy as np
 
 from headrace import Backend, BackendError, Batch, HeadraceError, InferRequest, InferResponse, Instance, Padding
-from headrace import Scheduler, Spec, dtypes, hookimpl
+from headrace import Scheduler, Spec, Ticket, dtypes, hookimpl
 
 
 class InTurn(Scheduler):
@@ -47,35 +47,36 @@ class Joined(Scheduler):
         super().__init__(context)
         self.asked = {}
 
-    def submit(self, request):
+    def submit(self, ticket):
+        request = ticket.request
         steps = self.context.config.ensemble_scheduling.step
-        asked = self.asked[request] = []
+        asked = self.asked[ticket] = []
         outputs = {}
         for step in steps:
             inputs = {inner: request.inputs[outer] for inner, outer in step.input_map.items()}
             callers = (*request.callers, self.context.config.name)
-            heard = partial(self.heard, request, step, outputs)
-            asked.append(InferRequest(step.model_name, inputs, heard, callers=callers, caller=request))
+            heard = partial(self.heard, ticket, step, outputs)
+            asked.append(Ticket(InferRequest(step.model_name, inputs, callers=callers, caller=request), heard))
         for each in tuple(asked):
             self.context.call(each)
         return 0
 
-    def heard(self, request, step, outputs, answer, final):
-        if request not in self.asked:
+    def heard(self, ticket, step, outputs, answer, final):
+        if ticket not in self.asked:
             return
         if isinstance(answer, HeadraceError):
-            self.context.answer(request, answer, True)
+            self.context.answer(ticket, answer, True)
             return
         outputs.update({outer: answer.outputs[inner] for inner, outer in step.output_map.items()})
         if len(outputs) == len(self.context.outputs):
-            self.context.answer(request, InferResponse(outputs, id=request.id), True)
+            self.context.answer(ticket, InferResponse(outputs, id=ticket.request.id), True)
 
     def next(self, instance, now_ns):
         raise AssertionError("there are no instances")
 
-    def finished(self, requests, answers, instance):
-        for request in requests:
-            for asked in self.asked.pop(request, ()):
+    def finished(self, tickets, answers, instance):
+        for ticket in tickets:
+            for asked in self.asked.pop(ticket, ()):
                 asked.cancel()
 
 
@@ -96,18 +97,19 @@ class Stateful(Scheduler):
         self.state = {}
 
     def next(self, instance, now_ns):
-        requests = self.context.waiting.head(2)
-        if not requests:
+        tickets = self.context.waiting.head(2)
+        if not tickets:
             return ()
         zero = np.zeros((1, 1), np.float32)
-        padding = [Padding(self.context.config.name, {"x": zero}) for _ in range(4 - len(requests))]
-        added = [{"state": self.state.get(request.id, zero)} for request in requests] + [{"state": zero}] * len(padding)
-        return Batch([*requests, *padding], added, self.context.parameters.pinned)
+        padding = [Padding(self.context.config.name, {"x": zero}) for _ in range(4 - len(tickets))]
+        kept = [self.state.get(ticket.request.id, zero) for ticket in tickets]
+        added = [{"state": state} for state in kept + [zero] * len(padding)]
+        return Batch([*tickets, *padding], added, self.context.parameters.pinned)
 
-    def finished(self, requests, answers, instance):
-        for request, answer in zip(requests, answers, strict=True):
-            if isinstance(answer, InferResponse) and not isinstance(request, Padding):
-                self.state[request.id] = np.array(answer.outputs["state"])
+    def finished(self, tickets, answers, instance):
+        for ticket, answer in zip(tickets, answers, strict=True):
+            if isinstance(answer, InferResponse) and not isinstance(ticket, Padding):
+                self.state[ticket.request.id] = np.array(answer.outputs["state"])
 
 
 class Sums(Backend):
@@ -195,10 +197,10 @@ def ask(server: Server, *asked: tuple[Any, dict[str, Any]], leaves: bool = False
     async def scenario() -> list[Answer]:
         futures: list[asyncio.Future[Answer]] = [server.loop.create_future() for _ in asked]
         for future, (inputs, fields) in zip(futures, asked, strict=True):
-            request = InferRequest("m", inputs, partial(settle, future), **fields)
-            server.submit(request)
+            ticket = Ticket(InferRequest("m", inputs, **fields), partial(settle, future))
+            server.submit(ticket)
             if leaves:
-                request.cancel()
+                ticket.cancel()
         return await asyncio.gather(*futures)
 
     def settle(future: asyncio.Future[Answer], answer: Answer, final: bool) -> None:

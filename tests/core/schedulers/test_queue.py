@@ -3,26 +3,27 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.schedulers.queue import RequestQueue
+from tests.core.conftest import make_ticket
 
 
-def request(name: str = "") -> InferRequest:
-    return InferRequest("m", {}, lambda answer, final: None, id=name)
+def ticket(name: str = "") -> Ticket:
+    return make_ticket(id=name)
 
 
 def names(queue: RequestQueue) -> list[str]:
-    return [waiting.id for waiting in queue.head(100)]
+    return [waiting.request.id for waiting in queue.head(100)]
 
 
 def test_head_leaves_the_requests_in_the_queue() -> None:
     queue = RequestQueue()
-    queue.add(request("a"))
+    queue.add(ticket("a"))
     assert names(queue) == names(queue) == ["a"]
 
 
 def test_a_request_can_be_removed_only_once() -> None:
-    queue, one = RequestQueue(), request()
+    queue, one = RequestQueue(), ticket()
     queue.add(one)
     assert queue.remove(one)
     assert not queue.remove(one)
@@ -31,22 +32,22 @@ def test_a_request_can_be_removed_only_once() -> None:
 def test_lower_levels_go_first_and_each_level_in_order_of_arrival() -> None:
     queue = RequestQueue()
     for name, level in (("a", 2), ("b", 1), ("c", 2), ("d", 1)):
-        queue.add(request(name), level)
+        queue.add(ticket(name), level)
     assert names(queue) == ["b", "d", "a", "c"]
 
 
 def test_a_postponed_request_goes_after_the_others_of_its_level_but_before_the_next_level() -> None:
     queue = RequestQueue()
-    late = request("late")
+    late = ticket("late")
     queue.add(late, 1)
-    queue.add(request("b"), 1)
-    queue.add(request("c"), 2)
+    queue.add(ticket("b"), 1)
+    queue.add(ticket("c"), 2)
     assert queue.postpone(late, 1)
     assert names(queue) == ["b", "late", "c"]
 
 
 def test_a_request_that_has_left_cannot_be_postponed() -> None:
-    queue, one = RequestQueue(), request()
+    queue, one = RequestQueue(), ticket()
     queue.add(one)
     queue.remove(one)
     assert not queue.postpone(one, 1)
@@ -56,10 +57,10 @@ def test_a_request_that_has_left_cannot_be_postponed() -> None:
 def test_levels_that_nobody_waits_at_cost_nothing() -> None:
     """Callers choose among 2^64 - 1 levels."""
     queue = RequestQueue()
-    waiting = request("waiting")
+    waiting = ticket("waiting")
     queue.add(waiting, 2**64 - 1)
     for level in range(1, 10_000):
-        passing = request()
+        passing = ticket()
         queue.add(passing, level)
         assert queue.remove(passing)
     assert len(queue._lanes) <= 4
@@ -72,10 +73,10 @@ def test_the_head_is_a_prefix_of_the_levels_in_order(arrivals: list[tuple[int, b
     queue = RequestQueue()
     lanes: dict[tuple[int, bool], list[str]] = {(level, late): [] for level in (1, 2, 3) for late in (False, True)}
     for index, (level, late) in enumerate(arrivals):
-        one = request(str(index))
+        one = ticket(str(index))
         queue.add(one, level)
         if late:
             queue.postpone(one, level)
-        lanes[level, late].append(one.id)
+        lanes[level, late].append(one.request.id)
     expected = [name for key in sorted(lanes) for name in lanes[key]]
-    assert [waiting.id for waiting in queue.head(count)] == expected[:count]
+    assert [waiting.request.id for waiting in queue.head(count)] == expected[:count]

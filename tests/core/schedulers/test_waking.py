@@ -16,14 +16,15 @@ from google.protobuf import text_format
 
 from headrace.backends.base import Device
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel
 from headrace.schedulers.direct import DirectScheduler
 from headrace.schedulers.dynamic import DynamicScheduler
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.wakeup import LoopWakeup, Wakeup
+from tests.core.conftest import make_ticket
 
 LONG = "max_queue_delay_microseconds: 60000000"
 LATE = "allow_timeout_override: true default_timeout_microseconds: 60000000"
@@ -42,21 +43,19 @@ class Played:
         self.scheduler = Kernel(kind, model, ModelStatistics(), self.loop)
         (self.source,) = self.scheduler.sources
 
-    def send(
-        self, name: str, rows: int = 1, key: object = None, timeout_us: int = 0, priority: int = 0
-    ) -> InferRequest:
+    def send(self, name: str, rows: int = 1, key: object = None, timeout_us: int = 0, priority: int = 0) -> Ticket:
         def respond(answer: Answer, final: bool) -> None:
             if not isinstance(answer, InferResponse):
                 self.expired.append(name)
 
-        request = InferRequest("m", {}, respond, id=name, rows=rows, timeout_us=timeout_us, priority=priority)
-        request.batch_key = key
-        self.scheduler.submit(request)
-        return request
+        ticket = make_ticket("m", {}, respond, id=name, rows=rows, timeout_us=timeout_us, priority=priority)
+        ticket.batch_key = key
+        self.scheduler.submit(ticket)
+        return ticket
 
-    def run(self, batch: list[InferRequest]) -> None:
+    def run(self, batch: list[Ticket]) -> None:
         self.scheduler.deliver(batch, [InferResponse({})] * len(batch))
-        self.batches.put_nowait([request.id for request in batch])
+        self.batches.put_nowait([ticket.request.id for ticket in batch])
 
     async def next(self) -> list[str]:
         """The next batch that the instance has run."""
@@ -187,7 +186,7 @@ def test_a_request_behind_one_whose_time_is_over_does_not_wait_for_its_end(kind:
             continue
         batch = stage.source.take(wakeup)
         assert batch is not None
-        assert [request.id for request in batch] == ["valid"]
+        assert [ticket.request.id for ticket in batch] == ["valid"]
         stage.scheduler.deliver(batch, [InferResponse({})])
         while not stage.expired:
             await asyncio.sleep(0)

@@ -10,12 +10,13 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.telemetry import exposition
 from headrace.telemetry.exposition import MetricsSettings
 from headrace.telemetry.metrics import ModelCollector
 from headrace.telemetry.statistics import BatchTimes, Duration, ModelStatistics, Snapshot
 from headrace.telemetry.summaries import Summaries
+from tests.core.conftest import make_ticket
 
 TRITON_PAGE = (Path(__file__).parent / "triton.prom").read_text()
 US = 1000
@@ -34,19 +35,19 @@ class Model:
         return self.statistics.snapshot(self.pending)
 
 
-def request(rows: int, arrival_us: int, queued_us: int) -> InferRequest:
-    request = InferRequest("simple", {}, lambda answer, final: None, arrival_ns=arrival_us * US)
-    request.rows, request.queued_ns = rows, queued_us * US
-    return request
+def ticket(rows: int, arrival_us: int, queued_us: int) -> Ticket:
+    ticket = make_ticket("simple", arrival_ns=arrival_us * US)
+    ticket.rows, ticket.queued_ns = rows, queued_us * US
+    return ticket
 
 
 @pytest.fixture
 def model() -> Model:
     """One batch of two requests, 3 and 1 rows; one request that the backend failed."""
     model = Model()
-    succeeded = [request(3, 100, 110), request(1, 200, 220)]
+    succeeded = [ticket(3, 100, 110), ticket(1, 200, 220)]
     times = BatchTimes(300 * US, 310 * US, 360 * US, 365 * US)
-    model.statistics.for_instance().record(succeeded, [request(1, 150, 160)], times)
+    model.statistics.for_instance().record(succeeded, [ticket(1, 150, 160)], times)
     return model
 
 
@@ -161,9 +162,7 @@ def test_summaries_have_the_form_of_tritons_and_are_absent_by_default(model: Mod
     assert "summary" not in page(model)
     summaries = Summaries()
     now_us = 400
-    summaries.of(model).batch_finished(
-        [request(1, 100, 110)], [], BatchTimes(300 * US, 310 * US, 360 * US, now_us * US)
-    )
+    summaries.of(model).batch_finished([ticket(1, 100, 110)], [], BatchTimes(300 * US, 310 * US, 360 * US, now_us * US))
     settings = MetricsSettings(summary_latencies=True, quantiles=(0.5,))
     lines = page(model, settings=settings, summaries=summaries).splitlines()
     start = lines.index("# TYPE nv_inference_queue_summary_us summary")

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.statistics import BatchTimes
 from headrace.telemetry.summaries import RELATIVE_ERROR, WINDOW_S, LatencySummaries, Summaries, Summary
+from tests.core.conftest import make_ticket
 
 SECOND = 1_000_000_000
 QUANTILES = (0.5, 0.9, 0.99)
@@ -62,13 +63,13 @@ def test_memory_does_not_grow_with_the_number_of_samples() -> None:
 def test_a_batch_counts_once_for_each_request_that_succeeded(stage: str, count: int, total: int) -> None:
     summaries = LatencySummaries(clock_ns=lambda: 365_000)
     times = BatchTimes(300_000, 310_000, 360_000, 365_000)
-    summaries.batch_finished([request(100, 110), request(200, 220)], [request(1, 2)], times)
+    summaries.batch_finished([ticket(100, 110), ticket(200, 220)], [ticket(1, 2)], times)
     assert summaries.read(stage, [])[:2] == (count, total)
 
 
 def test_a_batch_of_failures_is_not_counted() -> None:
     summaries = LatencySummaries(clock_ns=lambda: 4)
-    summaries.batch_finished([], [request(0, 0)], BatchTimes(1, 2, 3, 4))
+    summaries.batch_finished([], [ticket(0, 0)], BatchTimes(1, 2, 3, 4))
     assert summaries.read("compute_infer", []) == (0, 0, [])
 
 
@@ -84,7 +85,7 @@ def test_summaries_live_as_long_as_their_model() -> None:
     assert len(summaries._models) == 0
 
 
-def request(arrival_us: int, queued_us: int) -> InferRequest:
-    request = InferRequest("m", {}, lambda answer, final: None, arrival_ns=arrival_us * 1000)
-    request.queued_ns = queued_us * 1000
-    return request
+def ticket(arrival_us: int, queued_us: int) -> Ticket:
+    ticket = make_ticket(arrival_ns=arrival_us * 1000)
+    ticket.queued_ns = queued_us * 1000
+    return ticket

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from headrace import Cancelled, InferRequest, Unavailable
+from headrace import Cancelled, Unavailable
+from headrace.messages.ticket import Ticket
 from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.policy import QueuePolicy
 from headrace.testing import BackendConformance, Example
@@ -232,14 +233,14 @@ def test_a_scheduler_that_cancels_the_neighbours_is_caught(
 ) -> None:
     deliver = Kernel.deliver
 
-    def cancel_all(self: Kernel, request: InferRequest) -> None:
+    def cancel_all(self: Kernel, ticket: Ticket) -> None:
         for other in self.queue:
             self._give_up(other, Cancelled("caught in the crossfire"), self.statistics.cancelled)
 
-    def deliver_none(self: Kernel, requests: Sequence[InferRequest], answers: Sequence[Any]) -> None:
-        if any(request.cancelled for request in requests):
-            answers = [Unavailable("a neighbour left")] * len(requests)
-        deliver(self, requests, answers)
+    def deliver_none(self: Kernel, tickets: Sequence[Ticket], answers: Sequence[Any]) -> None:
+        if any(ticket.cancelled for ticket in tickets):
+            answers = [Unavailable("a neighbour left")] * len(tickets)
+        deliver(self, tickets, answers)
 
     install(sound)
     monkeypatch.setattr(Kernel, "_cancel", cancel_all)

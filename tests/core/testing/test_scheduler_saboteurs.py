@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from headrace import Batch, InferRequest, InferResponse, InstanceInfo, Padding, Scheduler, SchedulerContext, Wait
+from headrace import Batch, InferResponse, InstanceInfo, Padding, Scheduler, SchedulerContext, Ticket, Wait
 from headrace.schedulers.kernel import Kernel
 from headrace.testing import SchedulerConformance
 
@@ -24,26 +24,26 @@ class Sound(Scheduler):
 
     name = "sound"
 
-    def submit(self, request: InferRequest) -> int | None:
-        if request.timeout_us:
-            request.deadline_ns = request.queued_ns + request.timeout_us * 1000
+    def submit(self, ticket: Ticket) -> int | None:
+        if ticket.request.timeout_us:
+            ticket.deadline_ns = ticket.queued_ns + ticket.request.timeout_us * 1000
         return None
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         waiting = self.context.waiting.head(instance.slots)
         batch = self.fitting(waiting, instance.slots)
         if not batch:
             return ()
         left_ns = batch[0].queued_ns + self.delay_ns() - now_ns
-        is_full = len(batch) < len(waiting) or sum(request.rows for request in batch) == instance.slots
+        is_full = len(batch) < len(waiting) or sum(ticket.rows for ticket in batch) == instance.slots
         return batch if is_full or left_ns <= 0 else Wait(left_ns)
 
-    def fitting(self, waiting: Sequence[InferRequest], slots: int) -> list[InferRequest]:
-        batch: list[InferRequest] = []
-        for request in waiting:
-            if request.batch_key != waiting[0].batch_key or sum(each.rows for each in batch) + request.rows > slots:
+    def fitting(self, waiting: Sequence[Ticket], slots: int) -> list[Ticket]:
+        batch: list[Ticket] = []
+        for ticket in waiting:
+            if ticket.batch_key != waiting[0].batch_key or sum(each.rows for each in batch) + ticket.rows > slots:
                 break
-            batch.append(request)
+            batch.append(ticket)
         return batch
 
     def delay_ns(self) -> int:
@@ -64,23 +64,23 @@ class SoundConformance(SchedulerConformance):
 
 
 class LosesOne(Sound):
-    def submit(self, request: InferRequest) -> int | None:
-        super().submit(request)
-        return 0 if request.id == "7" else None
+    def submit(self, ticket: Ticket) -> int | None:
+        super().submit(ticket)
+        return 0 if ticket.request.id == "7" else None
 
 
 class AnswersTwice(Sound):
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         chosen = super().next(instance, now_ns)
-        for request in () if isinstance(chosen, Wait) else chosen:
-            request.respond(InferResponse({}, id=request.id), True)
+        for ticket in () if isinstance(chosen, Wait) else chosen:
+            ticket.respond(InferResponse({}, id=ticket.request.id), True)
         return chosen
 
 
 class SwapsAnswers(Sound):
     """Hands what one caller sent to another."""
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         chosen = super().next(instance, now_ns)
         if not isinstance(chosen, Wait) and len(chosen) > 1:
             chosen[0].respond, chosen[1].respond = chosen[1].respond, chosen[0].respond
@@ -90,10 +90,10 @@ class SwapsAnswers(Sound):
 class GivesUpAfterAFailure(Sound):
     is_broken = False
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return () if self.is_broken else super().next(instance, now_ns)
 
-    def finished(self, requests: Sequence[InferRequest], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
+    def finished(self, tickets: Sequence[Ticket], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
         self.is_broken = not all(isinstance(answer, InferResponse) for answer in answers)
 
 
@@ -102,55 +102,55 @@ class IgnoresWhoLeaves(Sound):
 
     def __init__(self, context: SchedulerContext) -> None:
         super().__init__(context)
-        self.own: list[InferRequest] = []
+        self.own: list[Ticket] = []
 
-    def submit(self, request: InferRequest) -> int | None:
-        self.own.append(request)
-        return super().submit(request)
+    def submit(self, ticket: Ticket) -> int | None:
+        self.own.append(ticket)
+        return super().submit(ticket)
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         batch = self.fitting(self.own, instance.slots)
         self.own = self.own[len(batch) :]
         return batch
 
 
 class CancelsTheNeighbours(Sound):
-    def finished(self, requests: Sequence[InferRequest], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
-        if any(request.cancelled for request in requests):
-            for request in tuple(self.context.waiting):
-                request.cancel()
+    def finished(self, tickets: Sequence[Ticket], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
+        if any(ticket.cancelled for ticket in tickets):
+            for ticket in tuple(self.context.waiting):
+                ticket.cancel()
 
 
 class HoldsWhatIsLeft(Sound):
     """Waits for a second request, whoever comes."""
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return super().next(instance, now_ns) if len(self.context.waiting) > 1 else ()
 
 
 class TakesTooMany(Sound):
-    def fitting(self, waiting: Sequence[InferRequest], slots: int) -> list[InferRequest]:
-        return [request for request in waiting if request.batch_key == waiting[0].batch_key]
+    def fitting(self, waiting: Sequence[Ticket], slots: int) -> list[Ticket]:
+        return [ticket for ticket in waiting if ticket.batch_key == waiting[0].batch_key]
 
 
 class JoinsWhatDoesNotStack(Sound):
-    def fitting(self, waiting: Sequence[InferRequest], slots: int) -> list[InferRequest]:
-        return [request for request in self.context.waiting if request.rows == 1][:slots] or list(waiting[:1])
+    def fitting(self, waiting: Sequence[Ticket], slots: int) -> list[Ticket]:
+        return [ticket for ticket in self.context.waiting if ticket.rows == 1][:slots] or list(waiting[:1])
 
 
 class RunsOneTwice(Sound):
-    def fitting(self, waiting: Sequence[InferRequest], slots: int) -> list[InferRequest]:
+    def fitting(self, waiting: Sequence[Ticket], slots: int) -> list[Ticket]:
         return [*waiting[:1], *waiting[:1]]
 
 
 class PadsOnly(Sound):
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         padding = Padding("conformance", {"x": np.zeros((1, 1), np.float32)})
         return Batch([padding]) if len(self.context.waiting) > 9 else super().next(instance, now_ns)
 
 
 class AddsToTheFirstOnly(Sound):
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         chosen = super().next(instance, now_ns)
         return chosen if isinstance(chosen, Wait) or not chosen else Batch(chosen, [{}] * (len(chosen) + 1))
 
@@ -166,44 +166,44 @@ class IsLate(Sound):
 
 
 class NeverWakes(Sound):
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         chosen = super().next(instance, now_ns)
         return Wait(1 << 62, 1 << 30) if isinstance(chosen, Wait) else chosen
 
 
 class LastComeFirstServed(Sound):
-    def fitting(self, waiting: Sequence[InferRequest], slots: int) -> list[InferRequest]:
+    def fitting(self, waiting: Sequence[Ticket], slots: int) -> list[Ticket]:
         return super().fitting(waiting[::-1], slots)
 
 
 class SmallestFirst(Sound):
     """For ever."""
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
-        return self.fitting(sorted(self.context.waiting, key=lambda request: request.rows), instance.slots)
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+        return self.fitting(sorted(self.context.waiting, key=lambda ticket: ticket.rows), instance.slots)
 
 
 class LikesOneInstance(Sound):
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return super().next(instance, now_ns) if instance.name.endswith("_0") else ()
 
 
 class RejectsLate(Sound):
-    def submit(self, request: InferRequest) -> int | None:
-        if request.timeout_us:
-            request.deadline_ns = request.queued_ns + request.timeout_us * 1000 + 1000
+    def submit(self, ticket: Ticket) -> int | None:
+        if ticket.request.timeout_us:
+            ticket.deadline_ns = ticket.queued_ns + ticket.request.timeout_us * 1000 + 1000
         return None
 
 
 class RejectsEarly(Sound):
-    def submit(self, request: InferRequest) -> int | None:
-        if request.timeout_us:
-            request.deadline_ns = request.queued_ns + request.timeout_us * 1000 - 1000
+    def submit(self, ticket: Ticket) -> int | None:
+        if ticket.request.timeout_us:
+            ticket.deadline_ns = ticket.queued_ns + ticket.request.timeout_us * 1000 - 1000
         return None
 
 
 class WakesWithoutEnd(Sound):
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         self.context.ask_again()
         return super().next(instance, now_ns)
 
@@ -211,27 +211,27 @@ class WakesWithoutEnd(Sound):
 class WaitsForNothing(Sound):
     """Has itself asked again every millisecond, whether or not anybody waits."""
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return super().next(instance, now_ns) or Wait(MS)
 
 
 class ForgetsItsTimer(Sound):
-    def submit(self, request: InferRequest) -> int | None:
+    def submit(self, ticket: Ticket) -> int | None:
         self.tick()
-        return super().submit(request)
+        return super().submit(ticket)
 
     def tick(self) -> None:
         self.context.clock.call_later(1000 * MS, self.tick)
 
 
 class Miscounts(Sound):
-    def submit(self, request: InferRequest) -> int | None:
-        request.rows = 1
-        return super().submit(request)
+    def submit(self, ticket: Ticket) -> int | None:
+        ticket.rows = 1
+        return super().submit(ticket)
 
 
 class RaisesWhenItHears(Sound):
-    def finished(self, requests: Sequence[InferRequest], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
+    def finished(self, tickets: Sequence[Ticket], answers: Sequence[Any], instance: InstanceInfo | None) -> None:
         raise KeyError("finished")
 
 
@@ -310,9 +310,9 @@ def test_a_saboteur_is_caught(check: str, kind: type[Scheduler], because: str) -
     ],
 )
 def test_a_kernel_that_forgets_who_leaves_is_caught(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer_twice(self: Kernel, request: InferRequest) -> None:
+    def answer_twice(self: Kernel, ticket: Ticket) -> None:
         for _ in range(2):
-            request.respond(InferResponse({}), True)
+            ticket.respond(InferResponse({}), True)
 
     monkeypatch.setattr(Kernel, "_give_up" if "waiting" in check else "_cancel", lambda self, *given: None)
     if "running" in check:

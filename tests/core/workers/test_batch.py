@@ -17,8 +17,10 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor
+from headrace.messages.ticket import Ticket
 from headrace.workers.batch import run_batch, runner_for
 from headrace.workers.output_schema import OutputSchema
+from tests.core.conftest import make_ticket
 
 SCHEMA = OutputSchema("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)
 
@@ -35,9 +37,9 @@ class Double(Instance):
         return {"z": x[:, :1], "y": 2 * x}
 
 
-def request(*rows: Sequence[float], outputs: tuple[str, ...] = (), id: str = "") -> InferRequest:
+def ticket(*rows: Sequence[float], outputs: tuple[str, ...] = (), id: str = "") -> Ticket:
     x = np.array(rows, np.float32)
-    return InferRequest("m", {"x": x}, lambda answer, final: None, outputs, id, rows=len(x))
+    return make_ticket("m", {"x": x}, outputs=outputs, id=id, rows=len(x))
 
 
 def outputs(answer: object) -> Mapping[str, Any]:
@@ -47,27 +49,27 @@ def outputs(answer: object) -> Mapping[str, Any]:
 
 def test_each_request_of_a_batch_gets_its_own_rows_in_one_execution() -> None:
     instance = Double()
-    answers, _ = run_batch(runner_for(instance, SCHEMA), [request([1, 2]), request([3, 4], [5, 6])])
+    answers, _ = run_batch(runner_for(instance, SCHEMA), [ticket([1, 2]), ticket([3, 4], [5, 6])])
     assert instance.calls == [3]
     assert outputs(answers[0])["y"].tolist() == [[2, 4]]
     assert outputs(answers[1])["y"].tolist() == [[6, 8], [10, 12]]
 
 
 def test_an_answer_carries_model_version_and_id_and_outputs_in_config_order() -> None:
-    (answer,), _ = run_batch(runner_for(Double(), SCHEMA), [request([1, 2], id="7")])
+    (answer,), _ = run_batch(runner_for(Double(), SCHEMA), [ticket([1, 2], id="7")])
     assert isinstance(answer, InferResponse)
     assert (answer.model_name, answer.model_version, answer.id) == ("m", "3", "7")
     assert list(answer.outputs) == ["y", "z"]
 
 
 def test_only_the_outputs_requested_are_given_in_the_order_requested() -> None:
-    answers, _ = run_batch(runner_for(Double(), SCHEMA), [request([1, 2], outputs=("z",)), request([3, 4])])
+    answers, _ = run_batch(runner_for(Double(), SCHEMA), [ticket([1, 2], outputs=("z",)), ticket([3, 4])])
     assert list(outputs(answers[0])) == ["z"]
     assert list(outputs(answers[1])) == ["y", "z"]
 
 
 def test_one_request_that_makes_the_engine_raise_leaves_the_others_answered() -> None:
-    answers, _ = run_batch(runner_for(Double(), SCHEMA), [request([1, 2]), request([13, 0]), request([3, 4])])
+    answers, _ = run_batch(runner_for(Double(), SCHEMA), [ticket([1, 2]), ticket([13, 0]), ticket([3, 4])])
     assert outputs(answers[0])["y"].tolist() == [[2, 4]]
     assert isinstance(answers[1], BackendError)
     assert answers[1].message == "model 'm' failed to execute: ValueError: unlucky"
@@ -77,7 +79,7 @@ def test_one_request_that_makes_the_engine_raise_leaves_the_others_answered() ->
 @pytest.mark.parametrize("position", range(3))
 def test_a_cancelled_request_is_not_executed_and_leaves_the_batch_whole(position: int) -> None:
     instance = Double()
-    batch = [request([index, 0]) for index in range(3)]
+    batch = [ticket([index, 0]) for index in range(3)]
     batch[position].cancel()
     answers, _ = run_batch(runner_for(instance, SCHEMA), batch)
     assert instance.calls == [2]
@@ -115,7 +117,7 @@ class Returns(Instance):
     ],
 )
 def test_an_output_that_breaks_the_contract_is_named(result: Mapping[str, Any], text: str) -> None:
-    (answer,), _ = run_batch(runner_for(Returns(result), SCHEMA), [request([1, 2])])
+    (answer,), _ = run_batch(runner_for(Returns(result), SCHEMA), [ticket([1, 2])])
     assert isinstance(answer, HeadraceError)
     assert text in answer.message
 
@@ -125,7 +127,7 @@ def test_the_code_of_an_error_that_the_backend_chose_is_kept() -> None:
         def execute(self, inputs: Tensors) -> Tensors:
             raise InvalidArgument("no")
 
-    (answer,), _ = run_batch(runner_for(Refuses(), SCHEMA), [request([1])])
+    (answer,), _ = run_batch(runner_for(Refuses(), SCHEMA), [ticket([1])])
     assert isinstance(answer, HeadraceError)
     assert (answer.code, answer.message) == (Code.INVALID_ARGUMENT, "no")
 
@@ -143,7 +145,7 @@ class PerRequest(RequestInstance):
 
 
 def test_a_request_instance_fails_one_request_and_answers_the_other_with_parameters() -> None:
-    answers, _ = run_batch(runner_for(PerRequest(), SCHEMA), [request([-1]), request([2], outputs=("y",))])
+    answers, _ = run_batch(runner_for(PerRequest(), SCHEMA), [ticket([-1]), ticket([2], outputs=("y",))])
     assert isinstance(answers[0], InvalidArgument)
     assert isinstance(answers[1], InferResponse)
     assert answers[1].parameters == {"sum": 2.0}
@@ -155,7 +157,7 @@ def test_a_request_instance_that_miscounts_its_answers_fails_the_batch() -> None
         def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | HeadraceError]:
             return []
 
-    answers, _ = run_batch(runner_for(Forgets(), SCHEMA), [request([1]), request([2])])
+    answers, _ = run_batch(runner_for(Forgets(), SCHEMA), [ticket([1]), ticket([2])])
     assert [str(answer) for answer in answers] == ["model 'm': the backend gave 0 answers for 2 requests"] * 2
 
 
@@ -174,19 +176,19 @@ class Counts(StreamInstance):
 class Seen:
     """An sink that keeps what it is sent."""
 
-    def __init__(self, on_send: Callable[[InferRequest], None] = lambda request: None) -> None:
-        self.all: list[tuple[InferRequest, Answer, bool]] = []
+    def __init__(self, on_send: Callable[[Ticket], None] = lambda ticket: None) -> None:
+        self.all: list[tuple[Ticket, Answer, bool]] = []
         self._on_send = on_send
 
-    def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
-        self.all.append((request, answer, final))
-        self._on_send(request)
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        self.all.append((ticket, answer, final))
+        self._on_send(ticket)
 
 
 def test_a_stream_gives_its_responses_in_order_and_then_ends() -> None:
     runner, seen = runner_for(Counts(), SCHEMA), Seen()
     runner.connect(seen)
-    one, none = request([3]), request([0])
+    one, none = ticket([3]), ticket([0])
     answers, _ = run_batch(runner, [one, none])
     assert list(answers) == [None, None]
     assert [(r is one, outputs(answer)["y"][0, 0], final) for r, answer, final in seen.all] == [
@@ -197,9 +199,9 @@ def test_a_stream_gives_its_responses_in_order_and_then_ends() -> None:
 
 
 def test_a_cancelled_stream_is_closed_between_two_responses() -> None:
-    instance, one = Counts(), request([1000])
+    instance, one = Counts(), ticket([1000])
     runner = runner_for(instance, SCHEMA)
-    runner.connect(Seen(lambda request: request.cancel()))
+    runner.connect(Seen(lambda ticket: ticket.cancel()))
     answers, _ = runner.run([one])
     assert isinstance(answers[0], Cancelled)
     assert instance.closed == 1
@@ -222,7 +224,7 @@ def test_a_response_with_an_output_that_is_not_the_models_says_which_rule_it_bre
         def execute_requests(self, requests: Sequence[InferRequest]) -> list[InferResponse | HeadraceError]:
             return [InferResponse(given_outputs)]
 
-    (answer,), _ = run_batch(runner_for(Wrong(), SCHEMA), [request([1])])
+    (answer,), _ = run_batch(runner_for(Wrong(), SCHEMA), [ticket([1])])
     assert isinstance(answer, BackendError)
     assert answer.message == text
 
@@ -235,10 +237,7 @@ def test_strings_of_many_requests_come_back_to_their_callers(texts: list[list[st
 
     schema = OutputSchema("m", "1", {"s": Spec("s", dtypes.BYTES, (1,))}, True)
     batch = [
-        InferRequest(
-            "m", {"s": BytesTensor.from_objects([[text] for text in each])}, lambda answer, final: None, rows=len(each)
-        )
-        for each in texts
+        make_ticket("m", {"s": BytesTensor.from_objects([[text] for text in each])}, rows=len(each)) for each in texts
     ]
     answers, _ = run_batch(runner_for(Echo(), schema), batch)
     assert [outputs(answer)["s"].items() for answer in answers] == [[t.encode() for t in each] for each in texts]
@@ -246,5 +245,5 @@ def test_strings_of_many_requests_come_back_to_their_callers(texts: list[list[st
 
 def test_an_output_reshape_is_undone() -> None:
     schema = OutputSchema("m", "1", {"y": Spec("y", dtypes.FP32, (1,), reshape=())}, True)
-    (answer,), _ = run_batch(runner_for(Returns({"y": np.zeros(1, np.float32)}), schema), [request([1])])
+    (answer,), _ = run_batch(runner_for(Returns({"y": np.zeros(1, np.float32)}), schema), [ticket([1])])
     assert outputs(answer)["y"].shape == (1, 1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from headrace.messages.request import UNREAD, InferRequest
+from headrace.messages.ticket import UNREAD
 from headrace.workers.credit_window import CreditWindow
+from tests.core.conftest import make_ticket
 
 if TYPE_CHECKING:
     from tests.core.conftest import Interrupted
@@ -85,25 +86,25 @@ def test_two_producers_share_one_limit() -> None:
 
 
 def test_cancelling_the_request_lets_a_stopped_producer_through() -> None:
-    request = InferRequest("m", {}, lambda answer, final: None)
-    producer = Producer(CreditWindow.over(request), 10 * UNREAD)
+    ticket = make_ticket()
+    producer = Producer(CreditWindow.over(ticket), 10 * UNREAD)
     assert producer.is_stopped_at(UNREAD)
-    request.cancel()
+    ticket.cancel()
     assert producer.ends()
 
 
 def test_a_window_over_a_request_that_is_cancelled_already_stops_nobody() -> None:
-    request = InferRequest("m", {}, lambda answer, final: None)
-    request.cancel()
-    assert Producer(CreditWindow.over(request), 10 * UNREAD).ends()
+    ticket = make_ticket()
+    ticket.cancel()
+    assert Producer(CreditWindow.over(ticket), 10 * UNREAD).ends()
 
 
 def test_reading_the_request_moves_the_window() -> None:
-    request = InferRequest("m", {}, lambda answer, final: None)
-    producer = Producer(CreditWindow.over(request), 2 * UNREAD)
+    ticket = make_ticket()
+    producer = Producer(CreditWindow.over(ticket), 2 * UNREAD)
     assert producer.is_stopped_at(UNREAD)
     for _ in range(UNREAD):
-        request.read()
+        ticket.read()
     assert producer.ends()
 
 

@@ -13,13 +13,14 @@ import pytest
 from headrace.backends.base import Call, DeferredInstance
 from headrace.errors import BackendError, Cancelled, Code, HeadraceError, InvalidArgument, Unavailable
 from headrace.messages import dtypes
-from headrace.messages.request import UNREAD, InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
+from headrace.messages.ticket import UNREAD, Ticket
 from headrace.workers.batch import run_batch, runner_for
 from headrace.workers.completion import complete
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import LATER, Runner
+from tests.core.conftest import make_ticket
 
 SCHEMA = OutputSchema("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)
 
@@ -38,12 +39,12 @@ class Seen:
     """An sink that keeps what it is sent."""
 
     def __init__(self) -> None:
-        self.all: SimpleQueue[tuple[InferRequest, Answer, bool]] = SimpleQueue()
+        self.all: SimpleQueue[tuple[Ticket, Answer, bool]] = SimpleQueue()
 
-    def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
-        self.all.put((request, answer, final))
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        self.all.put((ticket, answer, final))
 
-    def next(self) -> tuple[InferRequest, Answer, bool]:
+    def next(self) -> tuple[Ticket, Answer, bool]:
         return self.all.get(timeout=10)
 
 
@@ -53,8 +54,8 @@ def runner_of(what: Callable[[list[Call]], object]) -> tuple[Runner, Seen]:
     return runner, seen
 
 
-def request(id: str = "", outputs: tuple[str, ...] = ()) -> InferRequest:
-    return InferRequest("m", {}, lambda answer, final: None, outputs, id)
+def ticket(id: str = "", outputs: tuple[str, ...] = ()) -> Ticket:
+    return make_ticket(outputs=outputs, id=id)
 
 
 def response(value: float, **more: Any) -> InferResponse:
@@ -75,7 +76,7 @@ def on_a_thread(call: Callable[[], object]) -> None:
 
 def test_last_answers_sent_while_the_batch_is_accepted_are_returned_together() -> None:
     runner, seen = runner_of(lambda calls: [call.send(response(n)) for n, call in reversed(list(enumerate(calls)))])
-    answers, times = run_batch(runner, [request(), request(), request()])
+    answers, times = run_batch(runner, [ticket(), ticket(), ticket()])
     assert [value(answer) for answer in answers] == [0, 1, 2]
     assert times.start_ns <= times.infer_end_ns <= times.end_ns
     assert seen.all.empty()
@@ -84,7 +85,7 @@ def test_last_answers_sent_while_the_batch_is_accepted_are_returned_together() -
 def test_an_answer_carries_model_version_and_id_and_only_the_outputs_requested() -> None:
     z = np.zeros((1, 1), np.float32)
     runner, _ = runner_of(lambda calls: calls[0].send(response(1, z=z)))
-    (answer,), _ = runner.run([request("7", ("z",))])
+    (answer,), _ = runner.run([ticket("7", ("z",))])
     assert isinstance(answer, InferResponse)
     assert (answer.model_name, answer.model_version, answer.id, list(answer.outputs)) == ("m", "3", "7", ["z"])
 
@@ -92,7 +93,7 @@ def test_an_answer_carries_model_version_and_id_and_only_the_outputs_requested()
 def test_an_answer_after_the_batch_goes_through_the_outlet() -> None:
     held: list[Call] = []
     runner, seen = runner_of(held.extend)
-    early, late = request(), request()
+    early, late = ticket(), ticket()
     assert list(runner.run([early, late])[0]) == [LATER, LATER]
     on_a_thread(lambda: held[1].send(response(1)))
     held[0].send(response(2))
@@ -111,7 +112,7 @@ def test_an_answer_to_an_earlier_batch_is_not_taken_for_one_of_this() -> None:
         held[:] = calls
 
     runner, seen = runner_of(answer_the_one_before)
-    first, second = request(), request()
+    first, second = ticket(), ticket()
     assert list(runner.run([first])[0]) == [LATER]
     assert list(runner.run([second])[0]) == [LATER]
     assert seen.next()[0] is first
@@ -119,7 +120,7 @@ def test_an_answer_to_an_earlier_batch_is_not_taken_for_one_of_this() -> None:
 
 def test_an_answer_by_another_thread_while_the_batch_is_accepted_goes_through_the_outlet() -> None:
     runner, seen = runner_of(lambda calls: on_a_thread(lambda: calls[0].send(response(1))))
-    assert list(runner.run([request()])[0]) == [LATER]
+    assert list(runner.run([ticket()])[0]) == [LATER]
     assert value(seen.next()[1]) == 1
 
 
@@ -130,7 +131,7 @@ def test_responses_leave_at_once_and_in_order_before_the_end() -> None:
         calls[0].send(None)
 
     runner, seen = runner_of(tell)
-    assert list(runner.run([request()])[0]) == [None]
+    assert list(runner.run([ticket()])[0]) == [None]
     assert [(value(a), final) for _, a, final in (seen.next() for _ in range(3))] == [
         (0, False),
         (1, False),
@@ -145,7 +146,7 @@ def test_a_raise_ends_only_the_calls_that_have_no_last_answer() -> None:
         raise ValueError("unlucky")
 
     runner, _ = runner_of(half)
-    answers, _ = runner.run([request(), request(), request()])
+    answers, _ = runner.run([ticket(), ticket(), ticket()])
     assert value(answers[0]) == 5
     assert [str(answer) for answer in answers[1:]] == ["model 'm' failed to execute: ValueError: unlucky"] * 2
 
@@ -154,7 +155,7 @@ def test_a_raise_of_an_error_with_a_code_keeps_the_code() -> None:
     def refuse(calls: list[Call]) -> None:
         raise InvalidArgument("no")
 
-    (answer,), _ = runner_of(refuse)[0].run([request()])
+    (answer,), _ = runner_of(refuse)[0].run([ticket()])
     assert isinstance(answer, HeadraceError)
     assert (answer.code, answer.message) == (Code.INVALID_ARGUMENT, "no")
 
@@ -174,7 +175,7 @@ def test_an_output_that_breaks_the_contract_is_an_error_of_that_request_only(
         calls[0].send(InferResponse(outputs))
         calls[1].send(response(1))
 
-    wrong, right = runner_of(answer)[0].run([request(), request()])[0]
+    wrong, right = runner_of(answer)[0].run([ticket(), ticket()])[0]
     assert isinstance(wrong, HeadraceError)
     assert text in wrong.message
     assert value(right) == 1
@@ -184,7 +185,7 @@ def test_an_output_that_breaks_the_contract_is_an_error_of_that_request_only(
 def test_an_answer_after_the_last_is_refused_to_the_author_and_not_sent(final: bool) -> None:
     held: list[Call] = []
     runner, seen = runner_of(held.extend)
-    runner.run([request()])
+    runner.run([ticket()])
     held[0].send(response(1))
     with pytest.raises(BackendError, match="model 'm': an answer after the last one"):
         held[0].send(response(2), final)
@@ -194,7 +195,7 @@ def test_an_answer_after_the_last_is_refused_to_the_author_and_not_sent(final: b
 
 def test_nothing_is_refused_as_an_answer_that_is_not_the_last() -> None:
     held: list[Call] = []
-    runner_of(held.extend)[0].run([request()])
+    runner_of(held.extend)[0].run([ticket()])
     with pytest.raises(BackendError, match="must say something"):
         held[0].send(None, final=False)
     held[0].send(None)
@@ -202,7 +203,7 @@ def test_nothing_is_refused_as_an_answer_that_is_not_the_last() -> None:
 
 def test_a_call_that_is_let_go_while_the_batch_is_accepted_is_answered_with_the_batch() -> None:
     runner, seen = runner_of(lambda calls: calls[0].send(response(1)))
-    answers, _ = runner.run([request(), request()])
+    answers, _ = runner.run([ticket(), ticket()])
     assert str(answers[1]) == "model 'm': the backend gave no last answer"
     assert seen.all.empty()
 
@@ -210,7 +211,7 @@ def test_a_call_that_is_let_go_while_the_batch_is_accepted_is_answered_with_the_
 def test_a_call_that_is_let_go_later_is_answered_once() -> None:
     held: list[Call] = []
     runner, seen = runner_of(held.extend)
-    one = request()
+    one = ticket()
     runner.run([one])
     assert seen.all.empty()
     held.clear()
@@ -223,7 +224,7 @@ def test_a_call_that_is_let_go_later_is_answered_once() -> None:
 def test_after_the_caller_has_gone_responses_are_dropped_and_the_last_answer_says_so() -> None:
     held: list[Call] = []
     runner, seen = runner_of(held.extend)
-    one = request("a")
+    one = ticket("a")
     runner.run([one])
     held[0].send(response(1), final=False)
     one.cancel()
@@ -257,7 +258,7 @@ def stopped(runner: Runner, held: list[Call], seen: Seen) -> threading.Thread:
 def test_a_call_that_the_model_keeps_ends_when_its_caller_leaves(has_responded: bool) -> None:
     kept: list[Call] = []
     runner, seen = runner_of(kept.extend)
-    asked = request("kept")
+    asked = ticket("kept")
     assert run_batch(runner, [asked])[0] == [LATER]
     if has_responded:
         kept[0].send(response(1), final=False)
@@ -271,7 +272,7 @@ def test_a_call_that_the_model_keeps_ends_when_its_caller_leaves(has_responded: 
 
 
 def test_a_call_whose_caller_leaves_while_the_batch_is_accepted_is_answered_once() -> None:
-    asked = request("left")
+    asked = ticket("left")
 
     def leave_and_answer(calls: list[Call]) -> None:
         on_a_thread(asked.cancel)
@@ -286,7 +287,7 @@ def test_a_call_whose_caller_leaves_while_the_batch_is_accepted_is_answered_once
 def test_a_producer_that_nobody_reads_stops_and_goes_on_as_it_is_read() -> None:
     held: list[Call] = []
     runner, seen = runner_of(held.extend)
-    one = request()
+    one = ticket()
     runner.run([one])
     thread = stopped(runner, held, seen)
     thread.join(0.1)
@@ -303,7 +304,7 @@ def test_a_producer_that_nobody_reads_stops_and_goes_on_as_it_is_read() -> None:
 def test_closing_ends_what_is_open_and_lets_a_stopped_producer_go() -> None:
     held: list[Call] = []
     runner, seen = runner_of(held.extend)
-    one, answered = request("a"), request()
+    one, answered = ticket("a"), ticket()
     runner.run([one, answered])
     held[1].send(response(1))
     seen.next()
@@ -331,7 +332,7 @@ def test_of_many_threads_that_end_a_call_one_is_heard() -> None:
     for _ in range(50):
         held: list[Call] = []
         runner, seen = runner_of(held.extend)
-        runner.run([request()])
+        runner.run([ticket()])
         barrier = threading.Barrier(4)
 
         def race(held: list[Call] = held, barrier: threading.Barrier = barrier) -> None:
@@ -360,5 +361,5 @@ def test_completing_waits_for_late_answers_and_reads_what_comes_before() -> None
 
         threading.Thread(target=produce, daemon=True).start()
 
-    answers = complete(runner_for(Does(later), SCHEMA), [request(), request()])
+    answers = complete(runner_for(Does(later), SCHEMA), [ticket(), ticket()])
     assert [value(answer) for answer in answers] == [3 * UNREAD - 1, -1]

@@ -6,13 +6,13 @@ import numpy as np
 
 from headrace.backends.base import Instance, Tensors
 from headrace.messages import dtypes
-from headrace.messages.request import InferRequest
 from headrace.messages.spec import Spec
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.batch import run_batch, runner_for
 from headrace.workers.execution_recorder import ExecutionRecorder
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import LATER
+from tests.core.conftest import make_ticket
 
 
 class Picky(Instance):
@@ -28,7 +28,7 @@ def test_a_request_whose_caller_has_gone_is_cancelled_and_no_failure_of_the_back
     runner = runner_for(Picky(), OutputSchema("m", "1", {"y": Spec("y", dtypes.FP32, (1,))}, True))
     statistics = ModelStatistics()
     recorder = ExecutionRecorder("m_0", statistics.for_instance)
-    batch = [InferRequest("m", {"x": np.full((1, 1), x, np.float32)}, _unheard) for x in (1, 2, -1, -1)]
+    batch = [make_ticket("m", {"x": np.full((1, 1), x, np.float32)}, _unheard) for x in (1, 2, -1, -1)]
     batch[1].cancel()
     batch[3].cancel()
     given, times = run_batch(runner, batch)

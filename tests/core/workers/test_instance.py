@@ -13,9 +13,9 @@ from headrace.backends.base import Device, Instance, Tensors
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import InternalError
 from headrace.messages import dtypes
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
+from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Wait
 from headrace.schedulers.direct import DirectScheduler
 from headrace.schedulers.kernel import Kernel
@@ -24,6 +24,7 @@ from headrace.workers import instance as instances
 from headrace.workers.batch import runner_for
 from headrace.workers.instance import InstanceThread
 from headrace.workers.output_schema import OutputSchema
+from tests.core.conftest import make_ticket
 
 
 class Echo(Instance):
@@ -36,7 +37,7 @@ class Failing(DirectScheduler):
 
     failures = 0
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         if self.failures:
             self.failures -= 1
             raise SystemExit("stray")
@@ -59,8 +60,8 @@ def scheduler_of(statistics: ModelStatistics, failures: int = 0) -> Kernel:
 
 async def ask(scheduler: Kernel) -> Answer:
     answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    request = InferRequest("m", {"x": np.ones(1, np.float32)}, lambda given, final: answer.set_result(given))
-    scheduler.submit(request)
+    ticket = make_ticket("m", {"x": np.ones(1, np.float32)}, lambda given, final: answer.set_result(given))
+    scheduler.submit(ticket)
     return await asyncio.wait_for(answer, 10)
 
 

@@ -19,7 +19,7 @@ ONE = np.zeros((1, 1), np.float32)
 
 
 def request(*outputs: str) -> InferRequest:
-    return InferRequest("m", {}, lambda answer, final: None, outputs)
+    return InferRequest("m", {}, outputs)
 
 
 def test_an_output_that_nobody_asked_for_is_dropped_even_if_the_config_lacks_it() -> None:

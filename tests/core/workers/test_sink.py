@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import Code, HeadraceError
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.workers.sink import LoopSink
+from tests.core.conftest import make_ticket
 
 
 class Told:
@@ -21,18 +22,18 @@ class Told:
     def __init__(self) -> None:
         self.all: list[tuple[str, Answer]] = []
 
-    def progress(self, request: InferRequest, response: Answer) -> None:
-        self.all.append((f"{request.id} goes on", response))
+    def progress(self, ticket: Ticket, response: Answer) -> None:
+        self.all.append((f"{ticket.request.id} goes on", response))
 
-    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
-        self.all.extend((f"{request.id} ends", answer) for request, answer in zip(requests, answers, strict=True))
+    def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
+        self.all.extend((f"{ticket.request.id} ends", answer) for ticket, answer in zip(tickets, answers, strict=True))
 
-    def late(self, request: InferRequest, answer: Answer) -> None:
-        self.all.append((f"{request.id} was late", answer))
+    def late(self, ticket: Ticket, answer: Answer) -> None:
+        self.all.append((f"{ticket.request.id} was late", answer))
 
 
-def request(id: str) -> InferRequest:
-    return InferRequest("m", {}, lambda answer, final: None, id=id)
+def ticket(id: str) -> Ticket:
+    return make_ticket(id=id)
 
 
 def told(call: Callable[[LoopSink], object]) -> tuple[list[str], int]:
@@ -63,17 +64,17 @@ def told(call: Callable[[LoopSink], object]) -> tuple[list[str], int]:
 
 
 def test_many_responses_wake_the_loop_once_and_keep_their_order() -> None:
-    requests = [request(str(number)) for number in range(100)]
+    tickets = [ticket(str(number)) for number in range(100)]
 
     def send(sink: LoopSink) -> None:
-        for each in requests:
+        for each in tickets:
             sink.send(each, InferResponse({}), False)
 
     assert told(send) == ([f"{number} goes on" for number in range(100)], 1)
 
 
 def test_a_batch_is_given_out_behind_what_was_sent_before_it() -> None:
-    one = request("a")
+    one = ticket("a")
 
     def send(sink: LoopSink) -> None:
         sink.send(one, InferResponse({}), False)
@@ -98,7 +99,7 @@ def test_a_batch_does_not_pass_what_another_thread_has_yet_to_wake_the_loop_for(
                 return loop.is_closed()
 
         sink = LoopSink(source, Slow(), source.late)  # type: ignore[arg-type]
-        waking = threading.Thread(target=sink.send, args=(request("a"), InferResponse({}), False))
+        waking = threading.Thread(target=sink.send, args=(ticket("a"), InferResponse({}), False))
         waking.start()
 
         def send() -> None:
@@ -106,7 +107,7 @@ def test_a_batch_does_not_pass_what_another_thread_has_yet_to_wake_the_loop_for(
             sink.send(one, InferResponse({}), False)
             sink.deliver([one], [None])
 
-        one = request("b")
+        one = ticket("b")
         await asyncio.to_thread(send)
         may_wake.set()
         await asyncio.to_thread(waking.join, 10)
@@ -116,19 +117,19 @@ def test_a_batch_does_not_pass_what_another_thread_has_yet_to_wake_the_loop_for(
 
 
 def test_a_last_answer_that_was_sent_is_recorded_before_it_is_given_out() -> None:
-    assert told(lambda sink: sink.send(request("a"), None, True))[0] == ["a was late", "a ends"]
+    assert told(lambda sink: sink.send(ticket("a"), None, True))[0] == ["a was late", "a ends"]
 
 
 def test_what_is_sent_after_the_loop_has_closed_is_dropped() -> None:
     loop, source = asyncio.new_event_loop(), Told()
     loop.close()
-    LoopSink(source, loop, source.late).send(request("a"), None, True)  # type: ignore[arg-type]
+    LoopSink(source, loop, source.late).send(ticket("a"), None, True)  # type: ignore[arg-type]
     assert source.all == []
 
 
 def test_a_response_is_given_at_once_to_who_waits_for_it_and_to_the_loop_as_ever() -> None:
     order: list[str] = []
-    one, other = request("a"), request("b")
+    one, other = ticket("a"), ticket("b")
     one.respond_at_once = lambda response: order.append(f"{response.id} at once")
 
     def send(sink: LoopSink) -> None:
@@ -141,13 +142,13 @@ def test_a_response_is_given_at_once_to_who_waits_for_it_and_to_the_loop_as_ever
 
 @pytest.mark.parametrize("answer", [None, HeadraceError("no", Code.INTERNAL)])
 def test_what_is_no_response_waits_for_the_loop(answer: Answer) -> None:
-    one = request("a")
+    one = ticket("a")
     one.respond_at_once = lambda response: pytest.fail("this was no response")
     assert told(lambda sink: sink.deliver([one], [answer]))[0] == ["a ends"]
 
 
 def test_a_last_response_does_not_pass_an_earlier_one() -> None:
-    one = request("a")
+    one = ticket("a")
     one.respond_at_once = lambda response: pytest.fail("the loop has yet to give out the first")
 
     def send(sink: LoopSink) -> None:

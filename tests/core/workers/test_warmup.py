@@ -64,8 +64,8 @@ def test_a_failing_sample_is_named(tmp_path: Path) -> None:
 
 
 def tensor(text: str, path: Path, max_batch_size: int = 8) -> Any:
-    ((request,),) = [sample.requests for sample in read(warmup(text), path, max_batch_size)]
-    return request.inputs["x"]
+    ((ticket,),) = [sample.tickets for sample in read(warmup(text), path, max_batch_size)]
+    return ticket.request.inputs["x"]
 
 
 @pytest.mark.parametrize("dtype", [d for d in dtypes.ALL if d is not dtypes.BYTES], ids=str)

@@ -9,11 +9,11 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headrace import Answer, BackendError, Call, HeadraceError, InferRequest, LoadError, OutputSchema, as_tensor
+from headrace import Answer, BackendError, Call, HeadraceError, InferRequest, LoadError, OutputSchema, Ticket, as_tensor
 from headrace_python.instance import PythonInstance, instance_of
 from headrace_python.instance_description import InstanceDescription, is_decoupled, model_file
 from headrace_python.module import IsolatedModules
@@ -125,12 +125,12 @@ class PythonModel:
         correlation_id: int | str = 0,
         flags: int = 0,
         timeout_us: int = 0,
+        cancelled: bool = False,
     ) -> InferRequest:
-        """A request as the server passes it on. Its ``cancelled`` is what the model sees of its caller."""
-        return InferRequest(
+        """A request as the server passes it on; ``cancelled`` is what the model sees of its caller."""
+        request = InferRequest(
             str(self.config["name"]),
             {name: as_tensor(value) for name, value in inputs.items()},
-            _nobody,
             tuple(outputs),
             request_id,
             parameters=dict(parameters or {}),
@@ -139,6 +139,12 @@ class PythonModel:
             sequence_start=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
             sequence_end=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
         )
+        if cancelled:
+            ticket = Ticket(request, _nobody)
+            ticket.begin()
+            ticket.stop()
+            ticket.end()
+        return request
 
     def is_ready(self) -> bool:
         """What the model's ``is_ready`` says; True if it has none."""
@@ -163,9 +169,8 @@ class PythonModel:
 def _sent(request: InferenceRequest, name: str) -> InferRequest:
     """A request that a test has made, as the server would pass it on."""
     source = request._source
-    source.model_name = source.model_name or name
-    source.inputs = {tensor.name(): tensor._wire() for tensor in request.inputs()}
-    return source
+    inputs = {tensor.name(): tensor._wire() for tensor in request.inputs()}
+    return replace(source, model_name=source.model_name or name, inputs=inputs)
 
 
 def _nobody(answer: Answer, final: bool) -> None:

@@ -82,10 +82,8 @@ class PythonInstance(DeferredInstance):
         raise BadResults(f"Python model {self.name} does not implement `execute` method.")
 
     def _received(self, call: Call) -> InferenceRequest:
-        if not call.request.outputs:
-            # As Triton: to ask for none is to ask for all that the config declares.
-            call.request.outputs = self._outputs
-        return InferenceRequest._received(call, self.runtime)
+        # As Triton: to ask for no outputs is to ask for all that the config declares.
+        return InferenceRequest._received(call, self.runtime, self._outputs)
 
     def _run(self, requests: list[InferenceRequest]) -> list[InferenceRequest]:
         """Execute ``requests``; those to be executed again. Never raises because of the model."""

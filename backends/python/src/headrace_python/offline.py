@@ -19,6 +19,7 @@ from headrace import (
     LogLevel,
     NotFound,
     Services,
+    Ticket,
     Unsupported,
     as_tensor,
 )
@@ -40,26 +41,27 @@ class OfflineServices(MetricsInMemory, Services):
         super().__init__()
         self.models = models
 
-    def infer(self, request: InferRequest) -> None:
+    def infer(self, ticket: Ticket) -> None:
+        request, respond = ticket.request, ticket.respond
         try:
             given = self._answer(request)
         except HeadraceError as error:
-            request.respond(error, True)
+            respond(error, True)
         except Exception as error:
-            request.respond(BackendError(describe(error)), True)
+            respond(BackendError(describe(error)), True)
         else:
             if request.decoupled:
                 for response in given:
-                    request.respond(response, False)
-            request.respond(None if request.decoupled else given[0], True)
+                    respond(response, False)
+            respond(None if request.decoupled else given[0], True)
 
-    def cancel(self, request: InferRequest) -> None:
-        request.cancelled = True
+    def cancel(self, ticket: Ticket) -> None:
+        ticket.cancel()
 
-    def stop(self, request: InferRequest) -> None:
-        request.cancelled = True
+    def stop(self, ticket: Ticket) -> None:
+        ticket.stop()
 
-    def read(self, request: InferRequest) -> None:
+    def read(self, ticket: Ticket) -> None:
         """Everything has been sent already."""
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:

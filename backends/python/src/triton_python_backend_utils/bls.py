@@ -11,7 +11,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace import Answer, InferRequest, InvalidArgument, Respond
+from headrace import Answer, InferRequest, InvalidArgument, Ticket
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.attributes import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 def execute(request: InferenceRequest) -> InferenceResponse:
     """The one response; waits for it. Raises `TritonModelException` where BLS is not supported."""
     services, runtime = _serving(request)
-    message = _message(request, runtime, _unheard)
+    message = _message(request, runtime)
     return InferenceResponse._received(_refusal(request, message) or services.ask(message), services.shares_memory)
 
 
@@ -56,9 +56,9 @@ def execute_async(request: InferenceRequest) -> asyncio.Future[InferenceResponse
                 lambda: InferenceResponse._received(answers[0] if answers else None, services.shares_memory),
             )
 
-    message = _message(request, runtime, respond)
-    future.add_done_callback(lambda done: services.cancel(message) if done.cancelled() else None)
-    _send(services, request, message)
+    ticket = Ticket(_message(request, runtime), respond)
+    future.add_done_callback(lambda done: services.cancel(ticket) if done.cancelled() else None)
+    _send(services, request, ticket)
     return future
 
 
@@ -70,9 +70,9 @@ def stream(request: InferenceRequest) -> ResponseIterator:
     def respond(answer: Answer, final: bool) -> None:
         answers.put((answer, final))
 
-    message = _message(request, runtime, respond, decoupled=True)
-    _send(services, request, message)
-    return ResponseIterator(services, message, answers)
+    ticket = Ticket(_message(request, runtime, decoupled=True), respond)
+    _send(services, request, ticket)
+    return ResponseIterator(services, ticket, answers)
 
 
 def stream_async(request: InferenceRequest) -> asyncio.Future[ResponseIterator]:
@@ -85,11 +85,11 @@ def stream_async(request: InferenceRequest) -> asyncio.Future[ResponseIterator]:
     def respond(answer: Answer, final: bool) -> None:
         answers.put((answer, final))
         if not future.done():
-            _wake(loop, future, lambda: ResponseIterator(services, message, answers))
+            _wake(loop, future, lambda: ResponseIterator(services, ticket, answers))
 
-    message = _message(request, runtime, respond, decoupled=True)
-    future.add_done_callback(lambda done: services.cancel(message) if done.cancelled() else None)
-    _send(services, request, message)
+    ticket = Ticket(_message(request, runtime, decoupled=True), respond)
+    future.add_done_callback(lambda done: services.cancel(ticket) if done.cancelled() else None)
+    _send(services, request, ticket)
     return future
 
 
@@ -101,14 +101,13 @@ def _serving(request: InferenceRequest) -> tuple[Services, Runtime]:
     return runtime.services, runtime
 
 
-def _message(request: InferenceRequest, runtime: Runtime, respond: Respond, decoupled: bool = False) -> InferRequest:
+def _message(request: InferenceRequest, runtime: Runtime, decoupled: bool = False) -> InferRequest:
     """``request`` as it is sent, a new one for each time it is executed."""
     source, flags = request._source, request.flags()
     return InferRequest(
         source.model_name,
         {tensor._name: read_only(tensor._wire()) for tensor in request.inputs()},
-        respond,
-        source.outputs,
+        request._outputs,
         source.id,
         source.model_version,
         source.parameters,
@@ -123,12 +122,12 @@ def _message(request: InferenceRequest, runtime: Runtime, respond: Respond, deco
     )
 
 
-def _send(services: Services, request: InferenceRequest, message: InferRequest) -> None:
-    refusal = _refusal(request, message)
+def _send(services: Services, request: InferenceRequest, ticket: Ticket) -> None:
+    refusal = _refusal(request, ticket.request)
     if refusal is None:
-        services.infer(message)
+        services.infer(ticket)
     else:
-        message.respond(refusal, True)
+        ticket.respond(refusal, True)
 
 
 def _refusal(request: InferenceRequest, message: InferRequest) -> InvalidArgument | None:
@@ -141,10 +140,6 @@ def _refusal(request: InferenceRequest, message: InferRequest) -> InvalidArgumen
         f"Model {message.model_name} - Error when running inference: "
         f"{message.log_id}input '{twice}' already exists in request"
     )
-
-
-def _unheard(answer: Answer, final: bool) -> None:
-    """Replaced by the services, which wait."""
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

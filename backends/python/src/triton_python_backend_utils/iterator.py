@@ -9,7 +9,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from headrace import Answer, InferRequest
+from headrace import Answer, Ticket
 from triton_python_backend_utils.response import InferenceResponse
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ class ResponseIterator:
     Whoever drops it unfinished tells the model that nobody waits any more.
     """
 
-    __slots__ = ("__weakref__", "_answers", "_finished", "_given", "_position", "_request", "_services")
+    __slots__ = ("__weakref__", "_answers", "_finished", "_given", "_position", "_services", "_ticket")
 
-    def __init__(self, services: Services, request: InferRequest, answers: SimpleQueue[tuple[Answer, bool]]) -> None:
+    def __init__(self, services: Services, ticket: Ticket, answers: SimpleQueue[tuple[Answer, bool]]) -> None:
         self._services = services
-        self._request = request
+        self._ticket = ticket
         self._answers = answers
         self._given: list[InferenceResponse] = []
         self._position = 0
@@ -50,18 +50,18 @@ class ResponseIterator:
     def cancel(self) -> None:
         """Tell the model that no more is wanted. What it answers nevertheless is given as ever."""
         if not self._finished:
-            self._services.stop(self._request)
+            self._services.stop(self._ticket)
 
     def __del__(self) -> None:
         # Perhaps as the interpreter ends; nobody could take an error.
         with suppress(Exception):
             if not self._finished:
-                self._services.cancel(self._request)
+                self._services.cancel(self._ticket)
 
     def _take(self) -> None:
         answer, final = self._answers.get()
         if final:
             self._finished = True
         else:
-            self._services.read(self._request)
+            self._services.read(self._ticket)
         self._given.append(InferenceResponse._received(answer, self._services.shares_memory))

@@ -55,6 +55,7 @@ class InferenceRequest:
         "_ended",
         "_flags",
         "_inputs",
+        "_outputs",
         "_release_flags",
         "_runtime",
         "_sender",
@@ -89,6 +90,7 @@ class InferenceRequest:
             timeout,
             parameters,
         )
+        self._outputs: Sequence[str] = self._source.outputs
         self._flags: int | None = whole_number(flags, "flags", UINT32)
         self._call: Call | None = None
         self._sender: InferenceResponseSender | None = None
@@ -115,7 +117,7 @@ class InferenceRequest:
         return self._source.sequence_id
 
     def requested_output_names(self) -> set[str]:
-        return set(self._source.outputs)
+        return set(self._outputs)
 
     def model_name(self) -> str:
         return self._source.model_name
@@ -196,11 +198,15 @@ class InferenceRequest:
         self._release_flags = whole_number(flags, "flags", UINT32)
 
     @classmethod
-    def _received(cls, call: Call, runtime: Runtime) -> InferenceRequest:
-        """What the model is given for ``call``. One that is dropped unanswered by a decoupled model ends."""
+    def _received(cls, call: Call, runtime: Runtime, outputs: Sequence[str] = ()) -> InferenceRequest:
+        """What the model is given for ``call``, as asking for ``outputs`` where the caller names none.
+
+        One that is dropped unanswered by a decoupled model ends.
+        """
         request = cls.__new__(cls)
         request._call = call
         request._source = call.request
+        request._outputs = call.request.outputs or outputs
         request._runtime = runtime
         request._inputs = request._trace = request._flags = None
         request._callers, request._caller = call.request.callers, call.request

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from headrace import Answer, InferRequest
+from headrace import InferRequest
 from triton_python_backend_utils.arguments import INT64, UINT64, Text, items, text, texts, whole_number
 from triton_python_backend_utils.attributes import Parameter, checked
 from triton_python_backend_utils.error import TritonModelException
@@ -49,7 +49,6 @@ def request_template(
     return InferRequest(
         name,
         {},
-        _nobody,
         names,
         log_id,
         "" if version < 0 else str(version),
@@ -76,7 +75,3 @@ def _refuse_empty(what: str, request_id: str, model_name: str) -> NoReturn:
     raise TritonModelException(
         f"{what} for request with id '{request_id}' and model name '{model_name}' should not be empty."
     )
-
-
-def _nobody(answer: Answer, final: bool) -> None:
-    """The template of a request is never answered; what is made of it for each execution is."""

@@ -248,7 +248,7 @@ class Call(ABC):
     def send(self, answer: InferResponse | HeadraceError | None, final: bool = True) -> None:
         """Give one answer; ``final`` says that it is the last. None with ``final`` only ends.
 
-        Any thread. Blocks while `headrace.messages.request.UNREAD` responses are unread; drops
+        Any thread. Blocks while `headrace.messages.ticket.UNREAD` responses are unread; drops
         what comes after the caller has gone (``request.cancelled``). Must not be called again
         after ``final``.
         """

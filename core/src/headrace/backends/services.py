@@ -14,6 +14,7 @@ from typing import ClassVar, Final, Literal, TypeAlias
 
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.kinds import MetricKind, MetricOperation
 
 LogLevel: TypeAlias = Literal["error", "warning", "info", "verbose"]
@@ -33,31 +34,32 @@ class Services(ABC):
     shares_memory: ClassVar[bool] = True
 
     @abstractmethod
-    def infer(self, request: InferRequest) -> None:
+    def infer(self, ticket: Ticket) -> None:
         """Ask another model. Never raises: a refusal is an answer, too.
 
-        ``request.respond`` is called on a thread of the services and must not block.
-        ``request.callers`` must name the model that asks, after those that wait for it.
+        ``ticket.respond`` is called on a thread of the services and must not block.
+        ``callers`` of its request must name the model that asks, after those that wait for it.
         """
 
     def ask(self, request: InferRequest) -> Answer:
         """`infer` for a thread that waits: the last answer that said something, None if none did."""
         sleeper = _Sleeper()
-        request.respond, request.respond_at_once = sleeper.respond, sleeper.respond_at_once
-        self.infer(request)
+        ticket = Ticket(request, sleeper.respond)
+        ticket.respond_at_once = sleeper.respond_at_once
+        self.infer(ticket)
         return sleeper.wait()
 
     @abstractmethod
-    def cancel(self, request: InferRequest) -> None:
-        """Nobody waits for ``request`` any more."""
+    def cancel(self, ticket: Ticket) -> None:
+        """Nobody waits for ``ticket`` any more."""
 
     @abstractmethod
-    def stop(self, request: InferRequest) -> None:
-        """No more of ``request`` is wanted: its model is told. What it answers nevertheless is taken."""
+    def stop(self, ticket: Ticket) -> None:
+        """No more of ``ticket`` is wanted: its model is told. What it answers nevertheless is taken."""
 
     @abstractmethod
-    def read(self, request: InferRequest) -> None:
-        """One response of ``request`` that was not the last has been taken (`InferRequest.read`)."""
+    def read(self, ticket: Ticket) -> None:
+        """One response of ``ticket`` that was not the last has been taken (`Ticket.read`)."""
 
     @abstractmethod
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:

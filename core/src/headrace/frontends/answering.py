@@ -15,6 +15,7 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.single import SingleAnswer
 from headrace.messages.tensor import BytesTensor
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.pacing import paced
 
 if TYPE_CHECKING:
@@ -64,14 +65,15 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
 
         Returns what cancels it, one way or the other. Raises `Unavailable` if too much waits already.
         """
-        submitted: list[InferRequest] = []
+        submitted: list[Ticket] = []
 
         def submit(outcome: InferRequest | Exception) -> None:
             try:
                 if isinstance(outcome, Exception):
                     raise outcome
-                self.view = entrance.submit(outcome, caller)
-                submitted.append(outcome)
+                ticket = Ticket(outcome, self)
+                self.view = entrance.submit(ticket, caller)
+                submitted.append(ticket)
             except Exception as error:
                 self.settle(worded(error))
             finally:
@@ -81,8 +83,8 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
 
         def cancel() -> None:
             leave()
-            for request in submitted:
-                request.cancel()
+            for ticket in submitted:
+                ticket.cancel()
 
         return cancel
 

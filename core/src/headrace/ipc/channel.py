@@ -172,7 +172,7 @@ class FrameSender:
 
     def _write_request(self, call: int, request: InferRequest, replied: Callable[[Reply], None]) -> None:
         try:
-            message = self._encoder.requests([(call, request)], addressed=True)
+            message = self._encoder.request(call, request)
         except Exception as error:
             replied(reply_of(call, unsendable_request(error), True))
         else:

@@ -15,11 +15,13 @@ In front of those of a batch, in `Kind.DONE`, are its `Times`, each u64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from struct import error as StructError  # noqa: N812
-from typing import Any, Final, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from headrace.errors import (
     AlreadyExists,
@@ -38,9 +40,7 @@ from headrace.ipc.tensors import Allocator, TensorReader, TensorWriter, Views, r
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor, as_tensor
-
-#: Makes a request of the number of its call, that of the call which asks (0 for none), and its inputs.
-Make: TypeAlias = Callable[[int, int, dict[str, Any]], InferRequest]
+from headrace.messages.ticket import Ticket
 
 _REQUEST = Struct("<QQQQIHHIIII")
 _ANSWER = Struct("<QBBBxHII")
@@ -58,6 +58,15 @@ class AnswerStatus(IntEnum):
     ERROR = 1
     NOTHING = 2
     LATER = 3
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedRequest(InferRequest):
+    """A request under the number of its call, and what its ticket said at the other side."""
+
+    call: Final[int] = 0
+    rows: Final[int] = 1
+    pinned: Final[bool] = False
 
 
 class Reply(NamedTuple):
@@ -112,6 +121,10 @@ def unsendable_request(error: Exception) -> HeadraceError:
     return HeadraceError(f"the request cannot be sent: {error}", Code.INVALID_ARGUMENT)
 
 
+#: No request in whose execution another was made.
+_NOBODY: Final[Mapping[int, Ticket]] = MappingProxyType({})
+
+
 class Encoder:
     """Writes requests and answers. ``allocator`` is the arena of this side, or None. One thread at a time."""
 
@@ -119,19 +132,33 @@ class Encoder:
         self._tensors = TensorWriter(allocator)
         self._names: dict[tuple[str, ...], bytes] = {}
 
-    def requests(self, batch: Sequence[tuple[int, InferRequest]], addressed: bool = False) -> bytes:
-        """A frame of requests, each under the number of its call. Raises `ValueError` for what cannot travel.
+    def requests(self, batch: Sequence[tuple[int, Ticket]]) -> bytes:
+        """A frame of requests for the instance that runs them, each under the number of its call.
 
-        ``addressed`` says that they are for other models, and not for the instance that runs them.
+        Raises `ValueError` for what cannot travel.
         """
         meta: list[bytes] = []
         data: list[Buffer] = []
         size = 0
         self._tensors.placed.clear()
         try:
-            for call, request in batch:
-                size = self._request(call, request, addressed, meta, data, size)
+            for call, ticket in batch:
+                request = ticket.request
+                way = self._way(request) if request.callers else b""
+                size = self._request(call, 0, request, ticket.rows, ticket.pinned, way, meta, data, size)
             return data_frame(Kind.REQUESTS, len(batch), meta, data, size)
+        except Exception as error:
+            raise self._undone(error) from error
+
+    def request(self, call: int, request: InferRequest) -> bytes:
+        """A frame of one request for another model. Raises `ValueError` for what cannot travel."""
+        meta: list[bytes] = []
+        data: list[Buffer] = []
+        self._tensors.placed.clear()
+        caller = request.caller.call if isinstance(request.caller, ReceivedRequest) else 0
+        try:
+            size = self._request(call, caller, request, 1, False, self._way(request), meta, data, 0)
+            return data_frame(Kind.REQUESTS, 1, meta, data, size)
         except Exception as error:
             raise self._undone(error) from error
 
@@ -149,25 +176,34 @@ class Encoder:
         except Exception as error:
             raise self._undone(error) from error
 
+    def _way(self, request: InferRequest) -> bytes:
+        return self._list((request.model_name, request.model_version, *request.callers))
+
     def _request(
-        self, call: int, request: InferRequest, addressed: bool, meta: list[bytes], data: list[Buffer], size: int
+        self,
+        call: int,
+        caller: int,
+        request: InferRequest,
+        rows: int,
+        pinned: bool,
+        way: bytes,
+        meta: list[bytes],
+        data: list[Buffer],
+        size: int,
     ) -> int:
         """Append ``request`` to a message with ``size`` bytes of data; returns how many it has then."""
         id_text = request.id.encode(errors="replace") if request.id else b""
         outputs = self._list(tuple(request.outputs)) if request.outputs else b""
-        way = b""
-        if addressed or request.callers:  # a client's request needs none
-            way = self._list((request.model_name, request.model_version, *request.callers))
         rare = json_parts.pack_settings(request) if request.parameters or request.sequence_id else b""
-        flags = request.sequence_start | request.sequence_end << 1 | request.decoupled << 2 | request.pinned << 3
+        flags = request.sequence_start | request.sequence_end << 1 | request.decoupled << 2 | pinned << 3
         inputs = request.inputs
         meta.append(
             _REQUEST.pack(
                 call,
-                getattr(request.caller, "call", 0) if addressed else 0,
+                caller,
                 request.timeout_us,
                 request.priority,
-                request.rows,
+                rows,
                 flags,
                 len(inputs),
                 len(id_text),
@@ -219,13 +255,19 @@ class Decoder:
         self._tensors = TensorReader(views, free)
         self._names: dict[bytes, tuple[str, ...]] = {}
 
-    def requests(self, message: Frame, make: Make) -> list[InferRequest]:
-        """The requests of a frame, each made by ``make``. Raises `ProtocolError`."""
+    def requests(
+        self, message: Frame, callers: Mapping[int, Ticket] = _NOBODY, model_name: str = "", model_version: str = ""
+    ) -> list[ReceivedRequest]:
+        """The requests of a frame. Raises `ProtocolError`.
+
+        ``callers`` are those in whose execution they may have been made, by call. Requests that do not say which
+        model they ask are for ``model_name``.
+        """
         try:
             requests = []
             position = HEADER_BYTES
             for _ in range(message.number):
-                request, position = self._request(message, position, make)
+                request, position = self._request(message, position, callers, model_name, model_version)
                 requests.append(request)
         except _NONSENSE as error:
             raise ProtocolError(f"requests: {type(error).__name__}: {error}") from error
@@ -243,10 +285,12 @@ class Decoder:
             raise ProtocolError(f"answers: {type(error).__name__}: {error}") from error
         return replies
 
-    def _request(self, message: Frame, position: int, make: Make) -> tuple[InferRequest, int]:
+    def _request(
+        self, message: Frame, position: int, callers: Mapping[int, Ticket], model_name: str, model_version: str
+    ) -> tuple[ReceivedRequest, int]:
         """The request at ``position``, and where it ends. Raises `ProtocolError`, and other errors at nonsense."""
         body = message.body
-        call, caller, timeout, priority, rows, flags, count, *sizes = _REQUEST.unpack_from(body, position)
+        call, asking, timeout, priority, rows, flags, count, *sizes = _REQUEST.unpack_from(body, position)
         id_size, outputs_size, way_size, rare_size = sizes
         position += _REQUEST.size
         texts = position + id_size + outputs_size + way_size + rare_size
@@ -263,17 +307,30 @@ class Decoder:
         for _ in range(count):
             name, tensor, position = self._tensors.read(message, position)
             inputs[name] = tensor
-        request = make(call, caller, inputs)
-        request.id, request.outputs, request.rows = id_text, outputs, rows
-        request.timeout_us, request.priority = timeout, priority
-        if flags:
-            request.sequence_start, request.sequence_end = bool(flags & 1), bool(flags & 2)
-            request.decoupled, request.pinned = bool(flags & 4), bool(flags & 8)
+        names: Sequence[str] = ()
         if way:
-            request.model_name, request.model_version, *callers = way
-            request.callers = tuple(callers)
-        if rare:
-            json_parts.apply_settings(rare, request)
+            model_name, model_version, *names = way
+        parameters, sequence_id = json_parts.unpack_settings(rare) if rare else ({}, 0)
+        caller = callers.get(asking)
+        request = ReceivedRequest(
+            model_name,
+            inputs,
+            outputs,
+            id_text,
+            model_version,
+            parameters,
+            priority,
+            timeout,
+            sequence_id,
+            bool(flags & 1),
+            bool(flags & 2),
+            tuple(names),
+            None if caller is None else caller.request,
+            bool(flags & 4),
+            call,
+            rows,
+            bool(flags & 8),
+        )
         return request, position
 
     def _answer(self, message: Frame, position: int) -> tuple[Reply, int]:

@@ -7,14 +7,13 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, TypeAlias
 
-from headrace.ipc.codec import Decoder, Encoder, reply_of, unsendable_reply
+from headrace.ipc.codec import Decoder, Encoder, ReceivedRequest, reply_of, unsendable_reply
 from headrace.ipc.framing import Frame, Kind, ProtocolError, read_integers
 from headrace.ipc.tensors import INLINE
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 
 #: Any thread: sends the reply to a call. False if the event loop has to.
 AtOnce: TypeAlias = Callable[[int, InferResponse], bool]
@@ -25,46 +24,46 @@ _MOST_REQUESTS = 65536
 
 def tell(
     message: Frame,
-    requests: Mapping[int, InferRequest],
-    cancel: Callable[[InferRequest], None] = InferRequest.cancel,
+    tickets: Mapping[int, Ticket],
+    cancel: Callable[[Ticket], None] = Ticket.cancel,
 ) -> bool:
-    """Tell those of ``requests`` what ``message`` says of them; False if it says nothing of requests."""
+    """Tell those of ``tickets`` what ``message`` says of them; False if it says nothing of requests."""
     if message.kind == Kind.CANCEL:
         change: Callable[[Any], None] = cancel
     elif message.kind == Kind.STOP:
-        change = InferRequest.stop
+        change = Ticket.stop
     elif message.kind == Kind.READ:
-        change = InferRequest.read
+        change = Ticket.read
     else:
         return False
-    for request in _found(requests, message):
-        change(request)
+    for ticket in _found(tickets, message):
+        change(ticket)
     return True
 
 
-def _found(requests: Mapping[int, InferRequest], message: Frame) -> Iterator[InferRequest]:
+def _found(tickets: Mapping[int, Ticket], message: Frame) -> Iterator[Ticket]:
     """Those that ``message`` mentions and that have no last answer yet."""
-    return filter(None, map(requests.get, read_integers(message)))
+    return filter(None, map(tickets.get, read_integers(message)))
 
 
 class IncomingRequests:
     """The requests of one peer, by call, until their last answer has been sent. Event loop only.
 
-    ``submit`` is given each, and answers it by ``respond``; ``cancel`` says that nobody waits any more.
-    ``callers`` are the requests in whose execution the peer may ask, by call.
+    ``submit`` is given the ticket of each, and answers it by ``respond``; ``cancel`` says that nobody waits any more.
+    ``callers`` are the tickets of the requests in whose execution the peer may ask, by call.
     """
 
     def __init__(
         self,
         encoder: Encoder,
         decoder: Decoder,
-        submit: Callable[[InferRequest], None],
-        cancel: Callable[[InferRequest], None],
-        callers: Mapping[int, InferRequest],
+        submit: Callable[[Ticket], None],
+        cancel: Callable[[Ticket], None],
+        callers: Mapping[int, Ticket],
     ) -> None:
         self._encoder, self._decoder = encoder, decoder
         self._submit, self._cancel, self._callers = submit, cancel, callers
-        self._open: dict[int, InferRequest] = {}
+        self._open: dict[int, Ticket] = {}
         self._is_closed = False
 
     def hear(self, message: Frame, send: Callable[[bytes], None], at_once: AtOnce | None = None) -> bool:
@@ -74,20 +73,20 @@ class IncomingRequests:
         """
         if message.kind != Kind.REQUESTS:
             return tell(message, self._open, self._cancel)
-        for request in self._decoder.requests(message, partial(self._request, send, at_once)):
-            self._submit(request)
+        requests = self._decoder.requests(message, self._callers)
+        for ticket in [self._ticket(request, send, at_once) for request in requests]:
+            self._submit(ticket)
         return True
 
     def close(self) -> None:
         """The peer is gone: nothing is sent any more, and nobody waits for what it has asked."""
         self._is_closed = True
-        for request in self._open.values():
-            self._cancel(request)
+        for ticket in self._open.values():
+            self._cancel(ticket)
         self._open.clear()
 
-    def _request(
-        self, send: Callable[[bytes], None], at_once: AtOnce | None, call: int, caller: int, inputs: dict[str, Any]
-    ) -> InferRequest:
+    def _ticket(self, request: ReceivedRequest, send: Callable[[bytes], None], at_once: AtOnce | None) -> Ticket:
+        call = request.call
         if call in self._open or len(self._open) >= _MOST_REQUESTS:
             raise ProtocolError(f"request {call} is one too many")
         has_replied = False
@@ -98,15 +97,15 @@ class IncomingRequests:
             if not has_replied and not self._is_closed:
                 self._reply(send, call, answer, final)
 
-        self._open[call] = request = InferRequest("", inputs, reply, caller=self._callers.get(caller))
+        self._open[call] = ticket = Ticket(request, reply)
         if at_once is not None:
 
             def reply_at_once(response: InferResponse) -> None:
                 nonlocal has_replied
                 has_replied = at_once(call, response)
 
-            request.respond_at_once = reply_at_once
-        return request
+            ticket.respond_at_once = reply_at_once
+        return ticket
 
     def _reply(self, send: Callable[[bytes], None], call: int, answer: Answer, final: bool) -> None:
         reply = reply_of(call, answer, final)

@@ -32,11 +32,11 @@ def pack_settings(request: InferRequest) -> bytes:
     return json.dumps([dict(request.parameters), request.sequence_id]).encode()
 
 
-def apply_settings(text: bytes, request: InferRequest) -> None:
-    """Set what `pack_settings` wrote. Raises `ProtocolError` for anything else."""
+def unpack_settings(text: bytes) -> tuple[dict[str, Parameter], int | str]:
+    """The parameters and the sequence that `pack_settings` wrote. Raises `ProtocolError` for anything else."""
     match json.loads(text):
         case [dict() as parameters, int() | str() as sequence_id]:
-            request.parameters, request.sequence_id = _scalars(parameters), sequence_id
+            return _scalars(parameters), sequence_id
         case _:
             raise ProtocolError("settings that are none")
 

@@ -13,31 +13,32 @@ from headrace.ipc.framing import Frame, Kind, ProtocolError, integers_frame
 from headrace.ipc.tensors import INLINE
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 
 
 class OutgoingRequests:
     """Requests that the peer is to answer, by the number of their call.
 
-    ``send`` takes frames that say what has become of them: `InferRequest.cancel`, ``stop`` and ``read`` tell
+    ``send`` takes frames that say what has become of them: `Ticket.cancel`, ``stop`` and ``read`` tell
     the peer by it. All on the threads that call.
     """
 
     def __init__(self, decoder: Decoder, send: Callable[[bytes], None]) -> None:
-        self.in_flight: dict[int, InferRequest] = {}
+        self.in_flight: dict[int, Ticket] = {}
         self.numbers = itertools.count(1)
         self._decoder, self._send = decoder, send
 
-    def numbered(self, requests: Sequence[InferRequest]) -> list[tuple[int, InferRequest]]:
-        """``requests``, each with the number of its call."""
+    def numbered(self, tickets: Sequence[Ticket]) -> list[tuple[int, Ticket]]:
+        """``tickets``, each with the number of its call."""
         numbers = self.numbers
-        return [(next(numbers), request) for request in requests]
+        return [(next(numbers), ticket) for ticket in tickets]
 
-    def enter(self, numbered: Sequence[tuple[int, InferRequest]]) -> None:
+    def enter(self, numbered: Sequence[tuple[int, Ticket]]) -> None:
         """Expect answers to ``numbered``. Before they are sent, or in the same turn of an event loop."""
         in_flight, tell = self.in_flight, self._tell_cancelled
-        for call, request in numbered:
-            in_flight[call] = request
-            request.on_cancel = tell
+        for call, ticket in numbered:
+            in_flight[call] = ticket
+            ticket.on_cancel = tell
 
     def hear(self, message: Frame) -> None:
         """Take ANSWERS. Raises `ProtocolError`."""
@@ -47,25 +48,25 @@ class OutgoingRequests:
     def take(self, reply: Reply) -> None:
         """Give an answer to whoever waits for it. Raises `ProtocolError` if nobody does."""
         call = reply.call
-        request = self.in_flight.get(call)
-        if request is None:
+        ticket = self.in_flight.get(call)
+        if ticket is None:
             raise ProtocolError(f"an answer to request {call}, which is not in flight")
         if reply.final:
             del self.in_flight[call]
-        elif request.on_read is None:
-            request.on_read = partial(self._has_read, call)
-        self._deliver(request, reply.answer, reply.final)
+        elif ticket.on_read is None:
+            ticket.on_read = partial(self._has_read, call)
+        self._deliver(ticket, reply.answer, reply.final)
 
-    def _deliver(self, request: InferRequest, answer: Answer, final: bool) -> None:
-        request.respond(answer, final)
+    def _deliver(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        ticket.respond(answer, final)
 
-    def _tell_cancelled(self, request: InferRequest) -> None:
+    def _tell_cancelled(self, ticket: Ticket) -> None:
         for call, other in tuple(self.in_flight.items()):  # at once: other threads add to it
-            if other is request:
-                self._send(integers_frame(Kind.CANCEL if request.abandoned else Kind.STOP, (call,)))
+            if other is ticket:
+                self._send(integers_frame(Kind.CANCEL if ticket.abandoned else Kind.STOP, (call,)))
                 return
 
-    def _has_read(self, call: int, request: InferRequest) -> None:
+    def _has_read(self, call: int, ticket: Ticket) -> None:
         self._send(integers_frame(Kind.READ, (call,)))
 
 
@@ -90,7 +91,7 @@ class DirectCalls:
     def ask(self, call: int, request: InferRequest) -> Answer:
         """The last answer that said something; gives the turn back."""
         try:
-            message = self._encoder.requests([(call, request)], addressed=True)
+            message = self._encoder.request(call, request)
         except ValueError as error:
             self._turn.release()
             return unsendable_request(error)

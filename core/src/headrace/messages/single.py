@@ -6,8 +6,8 @@ import asyncio
 from abc import ABC, abstractmethod
 
 from headrace.errors import HeadraceError, InternalError
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 
 
 class SingleAnswer(ABC):
@@ -56,15 +56,15 @@ class AwaitedAnswer(SingleAnswer):
         if not self._future.done():  # done: the caller has gone
             self._future.set_result(answer)
 
-    async def to(self, request: InferRequest) -> InferResponse:
-        """The response to ``request``, which has been submitted; cancelling cancels it.
+    async def to(self, ticket: Ticket) -> InferResponse:
+        """The response to ``ticket``, which has been submitted; cancelling cancels it.
 
         Raises the `HeadraceError` that it was answered with.
         """
         try:
             answer = await self._future
         except asyncio.CancelledError:
-            request.cancel()
+            ticket.cancel()
             raise
         if isinstance(answer, HeadraceError):
             raise answer

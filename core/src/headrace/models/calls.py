@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from headrace.errors import HeadraceError, InternalError, InvalidArgument, Unavailable, summary
-from headrace.messages.request import InferRequest, Respond
+from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Respond, Ticket
 from headrace.models.deadlocks import DeadlockDetector
 from headrace.models.entrance import Entrance, model, not_by_models
 from headrace.models.interception import Interceptor
@@ -33,11 +34,11 @@ class Calls:
         self._single = Entrance(self._resolve, not_by_models, model, interceptors)
         self._any_number = Entrance(self._resolve, None, model, interceptors)
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock)
-        self._refusals: dict[InferRequest, HeadraceError] = {}
+        self._refusals: dict[Ticket, HeadraceError] = {}
 
-    def submit(self, request: InferRequest, worker: Worker | None) -> None:
-        """Have ``request`` answered; a refusal is an answer, in Triton's words. ``worker`` waits for it."""
-        respond = request.respond
+    def submit(self, ticket: Ticket, worker: Worker | None) -> None:
+        """Have ``ticket`` answered; a refusal is an answer, in Triton's words. ``worker`` waits for it."""
+        request, respond = ticket.request, ticket.respond
         try:
             if len(request.callers) > MAX_CALLERS:
                 raise InvalidArgument(
@@ -47,10 +48,10 @@ class Calls:
             entrance = self._any_number if request.decoupled else self._single
             view = entrance.find(request.model_name, request.model_version)
             if worker is None:
-                entrance.start(view, request)
+                entrance.start(view, ticket)
             else:
-                request.respond = partial(self._respond, request, respond, worker)
-                self._start_for(worker, entrance, view, request)
+                ticket.respond = partial(self._respond, ticket, respond, worker)
+                self._start_for(worker, entrance, view, ticket)
         except HeadraceError as error:
             respond(_refused(request, error), True)
         except Exception as error:
@@ -64,13 +65,13 @@ class Calls:
         """
         return await self._table.is_ready(self._table.served_loaded, name, version)
 
-    def _start_for(self, worker: Worker, entrance: Entrance, view: ModelView, request: InferRequest) -> None:
-        target = self._table.served_loaded(request.model_name, request.model_version)
-        self._deadlocks.add(worker, request, target)  # before it can be answered
+    def _start_for(self, worker: Worker, entrance: Entrance, view: ModelView, ticket: Ticket) -> None:
+        target = self._table.served_loaded(ticket.request.model_name, ticket.request.model_version)
+        self._deadlocks.add(worker, ticket, target)  # before it can be answered
         try:
-            entrance.start(view, request)
+            entrance.start(view, ticket)
         except BaseException:
-            self._deadlocks.discard(worker, request)
+            self._deadlocks.discard(worker, ticket)
             raise
 
     def _resolve(self, name: str, version: str) -> ModelView:
@@ -81,24 +82,24 @@ class Calls:
                 f"Failed for execute the inference request. Model '{name}' is not ready. {error.message}"
             ) from error
 
-    def _respond(self, request: InferRequest, respond: Respond, worker: Worker, answer: Answer, final: bool) -> None:
+    def _respond(self, ticket: Ticket, respond: Respond, worker: Worker, answer: Answer, final: bool) -> None:
         if final:
-            self._deadlocks.discard(worker, request)
-            answer = self._refusals.pop(request, answer)
-            request.respond = respond  # else they would hold each other until they are collected
+            self._deadlocks.discard(worker, ticket)
+            answer = self._refusals.pop(ticket, answer)
+            ticket.respond = respond  # else they would hold each other until they are collected
         respond(answer, final)
 
-    def _break_deadlock(self, request: InferRequest, path: Sequence[str]) -> None:
-        """Take ``request``, which nobody could ever answer, out of its queue."""
+    def _break_deadlock(self, ticket: Ticket, path: Sequence[str]) -> None:
+        """Take ``ticket``, which nobody could ever answer, out of its queue."""
         shown = " -> ".join(f"'{name}'" for name in path)
-        self._refusals[request] = _refused(
-            request,
+        self._refusals[ticket] = _refused(
+            ticket.request,
             Unavailable(
-                f"every instance of model '{request.model_name}' waits, directly or through others, for this request: "
-                f"{shown}. More instances would help, or one call less"
+                f"every instance of model '{ticket.request.model_name}' waits, directly or through others, for this "
+                f"request: {shown}. More instances would help, or one call less"
             ),
         )
-        request.cancel()
+        ticket.cancel()
 
 
 def _refused(request: InferRequest, error: HeadraceError) -> HeadraceError:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.workers.worker import Worker
 
 #: Between two looks. A call that cannot be answered is refused after one to two of them.
@@ -34,35 +35,35 @@ class AskedModel(Protocol):
     @property
     def workers(self) -> Sequence[Worker]: ...
 
-    def has_waiting(self, request: InferRequest) -> bool: ...
+    def has_waiting(self, ticket: Ticket) -> bool: ...
 
 
 class DeadlockDetector:
     """Calls that workers wait for. ``refuse`` is called with one of each deadlock, and its path."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, refuse: Callable[[InferRequest, Sequence[str]], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, refuse: Callable[[Ticket, Sequence[str]], None]) -> None:
         self._loop = loop
         self._refuse = refuse
-        self._calls: dict[Worker, dict[InferRequest, AskedModel]] = {}
+        self._calls: dict[Worker, dict[Ticket, AskedModel]] = {}
         #: The same by the request for which they were sent.
-        self._sent_for: dict[InferRequest | None, dict[InferRequest, AskedModel]] = {}
+        self._sent_for: dict[InferRequest | None, dict[Ticket, AskedModel]] = {}
         #: What may have become part of a deadlock, with its worker and the number of looks that found it there.
-        self._suspects: dict[InferRequest, tuple[Worker, int]] = {}
+        self._suspects: dict[Ticket, tuple[Worker, int]] = {}
         self._bereft: set[Worker] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, worker: Worker, request: InferRequest, target: AskedModel) -> None:
-        """``worker`` has sent ``request`` to ``target``."""
-        self._calls.setdefault(worker, {})[request] = target
-        self._sent_for.setdefault(request.caller, {})[request] = target
-        self._suspects[request] = worker, 0
+    def add(self, worker: Worker, ticket: Ticket, target: AskedModel) -> None:
+        """``worker`` has sent ``ticket`` to ``target``."""
+        self._calls.setdefault(worker, {})[ticket] = target
+        self._sent_for.setdefault(ticket.request.caller, {})[ticket] = target
+        self._suspects[ticket] = worker, 0
         self._look_soon()
 
-    def discard(self, worker: Worker, request: InferRequest) -> None:
-        """``request`` is answered."""
-        self._suspects.pop(request, None)
-        _take(self._sent_for, request.caller, request)
-        _take(self._calls, worker, request)
+    def discard(self, worker: Worker, ticket: Ticket) -> None:
+        """``ticket`` is answered."""
+        self._suspects.pop(ticket, None)
+        _take(self._sent_for, ticket.request.caller, ticket)
+        _take(self._calls, worker, ticket)
         if worker in self._calls:  # those that are left may be all that the worker waits for now
             self._bereft.add(worker)
             self._look_soon()
@@ -75,37 +76,37 @@ class DeadlockDetector:
         self._timer = None
         for worker in self._bereft:
             if self._awaited_by((worker,)) is not None:
-                for request in self._calls.get(worker, ()):
-                    self._suspects.setdefault(request, (worker, 0))
+                for ticket in self._calls.get(worker, ()):
+                    self._suspects.setdefault(ticket, (worker, 0))
         self._bereft.clear()
-        found: dict[AskedModel, set[InferRequest] | None] = {}
-        for request, (worker, times) in reversed(list(self._suspects.items())):  # the last one has closed the deadlock
-            if request not in self._suspects:
+        found: dict[AskedModel, set[Ticket] | None] = {}
+        for ticket, (worker, times) in reversed(list(self._suspects.items())):  # the last one has closed the deadlock
+            if ticket not in self._suspects:
                 continue  # refused with another
-            target = self._calls[worker][request]
+            target = self._calls[worker][ticket]
             if target not in found:
                 found[target] = self._awaited_by(target.workers)
-            if request not in (found[target] or ()) or not target.has_waiting(request):
-                del self._suspects[request]
+            if ticket not in (found[target] or ()) or not target.has_waiting(ticket):
+                del self._suspects[ticket]
             elif not times:
-                self._suspects[request] = worker, 1
+                self._suspects[ticket] = worker, 1
             else:
-                self._break_deadlock(request, target)
+                self._break_deadlock(ticket, target)
                 found.clear()
         if self._suspects:
             self._look_soon()
 
-    def _break_deadlock(self, request: InferRequest, target: AskedModel) -> None:
-        """Refuse ``request``, and all that was sent to ``target`` for the same: no better off, and perhaps many."""
-        path = self._path(request, target)
-        alike = [request] if request.caller is None else list(self._sent_for[request.caller])
+    def _break_deadlock(self, ticket: Ticket, target: AskedModel) -> None:
+        """Refuse ``ticket``, and all that was sent to ``target`` for the same: no better off, and perhaps many."""
+        path = self._path(ticket, target)
+        alike = [ticket] if ticket.request.caller is None else list(self._sent_for[ticket.request.caller])
         for call in alike:
             if target.has_waiting(call):
                 self._refuse(call, path)
 
-    def _awaited_by(self, workers: Iterable[Worker]) -> set[InferRequest] | None:
+    def _awaited_by(self, workers: Iterable[Worker]) -> set[Ticket] | None:
         """The calls that keep ``workers``, and whatever they wait for, from going on; None if one is free to."""
-        calls: set[InferRequest] = set()
+        calls: set[Ticket] = set()
         reached: set[Worker] = set()
         coming = list(workers)
         while coming:
@@ -114,8 +115,8 @@ class DeadlockDetector:
                 continue
             reached.add(worker)
             held = False
-            for request, target in self._held_by(worker):
-                needed = self._able(request, target, calls)
+            for ticket, target in self._held_by(worker):
+                needed = self._able(ticket, target, calls)
                 if needed is None:
                     return None
                 held = True
@@ -124,46 +125,52 @@ class DeadlockDetector:
                 return None
         return calls
 
-    def _held_by(self, worker: Worker) -> Iterator[tuple[InferRequest, AskedModel]]:
+    def _held_by(self, worker: Worker) -> Iterator[tuple[Ticket, AskedModel]]:
         """The calls that hold ``worker``: those sent for what it is executing."""
         executing = worker.executing if worker.alive else ()
-        calls: Mapping[InferRequest, AskedModel] = self._calls.get(worker, {}) if executing else {}
-        return ((call, target) for call, target in calls.items() if call.caller is None or call.caller in executing)
+        calls: Mapping[Ticket, AskedModel] = self._calls.get(worker, {}) if executing else {}
+        requests = [ticket.request for ticket in executing] if calls else ()
+        return (
+            (call, target)
+            for call, target in calls.items()
+            if call.request.caller is None or call.request.caller in requests
+        )
 
-    def _able(self, request: InferRequest, target: AskedModel, calls: set[InferRequest]) -> Sequence[Worker] | None:
-        """The workers of which one must go on to answer ``request``; None if that needs no worker.
+    def _able(self, ticket: Ticket, target: AskedModel, calls: set[Ticket]) -> Sequence[Worker] | None:
+        """The workers of which one must go on to answer ``ticket``; None if that needs no worker.
 
         Adds to ``calls`` the request, and those that its answer waits for in turn.
         """
-        calls.add(request)
-        if target.has_waiting(request):
+        calls.add(ticket)
+        if target.has_waiting(ticket):
             return target.workers
-        executing = [worker for worker in target.workers if request in worker.executing]
+        executing = [worker for worker in target.workers if ticket in worker.executing]
         if executing:
             return executing
         # Its execution has returned, and its answer comes from elsewhere: perhaps from calls in turn.
         found: list[Worker] = []
-        for call, further in self._sent_for.get(request, {}).items():
+        for call, further in self._sent_for.get(ticket.request, {}).items():
             needed = self._able(call, further, calls)
             if needed is None:
                 return None
             found += needed
         return found or None
 
-    def _path(self, request: InferRequest, target: AskedModel) -> list[str]:
+    def _path(self, ticket: Ticket, target: AskedModel) -> list[str]:
         """The names along the deadlock; the last has been there before."""
-        if target.name in request.callers:
-            return [*request.callers[request.callers.index(target.name) :], target.name]
-        names = list(request.callers[-1:])
+        callers = ticket.request.callers
+        if target.name in callers:
+            return [*callers[callers.index(target.name) :], target.name]
+        names = list(callers[-1:])
         while target.name not in names:
             names.append(target.name)
             _, target = next(self._held_by(target.workers[0]))
         return [*names, target.name]
 
 
-def _take(table: dict[_Key, dict[InferRequest, AskedModel]], key: _Key, request: InferRequest) -> None:
-    """Take ``request`` out of ``table``, and what is empty then."""
+def _take(table: dict[_Key, dict[Ticket, AskedModel]], key: _Key, ticket: Ticket) -> None:
+    """Take ``ticket`` out of ``table``, and what is empty then."""
     row = table[key]
-    del row[request]
+    del row[ticket]
     if not row:
         del table[key]

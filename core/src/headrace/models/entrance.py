@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from headrace.errors import HeadraceError, InvalidArgument, Unsupported
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.models.interception import Caller, Interception, Interceptor
 from headrace.models.view import ModelView
 
 
 class Start(Protocol):
-    def __call__(self, view: ModelView, request: InferRequest, call: Any = None, reply: Any = None) -> None: ...
+    def __call__(self, view: ModelView, ticket: Ticket, call: Any = None, reply: Any = None) -> None: ...
 
 
 #: What a frontend knows a request by, its call and its reply, as the `Caller` that it comes from.
@@ -60,20 +60,20 @@ class Entrance:
         self._admit = Interception(interceptors, start) if interceptors else None
         #: The model for a name and a version. Raises `HeadraceError` if there is none, or this is no way to ask it.
         self.find: Resolve = resolve if single is None else self._find_single
-        #: Has a request that was made for a view checked and answered. Raises `HeadraceError` if it is refused;
+        #: Has the request of a ticket, made for a view, checked and answered. Raises `HeadraceError` if it is refused;
         #: then it is not answered. What comes behind it are the two arguments of ``describe``.
         self.start: Start = start if self._admit is None else self._start_intercepted
 
-    def submit(self, request: InferRequest, caller: Caller | None = None) -> ModelView:
+    def submit(self, ticket: Ticket, caller: Caller | None = None) -> ModelView:
         """`find` and `start`: for a request that was long in the making, so that another version may serve by now.
 
         ``caller`` is what `caller` said of it before.
         """
-        view = self.find(request.model_name, request.model_version)
+        view = self.find(ticket.request.model_name, ticket.request.model_version)
         if self._admit is None:
-            start(view, request)
+            start(view, ticket)
         else:
-            self._admit(view, request, caller or self._describe(None, None))
+            self._admit(view, ticket, caller or self._describe(None, None))
         return view
 
     def caller(self, call: Any, reply: Any) -> Caller | None:
@@ -86,15 +86,15 @@ class Entrance:
             raise self._single(name)
         return view
 
-    def _start_intercepted(self, view: ModelView, request: InferRequest, call: Any = None, reply: Any = None) -> None:
+    def _start_intercepted(self, view: ModelView, ticket: Ticket, call: Any = None, reply: Any = None) -> None:
         assert self._admit is not None
-        self._admit(view, request, self._describe(call, reply))
+        self._admit(view, ticket, self._describe(call, reply))
 
 
-def start(view: ModelView, request: InferRequest, call: Any = None, reply: Any = None) -> None:
-    """Check ``request`` and hand it to the scheduler, which answers it. Nobody asks who sent it."""
-    view.check(request)
-    view.enqueue(request)
+def start(view: ModelView, ticket: Ticket, call: Any = None, reply: Any = None) -> None:
+    """Check ``ticket`` and hand it to the scheduler, which answers it. Nobody asks who sent it."""
+    view.check(ticket)
+    view.enqueue(ticket)
 
 
 # ---------------------------------------------------------------------------

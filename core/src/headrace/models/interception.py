@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from headrace.errors import HeadraceError
-from headrace.messages.request import InferRequest, Respond
+from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Respond, Ticket
 from headrace.models.view import ModelView
 from headrace.telemetry.pacing import paced
 
@@ -73,22 +74,22 @@ class Interception:
 
     __slots__ = ("_interceptors", "_start")
 
-    def __init__(self, interceptors: Sequence[Interceptor], start: Callable[[ModelView, InferRequest], None]) -> None:
+    def __init__(self, interceptors: Sequence[Interceptor], start: Callable[[ModelView, Ticket], None]) -> None:
         self._interceptors, self._start = interceptors, start
 
-    def __call__(self, view: ModelView, request: InferRequest, caller: Caller) -> None:
+    def __call__(self, view: ModelView, ticket: Ticket, caller: Caller) -> None:
         watches: list[Watch] = []
-        respond = request.respond
+        respond = ticket.respond
         try:
             for interceptor in self._interceptors:
-                watch = interceptor.intercept(request, view, caller)
+                watch = interceptor.intercept(ticket.request, view, caller)
                 if watch is not None:
                     watches.append(watch)
             if watches:
-                request.respond = _Watched(watches, respond)
-            self._start(view, request)
+                ticket.respond = _Watched(watches, respond)
+            self._start(view, ticket)
         except HeadraceError as error:
-            request.respond = respond
+            ticket.respond = respond
             _tell(watches, error, True)
             raise
 

@@ -67,13 +67,13 @@ def _count(signature: Signature, request: InferRequest) -> Iterator[str]:
         return  # the right number with a wrong name: the next rule names it
     yield (
         f"{request.log_id}{expected} for model '{signature.name}'. Got input(s) "
-        f"[{_quoted(tuple(reversed(request.inputs)))}], but missing required input(s) [{_quoted(missing)}]. Please "
+        f"[{_quoted(tuple(request.inputs)[::-1])}], but missing required input(s) [{_quoted(missing)}]. Please "
         "provide all required input(s)."
     )
 
 
 def _unknown(signature: Signature, request: InferRequest) -> Iterator[str]:
-    for name in reversed(request.inputs):
+    for name in reversed(tuple(request.inputs)):
         if name not in signature.inputs:
             yield f"unexpected inference input '{name}' for model '{signature.name}'"
 
@@ -82,7 +82,7 @@ def _batch(signature: Signature, request: InferRequest) -> Iterator[str]:
     if not signature.batched:
         return
     rows = None
-    for name, tensor in reversed(request.inputs.items()):
+    for name, tensor in reversed(tuple(request.inputs.items())):
         if not tensor.shape:
             yield (
                 f"{request.log_id}input '{name}' has no shape but model requires batch dimension for '{signature.name}'"
@@ -97,7 +97,7 @@ def _batch(signature: Signature, request: InferRequest) -> Iterator[str]:
 
 
 def _inputs(signature: Signature, request: InferRequest) -> Iterator[str]:
-    for name, tensor in reversed(request.inputs.items()):
+    for name, tensor in reversed(tuple(request.inputs.items())):
         for rule in (_datatype, _shape, _size, _strings):
             for reason in rule(signature, name, tensor):
                 yield f"{request.log_id}{reason}"

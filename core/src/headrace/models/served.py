@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from functools import partial
 
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.messages.request import InferRequest
 from headrace.messages.spec import Spec
+from headrace.messages.ticket import Ticket
 from headrace.models import documents
 from headrace.models.readiness import Readiness
 from headrace.models.refusal import explain
@@ -98,9 +98,9 @@ class ServedModel:
         """`ready`, and what the instances that have an ``is_ready`` of their own say now."""
         return self.ready and await self._readiness.check()
 
-    def has_waiting(self, request: InferRequest) -> bool:
-        """Whether ``request`` still waits for an instance."""
-        return self.scheduler.has_waiting(request)
+    def has_waiting(self, ticket: Ticket) -> bool:
+        """Whether ``ticket`` still waits for an instance."""
+        return self.scheduler.has_waiting(ticket)
 
     def snapshot(self) -> Snapshot:
         """The statistics, added up now."""

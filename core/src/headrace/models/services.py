@@ -12,6 +12,7 @@ from headrace.backends.services import LOG_LEVELS, LogLevel
 from headrace.errors import Unavailable
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 from headrace.models.calls import Calls
 from headrace.models.load_slots import NestedLoads
 from headrace.telemetry.custom import CustomMetrics, Holding
@@ -53,9 +54,9 @@ class SiblingServices:
         self._server, self._model = server, model
         self._made: dict[str, LocalServices] = {}
 
-    def call(self, request: InferRequest) -> None:
-        """Have another model answer ``request`` for the scheduler; a refusal is an answer. Event loop only."""
-        self._server.calls.submit(request, None)
+    def call(self, ticket: Ticket) -> None:
+        """Have another model answer ``ticket`` for the scheduler; a refusal is an answer. Event loop only."""
+        self._server.calls.submit(ticket, None)
 
     def of_instance(self, name: str) -> LocalServices:
         """The services of the instance ``name``."""
@@ -85,26 +86,26 @@ class LocalServices(LoopServices):
 
     # ------------------------------------------------------------------ other models
 
-    def infer(self, request: InferRequest) -> None:
-        if not self._mailbox.send(self._calls.submit, request, self.worker):
-            request.respond(Unavailable("the server has stopped"), True)
+    def infer(self, ticket: Ticket) -> None:
+        if not self._mailbox.send(self._calls.submit, ticket, self.worker):
+            ticket.respond(Unavailable("the server has stopped"), True)
 
     def ask(self, request: InferRequest) -> Answer:
         if asyncio._get_running_loop() is self._loop:  # a finalizer may run anywhere
             return Unavailable("a call of another model would block the event loop that is to answer it")
         return super().ask(request)
 
-    def submit(self, request: InferRequest) -> None:
-        self._calls.submit(request, self.worker)
+    def submit(self, ticket: Ticket) -> None:
+        self._calls.submit(ticket, self.worker)
 
-    def cancel(self, request: InferRequest) -> None:
-        self._mailbox.send(request.cancel)
+    def cancel(self, ticket: Ticket) -> None:
+        self._mailbox.send(ticket.cancel)
 
-    def stop(self, request: InferRequest) -> None:
-        self._mailbox.send(request.stop)
+    def stop(self, ticket: Ticket) -> None:
+        self._mailbox.send(ticket.stop)
 
-    def read(self, request: InferRequest) -> None:
-        self._mailbox.send(request.read)
+    def read(self, ticket: Ticket) -> None:
+        self._mailbox.send(ticket.read)
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         parameters = {"config": config, **files} if config else dict(files)

@@ -7,7 +7,7 @@ words the error (docs/spec/behaviours.md section 3.2).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,9 @@ import numpy as np
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import InvalidArgument
 from headrace.messages import dtypes
-from headrace.messages.request import InferRequest
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor
+from headrace.messages.ticket import Ticket
 from headrace.models import refusal
 
 
@@ -41,11 +41,12 @@ class Signature:
         self._has_key = self._has_optional or any(check.is_variable for check in self._checks.values())
         self._reshaped = tuple(spec for spec in self.inputs.values() if spec.reshape is not None)
 
-    def check(self, request: InferRequest) -> None:
-        """Accept ``request`` and set its ``rows`` and ``batch_key``, or raise `InvalidArgument`.
+    def check(self, ticket: Ticket) -> None:
+        """Accept the request of ``ticket`` and set ``rows`` and ``batch_key``, or raise `InvalidArgument`.
 
-        Applies the config's input reshapes, which replace entries of ``request.inputs`` by views.
+        Applies the config's input reshapes, which replace the request by one with other views.
         """
+        request = ticket.request
         inputs, checks = request.inputs, self._checks
         rows = -1
         fits = self.required <= len(inputs) <= len(checks) and (not request.outputs or self._knows(request.outputs))
@@ -58,12 +59,16 @@ class Signature:
                 rows = found
         if not fits or rows > self._most_rows or (self._has_optional and self._lacks(inputs)):
             raise refusal.explain(self, request)
-        request.rows = rows if rows >= 0 else 1
+        ticket.rows = rows if rows >= 0 else 1
         if self._has_key:
-            request.batch_key = self._key(inputs)
-        for spec in self._reshaped:
-            if spec.name in inputs:
-                inputs[spec.name] = _reshape(inputs[spec.name], spec, self.batched)
+            ticket.batch_key = self._key(inputs)
+        if self._reshaped:
+            reshaped = {
+                spec.name: _reshape(inputs[spec.name], spec, self.batched)
+                for spec in self._reshaped
+                if spec.name in inputs
+            }
+            ticket.request = request.with_inputs({**inputs, **reshaped})
 
     def wire_shape(self, spec: Spec) -> tuple[int, ...]:
         """The dims as metadata shows them: with -1 in front when the model batches."""
@@ -73,10 +78,10 @@ class Signature:
         """Whether ``names`` are outputs of this model, each named once."""
         return all(name in self.outputs for name in names) and len(set(names)) == len(names)
 
-    def _lacks(self, inputs: dict[str, Any]) -> bool:
+    def _lacks(self, inputs: Mapping[str, Any]) -> bool:
         return any(not spec.optional and name not in inputs for name, spec in self.inputs.items())
 
-    def _key(self, inputs: dict[str, Any]) -> tuple[object, ...]:
+    def _key(self, inputs: Mapping[str, Any]) -> tuple[object, ...]:
         """Requests stack only if they give the same inputs with the same variable dims."""
         return tuple([(name, tensor.shape[1:]) for name, tensor in sorted(inputs.items())])
 

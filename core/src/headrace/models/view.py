@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headrace.errors import HeadraceError
     from headrace.messages.request import InferRequest
     from headrace.messages.spec import Spec
+    from headrace.messages.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +34,6 @@ class ModelView:
     outputs: Mapping[str, Spec]
     labels: Mapping[str, Sequence[str]]
     metadata: Mapping[str, Any]
-    check: Callable[[InferRequest], None]
+    check: Callable[[Ticket], None]
     explain: Callable[[InferRequest], HeadraceError]
-    enqueue: Callable[[InferRequest], None]
+    enqueue: Callable[[Ticket], None]

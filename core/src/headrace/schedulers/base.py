@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Protocol
 from headrace.backends.base import Device, NoParameters
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import InternalError
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.spec import Spec
+from headrace.messages.ticket import Ticket
 
 
 class Timer(Protocol):
@@ -39,11 +39,11 @@ class Waiting(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __contains__(self, request: InferRequest) -> bool: ...
+    def __contains__(self, ticket: Ticket) -> bool: ...
 
-    def __iter__(self) -> Iterator[InferRequest]: ...
+    def __iter__(self) -> Iterator[Ticket]: ...
 
-    def head(self, count: int) -> tuple[InferRequest, ...]:
+    def head(self, count: int) -> tuple[Ticket, ...]:
         """The first ``count`` of them."""
 
     def size(self, level: int) -> int:
@@ -82,10 +82,10 @@ class SchedulerContext:
     instances: Sequence[InstanceInfo]
     clock: Clock
     waiting: Waiting
-    #: Have another model answer a request, by the request's ``respond``; a refusal is an answer.
-    call: Callable[[InferRequest], None]
+    #: Have another model answer a request, by its ticket's ``respond``; a refusal is an answer.
+    call: Callable[[Ticket], None]
     #: Give a request that no instance has an answer: ``answer(request, answer, final)``.
-    answer: Callable[[InferRequest, Answer, bool], None]
+    answer: Callable[[Ticket, Answer, bool], None]
     #: Something changed that nobody else has noticed: have `Scheduler.next` asked for all who are idle, soon.
     ask_again: Callable[[], None]
 
@@ -115,36 +115,34 @@ class Scheduler(ABC):
     def __init__(self, context: SchedulerContext) -> None:
         self.context = context
 
-    def submit(self, request: InferRequest) -> int | None:
-        """Take ``request`` in, or raise `Unavailable` to refuse it; then it is never heard of again.
+    def submit(self, ticket: Ticket) -> int | None:
+        """Take in the request of ``ticket``, or raise `Unavailable` to refuse it; then it is never heard of again.
 
         Returns the level at which it waits: 1 (None says the same) before 2 and so on. 0 keeps it from
-        instances: then ``context.answer`` is this scheduler's to call, here or later. ``request.deadline_ns``, if set
-        here, is when its time to wait is over: `expired`. ``request.queued_ns`` is now.
+        instances: then ``context.answer`` is this scheduler's to call, here or later. ``ticket.deadline_ns``, if set
+        here, is when its time to wait is over: `expired`. ``ticket.queued_ns`` is now.
         """
         return None
 
     @abstractmethod
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         """What ``instance``, which is idle, runs now: some of ``context.waiting``, at most its slots in rows.
 
         Empty if there is nothing for it; it is asked again after the next change. A `headrace.Batch` says more
         than a list does. `Wait` is for a batch that is not full enough.
         """
 
-    def finished(
-        self, requests: Sequence[InferRequest], answers: Sequence[Answer], instance: InstanceInfo | None
-    ) -> None:
-        """Hear what became of ``requests``, before their callers do: ``instance`` ran them, or None: they left
+    def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
+        """Hear what became of ``tickets``, before their callers do: ``instance`` ran them, or None: they left
         while they waited. The answers are all last ones, with the outputs that are ``kept``."""
 
-    def expired(self, request: InferRequest) -> int | None:
-        """The time of ``request`` to wait is over: None to reject it, or the level at which it waits on, without
+    def expired(self, ticket: Ticket) -> int | None:
+        """The time of ``ticket`` to wait is over: None to reject it, or the level at which it waits on, without
         a deadline and behind all others there."""
         return None
 
 
-def nobody_to_call(request: InferRequest) -> None:
+def nobody_to_call(ticket: Ticket) -> None:
     """The ``call`` of a context that has no server."""
     raise InternalError("this scheduler runs without a server: there are no other models")
 
@@ -157,5 +155,5 @@ class ScheduledModel:
     instances: Sequence[InstanceInfo] = ()
     inputs: Mapping[str, Spec] = field(default_factory=dict)
     outputs: Mapping[str, Spec] = field(default_factory=dict)
-    call: Callable[[InferRequest], None] = nobody_to_call
+    call: Callable[[Ticket], None] = nobody_to_call
     parameters: Any = None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Decision:
     missing_rows: int = 0
 
 
-def decide(waiting: Sequence[InferRequest], rule: BatchRule, now_ns: int) -> Decision:
+def decide(waiting: Sequence[Ticket], rule: BatchRule, now_ns: int) -> Decision:
     """What to do about ``waiting``: at least one request, in the order they would be served."""
     rows = preferred = count = 0
     key, complete = waiting[0].batch_key, False
     most, preferred_rows = rule.max_rows, rule.preferred_rows
-    for request in waiting:
-        joined = rows + request.rows
-        if count and (joined > most or request.batch_key != key):
+    for ticket in waiting:
+        joined = rows + ticket.rows
+        if count and (joined > most or ticket.batch_key != key):
             complete = True
             break
         rows = joined
@@ -62,7 +62,7 @@ def decide(waiting: Sequence[InferRequest], rule: BatchRule, now_ns: int) -> Dec
             preferred = count
     if not rule.max_delay_ns:
         return Decision(preferred or count)
-    waited_ns = now_ns - min([request.queued_ns for request in waiting[:count]])
+    waited_ns = now_ns - min([ticket.queued_ns for ticket in waiting[:count]])
     if waited_ns >= rule.max_delay_ns:
         return Decision(count)
     if preferred:
@@ -75,12 +75,12 @@ def decide(waiting: Sequence[InferRequest], rule: BatchRule, now_ns: int) -> Dec
     return Decision(0, rule.max_delay_ns - waited_ns, target - rows)
 
 
-def _below(waiting: Sequence[InferRequest], largest: int) -> int:
+def _below(waiting: Sequence[Ticket], largest: int) -> int:
     """How many of ``waiting`` stay within ``largest`` rows, but the first in any case: what would lift the
     batch above the largest preferred size is left for the next one."""
     rows = count = 0
-    for request in waiting:
-        rows += request.rows
+    for ticket in waiting:
+        rows += ticket.rows
         if count and rows > largest:
             break
         count += 1

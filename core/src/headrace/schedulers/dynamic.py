@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from headrace.errors import Unavailable
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, Scheduler, SchedulerContext, Wait
 from headrace.schedulers.batching import BatchRule, decide
 from headrace.schedulers.policy import Priorities
@@ -39,22 +39,22 @@ class DynamicScheduler(Scheduler):
         """How requests join; other queue-based schedulers override this."""
         return BatchRule.from_config(context.config)
 
-    def submit(self, request: InferRequest) -> int | None:
+    def submit(self, ticket: Ticket) -> int | None:
         if not self._has_say:
             return None
-        if self._rule.max_delay_ns and (request.batch_key != self._forming_key or not self._joins_behind):
+        if self._rule.max_delay_ns and (ticket.batch_key != self._forming_key or not self._joins_behind):
             self.context.ask_again()  # it may complete the batch that is being formed, by not joining it
         if not self._has_limits:
             return None
-        level = self._priorities.level(request.priority)
+        level = self._priorities.level(ticket.request.priority)
         policy = self._priorities.policy(level)
         if policy.max_size and self._waiting.size(level) >= policy.max_size:
-            raise Unavailable(f"{request.log_id}Exceeds maximum queue size")
+            raise Unavailable(f"{ticket.request.log_id}Exceeds maximum queue size")
         if policy.default_timeout_ns:
-            request.deadline_ns = request.queued_ns + policy.timeout_ns(request.timeout_us)
+            ticket.deadline_ns = ticket.queued_ns + policy.timeout_ns(ticket.request.timeout_us)
         return level
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         rule, queue = self._rule, self._waiting
         # A request past its deadline is left to its timer, which is about to answer it.
         head = queue.head(rule.max_requests)
@@ -69,6 +69,6 @@ class DynamicScheduler(Scheduler):
         self._forming_key = waiting[0].batch_key
         return Wait(decision.wait_ns, decision.missing_rows)
 
-    def expired(self, request: InferRequest) -> int | None:
-        level = self._priorities.level(request.priority)
+    def expired(self, ticket: Ticket) -> int | None:
+        level = self._priorities.level(ticket.request.priority)
         return level if self._priorities.policy(level).postpones else None

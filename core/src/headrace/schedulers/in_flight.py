@@ -9,8 +9,8 @@ from enum import Enum
 from typing import Final
 
 from headrace.errors import Unavailable
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.pacing import paced
 
 log = paced(__name__)
@@ -38,32 +38,32 @@ class InFlightTracker:
     def __init__(self, ordered: bool = False, counted: bool = False) -> None:
         self.is_closing = False
         #: Gives a request its final answer, now or when its turn comes.
-        self.answer: Callable[[InferRequest, Answer], None] = self._answer_in_turn if ordered else self._finish
+        self.answer: Callable[[Ticket, Answer], None] = self._answer_in_turn if ordered else self._finish
         self._ordered, self._counted = ordered, counted
         self._emptied = asyncio.Event()
         #: Those that have entered (whoever owns them sets them to `AWAITED`), in order of entry if that counts, with
         #: the answers that are held back.
-        self.open: dict[InferRequest, Answer | _Awaited] = OrderedDict() if ordered else {}
+        self.open: dict[Ticket, Answer | _Awaited] = OrderedDict() if ordered else {}
 
     @property
     def count(self) -> int:
         """Requests that have entered and not been answered."""
         return len(self.open)
 
-    def forget(self, request: InferRequest) -> None:
-        """``request`` has not entered after all."""
-        del self.open[request]
+    def forget(self, ticket: Ticket) -> None:
+        """``ticket`` has not entered after all."""
+        del self.open[ticket]
 
-    def __contains__(self, request: InferRequest) -> bool:
-        """Whether ``request`` has entered and has no last answer."""
-        return self.open.get(request) is AWAITED
+    def __contains__(self, ticket: Ticket) -> bool:
+        """Whether ``ticket`` has entered and has no last answer."""
+        return self.open.get(ticket) is AWAITED
 
-    def progress(self, request: InferRequest, response: Answer) -> None:
-        """Give ``request`` a response that is not its last; decoupled models keep no order."""
-        if request in self.open:
-            _write(request, response, False)
+    def progress(self, ticket: Ticket, response: Answer) -> None:
+        """Give ``ticket`` a response that is not its last; decoupled models keep no order."""
+        if ticket in self.open:
+            _write(ticket, response, False)
         if not self._counted:
-            request.read()
+            ticket.read()
 
     async def close(self) -> None:
         """Wait until every request that entered is answered; the caller refuses new ones."""
@@ -75,34 +75,34 @@ class InFlightTracker:
         """Answer every request, now: with `Unavailable` for ``reason``, unless its answer was held back.
         Have what is executed for it end."""
         self.is_closing = True
-        for request, held in tuple(self.open.items()):
-            request.respond_at_once = None
-            answer = Unavailable(f"{request.log_id}{reason}") if held is AWAITED else held
-            self._finish(request, answer)
-            request.cancel()
+        for ticket, held in tuple(self.open.items()):
+            ticket.respond_at_once = None
+            answer = Unavailable(f"{ticket.request.log_id}{reason}") if held is AWAITED else held
+            self._finish(ticket, answer)
+            ticket.cancel()
         self._emptied.set()
 
-    def _answer_in_turn(self, request: InferRequest, answer: Answer) -> None:
-        if request in self.open:
-            self.open[request] = answer
+    def _answer_in_turn(self, ticket: Ticket, answer: Answer) -> None:
+        if ticket in self.open:
+            self.open[ticket] = answer
         while self.open:
             head, held = next(iter(self.open.items()))
             if held is AWAITED:
                 return
             self._finish(head, held)
 
-    def _finish(self, request: InferRequest, answer: Answer) -> None:
-        if self.open.pop(request, self) is self:
+    def _finish(self, ticket: Ticket, answer: Answer) -> None:
+        if self.open.pop(ticket, self) is self:
             return  # answered before
-        _write(request, answer, True)
+        _write(ticket, answer, True)
         if self.is_closing and not self.open:
             self._emptied.set()
 
 
-def _write(request: InferRequest, answer: Answer, final: bool) -> None:
+def _write(ticket: Ticket, answer: Answer, final: bool) -> None:
     try:
-        request.respond(answer, final)
+        ticket.respond(answer, final)
     except KeyboardInterrupt:  # on the event loop it is the operator's
         raise
     except BaseException:
-        log.exception("a frontend failed to write the answer to request '%s'", request.id)
+        log.exception("a frontend failed to write the answer to request '%s'", ticket.request.id)

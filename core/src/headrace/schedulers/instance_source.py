@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from headrace.errors import InternalError, summary
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, Timer, Wait
 from headrace.telemetry.pacing import paced
 from headrace.workers.wakeup import LoopWakeup, Wakeup
@@ -56,13 +56,13 @@ class InstanceSource:
         self._takes_itself = self._on_threads and kernel.scheduler.instances_alike
         self._on_loop = False
         self._wakeup: Wakeup | LoopWakeup | None = None
-        self._batch: list[InferRequest] | None = None
+        self._batch: list[Ticket] | None = None
         self._alarm: Timer | None = None
         self._is_parked = False
 
     # ------------------------------------------------------------------ the instance's thread
 
-    def take(self, wakeup: Wakeup) -> list[InferRequest] | None:
+    def take(self, wakeup: Wakeup) -> list[Ticket] | None:
         """The next batch, owned by the caller; blocks on ``wakeup``. None when closed."""
         kernel, idle = self._kernel, self._kernel.idle
         self._wakeup = wakeup
@@ -88,7 +88,7 @@ class InstanceSource:
 
     # ------------------------------------------------------------------ event loop
 
-    def poll(self, wakeup: LoopWakeup) -> list[InferRequest] | None:
+    def poll(self, wakeup: LoopWakeup) -> list[Ticket] | None:
         """`take` for the event loop: the next batch, owned by the caller, or an empty list now.
 
         Then ``wakeup`` is woken, once, when it is worth asking again. None when closed.

@@ -15,8 +15,8 @@ from dataclasses import replace
 from time import monotonic_ns
 
 from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable, summary
-from headrace.messages.request import Batch, InferRequest, Padding
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, SchedulerContext, Timer, Wait
 from headrace.schedulers.in_flight import AWAITED, InFlightTracker
 from headrace.schedulers.instance_source import InstanceSource
@@ -80,7 +80,7 @@ class Kernel:
         self.scheduler = scheduler = kind(context)
         self._tracker = InFlightTracker(scheduler.keeps_order, model.config.model_transaction_policy.decoupled)
         self._recorder: ExecutionRecorder | None = None
-        self._timers: dict[InferRequest, Timer] = {}
+        self._timers: dict[Ticket, Timer] = {}
         self._is_waking = False
         #: Whether the scheduler has ever had an instance wait for a fuller batch: then the loop forms the batches.
         self.has_waited = False
@@ -98,45 +98,46 @@ class Kernel:
 
     # ------------------------------------------------------------------ in
 
-    def submit(self, request: InferRequest) -> None:
-        """Own ``request`` from now on, and answer it exactly once with final set.
+    def submit(self, ticket: Ticket) -> None:
+        """Own ``ticket`` from now on, and answer it exactly once with final set.
 
         Raises `Unavailable`, and what the scheduler raises, without owning it, when full or stopping. The one way in:
         a cache that answers in a model's stead stands here, before the scheduler is asked.
         """
         if self._tracker.is_closing:
             raise Unavailable(
-                f"{request.log_id}Server is stopping, scheduler for model has stopped accepting new inference requests"
+                f"{ticket.request.log_id}Server is stopping, scheduler for model has stopped accepting new inference "
+                "requests"
             )
-        request.queued_ns = self._now_ns()
-        request.on_cancel = self._leave
-        self._open[request] = AWAITED
+        ticket.queued_ns = self._now_ns()
+        ticket.on_cancel = self._leave
+        self._open[ticket] = AWAITED
         if self._holds_back:
-            request.respond_at_once = None  # its turn may not have come, or it would be told what is not for it
+            ticket.respond_at_once = None  # its turn may not have come, or it would be told what is not for it
         try:
-            level = self._submit(request)
+            level = self._submit(ticket)
         except BaseException as error:
-            self._refuse(request, error)
+            self._refuse(ticket, error)
             raise
         if level is None:
             level = 1
         elif not level:
-            request.on_cancel = self._cancel_own
+            ticket.on_cancel = self._cancel_own
             return
-        self._add(request, level)
-        if request.deadline_ns:
-            delay_ns = request.deadline_ns - request.queued_ns
-            self._timers[request] = self.clock.call_later(delay_ns, self._expire, request)
-        self.arrived += request.rows or 1
+        self._add(ticket, level)
+        if ticket.deadline_ns:
+            delay_ns = ticket.deadline_ns - ticket.queued_ns
+            self._timers[ticket] = self.clock.call_later(delay_ns, self._expire, ticket)
+        self.arrived += ticket.rows or 1
         if self.idle and not self._is_waking:
             # Soon: once the loop has decoded what else has arrived by now. To wake an instance at once would cost a
             # thread switch per request, and batches of one.
             self._is_waking = True
             self.call_soon(self._wake)
 
-    def _refuse(self, request: InferRequest, error: BaseException) -> None:
-        self._tracker.forget(request)
-        request.on_cancel = None
+    def _refuse(self, ticket: Ticket, error: BaseException) -> None:
+        self._tracker.forget(ticket)
+        ticket.on_cancel = None
         if isinstance(error, Unavailable):
             self.statistics.rejected.count += 1
         elif not isinstance(error, Exception | KeyboardInterrupt):  # a stranger's: it must not end the loop
@@ -144,7 +145,7 @@ class Kernel:
 
     # ------------------------------------------------------------------ to the instances
 
-    def ask(self, source: InstanceSource) -> list[InferRequest]:
+    def ask(self, source: InstanceSource) -> list[Ticket]:
         """The batch that the instance of ``source`` runs now, which is its from here on; empty if it has to wait.
 
         On any thread if the scheduler says so. The one way out of the queue: a limiter that has instances of
@@ -157,26 +158,27 @@ class Kernel:
         source.wait = None
         return self._claim(chosen) or self._ask_after_losing(source) if chosen else []
 
-    def _claim(self, chosen: Sequence[InferRequest]) -> list[InferRequest]:
+    def _claim(self, chosen: Sequence[Ticket]) -> list[Ticket]:
         """Those of ``chosen`` that still waited, and wait no more."""
         remove = self._remove
         if self._kept:
             self._ask_for_kept(chosen)
         if not isinstance(chosen, Batch):
-            return [request for request in chosen if remove(request)]
-        for request, added in zip(chosen, chosen.added, strict=False):
-            request.inputs = {**request.inputs, **added}
-        claimed = Batch([request for request in chosen if isinstance(request, Padding) or remove(request)])
-        for request in claimed:
-            request.pinned = chosen.pinned
-        return claimed if any(not isinstance(request, Padding) for request in claimed) else []
+            return [ticket for ticket in chosen if remove(ticket)]
+        for ticket, added in zip(chosen, chosen.added, strict=False):
+            request = ticket.request
+            ticket.request = request.with_inputs({**request.inputs, **added})
+        claimed = Batch([ticket for ticket in chosen if isinstance(ticket, Padding) or remove(ticket)])
+        for ticket in claimed:
+            ticket.pinned = chosen.pinned
+        return claimed if any(not isinstance(ticket, Padding) for ticket in claimed) else []
 
-    def _ask_for_kept(self, chosen: Sequence[InferRequest]) -> None:
-        for request in chosen:
-            if request.outputs:
-                request.outputs = tuple(dict.fromkeys((*request.outputs, *self._kept)))
+    def _ask_for_kept(self, chosen: Sequence[Ticket]) -> None:
+        for ticket in chosen:
+            if outputs := ticket.request.outputs:
+                ticket.request = ticket.request.with_outputs(tuple(dict.fromkeys((*outputs, *self._kept))))
 
-    def _ask_after_losing(self, source: InstanceSource) -> list[InferRequest]:
+    def _ask_after_losing(self, source: InstanceSource) -> list[Ticket]:
         """Others were faster; there may be more. A scheduler that gives what does not wait would be asked for ever."""
         for _ in range(100):
             chosen = self._next(source.instance, self._now_ns())
@@ -221,48 +223,48 @@ class Kernel:
 
     # ------------------------------------------------------------------ out
 
-    def progress(self, request: InferRequest, response: Answer) -> None:
-        """Pass on a response that is not the last of ``request``."""
-        self._tracker.progress(request, self._stripped(response) if self._kept else response)
+    def progress(self, ticket: Ticket, response: Answer) -> None:
+        """Pass on a response that is not the last of ``ticket``."""
+        self._tracker.progress(ticket, self._stripped(response) if self._kept else response)
 
-    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
-        """Give each of ``requests`` its last answer."""
+    def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
+        """Give each of ``tickets`` its last answer."""
         if self._timers:
-            for request in requests:
-                if (timer := self._timers.pop(request, None)) is not None:
+            for ticket in tickets:
+                if (timer := self._timers.pop(ticket, None)) is not None:
                     timer.cancel()
         give = self._tracker.answer
-        for request, answer in zip(requests, answers, strict=True):
-            give(request, answer)
+        for ticket, answer in zip(tickets, answers, strict=True):
+            give(ticket, answer)
 
     def deliver_heard(
-        self, source: InstanceSource | None, requests: Sequence[InferRequest], answers: Sequence[Answer]
+        self, source: InstanceSource | None, tickets: Sequence[Ticket], answers: Sequence[Answer]
     ) -> None:
         """`deliver`, for a scheduler that hears what became of its requests."""
         try:
-            self.scheduler.finished(requests, answers, None if source is None else source.instance)
+            self.scheduler.finished(tickets, answers, None if source is None else source.instance)
         except KeyboardInterrupt:
             raise
         except BaseException:
             log.exception("scheduler '%s' failed to hear what became of requests", self.scheduler.name)
         if self._kept:
             answers = [self._stripped(answer) for answer in answers]
-        self.deliver(requests, answers)
+        self.deliver(tickets, answers)
         self.ask_again()
 
-    def answer(self, request: InferRequest, answer: Answer, final: bool = True) -> None:
-        """The scheduler answers ``request`` itself; nothing if it has its last answer."""
-        if request not in self._tracker:
+    def answer(self, ticket: Ticket, answer: Answer, final: bool = True) -> None:
+        """The scheduler answers ``ticket`` itself; nothing if it has its last answer."""
+        if ticket not in self._tracker:
             return
         if not final:
-            self._tracker.progress(request, answer)
+            self._tracker.progress(ticket, answer)
             return
-        self.queue.remove(request)
-        request.started_ns = request.started_ns or self._now_ns()
+        self.queue.remove(ticket)
+        ticket.started_ns = ticket.started_ns or self._now_ns()
         if self._recorder is None:
             self._recorder = ExecutionRecorder(self.scheduler.name, self.statistics.for_instance)
-        self._recorder.late(request, answer)
-        self.deliver((request,), (answer,))
+        self._recorder.late(ticket, answer)
+        self.deliver((ticket,), (answer,))
 
     def _stripped(self, answer: Answer) -> Answer:
         """``answer`` without what is kept from callers."""
@@ -270,44 +272,44 @@ class Kernel:
             return answer
         return replace(answer, outputs={name: x for name, x in answer.outputs.items() if name not in self._kept})
 
-    def _expire(self, request: InferRequest) -> None:
+    def _expire(self, ticket: Ticket) -> None:
         """The request's time in the queue is over, whether or not an instance is free."""
-        if request not in self.queue:
+        if ticket not in self.queue:
             return
         try:
-            level = self.scheduler.expired(request)
+            level = self.scheduler.expired(ticket)
         except KeyboardInterrupt:
             raise
         except BaseException:
             log.exception("scheduler '%s' failed to say what becomes of an expired request", self.scheduler.name)
             level = None
         if level is None:
-            self._give_up(request, Unavailable("Request timeout expired"), self.statistics.rejected)
-        elif self.queue.postpone(request, level):
-            request.deadline_ns = 0
+            self._give_up(ticket, Unavailable("Request timeout expired"), self.statistics.rejected)
+        elif self.queue.postpone(ticket, level):
+            ticket.deadline_ns = 0
             self.ask_again()
 
-    def _cancel(self, request: InferRequest) -> None:
-        self._give_up(request, Cancelled(f"{request.log_id}request was cancelled"), self.statistics.cancelled)
+    def _cancel(self, ticket: Ticket) -> None:
+        self._give_up(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), self.statistics.cancelled)
 
-    def _cancel_own(self, request: InferRequest) -> None:
+    def _cancel_own(self, ticket: Ticket) -> None:
         """`_cancel`, for a request that the scheduler answers itself."""
-        if request in self._tracker:
-            self._drop(request, Cancelled(f"{request.log_id}request was cancelled"), self.statistics.cancelled)
+        if ticket in self._tracker:
+            self._drop(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"), self.statistics.cancelled)
 
-    def _give_up(self, request: InferRequest, error: HeadraceError, reason: Duration) -> None:
+    def _give_up(self, ticket: Ticket, error: HeadraceError, reason: Duration) -> None:
         """Answer a request that no instance will run; nothing if an instance has it already."""
-        if self.queue.remove(request):
-            self._drop(request, error, reason)
+        if self.queue.remove(ticket):
+            self._drop(ticket, error, reason)
             self.ask_again()
 
-    def _drop(self, request: InferRequest, error: HeadraceError, reason: Duration) -> None:
+    def _drop(self, ticket: Ticket, error: HeadraceError, reason: Duration) -> None:
         reason.count += 1
-        reason.ns += self._now_ns() - request.arrival_ns
+        reason.ns += self._now_ns() - ticket.arrival_ns
         if self.hears:
-            self.deliver_heard(None, (request,), (error,))
+            self.deliver_heard(None, (ticket,), (error,))
         else:
-            self.deliver((request,), (error,))
+            self.deliver((ticket,), (error,))
 
     # ------------------------------------------------------------------ how many, and the end
 
@@ -321,9 +323,9 @@ class Kernel:
         """Requests waiting for an instance."""
         return len(self.queue)
 
-    def has_waiting(self, request: InferRequest) -> bool:
-        """Whether ``request`` waits for an instance."""
-        return request in self.queue
+    def has_waiting(self, ticket: Ticket) -> bool:
+        """Whether ``ticket`` waits for an instance."""
+        return ticket in self.queue
 
     async def drain(self) -> None:
         """Refuse new requests; return when every submitted one is answered."""
@@ -338,8 +340,8 @@ class Kernel:
             except IndexError:  # its thread has looked by itself
                 break
             source.end()
-        for request in self.queue.head(len(self.queue)):
-            self._give_up(request, Unavailable(f"{request.log_id}{_STOPPING}"), self.statistics.rejected)
+        for ticket in self.queue.head(len(self.queue)):
+            self._give_up(ticket, Unavailable(f"{ticket.request.log_id}{_STOPPING}"), self.statistics.rejected)
 
     def abandon(self) -> None:
         """`close`, when the server waits no longer: also those requests that instances have are answered,

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import TypeAlias
 
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 
-Lane: TypeAlias = "OrderedDict[InferRequest, None]"
+Lane: TypeAlias = "OrderedDict[Ticket, None]"
 
 
 class RequestQueue:
@@ -30,32 +30,32 @@ class RequestQueue:
     def __len__(self) -> int:
         return sum(map(len, self._lanes))
 
-    def __contains__(self, request: InferRequest) -> bool:
-        return any(request in lane for lane in self._lanes)
+    def __contains__(self, ticket: Ticket) -> bool:
+        return any(ticket in lane for lane in self._lanes)
 
-    def __iter__(self) -> Iterator[InferRequest]:
+    def __iter__(self) -> Iterator[Ticket]:
         return iter(self.head(len(self)))
 
     def size(self, level: int) -> int:
         """Requests waiting at ``level``, counted from 1."""
         return sum(map(len, self._levels.get(level, ())))
 
-    def add(self, request: InferRequest, level: int = 1) -> None:
+    def add(self, ticket: Ticket, level: int = 1) -> None:
         lanes = self._levels.get(level) or self._open(level)
-        lanes[0][request] = None
+        lanes[0][ticket] = None
 
-    def postpone(self, request: InferRequest, level: int) -> bool:
+    def postpone(self, ticket: Ticket, level: int) -> bool:
         """Move behind the unexpired requests of ``level``; False if it is no longer waiting."""
-        if not self.remove(request):
+        if not self.remove(ticket):
             return False
         lanes = self._levels.get(level) or self._open(level)  # none, if the level was forgotten
-        lanes[1][request] = None
+        lanes[1][ticket] = None
         return True
 
-    def remove(self, request: InferRequest) -> bool:
-        """Take ``request`` out; True makes the caller its owner."""
+    def remove(self, ticket: Ticket) -> bool:
+        """Take ``ticket`` out; True makes the caller its owner."""
         for lane in self._lanes:  # noqa: SIM110 (a generator would double the cost of a request)
-            if lane.pop(request, self) is None:
+            if lane.pop(ticket, self) is None:
                 return True
         return False
 
@@ -70,7 +70,7 @@ class RequestQueue:
         self._lanes = tuple(chain.from_iterable(self._levels.values()))
         return kept[level]
 
-    def head(self, count: int) -> tuple[InferRequest, ...]:
+    def head(self, count: int) -> tuple[Ticket, ...]:
         """The next ``count`` requests, still waiting and still nobody's."""
         lanes = [lane for lane in self._lanes if lane]
         while True:

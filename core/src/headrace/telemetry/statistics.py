@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 
 #: Upper bounds of the latency histograms in microseconds: 1, 2, 4, ... about 67 s, then +Inf.
 #: Powers of two, so that a duration finds its bucket by ``int.bit_length`` alone.
@@ -108,27 +108,25 @@ class ExecutionStatistics:
     compute_infer_us: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_US))
     batch_size: Histogram = field(default_factory=lambda: Histogram(BATCH_BOUNDS))
 
-    def record(self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes) -> None:
+    def record(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
         """Add one batch; it counts as an execution if anything succeeded."""
         self.record_requests(succeeded, failed, times)
         if succeeded:
             self.record_execution(succeeded, times)
 
-    def record_requests(
-        self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes
-    ) -> None:
+    def record_requests(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
         """Add what has become of requests. Compute durations count once per request, as Triton counts them."""
         start, end, number = times.start_ns, times.end_ns, len(succeeded)
-        for request in failed:
+        for ticket in failed:
             self.fail.count += 1
-            self.fail.ns += end - request.arrival_ns
+            self.fail.ns += end - ticket.arrival_ns
         if not number:
             return
         rows = total = queued = 0
         record_request, record_queue = self.request_us.record, self.queue_us.record
-        for request in succeeded:
-            rows += request.rows or 1
-            took, waited = end - request.arrival_ns, start - request.queued_ns
+        for ticket in succeeded:
+            rows += ticket.rows or 1
+            took, waited = end - ticket.arrival_ns, start - ticket.queued_ns
             total += took
             queued += waited
             record_request(took // 1000)
@@ -145,15 +143,15 @@ class ExecutionStatistics:
             duration.count += number
             duration.ns += took * number
 
-    def record_cancelled(self, cancelled: Sequence[InferRequest], times: BatchTimes) -> None:
+    def record_cancelled(self, cancelled: Sequence[Ticket], times: BatchTimes) -> None:
         """Add requests whose callers had gone before they were answered."""
-        for request in cancelled:
+        for ticket in cancelled:
             self.cancelled.count += 1
-            self.cancelled.ns += times.end_ns - request.arrival_ns
+            self.cancelled.ns += times.end_ns - ticket.arrival_ns
 
-    def record_execution(self, batch: Sequence[InferRequest], times: BatchTimes) -> None:
+    def record_execution(self, batch: Sequence[Ticket], times: BatchTimes) -> None:
         """Add one execution of ``batch``."""
-        rows = sum([request.rows or 1 for request in batch])
+        rows = sum([ticket.rows or 1 for ticket in batch])
         self.execution_count += 1
         per_batch = self.batches.get(rows)
         if per_batch is None:

@@ -18,7 +18,7 @@ from time import monotonic_ns
 from weakref import WeakKeyDictionary
 
 from headrace.hookspecs import hookimpl
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.observer import Observer
 from headrace.telemetry.statistics import BatchTimes
 
@@ -87,17 +87,15 @@ class LatencySummaries(Observer):
         self._lock = Lock()
         self._stages = {stage: Summary() for stage in STAGES}
 
-    def batch_finished(
-        self, succeeded: Sequence[InferRequest], failed: Sequence[InferRequest], times: BatchTimes
-    ) -> None:
+    def batch_finished(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
         start, inputs, inferred, end = times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns
         stages, number = self._stages, len(succeeded)
         if not number:
             return
         with self._lock:
-            for request in succeeded:
-                stages["request"].record((end - request.arrival_ns) // 1000, end)
-                stages["queue"].record((start - request.queued_ns) // 1000, end)
+            for ticket in succeeded:
+                stages["request"].record((end - ticket.arrival_ns) // 1000, end)
+                stages["queue"].record((start - ticket.queued_ns) // 1000, end)
             stages["compute_input"].record((inputs - start) // 1000, end, number)
             stages["compute_infer"].record((inferred - inputs) // 1000, end, number)
             stages["compute_output"].record((end - inferred) // 1000, end, number)

@@ -17,6 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor
+from headrace.messages.ticket import Ticket
 from headrace.models.signature import Signature
 from headrace.testing.example import NAME
 from headrace.workers.batch import runner_for
@@ -94,19 +95,19 @@ class Driven:
 
     def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The outputs, or the error raised."""
-        (answer,) = self.on_its_thread(lambda: self.run([self.request(inputs)]))
+        (answer,) = self.on_its_thread(lambda: self.run([self.ticket(inputs)]))
         return outputs_of(answer)
 
-    def request(self, inputs: Mapping[str, Tensor], check: bool = True) -> InferRequest:
-        """A request as the scheduler would own it; unchecked, it may break every rule."""
-        request = InferRequest(NAME, dict(inputs), lambda answer, final: None)
+    def ticket(self, inputs: Mapping[str, Tensor], check: bool = True) -> Ticket:
+        """That of a request, as the scheduler would own it; unchecked, the request may break every rule."""
+        ticket = Ticket(InferRequest(NAME, inputs), lambda answer, final: None)
         if check:
-            self._signature.check(request)
-        return request
+            self._signature.check(ticket)
+        return ticket
 
-    def run(self, requests: Sequence[InferRequest]) -> Sequence[Answer]:
+    def run(self, tickets: Sequence[Ticket]) -> Sequence[Answer]:
         """One execution on the calling thread, until every request has its last answer."""
-        return complete(self._runner, requests)
+        return complete(self._runner, tickets)
 
     def on_its_thread(self, call: Callable[[], T]) -> T:
         return self._thread.submit(call).result()

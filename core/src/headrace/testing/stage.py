@@ -13,9 +13,10 @@ from headrace.backends.base import Device, Instance, Tensors
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import Unavailable
 from headrace.messages import dtypes
-from headrace.messages.request import Batch, InferRequest, Padding
+from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
+from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.models.parts import scheduler_parameters
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler, Wait, Waiting
 from headrace.schedulers.instance_source import InstanceSource
@@ -43,11 +44,11 @@ class PlayedInstance:
     """An instance that asks whenever it is free, and keeps what it gets until it is told to `finish`."""
 
     def __init__(self, source: InstanceSource, wrong: list[str]) -> None:
-        self.batch: list[InferRequest] = []
+        self.batch: list[Ticket] = []
         self._wrong = wrong
         self.name, self._source, self._wakeup = source.instance.name, source, LoopWakeup(self.ask)
         #: All that it was ever given, in order.
-        self.given: list[InferRequest] = []
+        self.given: list[Ticket] = []
 
     def ask(self) -> None:
         if self.batch:
@@ -61,7 +62,7 @@ class PlayedInstance:
     def finish(self, error: Answer = None) -> None:
         """Answer what it has, each request by its own id or all with ``error``, and ask again."""
         batch, self.batch = self.batch, []
-        self._source.deliver(batch, [error or InferResponse({}, id=request.id) for request in batch])
+        self._source.deliver(batch, [error or InferResponse({}, id=ticket.request.id) for ticket in batch])
         self.ask()
 
 
@@ -75,7 +76,7 @@ class Stage:
     def __init__(self, kind: type[Scheduler], config: ModelConfig, instances: int) -> None:
         self.clock, self.statistics = TurnedClock(), ModelStatistics()
         self.answers: dict[str, list[Answer]] = {}
-        self.requests: list[InferRequest] = []
+        self.tickets: list[Ticket] = []
         #: The rows of each request as it was sent, by its id.
         self.rows: dict[str, int] = {}
         self.wrong: list[str] = []
@@ -90,20 +91,21 @@ class Stage:
 
     # ------------------------------------------------------------------ the callers
 
-    def send(self, rows: int = 1, key: object = None, **fields: Any) -> InferRequest:
+    def send(self, rows: int = 1, key: object = None, **fields: Any) -> Ticket:
         """A request of ``rows`` rows, which joins those with the same ``key`` only. Raises what `submit` raises."""
-        name = str(len(self.requests))
+        name = str(len(self.tickets))
         heard = self.answers[name] = []
-        request = InferRequest(NAME, {"x": np.ones((rows, 1), np.float32)}, partial(_hear, heard), id=name, **fields)
-        request.rows, request.batch_key, request.arrival_ns = rows, key, self.clock.now_ns()
-        self.requests.append(request)
+        request = InferRequest(NAME, {"x": np.ones((rows, 1), np.float32)}, id=name, **fields)
+        ticket = Ticket(request, partial(_hear, heard))
+        ticket.rows, ticket.batch_key, ticket.arrival_ns = rows, key, self.clock.now_ns()
+        self.tickets.append(ticket)
         self.rows[name] = rows
-        self.kernel.submit(request)
-        return request
+        self.kernel.submit(ticket)
+        return ticket
 
-    def told(self, request: InferRequest) -> list[Answer]:
-        """What the caller of ``request`` has been told by now."""
-        return self.answers[request.id]
+    def told(self, ticket: Ticket) -> list[Answer]:
+        """What the caller of ``ticket`` has been told by now."""
+        return self.answers[ticket.request.id]
 
     # ------------------------------------------------------------------ time
 
@@ -137,7 +139,7 @@ class Stage:
                 next_ns = self.clock.next_ns
                 if next_ns is None or next_ns > end_ns:
                     self.check()
-                    waits = [request.id for request in self.requests if not self.told(request)]
+                    waits = [ticket.request.id for ticket in self.tickets if not self.told(ticket)]
                     when = "nothing will ever wake it" if next_ns is None else f"{patience_ns / 1e6:g} ms have passed"
                     raise AssertionError(f"every instance is idle and {when}, but requests {waits} still wait")
                 self.clock.turn(next_ns - self.clock.now_ns())
@@ -170,33 +172,31 @@ class Stage:
         """Fail if anything was wrong."""
         assert not self.wrong, self.wrong[0]
 
-    def note(self, instance: InstanceInfo, chosen: Sequence[InferRequest] | Wait, waiting: Waiting) -> None:
+    def note(self, instance: InstanceInfo, chosen: Sequence[Ticket] | Wait, waiting: Waiting) -> None:
         """Look at what the scheduler wants ``instance`` to run."""
         self.asked += 1
         if isinstance(chosen, Wait):
             if chosen.delay_ns <= 0 or chosen.rows < 1:
                 self.wrong.append(f"instance '{instance.name}' is to wait for {chosen}, which is over at once")
         elif chosen:
-            what = f"the batch {[request.id for request in chosen]} of '{instance.name}'"
+            what = f"the batch {[ticket.request.id for ticket in chosen]} of '{instance.name}'"
             self.wrong += [f"{what} {why}" for why in _misfits(instance, chosen, waiting, self.has_threads)]
 
 
-def _misfits(
-    instance: InstanceInfo, chosen: Sequence[InferRequest], waiting: Waiting, has_threads: bool
-) -> Sequence[str]:
-    callers = [request for request in chosen if not isinstance(request, Padding)]
-    rows, why = sum(request.rows for request in chosen), []
+def _misfits(instance: InstanceInfo, chosen: Sequence[Ticket], waiting: Waiting, has_threads: bool) -> Sequence[str]:
+    callers = [ticket for ticket in chosen if not isinstance(ticket, Padding)]
+    rows, why = sum(ticket.rows for ticket in chosen), []
     if rows > instance.slots:
         why.append(f"has {rows} rows, and the instance has {instance.slots} slots")
     if not callers:
         why.append("is nothing but padding")
     if len(set(callers)) < len(callers):
         why.append("has a request twice")
-    if len({request.batch_key for request in callers}) > 1:
+    if len({ticket.batch_key for ticket in callers}) > 1:
         why.append("joins requests that do not stack: their batch_key differs")
     if isinstance(chosen, Batch) and len(chosen.added) not in (0, len(chosen)):
         why.append(f"adds inputs to {len(chosen.added)} requests, and has {len(chosen)}")
-    if not has_threads and any(request not in waiting for request in callers):
+    if not has_threads and any(ticket not in waiting for ticket in callers):
         why.append("has a request that does not wait")
     return why
 
@@ -205,8 +205,8 @@ def _observed(kind: type[Scheduler], stage: Stage) -> type[Scheduler]:
     """``kind``, whose every answer and every raise ``stage`` hears of."""
 
     class Observed(kind):  # type: ignore[misc, valid-type]
-        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
-            chosen: Sequence[InferRequest] | Wait = heard(super().next)(instance, now_ns)
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+            chosen: Sequence[Ticket] | Wait = heard(super().next)(instance, now_ns)
             stage.note(instance, chosen, self.context.waiting)
             return chosen
 

@@ -10,7 +10,7 @@ from time import monotonic_ns
 
 from headrace.backends.base import AnyInstance, DeferredInstance, Instance, RequestInstance, StreamInstance
 from headrace.errors import BackendError, Cancelled
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.statistics import BatchTimes
 from headrace.workers.deferred import DeferredRunner
 from headrace.workers.output_schema import OutputSchema
@@ -36,17 +36,17 @@ def runner_for(instance: AnyInstance, schema: OutputSchema) -> Runner:
     )
 
 
-def run_batch(runner: Runner, batch: Sequence[InferRequest]) -> tuple[Sequence[Given], BatchTimes]:
+def run_batch(runner: Runner, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
     """Run those of ``batch`` whose callers are still there; the others get `Cancelled`."""
-    if not any(request.cancelled for request in batch):
+    if not any(ticket.cancelled for ticket in batch):
         return runner.run(batch)
-    alive = [request for request in batch if request.pinned or not request.cancelled]
+    alive = [ticket for ticket in batch if ticket.pinned or not ticket.cancelled]
     now = monotonic_ns()
     answers, times = runner.run(alive) if alive else ((), BatchTimes(now, now, now, now))
     answered = iter(answers)
     return [
         next(answered)
-        if request.pinned or not request.cancelled
-        else Cancelled(f"{request.log_id}request was cancelled")
-        for request in batch
+        if ticket.pinned or not ticket.cancelled
+        else Cancelled(f"{ticket.request.log_id}request was cancelled")
+        for ticket in batch
     ], times

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 from headrace.workers.runner import LATER, Runner
 
 
-def complete(runner: Runner, batch: Sequence[InferRequest]) -> Sequence[Answer]:
+def complete(runner: Runner, batch: Sequence[Ticket]) -> Sequence[Answer]:
     """What each request was given at last, once all have ended. On the instance's thread.
 
     For a request that ended with None that is its latest response, None if there was none at all.
@@ -19,8 +19,8 @@ def complete(runner: Runner, batch: Sequence[InferRequest]) -> Sequence[Answer]:
     runner.connect(collector)
     given, _ = runner.run(batch)
     return [
-        collector.last(request, collector.wait(request) if answer is LATER else answer)
-        for request, answer in zip(batch, given, strict=True)
+        collector.last(ticket, collector.wait(ticket) if answer is LATER else answer)
+        for ticket, answer in zip(batch, given, strict=True)
     ]
 
 
@@ -28,23 +28,23 @@ class _Collector:
     """A `headrace.workers.runner.AnswerSink` whose responses are read at once."""
 
     def __init__(self) -> None:
-        self._responses: dict[InferRequest, Answer] = {}
-        self._ended: dict[InferRequest, Answer] = {}
-        self._arrivals: SimpleQueue[tuple[InferRequest, Answer]] = SimpleQueue()
+        self._responses: dict[Ticket, Answer] = {}
+        self._ended: dict[Ticket, Answer] = {}
+        self._arrivals: SimpleQueue[tuple[Ticket, Answer]] = SimpleQueue()
 
-    def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         if final:
-            self._arrivals.put((request, answer))
+            self._arrivals.put((ticket, answer))
         else:
-            self._responses[request] = answer
-            request.read()
+            self._responses[ticket] = answer
+            ticket.read()
 
-    def wait(self, request: InferRequest) -> Answer:
-        """The last answer to ``request``; blocks until it is there."""
-        while request not in self._ended:
+    def wait(self, ticket: Ticket) -> Answer:
+        """The last answer to ``ticket``; blocks until it is there."""
+        while ticket not in self._ended:
             arrived, answer = self._arrivals.get()
             self._ended[arrived] = answer
-        return self._ended[request]
+        return self._ended[ticket]
 
-    def last(self, request: InferRequest, answer: Answer) -> Answer:
-        return self._responses.get(request) if answer is None else answer
+    def last(self, ticket: Ticket, answer: Answer) -> Answer:
+        return self._responses.get(ticket) if answer is None else answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from headrace.messages.request import UNREAD, InferRequest
+from headrace.messages.ticket import UNREAD, Ticket
 
 
 class CreditWindow:
@@ -28,12 +28,12 @@ class CreditWindow:
         self._gate = threading.Lock()
 
     @classmethod
-    def over(cls, request: InferRequest) -> CreditWindow:
-        """A credit window that the caller of ``request`` moves by reading, and opens by leaving."""
+    def over(cls, ticket: Ticket) -> CreditWindow:
+        """A credit window that the caller of ``ticket`` moves by reading, and opens by leaving."""
         window = cls()
-        request.on_read = lambda _: window.release()
-        request.on_cancel = lambda _: window.open() if request.abandoned else None
-        if request.abandoned:  # in the meantime, perhaps before `on_cancel` was there
+        ticket.on_read = lambda _: window.release()
+        ticket.on_cancel = lambda _: window.open() if ticket.abandoned else None
+        if ticket.abandoned:  # in the meantime, perhaps before `on_cancel` was there
             window.open()
         return window
 

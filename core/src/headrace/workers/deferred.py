@@ -9,8 +9,8 @@ from time import monotonic_ns
 
 from headrace.backends.base import Call, DeferredInstance
 from headrace.errors import BackendError, Cancelled, HeadraceError, Unavailable
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.statistics import BatchTimes
 from headrace.workers.credit_window import CreditWindow
 from headrace.workers.output_schema import OutputSchema
@@ -29,9 +29,9 @@ class DeferredRunner(Runner):
         #: The answers to the batch that is being accepted.
         self._answers: list[Given] | None = None
         # Weak, because a call that nobody holds any more is to end itself.
-        self._open: dict[InferRequest, weakref.ref[DeferredCall]] = {}
+        self._open: dict[Ticket, weakref.ref[DeferredCall]] = {}
 
-    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Given], BatchTimes]:
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
         started = monotonic_ns()
         self._thread = threading.get_ident()
         self._batches += 1
@@ -47,30 +47,31 @@ class DeferredRunner(Runner):
             if (call := reference()) is not None:
                 call.end(Unavailable(f"{call.request.log_id}model '{self.schema.name}' is being unloaded"))
 
-    def leave(self, request: InferRequest) -> None:
-        """The caller of ``request`` has gone. Any thread.
+    def leave(self, ticket: Ticket) -> None:
+        """The caller of ``ticket`` has gone. Any thread.
 
         The call ends at once, whoever still holds it: else a model that forgets one could not be unloaded.
         """
-        if not request.abandoned:
+        if not ticket.abandoned:
             return  # the model may look at ``cancelled``, and who asked waits for what it makes of it
-        reference = self._open.get(request)
+        reference = self._open.get(ticket)
         call = None if reference is None else reference()
         if call is not None:
-            call.end(Cancelled(f"{request.log_id}request was cancelled"))
+            call.end(Cancelled(f"{ticket.request.log_id}request was cancelled"))
 
-    def finish(self, request: InferRequest, batch: int, place: int, answer: Answer) -> None:
-        """Take the last answer to ``request``, at ``place`` of the batch of that number. Any thread."""
-        self._open.pop(request, None)
+    def finish(self, ticket: Ticket, batch: int, place: int, answer: Answer) -> None:
+        """Take the last answer to ``ticket``, at ``place`` of the batch of that number. Any thread."""
+        self._open.pop(ticket, None)
+        ticket.end()
         answers = self._answers
         if answers is not None and batch == self._batches and threading.get_ident() == self._thread:
             answers[place] = answer
         else:
-            self.sink.send(request, answer, True)
+            self.sink.send(ticket, answer, True)
 
-    def _begin(self, batch: Sequence[InferRequest], started_ns: int) -> None:
+    def _begin(self, batch: Sequence[Ticket], started_ns: int) -> None:
         """Returns without holding any of the calls, so that those which the instance let go have ended."""
-        calls = [self._call(request, place, started_ns) for place, request in enumerate(batch)]
+        calls = [self._call(ticket, place, started_ns) for place, ticket in enumerate(batch)]
         try:
             self._accept(calls)
         except BaseException as error:
@@ -78,21 +79,22 @@ class DeferredRunner(Runner):
             for call in calls:
                 call.end(failure)
 
-    def _call(self, request: InferRequest, place: int, started_ns: int) -> DeferredCall:
-        request.started_ns = started_ns
-        call = DeferredCall(self, request, self._batches, place)
-        self._open[request] = weakref.ref(call)
-        request.on_cancel = self.leave
-        if request.abandoned:  # in the meantime
-            self.leave(request)
+    def _call(self, ticket: Ticket, place: int, started_ns: int) -> DeferredCall:
+        ticket.started_ns = started_ns
+        call = DeferredCall(self, ticket, self._batches, place)
+        self._open[ticket] = weakref.ref(call)
+        ticket.on_cancel = self.leave
+        if ticket.abandoned:  # in the meantime
+            self.leave(ticket)
         return call
 
 
 class DeferredCall(Call):
     """One request between `DeferredRunner.run` and its last answer."""
 
-    def __init__(self, runner: DeferredRunner, request: InferRequest, batch: int, place: int) -> None:
-        self.request = request
+    def __init__(self, runner: DeferredRunner, ticket: Ticket, batch: int, place: int) -> None:
+        self.request = ticket.begin()
+        self._ticket = ticket
         self._runner = runner
         self._batch = batch
         self._place = place
@@ -103,17 +105,17 @@ class DeferredCall(Call):
         self._is_ended = False
 
     def send(self, answer: InferResponse | HeadraceError | None, final: bool = True) -> None:
-        request, runner = self.request, self._runner
+        ticket, runner = self._ticket, self._runner
         with self._lock:
             if self._said_last:
                 raise BackendError(f"model '{runner.schema.name}': an answer after the last one")
             self._said_last = final
         if not final:
             self._progress(answer)
-        elif request.abandoned:
-            self.end(Cancelled(f"{request.log_id}request was cancelled"))
+        elif ticket.abandoned:
+            self.end(Cancelled(f"{ticket.request.log_id}request was cancelled"))
         else:
-            self.end(runner.schema.signed(request, answer))
+            self.end(runner.schema.signed(self.request, answer))
 
     def end(self, answer: Answer) -> None:
         """Make ``answer`` the last one; nothing if there is one. Any thread."""
@@ -123,24 +125,24 @@ class DeferredCall(Call):
             self._is_ended = True
         if self._window is not None:
             self._window.open()
-        self._runner.finish(self.request, self._batch, self._place, answer)
+        self._runner.finish(self._ticket, self._batch, self._place, answer)
 
     def _progress(self, answer: InferResponse | HeadraceError | None) -> None:
-        request, runner = self.request, self._runner
+        ticket, runner = self._ticket, self._runner
         if answer is None:
             raise BackendError(f"model '{runner.schema.name}': an answer that is not the last must say something")
         self._watched().acquire()
-        answer = runner.schema.signed(request, answer)
+        answer = runner.schema.signed(self.request, answer)
         with self._lock:  # so that it does not pass the last answer, sent by another thread
-            if not (self._is_ended or request.abandoned):
-                runner.sink.send(request, answer, False)
+            if not (self._is_ended or ticket.abandoned):
+                runner.sink.send(ticket, answer, False)
 
     def _watched(self) -> CreditWindow:
         """The window of this call. Made late: most calls are answered once."""
         with self._lock:
             if self._window is None:
                 self._window = window = CreditWindow()
-                self.request.on_read = lambda _: window.release()
+                self._ticket.on_read = lambda _: window.release()
                 if self._is_ended:  # as it is when the caller has left: `DeferredRunner.leave`
                     window.open()
             return self._window

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 
 from headrace.errors import Code, HeadraceError
-from headrace.messages.request import Batch, InferRequest, Padding
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.telemetry.observer import Observer
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics
@@ -26,16 +26,16 @@ class ExecutionRecorder:
 
     def batch(
         self,
-        batch: Sequence[InferRequest],
-        finished: Sequence[InferRequest],
+        batch: Sequence[Ticket],
+        finished: Sequence[Ticket],
         answers: Sequence[Answer],
         times: BatchTimes,
     ) -> None:
         """``batch`` has run; ``finished`` are those of it that have their last answer."""
         if isinstance(batch, Batch):
-            answers = [answer for request, answer in zip(finished, answers, strict=True) if not _is_padding(request)]
-            finished = [request for request in finished if not _is_padding(request)]
-            batch = [request for request in batch if not _is_padding(request)]
+            answers = [answer for ticket, answer in zip(finished, answers, strict=True) if not _is_padding(ticket)]
+            finished = [ticket for ticket in finished if not _is_padding(ticket)]
+            batch = [ticket for ticket in batch if not _is_padding(ticket)]
         succeeded, failed, cancelled = _outcome(finished, answers)
         if len(finished) == len(batch):
             self._batches.record(succeeded, failed, times)
@@ -44,20 +44,20 @@ class ExecutionRecorder:
             self._batches.record_execution(batch, times)
         self._conclude(self._batches, succeeded, failed, cancelled, times)
 
-    def late(self, request: InferRequest, answer: Answer) -> None:
+    def late(self, ticket: Ticket, answer: Answer) -> None:
         """A last answer has come after its execution."""
-        start, now = request.started_ns, monotonic_ns()
+        start, now = ticket.started_ns, monotonic_ns()
         times = BatchTimes(start, start, now, now)
-        succeeded, failed, cancelled = _outcome([request], [answer])
+        succeeded, failed, cancelled = _outcome([ticket], [answer])
         self._late.record_requests(succeeded, failed, times)
         self._conclude(self._late, succeeded, failed, cancelled, times)
 
     def _conclude(
         self,
         statistics: ExecutionStatistics,
-        succeeded: Sequence[InferRequest],
-        failed: Sequence[InferRequest],
-        cancelled: Sequence[InferRequest],
+        succeeded: Sequence[Ticket],
+        failed: Sequence[Ticket],
+        cancelled: Sequence[Ticket],
         times: BatchTimes,
     ) -> None:
         """Count those who left, and tell the observers, to whom they have failed."""
@@ -71,24 +71,24 @@ class ExecutionRecorder:
                 log.exception("observer %s of instance '%s' failed", type(observer).__name__, self._name)
 
 
-def _is_padding(request: InferRequest) -> bool:
-    return isinstance(request, Padding)
+def _is_padding(ticket: Ticket) -> bool:
+    return isinstance(ticket, Padding)
 
 
 def _outcome(
-    requests: Sequence[InferRequest], answers: Sequence[Answer]
-) -> tuple[Sequence[InferRequest], Sequence[InferRequest], Sequence[InferRequest]]:
+    tickets: Sequence[Ticket], answers: Sequence[Answer]
+) -> tuple[Sequence[Ticket], Sequence[Ticket], Sequence[Ticket]]:
     """Those that succeeded, those that failed, and those whose caller had gone."""
     if not any(isinstance(answer, HeadraceError) for answer in answers):
-        return requests, (), ()
-    succeeded: list[InferRequest] = []
-    failed: list[InferRequest] = []
-    cancelled: list[InferRequest] = []
-    for request, answer in zip(requests, answers, strict=True):
+        return tickets, (), ()
+    succeeded: list[Ticket] = []
+    failed: list[Ticket] = []
+    cancelled: list[Ticket] = []
+    for ticket, answer in zip(tickets, answers, strict=True):
         if not isinstance(answer, HeadraceError):
-            succeeded.append(request)
-        elif request.cancelled and answer.code is Code.CANCELLED:
-            cancelled.append(request)
+            succeeded.append(ticket)
+        elif ticket.cancelled and answer.code is Code.CANCELLED:
+            cancelled.append(ticket)
         else:
-            failed.append(request)
+            failed.append(ticket)
     return succeeded, failed, cancelled

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 
 from headrace.backends.base import AnyInstance, BaseInstance
 from headrace.errors import InternalError, summary
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.observer import Observer
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import ExecutionStatistics
@@ -47,7 +47,7 @@ class InstanceThread:
         self.name = name
         self.instance: AnyInstance | None = None
         self.has_check = False
-        self.executing: Sequence[InferRequest] = ()
+        self.executing: Sequence[Ticket] = ()
         self._load = load
         self._recorder = ExecutionRecorder(name, statistics)
         self._source: Future[tuple[BatchSource, asyncio.AbstractEventLoop] | None] = Future()
@@ -125,9 +125,9 @@ class InstanceThread:
             del batch, given, finished, answers  # while this thread waits, their memory is not its to keep
 
 
-def _finished(batch: list[InferRequest], given: Sequence[Given]) -> tuple[list[InferRequest], Sequence[Answer]]:
+def _finished(batch: list[Ticket], given: Sequence[Given]) -> tuple[list[Ticket], Sequence[Answer]]:
     """Those of ``batch`` that are answered, and their answers."""
     if LATER not in given:
         return batch, given  # type: ignore[return-value]  # looked at in one go: this is every batch's way
-    pairs = [(request, answer) for request, answer in zip(batch, given, strict=True) if answer is not LATER]
-    return [request for request, _ in pairs], [answer for _, answer in pairs]
+    pairs = [(ticket, answer) for ticket, answer in zip(batch, given, strict=True) if answer is not LATER]
+    return [ticket for ticket, _ in pairs], [answer for _, answer in pairs]

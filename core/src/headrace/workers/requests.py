@@ -7,8 +7,8 @@ from time import monotonic_ns
 
 from headrace.backends.base import RequestInstance
 from headrace.errors import BackendError
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.statistics import BatchTimes
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import Runner, as_error
@@ -21,18 +21,21 @@ class RequestRunner(Runner):
         super().__init__(schema)
         self._execute = instance.execute_requests
 
-    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Answer], BatchTimes]:
         started = monotonic_ns()
         try:
-            given = self._execute(batch)
+            requests = [ticket.begin() for ticket in batch]
+            given = self._execute(requests)
             if len(given) != len(batch):
                 raise BackendError(
                     f"model '{self.schema.name}': the backend gave {len(given)} answers for {len(batch)} requests"
                 )
             inferred = monotonic_ns()
-            answers = [self.schema.signed(*pair) for pair in zip(batch, given, strict=True)]
+            answers = [self.schema.signed(*pair) for pair in zip(requests, given, strict=True)]
         except BaseException as error:
             failure = as_error(error, self.schema)
             inferred = monotonic_ns()
             answers = [failure] * len(batch)
+        for ticket in batch:
+            ticket.end()
         return answers, BatchTimes(started, started, inferred, monotonic_ns())

@@ -7,9 +7,9 @@ from time import monotonic_ns
 
 from headrace.backends.base import Instance
 from headrace.errors import BackendError, Cancelled
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.statistics import BatchTimes
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import Runner, as_error
@@ -23,7 +23,7 @@ class RowsRunner(Runner):
         self._execute = instance.execute
         self.parameters = instance.response_parameters
 
-    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Answer], BatchTimes]:
         started = monotonic_ns()
         stacked = inferred = started
         try:
@@ -35,27 +35,27 @@ class RowsRunner(Runner):
         except BaseException as error:
             if len(batch) > 1 and not batch[0].pinned:
                 # Rows are independent, so the others can be answered without the culprit.
-                answers = [self._run_alone(request) for request in batch]
+                answers = [self._run_alone(ticket) for ticket in batch]
             else:
                 answers = [as_error(error, self.schema)] * len(batch)
             stacked, inferred = max(stacked, started), max(inferred, stacked)
         return answers, BatchTimes(started, stacked, inferred, monotonic_ns())
 
-    def _run_alone(self, request: InferRequest) -> Answer:
-        if request.cancelled:  # meanwhile
-            return Cancelled(f"{request.log_id}request was cancelled")
-        return self.run([request])[0][0]
+    def _run_alone(self, ticket: Ticket) -> Answer:
+        if ticket.cancelled:  # meanwhile
+            return Cancelled(f"{ticket.request.log_id}request was cancelled")
+        return self.run([ticket])[0][0]
 
-    def _split(self, batch: Sequence[InferRequest], results: Mapping[str, object]) -> list[Answer]:
-        outputs = self._checked(results, sum(request.rows for request in batch), _wanted(batch))
+    def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
+        outputs = self._checked(results, sum(ticket.rows for ticket in batch), _wanted(batch))
         if len(batch) == 1:
-            request = batch[0]
+            request = batch[0].request
             names = request.outputs or outputs
             return [self.respond(request, {name: outputs[name] for name in names})]
         answers: list[Answer] = []
         begin = 0
-        for request in batch:
-            end = begin + request.rows
+        for ticket in batch:
+            request, end = ticket.request, begin + ticket.rows
             names = request.outputs or outputs
             answers.append(self.respond(request, {name: _rows(outputs[name], begin, end) for name in names}))
             begin = end
@@ -74,19 +74,19 @@ class RowsRunner(Runner):
         return outputs
 
 
-def _stack(batch: Sequence[InferRequest]) -> Mapping[str, Tensor]:
+def _stack(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
     """The inputs of all requests, row under row; a single request's own inputs, uncopied."""
-    first = batch[0].inputs
+    first = batch[0].request.inputs
     if len(batch) == 1:
         return first  # type: ignore[return-value]  # Signature.check has refused all Undecoded
-    return {name: concatenate([request.inputs[name] for request in batch]) for name in first}  # type: ignore[misc]
+    return {name: concatenate([ticket.request.inputs[name] for ticket in batch]) for name in first}  # type: ignore[misc]
 
 
-def _wanted(batch: Sequence[InferRequest]) -> set[str] | None:
+def _wanted(batch: Sequence[Ticket]) -> set[str] | None:
     """The outputs that somebody asked for; None for all."""
-    if not all(request.outputs for request in batch):
+    if not all(ticket.request.outputs for ticket in batch):
         return None
-    return {name for request in batch for name in request.outputs}
+    return {name for ticket in batch for name in ticket.request.outputs}
 
 
 def _rows(tensor: Tensor, begin: int, end: int) -> Tensor:

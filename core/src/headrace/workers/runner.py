@@ -12,6 +12,7 @@ from headrace.errors import BackendError, HeadraceError, summary
 from headrace.messages.request import InferRequest, Parameter
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import BatchTimes
 from headrace.workers.output_schema import OutputSchema
@@ -34,7 +35,7 @@ Given: TypeAlias = "Answer | Later"
 class AnswerSink(Protocol):
     """Where answers go that `Runner.run` does not return."""
 
-    def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         """Pass on ``answer``; ``final`` exactly once per request, last. Never blocks, never raises.
 
         Any thread. A finalizer may call it in the middle of another call of the same thread, so
@@ -58,7 +59,7 @@ class Runner(ABC):
         self.sink = sink
 
     @abstractmethod
-    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Given], BatchTimes]:
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
         """Per request, in order, its last answer or `LATER`. Never raises because of the instance."""
 
     def close(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 from headrace.workers.wakeup import LoopWakeup, Wakeup
 
 
@@ -17,14 +17,14 @@ class BatchSource(Protocol):
     wakeup tells either when to look again.
     """
 
-    def take(self, wakeup: Wakeup) -> list[InferRequest] | None: ...
+    def take(self, wakeup: Wakeup) -> list[Ticket] | None: ...
 
-    def poll(self, wakeup: LoopWakeup) -> list[InferRequest] | None: ...
+    def poll(self, wakeup: LoopWakeup) -> list[Ticket] | None: ...
 
     def leave(self, wakeup: LoopWakeup) -> None: ...
 
-    def progress(self, request: InferRequest, response: Answer) -> None:
+    def progress(self, ticket: Ticket, response: Answer) -> None:
         """An answer that is not the last. Event loop only."""
 
-    def deliver(self, requests: Sequence[InferRequest], answers: Sequence[Answer]) -> None:
+    def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
         """Last answers. Event loop only."""

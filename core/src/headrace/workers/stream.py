@@ -8,8 +8,8 @@ from time import monotonic_ns
 
 from headrace.backends.base import StreamInstance
 from headrace.errors import Cancelled, HeadraceError
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.statistics import BatchTimes
 from headrace.workers.credit_window import CreditWindow
 from headrace.workers.output_schema import OutputSchema
@@ -23,26 +23,28 @@ class StreamRunner(Runner):
         super().__init__(schema)
         self._stream = instance.stream
 
-    def run(self, batch: Sequence[InferRequest]) -> tuple[Sequence[Answer], BatchTimes]:
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Answer], BatchTimes]:
         started = monotonic_ns()
         # Those at the end of the batch may leave while those before them are answered.
-        answers = [_gone(request) if request.cancelled else self._exhaust(request) for request in batch]
+        answers = [_gone(ticket) if ticket.cancelled else self._exhaust(ticket) for ticket in batch]
         ended = monotonic_ns()
         return answers, BatchTimes(started, started, ended, ended)
 
-    def _exhaust(self, request: InferRequest) -> HeadraceError | None:
-        window = CreditWindow.over(request)
+    def _exhaust(self, ticket: Ticket) -> HeadraceError | None:
+        window, request = CreditWindow.over(ticket), ticket.begin()
         try:
             with contextlib.closing(self._stream(request)) as responses:  # type: ignore[type-var]
                 for response in responses:
                     window.acquire()
-                    if request.cancelled:
-                        return _gone(request)
-                    self.sink.send(request, self.schema.sign(request, response), False)
+                    if ticket.cancelled:
+                        return _gone(ticket)
+                    self.sink.send(ticket, self.schema.sign(request, response), False)
         except BaseException as error:
             return as_error(error, self.schema)
+        finally:
+            ticket.end()
         return None
 
 
-def _gone(request: InferRequest) -> Cancelled:
-    return Cancelled(f"{request.log_id}request was cancelled")
+def _gone(ticket: Ticket) -> Cancelled:
+    return Cancelled(f"{ticket.request.log_id}request was cancelled")

@@ -20,6 +20,7 @@ from headrace.messages.dtypes import DataType
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.tensor import BytesTensor, Tensor
+from headrace.messages.ticket import Ticket
 from headrace.workers.completion import complete
 from headrace.workers.runner import Runner
 
@@ -28,15 +29,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One warm-up batch: ``requests`` are executed together, ``count`` times."""
+    """One warm-up batch: ``tickets`` are executed together, ``count`` times."""
 
     name: str
     count: int
-    requests: tuple[InferRequest, ...]
+    tickets: tuple[Ticket, ...]
 
     def tell(self, instance: str, iteration: int) -> None:
         """Log that ``instance`` is about to execute this; ``iteration`` counts from 1."""
-        model = self.requests[0].model_name
+        model = self.tickets[0].request.model_name
         text = "model '%s' instance %s is running warmup sample '%s' for iteration %d"
         log.debug(text, model, instance, self.name, iteration, extra={"model": model})
 
@@ -44,7 +45,7 @@ class Sample:
         """Execute on ``instance``; raises `InternalError` naming the sample if any request fails."""
         for number in range(self.count):
             self.tell(instance, number + 1)
-            for answer in complete(runner, self.requests):
+            for answer in complete(runner, self.tickets):
                 if isinstance(answer, HeadraceError):
                     raise InternalError(f"failed to run warmup sample '{self.name}': {answer.message}; ")
 
@@ -57,17 +58,19 @@ def read_samples(config: ModelConfig, model_path: Path) -> list[Sample]:
     return [_sample(config, setting, model_path) for setting in config.model_warmup if setting.batch_size]
 
 
-def prepare(samples: Iterable[Sample], inputs: Collection[str], check: Callable[[InferRequest], None]) -> None:
+def prepare(samples: Iterable[Sample], inputs: Collection[str], check: Callable[[Ticket], None]) -> None:
     """Have ``check`` look at each request as at a client's, and reshape its ``inputs`` as a client's are.
 
     Tensors that are no inputs of the config join afterwards, as they do in Triton: they stand for
     what a scheduler adds. Raises what ``check`` raises.
     """
     for sample in samples:
-        for request in sample.requests:
-            others = {name: request.inputs.pop(name) for name in tuple(request.inputs) if name not in inputs}
-            check(request)
-            request.inputs.update(others)
+        for ticket in sample.tickets:
+            given = ticket.request.inputs
+            ticket.request = ticket.request.with_inputs({name: given[name] for name in given if name in inputs})
+            check(ticket)
+            others = {name: given[name] for name in given if name not in inputs}
+            ticket.request = ticket.request.with_inputs({**ticket.request.inputs, **others})
 
 
 def _sample(config: ModelConfig, setting: ModelWarmup, model_path: Path) -> Sample:
@@ -76,8 +79,8 @@ def _sample(config: ModelConfig, setting: ModelWarmup, model_path: Path) -> Samp
         name: _tensor(name, described, batched, model_path / "warmup") for name, described in setting.inputs.items()
     }
     number = setting.batch_size if batched else 1
-    requests = tuple(InferRequest(config.name, dict(inputs), _ignore) for _ in range(number))
-    return Sample(setting.name, max(1, setting.count), requests)
+    tickets = tuple(Ticket(InferRequest(config.name, inputs), _ignore) for _ in range(number))
+    return Sample(setting.name, max(1, setting.count), tickets)
 
 
 def _tensor(name: str, described: ModelWarmup.Input, batched: bool, folder: Path) -> Tensor:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.observer import Observer
 from headrace.workers.source import BatchSource
 
@@ -31,7 +31,7 @@ class Worker(Protocol):
         """How often the instance has been loaded again after it had died."""
 
     @property
-    def executing(self) -> Sequence[InferRequest]:
+    def executing(self) -> Sequence[Ticket]:
         """The batch that keeps the instance from taking another; empty while it is free."""
 
     @property

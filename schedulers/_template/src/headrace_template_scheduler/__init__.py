@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace import InferRequest, InstanceInfo, Scheduler, SchedulerContext, Wait, hookimpl
+from headrace import InstanceInfo, Scheduler, SchedulerContext, Ticket, Wait, hookimpl
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +21,20 @@ class Template(Scheduler):
         super().__init__(context)
         self._patience_ns = context.parameters.patience_us * 1000
 
-    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[InferRequest] | Wait:
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         """As many of those that wait as fit, the smallest first."""
-        batch: list[InferRequest] = []
+        batch: list[Ticket] = []
         rows = 0
-        for request in sorted(self.context.waiting, key=lambda each: self._rank(each, now_ns)):
-            stacks = not batch or request.batch_key == batch[0].batch_key
-            if stacks and rows + request.rows <= instance.slots:
-                batch.append(request)
-                rows += request.rows
+        for ticket in sorted(self.context.waiting, key=lambda each: self._rank(each, now_ns)):
+            stacks = not batch or ticket.batch_key == batch[0].batch_key
+            if stacks and rows + ticket.rows <= instance.slots:
+                batch.append(ticket)
+                rows += ticket.rows
         return batch
 
-    def _rank(self, request: InferRequest, now_ns: int) -> tuple[bool, int]:
-        is_patient = now_ns - request.queued_ns < self._patience_ns
-        return is_patient, request.rows if is_patient else request.queued_ns
+    def _rank(self, ticket: Ticket, now_ns: int) -> tuple[bool, int]:
+        is_patient = now_ns - ticket.queued_ns < self._patience_ns
+        return is_patient, ticket.rows if is_patient else ticket.queued_ns
 
 
 @hookimpl

@@ -16,6 +16,7 @@ from headrace.errors import HeadraceError, NotFound
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor
+from headrace.messages.ticket import Ticket
 from triton_python_backend_utils.metric_store import MetricsInMemory
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
@@ -32,8 +33,9 @@ class Recorded(Call):
 
     gate: Event | None = None
 
-    def __init__(self, inputs: Mapping[str, Tensor] | None = None, **fields: Any) -> None:
-        self.request = InferRequest("counted", dict(inputs or {}), lambda answer, final: None, **fields)
+    def __init__(self, inputs: Mapping[str, Tensor] | None = None, model: str = "counted", **fields: Any) -> None:
+        self.ticket = Ticket(InferRequest(model, dict(inputs or {}), **fields), lambda answer, final: None)
+        self.request = self.ticket.begin()
         self.answers: list[tuple[Answer, bool]] = []
         self.began = Event()
 
@@ -56,34 +58,38 @@ class FunctionServices(MetricsInMemory, Services):
         super().__init__()
         self.models = models
         self.threads = ThreadPoolExecutor(4)
-        self.asked: list[InferRequest] = []
-        self.reads: list[InferRequest] = []
-        self.cancelled: list[InferRequest] = []
-        self.stopped: list[InferRequest] = []
+        self.tickets: list[Ticket] = []
+        self.reads: list[Ticket] = []
+        self.cancelled: list[Ticket] = []
+        self.stopped: list[Ticket] = []
         self.lines: list[tuple[str, str, str, int]] = []
         self.loaded: dict[str, tuple[str, Mapping[str, bytes]]] = {}
 
-    def infer(self, request: InferRequest) -> None:
-        self.asked.append(request)
-        if request.model_name in self.models:
-            self.threads.submit(self._run, request)
+    @property
+    def asked(self) -> list[InferRequest]:
+        return [ticket.request for ticket in self.tickets]
+
+    def infer(self, ticket: Ticket) -> None:
+        self.tickets.append(ticket)
+        if ticket.request.model_name in self.models:
+            self.threads.submit(self._run, ticket)
         else:
-            request.respond(NotFound(f"model '{request.model_name}' is not found"), True)
+            ticket.respond(NotFound(f"model '{ticket.request.model_name}' is not found"), True)
 
-    def _run(self, request: InferRequest) -> None:
-        answers = list(self.models[request.model_name](request))
+    def _run(self, ticket: Ticket) -> None:
+        answers = list(self.models[ticket.request.model_name](ticket.request))
         for answer in answers[:-1]:
-            request.respond(answer, False)
-        request.respond(answers[-1], True)
+            ticket.respond(answer, False)
+        ticket.respond(answers[-1], True)
 
-    def cancel(self, request: InferRequest) -> None:
-        self.cancelled.append(request)
+    def cancel(self, ticket: Ticket) -> None:
+        self.cancelled.append(ticket)
 
-    def stop(self, request: InferRequest) -> None:
-        self.stopped.append(request)
+    def stop(self, ticket: Ticket) -> None:
+        self.stopped.append(ticket)
 
-    def read(self, request: InferRequest) -> None:
-        self.reads.append(request)
+    def read(self, ticket: Ticket) -> None:
+        self.reads.append(ticket)
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         if name == "broken":

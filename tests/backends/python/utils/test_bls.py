@@ -137,7 +137,7 @@ def test_iterator_that_is_left_or_cancelled_tells_the_model(services: FunctionSe
     responses = ask("count", 5).exec(decoupled=True)
     next(responses)
     responses.cancel()
-    assert (services.stopped, services.cancelled) == (services.asked, [])
+    assert (services.stopped, services.cancelled) == (services.tickets, [])
     assert outputs(responses) == [1, 2, 3, 4, None]
     responses.cancel()
     assert len(services.stopped) == 1
@@ -146,7 +146,7 @@ def test_iterator_that_is_left_or_cancelled_tells_the_model(services: FunctionSe
     next(left)
     del left
     gc.collect()
-    assert services.cancelled == services.asked[1:]
+    assert services.cancelled == services.tickets[1:]
 
 
 def test_calls_of_a_loop_run_beside_each_other_without_threads(services: FunctionServices) -> None:
@@ -190,7 +190,7 @@ def test_cancelled_future_cancels_its_request(services: FunctionServices) -> Non
     services.models = {"wait": wait}
     for decoupled in (False, True):
         asyncio.run(main(decoupled))
-    assert services.cancelled == services.asked
+    assert services.cancelled == services.tickets
     gate.set()
 
 
@@ -237,8 +237,7 @@ def test_request_names_all_that_wait_for_it(runtime: Runtime, services: Function
 def test_received_request_can_be_passed_on(
     runtime: Runtime, services: FunctionServices, recorded: type[Recorded]
 ) -> None:
-    call = recorded({"x": np.array([4])}, outputs=("y",), callers=("outer",))
-    call.request.model_name = "double"
+    call = recorded({"x": np.array([4])}, model="double", outputs=("y",), callers=("outer",))
     request = pb_utils.InferenceRequest._received(call, runtime)
 
     assert outputs(iter([request.exec()])) == [8]
@@ -249,7 +248,7 @@ def test_received_request_can_be_passed_on(
 def test_caller_that_has_gone_does_not_break_a_call(runtime: Runtime, recorded: type[Recorded]) -> None:
     call = recorded()
     request = pb_utils.InferenceRequest._received(call, runtime)
-    call.request.cancel()
+    call.ticket.cancel()
 
     assert request.is_cancelled()
     assert outputs(iter([ask("double").exec()])) == [6]

@@ -244,7 +244,7 @@ def test_sender_and_request_see_that_the_caller_has_gone(recorded: type[Recorded
     assert not sender.is_cancelled()
     assert not request.is_cancelled()
 
-    call.request.cancel()
+    call.ticket.cancel()
 
     assert sender.is_cancelled()
     assert request.is_cancelled()

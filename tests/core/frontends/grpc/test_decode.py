@@ -28,12 +28,8 @@ NUMERIC = [dtype for dtype in dtypes.ALL if dtype.name not in ("BYTES", "BF16")]
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 
 
-def ignore(answer: object, final: bool) -> None:
-    """Nobody answers here."""
-
-
 def read(message: ModelInferRequest) -> Decoded:
-    return decode(wire.unpack(message.SerializeToString(), UNBOUNDED), ignore)
+    return decode(wire.unpack(message.SerializeToString(), UNBOUNDED))
 
 
 def read_client(inputs: list[Any], **settings: Any) -> InferRequest:
@@ -43,7 +39,7 @@ def read_client(inputs: list[Any], **settings: Any) -> InferRequest:
         "sequence_end": False, "priority": 0, "timeout": None, "parameters": None,
     }  # fmt: skip
     body = _get_inference_request("m", inputs, **{**defaults, **settings}).SerializeToString()
-    return decode(wire.unpack(body, UNBOUNDED), ignore).request
+    return decode(wire.unpack(body, UNBOUNDED)).request
 
 
 def raw(datatype: str, shape: list[int], content: bytes) -> Any:
@@ -347,7 +343,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 @given(st.binary(max_size=100) | mutated())
 def test_bad_bytes_are_refused_and_nothing_worse(body: bytes) -> None:
     with contextlib.suppress(DecodeError, HeadraceError):
-        decode(wire.unpack(body), ignore)
+        decode(wire.unpack(body))
     with contextlib.suppress(DecodeError, HeadraceError):
         raw_request = wire.split(body)
-        assert raw_request is None or decode(raw_request, ignore)
+        assert raw_request is None or decode(raw_request)

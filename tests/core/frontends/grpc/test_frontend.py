@@ -29,7 +29,7 @@ from headrace.config.options import Restriction, ServerOptions
 from headrace.engine import Entrance, ModelView
 from headrace.errors import ConfigError, Unavailable
 from headrace.frontends.grpc.frontend import GrpcFrontend
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.models.entrance import start
 from headrace.server import Server
 
@@ -60,16 +60,16 @@ class Watched(Server):
 
         self.engine.entrance = watched  # type: ignore[method-assign, assignment]
 
-    def start_watched(self, view: ModelView, request: InferRequest, call: Any = None, reply: Any = None) -> None:
-        start(view, request)
-        dequeue = request.on_cancel
+    def start_watched(self, view: ModelView, ticket: Ticket, call: Any = None, reply: Any = None) -> None:
+        start(view, ticket)
+        dequeue = ticket.on_cancel
 
-        def cancelled(request: InferRequest) -> None:
+        def cancelled(ticket: Ticket) -> None:
             if dequeue is not None:
-                dequeue(request)
+                dequeue(ticket)
             self.cancelled.set()
 
-        request.on_cancel = cancelled
+        ticket.on_cancel = cancelled
         self.taken.set()
 
 

@@ -25,8 +25,8 @@ from headrace.frontends.grpc.infer import Inference, model_infer
 from headrace.frontends.grpc.stream import model_stream_infer
 from headrace.frontends.grpc.wire import RawRequest, unpack
 from headrace.large import LargeWork
-from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
 
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 
@@ -53,7 +53,7 @@ class StandIn:
     config: ModelConfig = field(default_factory=ModelConfig)
     enqueue: Any = None
 
-    def check(self, request: InferRequest) -> None:
+    def check(self, ticket: Ticket) -> None:
         """Takes all."""
 
 
@@ -62,7 +62,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.models = {name: StandIn(name, decoupled=name == "d", enqueue=self.enqueue) for name in "md"}
-        self.submitted: asyncio.Queue[InferRequest] = asyncio.Queue()
+        self.submitted: asyncio.Queue[Ticket] = asyncio.Queue()
         self.refusal: Exception | None = None
         self.large_work = LargeWork()
         self.options = ServerOptions(model_repository=("models",))
@@ -75,10 +75,10 @@ class Desk:
     def entrance(self, single: Any = None, describe: Any = None) -> Entrance:
         return Entrance(cast("Any", self.resolve), single)
 
-    def enqueue(self, request: InferRequest) -> None:
+    def enqueue(self, ticket: Ticket) -> None:
         if self.refusal is not None:
             raise self.refusal
-        self.submitted.put_nowait(request)
+        self.submitted.put_nowait(ticket)
 
     def inference(self, pattern: str = "") -> Inference:
         forwarding = HeaderForwarding(pattern)
@@ -134,9 +134,9 @@ def answer(value: float) -> InferResponse:
 async def test_the_answer_comes_back_whole() -> None:
     desk = Desk()
     call = asyncio.ensure_future(infer(desk.inference(), raw_request(id="7"), Call()))
-    request = await desk.submitted.get()
-    assert request.id == "7"
-    request.respond(answer(2), True)
+    ticket = await desk.submitted.get()
+    assert ticket.request.id == "7"
+    ticket.respond(answer(2), True)
     message = triton.ModelInferResponse.FromString(await call)
     assert (message.model_version, message.raw_output_contents[0]) == ("3", np.float32(2).tobytes())
     assert "triton_final_response" not in message.parameters
@@ -174,10 +174,10 @@ def test_any_number_of_answers_but_one_is_an_error(count: int) -> None:
     async def check() -> None:
         desk = Desk()
         call = asyncio.ensure_future(refused(desk, raw_request()))
-        request = await desk.submitted.get()
+        ticket = await desk.submitted.get()
         for value in range(count):
-            request.respond(answer(value), False)
-        request.respond(None, True)
+            ticket.respond(answer(value), False)
+        ticket.respond(None, True)
         assert await call == (Code.INTERNAL, f"expected a single response, got {count}")
 
     check()
@@ -187,12 +187,12 @@ def test_any_number_of_answers_but_one_is_an_error(count: int) -> None:
 async def test_cancelling_the_call_cancels_the_request() -> None:
     desk = Desk()
     call = asyncio.ensure_future(infer(desk.inference(), raw_request(), Call()))
-    request = await desk.submitted.get()
+    ticket = await desk.submitted.get()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert request.cancelled
-    request.respond(answer(1), True)  # what a batch in flight still does: nobody minds
+    assert ticket.cancelled
+    ticket.respond(answer(1), True)  # what a batch in flight still does: nobody minds
 
 
 @asynchronous
@@ -200,9 +200,9 @@ async def test_metadata_that_matches_becomes_parameters() -> None:
     desk = Desk()
     metadata = (("my-key", "v"), ("my-bin", b"\0"), ("other", "w"))
     call = asyncio.ensure_future(infer(desk.inference("^MY-"), raw_request(), Call(metadata)))
-    request = await desk.submitted.get()
-    assert request.parameters == {"my-key": "v"}
-    request.respond(answer(1), True)
+    ticket = await desk.submitted.get()
+    assert ticket.request.parameters == {"my-key": "v"}
+    ticket.respond(answer(1), True)
     await call
 
 
@@ -386,12 +386,12 @@ async def test_cancelling_the_stream_cancels_its_requests() -> None:
     desk = Desk()
     line = Line(desk)
     line.send(raw_request(), raw_request("d"))
-    requests = [await desk.submitted.get() for _ in range(2)]
+    tickets = [await desk.submitted.get() for _ in range(2)]
     line.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await line.task
-    assert [request.cancelled for request in requests] == [True, True]
-    requests[1].respond(answer(1), True)
+    assert [ticket.cancelled for ticket in tickets] == [True, True]
+    tickets[1].respond(answer(1), True)
 
 
 @asynchronous
@@ -496,8 +496,8 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
         await asyncio.sleep(0)
     assert desk.submitted.empty()
     assert line.unread == extra + 1
-    for value, request in enumerate(in_flight):
-        request.respond(answer(value), True)
+    for value, ticket in enumerate(in_flight):
+        ticket.respond(answer(value), True)
     for _ in range(10):
         await asyncio.sleep(0)
     assert line.unread == extra + 1

@@ -63,7 +63,7 @@ def outcome(known: MessageLayoutCache | None, body: bytes | memoryview) -> tuple
     """What ``body`` asks for, or why it is refused; without ``known``, by protobuf alone."""
     try:
         unpack, decode = (wire.unpack, plain.decode) if known is None else (known.unpack, known.decode)
-        decoded = decode(unpack(body), nobody)
+        decoded = decode(unpack(body))
     except (HeadraceError, DecodeError) as error:
         return type(error), str(error)
     return (*said(decoded.request), dict(decoded.classes), decoded.empty_final)
@@ -95,10 +95,10 @@ def learned(known: MessageLayoutCache, body: bytes) -> bool:
 
 def test_other_values_in_a_known_layout_are_not_parsed_and_arrive(known: MessageLayoutCache) -> None:
     assert learned(known, message(1))
-    request = known.decode(known.unpack(message(7)), nobody).request
+    request = known.decode(known.unpack(message(7))).request
     assert is_known(known, message(7))
     np.testing.assert_array_equal(np.asarray(request.inputs["x"]), np.full((1, 4), 7, np.float32))
-    assert (request.model_name, request.respond) == ("m", nobody)
+    assert request.model_name == "m"
 
 
 def test_a_large_message_in_a_view_is_known_too(known: MessageLayoutCache) -> None:
@@ -106,7 +106,7 @@ def test_a_large_message_in_a_view_is_known_too(known: MessageLayoutCache) -> No
     assert learned(known, first)
     raw_request = known.unpack(memoryview(second))
     assert raw_request.layout is not None
-    tensor = known.decode(raw_request, nobody).request.inputs["x"]
+    tensor = known.decode(raw_request).request.inputs["x"]
     assert isinstance(tensor, np.ndarray)
     assert tensor.tobytes() == np.full(40_000, 2, np.float32).tobytes()
     assert np.shares_memory(tensor, np.frombuffer(second, np.uint8)), "the tensor was copied"
@@ -175,26 +175,26 @@ def test_parameters_priority_and_outputs_are_those_of_the_layout(known: MessageL
     body = sent.SerializeToString(deterministic=True)
     assert learned(known, body)
     assert outcome(known, body) == outcome(None, body)
-    request = known.decode(known.unpack(body), nobody).request
+    request = known.decode(known.unpack(body)).request
     assert (request.priority, request.timeout_us, request.parameters) == (2, 30, {"color": "red"})
 
 
 def test_each_request_has_parameters_of_its_own(known: MessageLayoutCache) -> None:
     body = message(color="red")
-    first = known.decode(known.unpack(body), nobody).request
-    second = known.decode(known.unpack(body), nobody).request
+    first = known.decode(known.unpack(body)).request
+    second = known.decode(known.unpack(body)).request
     for request in (first, second):
         request.parameters["color"] = "blue"  # type: ignore[index]  # as a careless model would
-    assert known.decode(known.unpack(body), nobody).request.parameters == {"color": "red"}
+    assert known.decode(known.unpack(body)).request.parameters == {"color": "red"}
 
 
 def test_forwarded_metadata_is_added_to_each_request_and_never_kept(known: MessageLayoutCache) -> None:
-    known.decode(known.unpack(message()), nobody, {"user": "a"})
+    known.decode(known.unpack(message()), {"user": "a"})
     assert not is_known(known, message())
     assert learned(known, message())
-    decoded = known.decode(known.unpack(message()), nobody, {"user": "b"})
+    decoded = known.decode(known.unpack(message()), {"user": "b"})
     assert decoded.request.parameters == {"user": "b"}
-    assert known.decode(known.unpack(message()), nobody).request.parameters == {}
+    assert known.decode(known.unpack(message())).request.parameters == {}
 
 
 def test_the_number_of_layouts_is_bounded(known: MessageLayoutCache) -> None:

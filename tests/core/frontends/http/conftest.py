@@ -23,6 +23,7 @@ from headrace.frontends.http.routes import Routes
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.models import documents
 from headrace.models.refusal import explain
 from headrace.models.serving_table import ServingTable
@@ -49,6 +50,7 @@ class EchoModel:
         self.signature = Signature(name, self.config)
         self.inputs, self.outputs = self.signature.inputs, self.signature.outputs
         self.requests: list[InferRequest] = []
+        self.tickets: list[Ticket] = []  # that are not answered
         self.holds = False
 
     @property
@@ -75,15 +77,18 @@ class EchoModel:
     async def check_ready(self) -> bool:
         return self.ready
 
-    def enqueue(self, request: InferRequest) -> None:
-        self.requests.append(request)
-        if not self.holds:
-            self.answer(request)
+    def enqueue(self, ticket: Ticket) -> None:
+        self.requests.append(ticket.request)
+        if self.holds:
+            self.tickets.append(ticket)
+        else:
+            self.answer(ticket)
 
-    def answer(self, request: InferRequest) -> None:
+    def answer(self, ticket: Ticket) -> None:
+        request = ticket.request
         wanted = request.outputs or self.signature.outputs
         outputs: dict[str, Any] = {name: request.inputs[name] for name in self.inputs if name in wanted}
-        request.respond(InferResponse(outputs, {}, "echo", "1", request.id), True)
+        ticket.respond(InferResponse(outputs, {}, "echo", "1", request.id), True)
 
 
 class Serving(ServingTable):

@@ -103,7 +103,7 @@ def test_caller_that_leaves_while_waiting_cancels(make_caller: MakeCaller) -> No
     caller.model.holds = True
     body = b'{"inputs":[{"name":"X","datatype":"UINT8","shape":[1],"data":[1]}]}'
     assert asyncio.run(call(caller, "POST", "/v2/models/echo/infer", [*pieces(body), GONE])) is None
-    assert caller.model.requests[0].cancelled
+    assert caller.model.tickets[0].cancelled
 
 
 def test_lifespan_is_acknowledged(make_caller: MakeCaller) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.frontends.http import inference
 from headrace.frontends.http.body_layouts import BodyLayoutCache
-from headrace.frontends.http.decode import decode
+from headrace.frontends.http.decode import DecodedBody, decode
 from headrace.frontends.http.message import HttpRequest
 from headrace.frontends.http.output_format import JSON
 from headrace.messages import dtypes
@@ -380,8 +380,8 @@ def layout_of(number: int, padding: int = 0) -> tuple[memoryview, int]:
 
 
 def keep(known: BodyLayoutCache, body: memoryview, json_bytes: int) -> None:
-    request = InferRequest("m", {"X": np.ndarray((4,), np.uint8, body, json_bytes)}, lambda answer, final: None)
-    known.keep(request, body, json_bytes, {}, JSON)
+    request = InferRequest("m", {"X": np.ndarray((4,), np.uint8, body, json_bytes)})
+    known.keep(DecodedBody(request, {}, JSON), body, json_bytes)
 
 
 def test_number_of_layouts_is_bounded_and_the_latest_is_known() -> None:

@@ -107,7 +107,7 @@ def test_disconnect_cancels_the_request(make_caller: MakeCaller, host: str) -> N
             await asyncio.wait_for(submitted.wait(), 5)
             writer.transport.abort()
             await asyncio.wait_for(cancelled.wait(), 5)
-            assert caller.model.requests[0].cancelled
+            assert caller.model.tickets[0].cancelled
 
     asyncio.run(main())
 
@@ -133,7 +133,7 @@ def test_stopping_answers_what_is_in_flight(make_caller: MakeCaller, host: str) 
             await asyncio.wait_for(submitted.wait(), 5)
             stopping = asyncio.ensure_future(frontend.stop())
             await asyncio.sleep(0)
-            caller.model.answer(caller.model.requests[0])
+            caller.model.answer(caller.model.tickets[0])
             assert (await asking).status_code == 200
             await asyncio.wait_for(stopping, 5)
 

@@ -559,12 +559,12 @@ def test_two_responses_are_one_too_many(make_caller: MakeCaller) -> None:
     caller = make_caller(FOUR)
     caller.model.holds = True
     replies: list[Any] = []
-    caller.model.answer, first = (lambda request: None), caller.model.answer
+    caller.model.answer, first = (lambda ticket: None), caller.model.answer
     from headrace.frontends.http.message import HttpRequest
 
     request = HttpRequest("POST", "/v2/models/echo/infer", {}, memoryview(orjson.dumps({"inputs": GOOD})))
     caller.routes.dispatch(request, replies.append)
-    (held,) = caller.model.requests
+    (held,) = caller.model.tickets
     respond = held.respond
     held.respond = lambda answer, final: respond(answer, False)
     first(held)

@@ -526,7 +526,7 @@ def test_tensors_are_freed_with_the_answer_and_not_by_the_collector(
         request = caller.model.requests.pop()
         tensor = weakref.ref(request.inputs["X"])
         if holds:
-            caller.model.answer(request)
+            caller.model.answer(caller.model.tickets.pop())
         assert peer.statuses == [200]
         peer.wire.written.clear()
         del request

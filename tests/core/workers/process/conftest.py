@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.registry import PluginInfo
 from headrace.server import Server
 from headrace.workers.worker import Worker
+from tests.core.conftest import make_ticket
 
 if TYPE_CHECKING:
     from tests.core.conftest import WriteModel
@@ -70,11 +71,11 @@ class Running:
         """What ``deed`` gives."""
         return int(np.asarray(self.infer(deed).outputs["n"])[0, 0])
 
-    def submit(self, respond: Callable[[Answer, bool], None], **parameters: Any) -> InferRequest:
+    def submit(self, respond: Callable[[Answer, bool], None], **parameters: Any) -> Ticket:
         """A request whose answers go to ``respond``, on the event loop."""
-        request = InferRequest("m", {"x": np.ones((1, 2), np.float32)}, respond, parameters=parameters)
-        self.on_loop(self.server.submit, request)
-        return request
+        ticket = make_ticket("m", {"x": np.ones((1, 2), np.float32)}, respond, parameters=parameters)
+        self.on_loop(self.server.submit, ticket)
+        return ticket
 
     def stop(self) -> None:
         """End the server now."""

@@ -15,9 +15,9 @@ import pytest
 from headrace.ipc import busy_poll
 from headrace.ipc.codec import Decoder, Encoder, Times, reply_of
 from headrace.ipc.framing import FrameParser
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.workers.process.batch_channel import BatchChannel
+from tests.core.conftest import make_ticket
 
 if TYPE_CHECKING:
     from tests.core.workers.process.conftest import Running
@@ -92,7 +92,7 @@ def test_the_loop_stays_awake_for_single_requests(monkeypatch: pytest.MonkeyPatc
         batches = BatchChannel(
             "m", Encoder(None), Decoder(None, lambda offset: None), nobody, nobody.write, nobody, 300
         )
-        first, *batch = [InferRequest("m", {}, lambda answer, final: None) for _ in range(size + 1)]
+        first, *batch = [make_ticket() for _ in range(size + 1)]
         batches.run([first])
         answers = Encoder(None).answers([reply_of(1, None, True)], Times(1, 2, 3, 4))
         for message in FrameParser().feed(answers):

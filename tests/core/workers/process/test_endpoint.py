@@ -13,6 +13,7 @@ from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import FrameParser, ProtocolError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.workers.process.endpoint import ServiceEndpoint
 from headrace.workers.process.remote_services import update_frame
 
@@ -44,19 +45,19 @@ class Asked:
 
     def __init__(self, at_once: bool) -> None:
         self.sent: list[tuple[str, int]] = []
-        self.submitted: list[InferRequest] = []
+        self.submitted: list[Ticket] = []
         self._at_once = at_once
         self.endpoint = ServiceEndpoint(cast("Any", self), "m")
         self.endpoint.open(Encoder(None), Decoder(None, lambda offset: None), lambda message: None, {})
-        request = InferRequest("other", {"x": np.ones(1, np.float32)}, lambda answer, final: None)
-        (heard,) = FrameParser().feed(Encoder(None).requests([(5, request)], addressed=True))
+        request = InferRequest("other", {"x": np.ones(1, np.float32)})
+        (heard,) = FrameParser().feed(Encoder(None).request(5, request))
         self.endpoint.hear(heard, self.send, self.send_at_once)
 
-    def submit(self, request: InferRequest) -> None:
-        self.submitted.append(request)
+    def submit(self, ticket: Ticket) -> None:
+        self.submitted.append(ticket)
 
-    def cancel(self, request: InferRequest) -> None:
-        request.cancel()
+    def cancel(self, ticket: Ticket) -> None:
+        ticket.cancel()
 
     def send(self, message: bytes) -> None:
         (heard,) = FrameParser().feed(message)
@@ -70,12 +71,12 @@ class Asked:
 
     def answer(self, *, at_once: bool) -> list[tuple[str, int]]:
         """What is sent when the request is answered."""
-        (request,) = self.submitted
-        assert request.respond_at_once is not None
+        (ticket,) = self.submitted
+        assert ticket.respond_at_once is not None
         response = InferResponse({"y": np.ones(1, np.float32)})
         if at_once:
-            request.respond_at_once(response)
-        request.respond(response, True)
+            ticket.respond_at_once(response)
+        ticket.respond(response, True)
         return self.sent
 
 

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from headrace.errors import Cancelled, Code, HeadraceError, InvalidArgument
-from headrace.messages.request import UNREAD
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import UNREAD
 from headrace.workers.process import launch
 
 if TYPE_CHECKING:

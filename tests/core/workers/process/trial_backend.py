@@ -153,7 +153,7 @@ class Asker(_Living, RequestInstance):
         for request in requests:
             for _ in range(int(request.parameters.get("interrupted", 0))):
                 self._interrupt(request)
-            asked = InferRequest("callee", request.inputs, lambda answer, final: None, callers=("m",), caller=request)
+            asked = InferRequest("callee", request.inputs, callers=("m",), caller=request)
             before = _looks
             answers.append(self.services.ask(asked))
             (Path(self.parameters.folder) / "answered").write_text(str(_looks - before))
@@ -167,8 +167,8 @@ class Asker(_Living, RequestInstance):
             raise kind("the time is over")
 
         signal.signal(signal.SIGALRM, ring)
-        asked = InferRequest("callee", {}, lambda answer, final: None, callers=("m",), caller=request)
-        asked.inputs = {"x": request.inputs["x"] - np.float32(100)}
+        inputs = {"x": request.inputs["x"] - np.float32(100)}
+        asked = InferRequest("callee", inputs, callers=("m",), caller=request)
         signal.setitimer(signal.ITIMER_REAL, 0.03)
         with contextlib.suppress(kind):
             self.services.ask(asked)

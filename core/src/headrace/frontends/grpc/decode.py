@@ -14,7 +14,7 @@ from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from headrace.frontends.grpc.wire import RawRequest
 from headrace.frontends.shared_memory import no_region
 from headrace.large import UNBOUNDED, Large
-from headrace.messages.request import MAX_INPUTS, InferRequest, Parameter, Respond, Undecoded, too_many_inputs
+from headrace.messages.request import MAX_INPUTS, InferRequest, Parameter, Undecoded, log_id, too_many_inputs
 from headrace.messages.tensor import Tensor
 
 
@@ -28,10 +28,7 @@ class Decoded(NamedTuple):
 
 
 def decode(
-    raw_request: RawRequest,
-    respond: Respond,
-    forwarded: Mapping[str, Parameter] | None = None,
-    patience: int = UNBOUNDED,
+    raw_request: RawRequest, forwarded: Mapping[str, Parameter] | None = None, patience: int = UNBOUNDED
 ) -> Decoded:
     """What ``raw_request`` asks for; its inputs are views on the received bytes.
 
@@ -48,7 +45,6 @@ def decode(
     request = InferRequest(
         message.model_name,
         inputs,
-        respond,
         [output.name for output in outputs],
         message.id,
         message.model_version,
@@ -71,9 +67,7 @@ def _inputs(message: ModelInferRequest, raw_request: RawRequest, patience: int) 
     for tensor in message.inputs:
         name = tensor.name
         if name in inputs:
-            raise InvalidArgument(
-                f"[request id: {message.id or '<id_unknown>'}] input '{name}' already exists in request"
-            )
+            raise InvalidArgument(f"{log_id(message.id)}input '{name}' already exists in request")
         if tensor.parameters:
             _refuse_shared_memory(message.model_name, tensor)
         if tensor.HasField("contents"):

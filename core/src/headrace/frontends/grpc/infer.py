@@ -18,8 +18,9 @@ from headrace.frontends.grpc.encode import encode
 from headrace.frontends.grpc.message_layouts import MessageLayoutCache
 from headrace.frontends.grpc.wire import RawRequest
 from headrace.large import Large
-from headrace.messages.request import InferRequest, Respond
+from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
 
 if TYPE_CHECKING:
     from headrace.engine import Engine, ModelView
@@ -59,15 +60,16 @@ def model_infer(inference: Inference, raw_request: RawRequest, context: Context,
         answer = _Answer(view, reply, inference.large_work)
         forwarded = inference.forwarded(context)
         try:
-            decoded = inference.layouts.decode(raw_request, answer, forwarded)
+            decoded = inference.layouts.decode(raw_request, forwarded)
         except Large:
             return _infer_large(inference, raw_request, forwarded, answer, inference.single.caller(context, None))
         answer.classes = decoded.classes
-        inference.single.start(view, decoded.request, context)
+        ticket = Ticket(decoded.request, answer)
+        inference.single.start(view, ticket, context)
     except HeadraceError as error:
         tell_fault(error, "Infer", message.model_name, message.model_version)
         raise
-    return decoded.request.cancel
+    return ticket.cancel
 
 
 def caller_of(context: Context, reply: None) -> Caller:
@@ -75,12 +77,10 @@ def caller_of(context: Context, reply: None) -> Caller:
     return Caller("grpc", context.peer, context.certificate, partial(first, context.metadata))
 
 
-def decode_large(
-    view: ModelView, raw_request: RawRequest, respond: Respond, forwarded: Mapping[str, str] | None
-) -> Decoded:
+def decode_large(view: ModelView, raw_request: RawRequest, forwarded: Mapping[str, str] | None) -> Decoded:
     """What ``raw_request`` asks of a model, where that is a matter of millions of elements. On a thread."""
     try:
-        decoded = decode(raw_request, respond, forwarded)
+        decoded = decode(raw_request, forwarded)
     except DecodeError:
         raise CallerError("Unable to parse request", Code.INTERNAL) from None
     check_strings(view, decoded.request)
@@ -97,7 +97,7 @@ def _infer_large(
     """Let a thread decode what is large, and then submit it."""
 
     def read() -> InferRequest:
-        decoded = decode_large(answer.view, raw_request, answer, forwarded)
+        decoded = decode_large(answer.view, raw_request, forwarded)
         answer.classes = decoded.classes
         return decoded.request
 

@@ -17,7 +17,7 @@ from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from headrace.frontends.grpc.wire import Buffer, RawRequest
 from headrace.frontends.recognition import Recent, fixed_tensors
 from headrace.large import LARGE_BYTES
-from headrace.messages.request import InferRequest, Parameter, Respond
+from headrace.messages.request import InferRequest, Parameter
 
 #: Layouts that are kept, and the bytes besides tensors that one may have.
 _LAYOUTS = 256
@@ -54,17 +54,16 @@ class MessageLayout(NamedTuple):
         """Whether ``body``, of the size of the message that was laid out so, differs from it in tensors only."""
         return [body[begin:end] for begin, end in self.gaps] == self.fixed
 
-    def decode(self, body: Buffer, respond: Respond, forwarded: Mapping[str, Parameter] | None) -> Decoded:
+    def decode(self, body: Buffer, forwarded: Mapping[str, Parameter] | None) -> Decoded:
         """What decoding ``body``, which fits, would make of it."""
         message = self.message
         request = InferRequest(
             message.model_name,
             {name: np.ndarray(shape, dtype, body[begin:end]) for name, shape, dtype, begin, end in self.places},
-            respond,
             self.outputs,
             "",
             message.model_version,
-            {**self.parameters, **(forwarded or {})},
+            {**self.parameters, **forwarded} if forwarded else {**self.parameters},
             self.priority,
             self.timeout_us,
         )
@@ -84,14 +83,12 @@ class MessageLayoutCache:
             return RawRequest(layout.message, (), body, layout)
         return wire.unpack(body)
 
-    def decode(
-        self, raw_request: RawRequest, respond: Respond, forwarded: Mapping[str, Parameter] | None = None
-    ) -> Decoded:
+    def decode(self, raw_request: RawRequest, forwarded: Mapping[str, Parameter] | None = None) -> Decoded:
         """What ``raw_request`` asks for, as `headrace.frontends.grpc.decode.decode` says; `Large` is for
         that itself."""
         if raw_request.layout is not None:
-            return raw_request.layout.decode(raw_request.body, respond, forwarded)
-        decoded = decode(raw_request, respond, forwarded, LARGE_BYTES)
+            return raw_request.layout.decode(raw_request.body, forwarded)
+        decoded = decode(raw_request, forwarded, LARGE_BYTES)
         if not forwarded:
             self._keep(raw_request.body, decoded)
         return decoded

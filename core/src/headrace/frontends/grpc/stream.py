@@ -17,12 +17,13 @@ from headrace.errors import HeadraceError, InternalError, Unavailable
 from headrace.frontends.disclosure import shown
 from headrace.frontends.failures import Failure, tell
 from headrace.frontends.grpc.context import Context, Send, first
+from headrace.frontends.grpc.decode import Decoded
 from headrace.frontends.grpc.encode import encode, encode_empty
 from headrace.frontends.grpc.infer import SHUTTING_DOWN, Inference, decode_large
 from headrace.frontends.grpc.wire import RawRequest, pack_stream
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.pacing import paced
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class _Turn:
         "is_answered",
         "is_queued",
         "message",
-        "request",
         "size_bytes",
+        "ticket",
         "view",
     )
 
@@ -80,7 +81,7 @@ class _Turn:
         self.size_bytes = len(raw_request.body)
         self.message = raw_request.message
         self.view: ModelView | None = None
-        self.request: InferRequest | None = None
+        self.ticket: Ticket | None = None
         self.classes: Mapping[str, int] = {}
         self.empty_final = False
         #: Whether the server has taken the request; errors before that look different.
@@ -92,6 +93,12 @@ class _Turn:
     @property
     def is_ordered(self) -> bool:
         return self.view is None or not self.view.decoupled
+
+    def take(self, decoded: Decoded) -> Ticket:
+        """The ticket of the request, now that it is decoded."""
+        self.classes, self.empty_final = decoded.classes, decoded.empty_final
+        self.ticket = ticket = Ticket(decoded.request, self.respond)
+        return ticket
 
     def respond(self, answer: Answer, final: bool) -> None:
         self._stream.answer(self, answer, final)
@@ -185,8 +192,8 @@ class _Stream:
                 self._has_room.set()
                 if final:
                     self._close(turn)
-                elif turn.request is not None and not turn.is_ordered:
-                    turn.request.read()
+                elif turn.ticket is not None and not turn.is_ordered:
+                    turn.ticket.read()
             # A server that stops takes no more requests, and answers those that it has.
             if self._failure is not None and not (self._open and isinstance(self._failure, Unavailable)):
                 raise self._failure
@@ -198,8 +205,8 @@ class _Stream:
     def cancel(self) -> None:
         """Nobody listens any more."""
         for turn in tuple(self._open):
-            if turn.request is not None:
-                turn.request.cancel()
+            if turn.ticket is not None:
+                turn.ticket.cancel()
         # Requests know their stream: what is left of them is freed here, and not by the collector.
         self._open.clear()
         self._in_order.clear()
@@ -229,17 +236,15 @@ class _Stream:
         finally:
             if turn.is_ordered:
                 self._in_order.append(turn)
-        decoded = self._inference.layouts.decode(raw_request, turn.respond, self._inference.forwarded(self._context))
-        turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
-        entrance.start(view, decoded.request, self._context)
+        decoded = self._inference.layouts.decode(raw_request, self._inference.forwarded(self._context))
+        entrance.start(view, turn.take(decoded), self._context)
 
     async def _submit_large(self, turn: _Turn, raw_request: RawRequest) -> None:
         """Let a thread decode what is large; the requests behind it wait."""
         inference, forwarded = self._inference, self._inference.forwarded(self._context)
         assert turn.view is not None
-        decoded = await inference.large_work.run(partial(decode_large, turn.view, raw_request, turn.respond, forwarded))
-        turn.request, turn.classes, turn.empty_final = decoded.request, decoded.classes, decoded.empty_final
-        turn.view = inference.any_number.submit(decoded.request, inference.any_number.caller(self._context, None))
+        decoded = await inference.large_work.run(partial(decode_large, turn.view, raw_request, forwarded))
+        turn.view = inference.any_number.submit(turn.take(decoded), inference.any_number.caller(self._context, None))
 
     def _release(self) -> None:
         """Let the answers of the foremost turns go."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace.frontends.http.decode import DecodedBody
 from headrace.frontends.http.output_format import OutputFormat
 from headrace.frontends.recognition import Recent, fixed_tensors
 from headrace.messages.request import InferRequest, Parameter
@@ -41,15 +42,11 @@ class BodyLayout(NamedTuple):
     formats: Mapping[str, OutputFormat]
     default: OutputFormat
 
-    def fill(self, request: InferRequest, body: memoryview) -> None:
-        """Make of a new ``request`` what decoding ``body`` would make of it."""
-        inputs = request.inputs
-        for name, shape, dtype, begin in self.places:
-            inputs[name] = np.ndarray(shape, dtype, body, begin)
-        request.outputs = self.outputs
-        request.priority, request.timeout_us = self.priority, self.timeout_us
-        if self.parameters:
-            request.parameters = dict(self.parameters)
+    def request(self, model: str, version: str, body: memoryview) -> InferRequest:
+        """What decoding ``body``, sent to ``model``, would make of it."""
+        inputs = {name: np.ndarray(shape, dtype, body, begin) for name, shape, dtype, begin in self.places}
+        parameters = {**self.parameters}  # its own, whatever a careless model does with it
+        return InferRequest(model, inputs, self.outputs, "", version, parameters, self.priority, self.timeout_us)
 
 
 class BodyLayoutCache:
@@ -65,15 +62,9 @@ class BodyLayoutCache:
         layout = self._known.get(body[:json_bytes].tobytes())
         return layout if layout is not None and layout.body_bytes == body.nbytes else None
 
-    def keep(
-        self,
-        request: InferRequest,
-        body: memoryview,
-        json_bytes: int,
-        formats: Mapping[str, OutputFormat],
-        default: OutputFormat,
-    ) -> None:
-        """Know the layout of ``body``, of which ``request`` was made, if one like it may come again."""
+    def keep(self, decoded: DecodedBody, body: memoryview, json_bytes: int) -> None:
+        """Know the layout of ``body``, of which ``decoded`` was made, if one like it may come again."""
+        request, formats, default = decoded
         tensors = fixed_tensors(request)
         if json_bytes > _JSON_BYTES or json_bytes == body.nbytes or tensors is None:
             return

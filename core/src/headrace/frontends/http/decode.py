@@ -9,25 +9,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 from struct import pack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.http.documents import as_string, check_depth, malformed, member, parse
 from headrace.frontends.http.inputs import read_inputs, view
 from headrace.frontends.http.outline import read_document
-from headrace.frontends.http.output_format import JSON, OutputFormat, read_outputs
-from headrace.frontends.http.parameters import read_parameters
+from headrace.frontends.http.output_format import BINARY, OutputFormat, read_outputs
+from headrace.frontends.http.parameters import DocumentParameters, read_parameters
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.messages import dtypes
-from headrace.messages.request import InferRequest
+from headrace.messages.request import InferRequest, Undecoded, log_id
 from headrace.messages.spec import Spec
-from headrace.messages.tensor import BytesTensor
+from headrace.messages.tensor import BytesTensor, Tensor
 
 if TYPE_CHECKING:
     from headrace.engine import ModelView
 
 _NO_FORMATS: Mapping[str, OutputFormat] = {}
+_NO_PARAMETERS = DocumentParameters()
 _LENGTH_NAME = "Inference-Header-Content-Length"
+
+
+class DecodedBody(NamedTuple):
+    """A request, the format of each output that is listed, and that of the others."""
+
+    request: InferRequest
+    formats: Mapping[str, OutputFormat]
+    default: OutputFormat
 
 
 def header_length(value: bytes, body_bytes: int) -> int:
@@ -49,45 +58,55 @@ def header_length(value: bytes, body_bytes: int) -> int:
 
 
 def decode(
-    request: InferRequest, body: memoryview, json_bytes: int, max_bytes: int, patience: int = UNBOUNDED
-) -> tuple[Mapping[str, OutputFormat], OutputFormat]:
-    """Fill ``request`` from ``body``, whose first ``json_bytes`` are JSON.
+    model: str, version: str, body: memoryview, json_bytes: int, max_bytes: int, patience: int = UNBOUNDED
+) -> DecodedBody:
+    """The request to ``model`` in ``body``, whose first ``json_bytes`` are JSON.
 
-    Returns the format of each output that is listed, and of the others. Raises `HeadraceError`, and `Large`
-    for JSON beyond ``patience`` bytes.
+    Raises `HeadraceError`, and `Large` for JSON beyond ``patience`` bytes.
     """
     if json_bytes > max_bytes:
         raise json_too_large(json_bytes, max_bytes)
     if json_bytes > patience:
         raise Large
     document = _document(body[:json_bytes])
-    if "id" in document:
-        request.id = _id(document["id"])
-    default, formats = JSON, _NO_FORMATS
-    if "parameters" in document:
-        default = read_parameters(document["parameters"], request)
-    read_inputs(member(document, "inputs"), request, body, json_bytes, max_bytes, patience)
-    if "outputs" in document:
-        request.outputs, formats = read_outputs(document["outputs"])
-    return formats, default
+    request_id = _id(document["id"]) if "id" in document else ""
+    read = read_parameters(document["parameters"]) if "parameters" in document else _NO_PARAMETERS
+    inputs = read_inputs(member(document, "inputs"), model, request_id, body, json_bytes, max_bytes, patience)
+    outputs, formats = read_outputs(document["outputs"]) if "outputs" in document else ((), _NO_FORMATS)
+    request = InferRequest(
+        model,
+        inputs,
+        outputs,
+        request_id,
+        version,
+        read.custom or {},
+        read.priority,
+        read.timeout_us,
+        read.sequence_id,
+        read.sequence_start,
+        read.sequence_end,
+    )
+    return DecodedBody(request, formats, read.default)
 
 
-def decode_raw(request: InferRequest, body: memoryview, model: ModelView, max_bytes: int) -> None:
-    """Fill ``request`` with the one input that the model has: the whole body."""
+def decode_raw(name: str, version: str, body: memoryview, model: ModelView, max_bytes: int) -> DecodedBody:
+    """The request to ``model``, under ``name`` and ``version``, with the one input that it has: the whole body."""
     if body.nbytes > max_bytes:
         raise raw_too_large(body.nbytes, max_bytes)
     if len(model.inputs) != 1:
         raise InvalidArgument(
-            f"{request.log_id}Raw request must only have 1 input (found 1) to be deduced but got {len(model.inputs)} "
+            f"{log_id('')}Raw request must only have 1 input (found 1) to be deduced but got {len(model.inputs)} "
             f"inputs in '{model.name}' model configuration"
         )
     (spec,) = model.inputs.values()
     batch = (1,) if model.max_batch_size > 0 else ()
+    tensor: Tensor | Undecoded
     if spec.datatype is dtypes.BYTES:
-        request.inputs[spec.name] = _raw_string(spec, body, batch, request.log_id)
-        return
-    shape = _deduce(spec, body.nbytes, batch)
-    request.inputs[spec.name] = view(body, 0, body.nbytes, spec.datatype.name, shape, prod(shape))
+        tensor = _raw_string(spec, body, batch)
+    else:
+        shape = _deduce(spec, body.nbytes, batch)
+        tensor = view(body, 0, body.nbytes, spec.datatype.name, shape, prod(shape))
+    return DecodedBody(InferRequest(name, {spec.name: tensor}, model_version=version), _NO_FORMATS, BINARY)
 
 
 def json_too_large(size_bytes: int, max_bytes: int) -> InvalidArgument:
@@ -122,9 +141,11 @@ def _id(value: Any) -> str:
     return text
 
 
-def _raw_string(spec: Spec, body: memoryview, batch: tuple[int, ...], log_id: str) -> BytesTensor:
+def _raw_string(spec: Spec, body: memoryview, batch: tuple[int, ...]) -> BytesTensor:
     if prod(spec.dims) != 1:
-        raise InvalidArgument(f"{log_id}For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
+        raise InvalidArgument(
+            f"{log_id('')}For BYTE datatype raw input '{spec.name}', the model must have input shape [1]"
+        )
     return BytesTensor(b"".join((pack("<I", body.nbytes), body)), batch + spec.dims)
 
 

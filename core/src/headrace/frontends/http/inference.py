@@ -5,7 +5,7 @@ The order of the steps decides which error wins; it is that of docs/spec/behavio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,12 @@ from headrace.frontends.http.compression import DECODABLE, decompress, response_
 from headrace.frontends.http.decode import decode, decode_raw, header_length
 from headrace.frontends.http.encode import encode
 from headrace.frontends.http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
-from headrace.frontends.http.output_format import BINARY, JSON, OutputFormat
+from headrace.frontends.http.output_format import JSON, OutputFormat
 from headrace.frontends.http.path_target import PathTarget
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
 
 if TYPE_CHECKING:
     from headrace.engine import Engine, ModelView
@@ -55,15 +56,15 @@ class Inference:
             return None
         accepted = headers.get(b"accept-encoding")
         answer = Answer(view, reply, response_encoding(accepted) if accepted else b"identity", self._large)
-        request = InferRequest(target.name, {}, answer, (), "", target.version)
         try:
-            self._read(http, request, answer, LARGE_BYTES)
+            request = self._read(http, target.name, target.version, answer, LARGE_BYTES)
         except Large:
-            return self._begin(http, request, answer, self._entrance.caller(http, reply))
+            return self._begin(http, target, answer, self._entrance.caller(http, reply))
         if self._forwarding:
-            self._forward(http, request)
-        self._start(view, request, http, reply)
-        return request.cancel
+            request = self._forward(http, request)
+        ticket = Ticket(request, answer)
+        self._start(view, ticket, http, reply)
+        return ticket.cancel
 
     def caller(self, http: HttpRequest, reply: Reply) -> Caller:
         return caller_of(http, reply)
@@ -74,14 +75,11 @@ class Inference:
         if b"content-encoding" in headers and headers[b"content-encoding"] not in DECODABLE:
             raise Unsupported("Unsupported compression type")
         answer = Answer(self.resolve(name, version), _nobody, b"identity", self._large)
-        request = InferRequest(name, {}, answer, (), "", version)
         try:
-            self._read(http, request, answer, LARGE_BYTES)
-            if self._forwarding:
-                self._forward(http, request)
+            request = self._read(http, name, version, answer, LARGE_BYTES)
         except Large:
-            return await self._large.run(self._reading(http, request, answer))
-        return request
+            return await self._large.run(partial(self._read_large, http, name, version, answer))
+        return self._forward(http, request) if self._forwarding else request
 
     async def print_response(self, response: InferResponse) -> bytes:
         """``response`` as a line of JSON. Raises `HeadraceError`."""
@@ -91,56 +89,41 @@ class Inference:
             reply = await self._large.run(partial(encode, response, {}, JSON, {}, False))
         return b"".join(reply.parts)
 
-    def _read(self, http: HttpRequest, request: InferRequest, answer: Answer, patience: int) -> None:
-        """Fill ``request`` and the formats of its ``answer``.
-
-        Raises `HeadraceError`, and `Large` beyond ``patience``.
-        """
+    def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, patience: int) -> InferRequest:
+        """The request, and the formats of its ``answer``. Raises `HeadraceError`, and `Large` beyond ``patience``."""
         headers, body = http.headers, http.body
         if b"content-encoding" in headers and headers[b"content-encoding"] in (b"gzip", b"deflate"):
             body = decompress(body, self._max_bytes, patience)
         length = headers.get(HEADER_LENGTH)
         json_bytes = body.nbytes if length is None else header_length(length, body.nbytes)
         if json_bytes or length is None:
-            answer.formats, answer.default = self._decode(request, body, json_bytes, patience)
+            layout = self._layouts.find(body, json_bytes)
+            if layout is not None:
+                answer.formats, answer.default = layout.formats, layout.default
+                return layout.request(name, version, body)
+            decoded = decode(name, version, body, json_bytes, self._max_bytes, patience)
+            if patience < UNBOUNDED:  # those are the event loop's
+                self._layouts.keep(decoded, body, json_bytes)
         else:
-            decode_raw(request, body, answer.view, self._max_bytes)
-            answer.default = BINARY
+            decoded = decode_raw(name, version, body, answer.view, self._max_bytes)
+        request, answer.formats, answer.default = decoded
+        return request
 
-    def _begin(self, http: HttpRequest, request: InferRequest, answer: Answer, caller: Caller | None) -> Cancel:
+    def _begin(self, http: HttpRequest, target: PathTarget, answer: Answer, caller: Caller | None) -> Cancel:
         """Let a thread read what is large, and then submit it."""
-        return answer.read_large(self._reading(http, request, answer), self._entrance, caller)
+        read = partial(self._read_large, http, target.name, target.version, answer)
+        return answer.read_large(read, self._entrance, caller)
 
-    def _reading(self, http: HttpRequest, request: InferRequest, answer: Answer) -> Callable[[], InferRequest]:
-        """What reads what is large, on a thread."""
-        request.inputs.clear()
+    def _read_large(self, http: HttpRequest, name: str, version: str, answer: Answer) -> InferRequest:
+        """`_read` for what is large, on a thread."""
+        request = self._read(http, name, version, answer, UNBOUNDED)
+        check_strings(answer.view, request)
+        return self._forward(http, request) if self._forwarding else request
 
-        def read() -> InferRequest:
-            self._read(http, request, answer, UNBOUNDED)
-            check_strings(answer.view, request)
-            if self._forwarding:
-                self._forward(http, request)
-            return request
-
-        return read
-
-    def _decode(
-        self, request: InferRequest, body: memoryview, json_bytes: int, patience: int
-    ) -> tuple[Mapping[str, OutputFormat], OutputFormat]:
-        layout = self._layouts.find(body, json_bytes)
-        if layout is not None:
-            layout.fill(request, body)
-            return layout.formats, layout.default
-        formats, default = decode(request, body, json_bytes, self._max_bytes, patience)
-        if patience < UNBOUNDED:  # those are the event loop's
-            self._layouts.keep(request, body, json_bytes, formats, default)
-        return formats, default
-
-    def _forward(self, http: HttpRequest, request: InferRequest) -> None:
+    def _forward(self, http: HttpRequest, request: InferRequest) -> InferRequest:
         named = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in http.raw_headers)
         chosen = self._forwarding.parameters(named)
-        if chosen:
-            request.parameters = {**request.parameters, **chosen}
+        return request.with_parameters({**request.parameters, **chosen}) if chosen else request
 
 
 class Answer(EncodedAnswer[HttpReply]):

@@ -14,7 +14,7 @@ from headrace.frontends.http.outline import Pieces
 from headrace.frontends.shared_memory import no_region
 from headrace.large import Large
 from headrace.messages import dtypes
-from headrace.messages.request import MAX_INPUTS, InferRequest, Undecoded, too_many_inputs
+from headrace.messages.request import MAX_INPUTS, Undecoded, log_id, too_many_inputs
 from headrace.messages.tensor import BytesTensor, Tensor
 
 _INT64_MAX = 2**63 - 1
@@ -23,20 +23,20 @@ _SOURCES = ("data", "binary_data_size", "shared_memory_region")
 
 
 def read_inputs(
-    entries: Any, request: InferRequest, body: memoryview, position: int, max_bytes: int, patience: int
-) -> None:
-    """Fill ``request.inputs``. Binary tensors are views on ``body``, from ``position`` on, in order.
+    entries: Any, model: str, request_id: str, body: memoryview, position: int, max_bytes: int, patience: int
+) -> dict[str, Tensor | Undecoded]:
+    """The inputs of a request to ``model``. Binary tensors are views on ``body``, from ``position`` on, in order.
 
     ``max_bytes`` bounds a tensor written as JSON. Raises `InvalidArgument` with Triton's texts, and `Large`
     for strings of more than ``patience`` bytes, which will be looked for one by one.
     """
-    inputs = request.inputs
+    inputs: dict[str, Tensor | Undecoded] = {}
     if len(as_array(entries, "inputs")) > MAX_INPUTS:
         raise too_many_inputs(len(entries))
     for entry in entries:
         name, datatype, shape = _head(entry)
         if name in inputs:
-            raise InvalidArgument(f"{request.log_id}input '{name}' already exists in request")
+            raise InvalidArgument(f"{log_id(request_id)}input '{name}' already exists in request")
         count = _count(name, shape, datatype)
         size = _binary_size(entry)
         if size is None:
@@ -46,14 +46,15 @@ def read_inputs(
         if end > body.nbytes:
             raise InvalidArgument(
                 f"unexpected size for input '{name}', expecting {end - body.nbytes} additional bytes for model "
-                f"'{request.model_name}'"
+                f"'{model}'"
             )
         if size > patience and datatype == "BYTES":
             raise Large
         inputs[name] = view(body, position, end, datatype, shape, count)
         position = end
     if position != body.nbytes:
-        raise InvalidArgument(f"unexpected additional input data for model '{request.model_name}'")
+        raise InvalidArgument(f"unexpected additional input data for model '{model}'")
+    return inputs
 
 
 def view(

@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.http.documents import as_boolean, as_object, as_unsigned, wrong_type
 from headrace.frontends.http.output_format import BINARY, JSON, OutputFormat
-from headrace.messages.request import InferRequest, Parameter
+from headrace.messages.request import Parameter
 
 _MAX_CORRELATION_ID = 128
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _UINT64_MAX = 2**64 - 1
 
 
-def read_parameters(parameters: Any, request: InferRequest) -> OutputFormat:
-    """Set what ``parameters`` say on ``request``; the format of outputs that are not listed."""
-    default, custom = JSON, {}
+@dataclass(slots=True)
+class DocumentParameters:
+    """The parameters of one request. Those without a meaning of their own are ``custom``.
+
+    ``default`` is the format of outputs that are not listed.
+    """
+
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    priority: int = 0
+    timeout_us: int = 0
+    default: OutputFormat = JSON
+    custom: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+def read_parameters(parameters: Any) -> DocumentParameters:
+    """What ``parameters`` say. Raises `InvalidArgument`."""
+    result, custom = DocumentParameters(), {}
     for name, value in as_object(parameters, "parameters").items():
         if name == "binary_data_output":
-            default = BINARY if as_boolean(value, name) else JSON
+            result.default = BINARY if as_boolean(value, name) else JSON
         elif name == "sequence_id":
-            request.sequence_id = _sequence_id(value)
+            result.sequence_id = _sequence_id(value)
         elif name == "sequence_start":
-            request.sequence_start = as_boolean(value, name)
+            result.sequence_start = as_boolean(value, name)
         elif name == "sequence_end":
-            request.sequence_end = as_boolean(value, name)
+            result.sequence_end = as_boolean(value, name)
         elif name == "priority":
-            request.priority = as_unsigned(value, name)
+            result.priority = as_unsigned(value, name)
         elif name == "timeout":
-            request.timeout_us = as_unsigned(value, name)
+            result.timeout_us = as_unsigned(value, name)
         elif name.startswith("triton_"):
             raise InvalidArgument(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
             )
         else:
             custom[name] = _custom(name, value)
-    if custom:
-        request.parameters = custom
-    return default
+    result.custom = custom
+    return result
 
 
 def _sequence_id(value: Any) -> int | str:

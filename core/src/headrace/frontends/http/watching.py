@@ -19,7 +19,7 @@ from headrace.frontends.http.message import (
     ReplyStream,
     reply_stream,
 )
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 
 if TYPE_CHECKING:
     from headrace.frontends.http.path_target import PathTarget
@@ -81,8 +81,8 @@ class _Watcher:
     def _request_id(self) -> str:
         """From the request that was submitted, or from the body of one that was not."""
         submitted = getattr(self.cancel, "__self__", None)
-        if isinstance(submitted, InferRequest):
-            return submitted.id
+        if isinstance(submitted, Ticket):
+            return submitted.request.id
         request = self._request
         length = request.headers.get(HEADER_LENGTH, b"%d" % len(request.body))
         if not (length.isdigit() and len(length) < 9 and int(length) <= _BODY_BYTES):

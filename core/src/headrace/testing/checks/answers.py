@@ -71,8 +71,8 @@ class Answers(Subject):
         if self.thread_bound:
             self.not_claimed("instances are bound to the thread that loaded them")
         with self.driver(example).loaded() as instance, ThreadPoolExecutor(1) as other:
-            request = instance.request(example.given)
-            found = outputs_of(other.submit(instance.run, [request]).result()[0])
+            ticket = instance.ticket(example.given)
+            found = outputs_of(other.submit(instance.run, [ticket]).result()[0])
         assert_same(found, example.expected, example.tolerance, "run on another thread")
 
     def test_two_instances_agree(self, example: Example) -> None:

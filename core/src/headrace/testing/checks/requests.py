@@ -14,6 +14,7 @@ from headrace.errors import InvalidArgument, Unavailable
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor
+from headrace.messages.ticket import Ticket
 from headrace.server import Server
 from headrace.testing.comparison import assert_same
 from headrace.testing.driving import error_of, outputs_of
@@ -49,7 +50,7 @@ class Requests(Subject):
     def test_after_a_raise_the_next_request_succeeds(self, example: Example) -> None:
         with self.driver(example).loaded() as instance:
             for name, inputs in [("no inputs", {}), *_without_each(example.given)]:
-                crippled = instance.request(inputs, check=False)
+                crippled = instance.ticket(inputs, check=False)
                 answers = instance.on_its_thread(partial(instance.run, [crippled]))
                 assert len(answers) == 1, f"{name}: {len(answers)} answers to one request"
             found = instance.infer(example.given)
@@ -78,10 +79,10 @@ class Requests(Subject):
         self.require_batching(example)
         with self.driver(example).loaded() as instance:
             rows = _rows(example, 3)
-            requests = [instance.request(inputs) for inputs, _ in rows]
-            requests[position].cancelled = True
-            answers = instance.on_its_thread(partial(instance.run, requests))
-        assert len(answers) == len(requests), f"{len(answers)} answers to {len(requests)} requests"
+            tickets = [instance.ticket(inputs) for inputs, _ in rows]
+            tickets[position].stop()
+            answers = instance.on_its_thread(partial(instance.run, tickets))
+        assert len(answers) == len(tickets), f"{len(answers)} answers to {len(tickets)} requests"
         for number, (answer, (_, expected)) in enumerate(zip(answers, rows, strict=True)):
             if number != position:
                 assert_same(outputs_of(answer), expected, example.tolerance, f"request {number}")
@@ -99,8 +100,8 @@ class Requests(Subject):
 async def _cancel_waiting(server: Server, example: Example, position: int) -> None:
     """Three wait, one of them is cancelled, two more fill the batch of four."""
     rows = _rows(example, 5)
-    futures, requests = _submit(server, rows[:3])
-    requests[position].cancel()
+    futures, tickets = _submit(server, rows[:3])
+    tickets[position].cancel()
     futures += _submit(server, rows[3:])[0]
     await _answered(futures, rows, position, example.tolerance)
 
@@ -108,8 +109,8 @@ async def _cancel_waiting(server: Server, example: Example, position: int) -> No
 async def _cancel_running(server: Server, example: Example, position: int) -> None:
     """Four make a batch, and one is cancelled while it is on its way."""
     rows = _rows(example, 4)
-    futures, requests = _submit(server, rows)
-    requests[position].cancel()
+    futures, tickets = _submit(server, rows)
+    tickets[position].cancel()
     await _answered(futures, rows, position, example.tolerance)
 
 
@@ -124,15 +125,15 @@ async def _answered(
             assert_same(found, expected, tolerance, f"request {number}")
 
 
-def _submit(server: Server, rows: Sequence[tuple[dict[str, Tensor], Any]]) -> tuple[list[Future], list[InferRequest]]:
+def _submit(server: Server, rows: Sequence[tuple[dict[str, Tensor], Any]]) -> tuple[list[Future], list[Ticket]]:
     futures: list[Future] = [server.loop.create_future() for _ in rows]
-    requests = [
-        InferRequest(NAME, dict(inputs), partial(_settle, future))
+    tickets = [
+        Ticket(InferRequest(NAME, inputs), partial(_settle, future))
         for future, (inputs, _) in zip(futures, rows, strict=True)
     ]
-    for request in requests:
-        server.submit(request)
-    return futures, requests
+    for ticket in tickets:
+        server.submit(ticket)
+    return futures, tickets
 
 
 def _settle(future: Future, answer: Answer, final: bool) -> None:

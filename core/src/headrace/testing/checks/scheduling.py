@@ -15,8 +15,8 @@ from headrace.config.model_config_pb2 import ModelConfig, ModelParameter
 from headrace.config.parameters import SCHEDULER, unknown
 from headrace.errors import BackendError, Cancelled, Unavailable
 from headrace.messages import dtypes
-from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Scheduler
 from headrace.testing.driving import part_of
 from headrace.testing.example import NAME, write_model
@@ -79,8 +79,8 @@ class Scheduling:
         stage.begin()
         return stage
 
-    def send(self, stage: Stage, count: int = 1, rows: int = 1, **fields: Any) -> list[InferRequest]:
-        number = len(stage.requests)
+    def send(self, stage: Stage, count: int = 1, rows: int = 1, **fields: Any) -> list[Ticket]:
+        number = len(stage.tickets)
         return [stage.send(rows, **{**self.fields(number + more), **fields}) for more in range(count)]
 
     async def busy(self, instances: int = 1) -> Stage:
@@ -107,8 +107,8 @@ class Scheduling:
                 if number % 5 == 0:
                     await stage.settle()
             await stage.run(self.patience_ns)
-            for request in stage.requests:
-                _answered(stage, request)
+            for ticket in stage.tickets:
+                _answered(stage, ticket)
             stage.check()
 
         play(scene)
@@ -119,10 +119,10 @@ class Scheduling:
             self.send(stage, 2)
             stage.instances[0].finish(BackendError("broken"))
             await stage.run(self.patience_ns)
-            first, *others = stage.requests
+            first, *others = stage.tickets
             assert len(stage.told(first)) == 1, f"a request that failed is answered {len(stage.told(first))} times"
-            for request in others:
-                _answered(stage, request)
+            for ticket in others:
+                _answered(stage, ticket)
             stage.check()
 
         play(scene)
@@ -131,8 +131,8 @@ class Scheduling:
         async def scene() -> None:
             for position in range(3):
                 stage = await self.busy()
-                requests = self.send(stage, 3)
-                gone = requests.pop(position)
+                tickets = self.send(stage, 3)
+                gone = tickets.pop(position)
                 gone.cancel()
                 await stage.settle()
                 at_once = stage.told(gone) or stage.kernel.scheduler.keeps_order  # then it is told in its turn
@@ -141,8 +141,8 @@ class Scheduling:
                 assert gone not in stage.instances[0].given, "a request was run that had left before"
                 told = stage.told(gone)
                 assert [type(answer) for answer in told] == [Cancelled], f"a request that had left is told {told}"
-                for request in requests:
-                    _answered(stage, request)
+                for ticket in tickets:
+                    _answered(stage, ticket)
                 stage.check()
 
         play(scene)
@@ -150,17 +150,17 @@ class Scheduling:
     def test_cancelling_a_running_request_disturbs_nobody(self) -> None:
         async def scene() -> None:
             stage = await self.busy()
-            requests = self.send(stage, 4)
+            tickets = self.send(stage, 4)
             stage.instances[0].finish()
             await stage.turn(self.delay_ns)
             running = stage.instances[0].batch[0]
-            requests += self.send(stage, 2)
+            tickets += self.send(stage, 2)
             running.cancel()
             await stage.run(self.patience_ns)
             assert len(stage.told(running)) == 1, f"a request that left is told {stage.told(running)}"
-            for request in requests:
-                if request is not running:
-                    _answered(stage, request)
+            for ticket in tickets:
+                if ticket is not running:
+                    _answered(stage, ticket)
             stage.check()
 
         play(scene)
@@ -169,16 +169,16 @@ class Scheduling:
         async def scene() -> None:
             for count in (1, 2, self.max_batch + 1):
                 stage = self.stage()
-                requests = self.send(stage, count)
+                tickets = self.send(stage, count)
                 draining = asyncio.ensure_future(stage.kernel.drain())
                 await stage.settle()
                 with pytest.raises(Unavailable):
                     self.send(stage)
-                stage.requests.pop()
+                stage.tickets.pop()
                 await stage.run(self.patience_ns)
                 await draining
-                for request in requests:
-                    _answered(stage, request)
+                for ticket in tickets:
+                    _answered(stage, ticket)
                 stage.check()
 
         play(scene)
@@ -190,9 +190,9 @@ class Scheduling:
             await stage.settle()
             batch = stage.instances[0].batch
             stage.kernel.abandon()
-            for request in stage.requests:
-                assert [type(answer) for answer in stage.told(request)] == [Unavailable], (
-                    f"the server does not wait for request '{request.id}', which is told {stage.told(request)}"
+            for ticket in stage.tickets:
+                assert [type(answer) for answer in stage.told(ticket)] == [Unavailable], (
+                    f"the server does not wait for request '{ticket.request.id}', which is told {stage.told(ticket)}"
                 )
             stage.kernel.sources[0].deliver(batch, [InferResponse({}) for _ in batch])
             await stage.turn(_MINUTE)
@@ -218,13 +218,13 @@ class Scheduling:
         async def scene() -> None:
             stage = self.stage()
             for _ in range(3):
-                (request,) = self.send(stage)
+                (ticket,) = self.send(stage)
                 if self.delay_ns:
                     await stage.turn(self.delay_ns - _US)
                     assert not stage.instances[0].batch, f"it is run before {self.delay_ns / _US:g} µs have passed"
                     await stage.turn(_US)
                 await stage.settle()
-                assert stage.instances[0].batch == [request], f"it is not run after {self.delay_ns / _US:g} µs"
+                assert stage.instances[0].batch == [ticket], f"it is not run after {self.delay_ns / _US:g} µs"
                 stage.instances[0].finish()
             stage.check()
 
@@ -238,7 +238,7 @@ class Scheduling:
             stage = await self.busy()
             self.send(stage, 3 * self.max_batch)
             await stage.run(self.patience_ns)
-            ran = [int(request.id) for request in stage.instances[0].given]
+            ran = [int(ticket.request.id) for ticket in stage.instances[0].given]
             assert ran == sorted(ran), f"they came in order of their numbers, and ran as {ran}"
 
         play(scene)
@@ -337,9 +337,9 @@ class Scheduling:
             stage = Stage(self.scheduler_class, self.model_config(), 2)
             threads = await stage.start_threads()
             for number in range(60):
-                (request,) = self.send(stage, rows=1 + number % 2)
+                (ticket,) = self.send(stage, rows=1 + number % 2)
                 if number % 7 == 0:
-                    request.cancel()
+                    ticket.cancel()
                 if number % 10 == 0:
                     await stage.settle()
             await stage.end_threads(threads)
@@ -372,20 +372,20 @@ class Scheduling:
         assert "no_such_parameter" in problems[0].message, f"the parameter is not named: {problems[0].message}"
 
 
-def _answered(stage: Stage, request: InferRequest) -> None:
-    """Fail unless the caller of ``request`` has its own answer, and no other."""
-    told = stage.told(request)
-    assert len(told) == 1, f"request '{request.id}' is answered {len(told)} times"
-    assert isinstance(told[0], InferResponse), f"request '{request.id}' is told {told[0]!r}"
-    assert told[0].id == request.id, f"request '{request.id}' gets the answer of '{told[0].id}'"
+def _answered(stage: Stage, ticket: Ticket) -> None:
+    """Fail unless the caller of ``ticket`` has its own answer, and no other."""
+    told = stage.told(ticket)
+    assert len(told) == 1, f"request '{ticket.request.id}' is answered {len(told)} times"
+    assert isinstance(told[0], InferResponse), f"request '{ticket.request.id}' is told {told[0]!r}"
+    assert told[0].id == ticket.request.id, f"request '{ticket.request.id}' gets the answer of '{told[0].id}'"
 
 
 def _add_up(stage: Stage) -> None:
     numbers = stage.statistics.snapshot()
-    gone = [request for request in stage.requests if isinstance(stage.told(request)[0], Cancelled)]
-    rows = sum(stage.rows[request.id] for request in stage.requests if request not in gone)
+    gone = [ticket for ticket in stage.tickets if isinstance(stage.told(ticket)[0], Cancelled)]
+    rows = sum(stage.rows[ticket.request.id] for ticket in stage.tickets if ticket not in gone)
     for what, counted, right in (
-        ("answers", numbers.success.count, len(stage.requests) - len(gone)),
+        ("answers", numbers.success.count, len(stage.tickets) - len(gone)),
         ("rows", numbers.executions.inference_count, rows),
         ("cancelled requests", numbers.cancelled.count, len(gone)),
         ("waiting requests", stage.kernel.pending, 0),

@@ -11,18 +11,18 @@ from headrace.ipc.busy_poll import LoopBusyPoller
 from headrace.ipc.codec import AnswerStatus, Decoder, Encoder, Times, read_times
 from headrace.ipc.framing import Frame, Kind, ProtocolError, integers_frame
 from headrace.ipc.outgoing import OutgoingRequests
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 from headrace.workers.warmup import Sample
 
 
 class BatchSink(Protocol):
     """Where the answers go that a child gives."""
 
-    def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
-        """A batch has run. ``requests`` are those of it that have their last answer."""
+    def batch_done(self, tickets: Sequence[Ticket], answers: Sequence[Answer], times: Times) -> None:
+        """A batch has run. ``tickets`` are those of it that have their last answer."""
 
-    def answered(self, request: InferRequest, answer: Answer, final: bool) -> None:
+    def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         """An answer apart from its batch."""
 
 
@@ -49,7 +49,7 @@ class BatchChannel(OutgoingRequests):
         self._poller = LoopBusyPoller(busy_poll_us, self.in_flight.__len__)
         self._read: list[int] = []
 
-    def run(self, batch: Sequence[InferRequest]) -> None:
+    def run(self, batch: Sequence[Ticket]) -> None:
         """Have a batch executed. Raises `HeadraceError` if it cannot be sent."""
         numbered = self.numbered(batch)
         try:
@@ -66,17 +66,17 @@ class BatchChannel(OutgoingRequests):
         replies = [reply for reply in self._decoder.answers(message) if reply.status is not AnswerStatus.LATER]
         times = read_times(message)
         self._poller.heard()
-        requests = [self.in_flight[reply.call] for reply in replies]
-        if len(set(requests)) < len(requests):
+        tickets = [self.in_flight[reply.call] for reply in replies]
+        if len(set(tickets)) < len(tickets):
             raise ProtocolError("DONE: two answers to one request")
         for reply in replies:  # only now, so that nothing is lost in a message that makes no sense
             del self.in_flight[reply.call]
-        self.sink.batch_done(requests, [reply.answer for reply in replies], times)
+        self.sink.batch_done(tickets, [reply.answer for reply in replies], times)
 
-    def _deliver(self, request: InferRequest, answer: Answer, final: bool) -> None:
-        self.sink.answered(request, answer, final)
+    def _deliver(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        self.sink.answered(ticket, answer, final)
 
-    def _has_read(self, call: int, request: InferRequest) -> None:
+    def _has_read(self, call: int, ticket: Ticket) -> None:
         if not self._read:  # one message for all that is read in this turn of the loop
             self._loop.call_soon(self._tell_reads)
         self._read.append(call)
@@ -90,7 +90,7 @@ class WarmUp:
     """Takes a child's answers until it is warmed up by the samples of its config."""
 
     def __init__(self) -> None:
-        self._waiting: set[InferRequest] = set()
+        self._waiting: set[Ticket] = set()
         self._problem: HeadraceError | None = None
         self._done = asyncio.Event()
 
@@ -99,9 +99,9 @@ class WarmUp:
         for number in range(sample.count):
             sample.tell(instance, number + 1)
             self.require_life()
-            self._waiting = set(sample.requests)
+            self._waiting = set(sample.tickets)
             self._done.clear()
-            batches.run(sample.requests)
+            batches.run(sample.tickets)
             await self._done.wait()
             if self._problem is not None:
                 raise InternalError(f"failed to run warmup sample '{sample.name}': {self._problem.message}; ")
@@ -111,15 +111,15 @@ class WarmUp:
         if self._problem is not None:
             raise InternalError(self._problem.message)
 
-    def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
-        for request, answer in zip(requests, answers, strict=True):
-            self.answered(request, answer, True)
+    def batch_done(self, tickets: Sequence[Ticket], answers: Sequence[Answer], times: Times) -> None:
+        for ticket, answer in zip(tickets, answers, strict=True):
+            self.answered(ticket, answer, True)
 
-    def answered(self, request: InferRequest, answer: Answer, final: bool) -> None:
+    def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         if isinstance(answer, HeadraceError):
             self._problem = answer
         if final:
-            self._waiting.discard(request)
+            self._waiting.discard(ticket)
         if not self._waiting:
             self._done.set()
 

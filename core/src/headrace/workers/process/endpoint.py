@@ -18,7 +18,7 @@ from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, ProtocolError
 from headrace.ipc.incoming import AtOnce, IncomingRequests
 from headrace.ipc.json_parts import json_frame, read_json
-from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.kinds import MetricOperation
 from headrace.telemetry.pacing import paced
 from headrace.workers.apart import apart
@@ -35,7 +35,7 @@ class LoopServices(Services):
     """Services that live where the endpoint does."""
 
     @abstractmethod
-    def submit(self, request: InferRequest) -> None:
+    def submit(self, ticket: Ticket) -> None:
         """`infer` on the event loop, at once; a refusal is an answer before this returns."""
 
 
@@ -50,7 +50,7 @@ class ServiceEndpoint:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(
-        self, encoder: Encoder, decoder: Decoder, send: Callable[[bytes], None], running: Mapping[int, InferRequest]
+        self, encoder: Encoder, decoder: Decoder, send: Callable[[bytes], None], running: Mapping[int, Ticket]
     ) -> None:
         """Begin to serve; ``running`` are the requests that the child executes, by call."""
         self._send = send

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from headrace.backends.base import AnyInstance, BaseInstance
 from headrace.backends.services import Services
 from headrace.errors import Code, HeadraceError, summary
 from headrace.ipc.channel import FramedSocket, FrameSender
-from headrace.ipc.codec import AnswerStatus, Decoder, Reply, Times, reply_of
+from headrace.ipc.codec import AnswerStatus, Decoder, ReceivedRequest, Reply, Times, reply_of
 from headrace.ipc.framing import VERSION, Frame, Kind
 from headrace.ipc.json_parts import json_frame
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 from headrace.telemetry import log_output
 from headrace.telemetry.log_output import speak_for_all
 from headrace.workers.batch import run_batch, runner_for
@@ -29,22 +28,15 @@ from headrace.workers.runner import LATER, Later, Runner
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class Received(InferRequest):
-    """A request under the number of its call."""
-
-    call: int = 0
-
-
 class Executor:
     """Drives the instance of a child; the `headrace.workers.runner.AnswerSink` of its runner.
 
-    ``open`` has the requests without their last answer, by call.
+    ``open`` has the tickets of the requests without their last answer, by call.
     """
 
     def __init__(self, work: FramedSocket, decoder: Decoder, sender: FrameSender, services: Services) -> None:
         self.instance: AnyInstance
-        self.open: dict[int, Received] = {}
+        self.open: dict[int, Ticket] = {}
         self._work, self._decoder, self._sender, self._services = work, decoder, sender, services
         self._name = self._version = ""
         self._spec: InstanceSpec | None = None
@@ -60,9 +52,10 @@ class Executor:
                 self._close(runner)
         raise AssertionError("unreachable")
 
-    def send(self, request: InferRequest, answer: Answer, final: bool) -> None:
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         """Pass on what a batch did not answer. Any thread."""
-        assert isinstance(request, Received)
+        request = ticket.request
+        assert isinstance(request, ReceivedRequest)
         if final:
             self.open.pop(request.call, None)
         self._sender.answer([reply_of(request.call, answer, final)])
@@ -98,22 +91,23 @@ class Executor:
         os._exit(1)
 
     def _run(self, runner: Runner, message: Frame) -> None:
-        requests: list[Any] = self._decoder.requests(message, self._receive)
-        for request in requests:
-            self.open[request.call] = request
+        requests = self._decoder.requests(message, model_name=self._name, model_version=self._version)
+        tickets = [self._ticket(request) for request in requests]
         self._work.is_hurried = len(requests) == 1  # the callers of many take their time to come back
-        answers, times = run_batch(runner, requests)
+        answers, times = run_batch(runner, tickets)
         replies = [_reply(request, answer) for request, answer in zip(requests, answers, strict=True)]
         for reply in replies:
             if reply.final:
                 self.open.pop(reply.call, None)
         spans = Times(times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns)
         self._sender.answer(replies, spans)
-        del requests, answers, replies, message  # so that what only they held is released now
+        del requests, tickets, answers, replies, message  # so that what only they held is released now
         self._sender.release()
 
-    def _receive(self, call: int, caller: int, inputs: dict[str, Any]) -> Received:
-        return Received(self._name, inputs, _nobody, model_version=self._version, call=call)
+    def _ticket(self, request: ReceivedRequest) -> Ticket:
+        self.open[request.call] = ticket = Ticket(request, _nobody)
+        ticket.rows, ticket.pinned = request.rows, request.pinned
+        return ticket
 
     def _close(self, runner: Runner) -> NoReturn:
         assert self._spec is not None
@@ -131,7 +125,7 @@ class Executor:
             log.exception("what an instance had used could not be released")
 
 
-def _reply(request: Received, answer: Answer | Later) -> Reply:
+def _reply(request: ReceivedRequest, answer: Answer | Later) -> Reply:
     if answer is LATER:
         return Reply(request.call, AnswerStatus.LATER, False, None)
     return reply_of(request.call, answer, True)

@@ -14,8 +14,8 @@ from time import monotonic_ns
 from headrace.backends.base import Isolation
 from headrace.errors import Cancelled, HeadraceError, Unavailable, summary
 from headrace.ipc.codec import Times
-from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.observer import Observer
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics
@@ -61,7 +61,7 @@ class ProcessWorker:
         self.name, self.model = spec.instance_name, spec.name
         self.restarts = 0
         self.reason = ""
-        self.executing: Sequence[InferRequest] = ()
+        self.executing: Sequence[Ticket] = ()
         self._spec, self._isolation, self._services, self._samples = spec, isolation, services, samples
         self._schema, self._loop, self._siblings, self._exit_timeout_s = schema, loop, siblings, exit_timeout_s
         self._recorder = ExecutionRecorder(self.name, statistics)
@@ -159,7 +159,7 @@ class ProcessWorker:
         elif batch := self._poll(source):
             self._run(child, source, batch)
 
-    def _poll(self, source: BatchSource) -> list[InferRequest] | None:
+    def _poll(self, source: BatchSource) -> list[Ticket] | None:
         try:
             return source.poll(self._wakeup)
         except Exception:
@@ -167,11 +167,11 @@ class ProcessWorker:
             self._loop.call_later(_RETRY_S, self._pull)
             return None
 
-    def _run(self, child: Child, source: BatchSource, batch: list[InferRequest]) -> None:
-        if any(request.cancelled and not request.pinned for request in batch):
-            gone = [request for request in batch if request.cancelled]
-            batch = [request for request in batch if not request.cancelled]
-            errors = [Cancelled(f"{request.log_id}request was cancelled") for request in gone]
+    def _run(self, child: Child, source: BatchSource, batch: list[Ticket]) -> None:
+        if any(ticket.cancelled and not ticket.pinned for ticket in batch):
+            gone = [ticket for ticket in batch if ticket.cancelled]
+            batch = [ticket for ticket in batch if not ticket.cancelled]
+            errors = [Cancelled(f"{ticket.request.log_id}request was cancelled") for ticket in gone]
             self._recorder.batch(gone, gone, errors, BatchTimes(*[monotonic_ns()] * 4))
             source.deliver(gone, errors)
         try:
@@ -183,27 +183,28 @@ class ProcessWorker:
         if not self.executing:
             self._loop.call_soon(self._pull)
 
-    def batch_done(self, requests: Sequence[InferRequest], answers: Sequence[Answer], times: Times) -> None:
+    def batch_done(self, tickets: Sequence[Ticket], answers: Sequence[Answer], times: Times) -> None:
         assert self._source is not None
         batch, self.executing = self.executing, ()
         # Not before the loop has looked at its sockets once more: then what has arrived is a batch, where
         # at once it would be two or three requests, and a message costs as much as six of them.
         self._loop.call_soon(self._loop.call_soon, self._pull)
-        signed = [self._schema.signed(*pair) for pair in zip(requests, answers, strict=True)]
-        for request in batch if len(requests) < len(batch) else ():
-            request.started_ns = times.start_ns
-        self._recorder.batch(batch, requests, signed, BatchTimes(*times))
-        self._source.deliver(requests, signed)
+        sign = self._schema.signed
+        signed = [sign(ticket.request, answer) for ticket, answer in zip(tickets, answers, strict=True)]
+        for ticket in batch if len(tickets) < len(batch) else ():
+            ticket.started_ns = times.start_ns
+        self._recorder.batch(batch, tickets, signed, BatchTimes(*times))
+        self._source.deliver(tickets, signed)
 
-    def answered(self, request: InferRequest, answer: Answer, final: bool) -> None:
+    def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         assert self._source is not None
-        answer = self._schema.signed(request, answer)  # what a child says is not believed
+        answer = self._schema.signed(ticket.request, answer)  # what a child says is not believed
         if final:
-            request.started_ns = request.started_ns or monotonic_ns()
-            self._recorder.late(request, answer)
-            self._source.deliver((request,), (answer,))
+            ticket.started_ns = ticket.started_ns or monotonic_ns()
+            self._recorder.late(ticket, answer)
+            self._source.deliver((ticket,), (answer,))
         elif answer is not None:
-            self._source.progress(request, answer)
+            self._source.progress(ticket, answer)
 
     # ------------------------------------------------------------------ exit and restart
 

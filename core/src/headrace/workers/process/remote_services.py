@@ -18,6 +18,7 @@ from headrace.ipc.json_parts import json_frame
 from headrace.ipc.outgoing import DirectCalls, OutgoingRequests
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
+from headrace.messages.ticket import Ticket
 from headrace.telemetry.kinds import MetricKind, MetricOperation, check_metric_update
 from headrace.workers.process.handshake import ChildKind
 
@@ -64,25 +65,25 @@ class RemoteServices(Services):
         #: Of families and metrics, by handle.
         self._kinds: dict[int, MetricKind] = {}
 
-    def infer(self, request: InferRequest) -> None:
+    def infer(self, ticket: Ticket) -> None:
         requests = self._requests
-        ((call, _),) = numbered = requests.numbered((request,))
+        ((call, _),) = numbered = requests.numbered((ticket,))
         requests.enter(numbered)
-        self._sender.ask(call, request, requests.take)
+        self._sender.ask(call, ticket.request, requests.take)
 
     def ask(self, request: InferRequest) -> Answer:
         if not self._direct.take_turn(request):
             return super().ask(request)
         return self._direct.ask(next(self._requests.numbers), request)
 
-    def cancel(self, request: InferRequest) -> None:
-        request.cancel()
+    def cancel(self, ticket: Ticket) -> None:
+        ticket.cancel()
 
-    def stop(self, request: InferRequest) -> None:
-        request.stop()
+    def stop(self, ticket: Ticket) -> None:
+        ticket.stop()
 
-    def read(self, request: InferRequest) -> None:
-        request.read()
+    def read(self, ticket: Ticket) -> None:
+        ticket.read()
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         encoded = {path: base64.b64encode(content).decode() for path, content in files.items()}

@@ -1,0 +1,71 @@
+"""A request never changes; what becomes of it is its ticket's."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from headrace.ipc.codec import ReceivedRequest
+from headrace.messages.request import InferRequest
+from headrace.messages.ticket import Ticket
+
+FIELDS = [field.name for field in fields(InferRequest) if field.init]
+
+
+class Held:
+    """Something that a request holds, and that says when it is freed."""
+
+
+def ticket_for(request: InferRequest) -> Ticket:
+    return Ticket(request, lambda answer, final: None)
+
+
+@pytest.mark.parametrize("kind", [InferRequest, ReceivedRequest])
+def test_the_type_checker_refuses_whoever_assigns_to_a_request(kind: type[InferRequest]) -> None:
+    assert [field.name for field in fields(kind) if not str(field.type).startswith("Final[")] == ["_execution"]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_these_tests_refuse_whoever_assigns_to_a_request(name: str) -> None:
+    request = InferRequest("m", {})
+    with pytest.raises(AttributeError, match="never changes"):
+        setattr(request, name, getattr(request, name))
+
+
+def test_an_altered_request_differs_in_what_was_altered_only() -> None:
+    given: dict[str, Any] = {name: object() for name in FIELDS}
+    request = InferRequest(**given)
+    for name in ("inputs", "outputs", "parameters"):
+        other: Any = object()
+        altered = getattr(request, f"with_{name}")(other)
+        assert {each: getattr(altered, each) for each in FIELDS} == {**given, name: other}
+
+
+def test_a_request_that_is_executed_knows_whether_it_is_cancelled_and_knows_it_afterwards() -> None:
+    left, stayed = ticket_for(InferRequest("m", {})), ticket_for(InferRequest("m", {}))
+    assert not left.request.cancelled
+    for ticket in (left, stayed):
+        assert ticket.begin() is ticket.request
+    left.cancel()
+    assert [ticket.request.cancelled for ticket in (left, stayed)] == [True, False]
+    for ticket in (left, stayed):
+        ticket.end()
+    assert [ticket.request.cancelled for ticket in (left, stayed)] == [True, False]
+
+
+def test_a_request_that_was_executed_is_freed_with_its_ticket() -> None:
+    held = Held()
+    gone = weakref.ref(held)
+    ticket = ticket_for(InferRequest("m", {"x": held}))  # type: ignore[dict-item]
+    ticket.begin()
+    ticket.end()
+    gc.disable()
+    try:
+        del held, ticket
+        assert gone() is None
+    finally:
+        gc.enable()
