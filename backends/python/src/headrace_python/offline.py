@@ -24,7 +24,7 @@ from headrace import (
     as_tensor,
 )
 from headrace_python.outcomes import describe
-from triton_python_backend_utils.metric_store import MetricsInMemory
+from triton_python_backend_utils.metrics import MetricsInMemory
 
 log = logging.getLogger("headrace.python")
 

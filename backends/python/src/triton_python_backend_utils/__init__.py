@@ -30,14 +30,9 @@ from triton_python_backend_utils.attributes import (
     PreferredMemory,
 )
 from triton_python_backend_utils.config import ModelConfig
-from triton_python_backend_utils.control import get_model_dir, is_model_ready, load_model, unload_model
-from triton_python_backend_utils.datatypes import (
-    TRITON_STRING_TO_NUMPY,
-    numpy_to_triton_type,
-    triton_string_to_numpy,
-    triton_to_numpy_type,
-)
 from triton_python_backend_utils.error import TritonError, TritonModelException
+from triton_python_backend_utils.inference_request import InferenceRequest
+from triton_python_backend_utils.inference_response import InferenceResponse
 from triton_python_backend_utils.iterator import ResponseIterator
 from triton_python_backend_utils.log import Logger
 from triton_python_backend_utils.lookup import (
@@ -48,11 +43,16 @@ from triton_python_backend_utils.lookup import (
     using_decoupled_model_transaction_policy,
 )
 from triton_python_backend_utils.metrics import Metric, MetricFamily, MetricKind
-from triton_python_backend_utils.request import InferenceRequest
-from triton_python_backend_utils.response import InferenceResponse
+from triton_python_backend_utils.model_control import get_model_dir, is_model_ready, load_model, unload_model
 from triton_python_backend_utils.sender import InferenceResponseSender
-from triton_python_backend_utils.strings import deserialize_bytes_tensor, serialize_byte_tensor
-from triton_python_backend_utils.tensor import Tensor
+from triton_python_backend_utils.tensor import (
+    TRITON_STRING_TO_NUMPY,
+    Tensor,
+    numpy_to_triton_type,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
+from triton_python_backend_utils.wire_strings import deserialize_bytes_tensor, serialize_byte_tensor
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from headrace import Answer, Ticket
-from triton_python_backend_utils.response import InferenceResponse
+from triton_python_backend_utils.inference_response import InferenceResponse
 
 if TYPE_CHECKING:
     from headrace import Services

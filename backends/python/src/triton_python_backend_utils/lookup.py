@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from triton_python_backend_utils.request import InferenceRequest
-from triton_python_backend_utils.response import InferenceResponse
+from triton_python_backend_utils.inference_request import InferenceRequest
+from triton_python_backend_utils.inference_response import InferenceResponse
 from triton_python_backend_utils.tensor import Tensor
 
 

@@ -11,7 +11,7 @@ from headrace import Answer, BackendError, Call, HeadraceError
 from triton_python_backend_utils.arguments import UINT32, whole_number
 from triton_python_backend_utils.attributes import TRITONSERVER_RESPONSE_COMPLETE_FINAL
 from triton_python_backend_utils.error import TritonModelException
-from triton_python_backend_utils.response import InferenceResponse
+from triton_python_backend_utils.inference_response import InferenceResponse
 
 _UNABLE = "Unable to send response. "
 

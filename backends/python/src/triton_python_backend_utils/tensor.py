@@ -1,6 +1,7 @@
 """A named tensor: a NumPy array, strings in wire form, or memory of a device.
 
-Source: docs/spec/behaviours.md section 9.2.
+Its data types go by Triton's numbers, Triton's names in a config, and NumPy's types.
+Source: docs/spec/behaviours.md sections 3.1 and 9.2.
 """
 
 from __future__ import annotations
@@ -11,10 +12,43 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import BytesTensor, DataType, dtypes
-from triton_python_backend_utils import dlpack, recall
+from triton_python_backend_utils import dlpack, wire_strings
 from triton_python_backend_utils.arguments import Text, text
 from triton_python_backend_utils.dlpack import DeviceMemory
 from triton_python_backend_utils.error import TritonModelException
+
+# BF16 is left out, as in Triton: NumPy has no such type.
+_KNOWN = [dtype for dtype in dtypes.ALL if dtype is not dtypes.BF16]
+
+
+def _scalar(dtype: DataType) -> type[Any]:
+    return dtype.numpy.type
+
+
+TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
+    dtype.config_name: bool if dtype is dtypes.BOOL else _scalar(dtype) for dtype in _KNOWN
+}
+_TYPES = {dtype.config_value: _scalar(dtype) for dtype in _KNOWN}
+_NUMBERS = {dtype.numpy: dtype.config_value for dtype in _KNOWN} | {np.dtype(np.bytes_): dtypes.BYTES.config_value}
+
+
+def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
+    """NumPy's type for ``TYPE_FP32``. Raises KeyError for an unknown name and for TYPE_BF16."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> type[Any] | None:
+    """NumPy's type for a number of `Tensor.triton_dtype`; None for one that NumPy lacks."""
+    return _TYPES.get(data_type)
+
+
+def numpy_to_triton_type(data_type: npt.DTypeLike) -> int | None:
+    """Triton's number for a type or a dtype of NumPy; None for one that Triton lacks, and for anything else."""
+    try:
+        return None if data_type is None else _NUMBERS.get(np.dtype(data_type))
+    except TypeError:
+        return None
+
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -79,7 +113,7 @@ class Tensor:
                 )
             return value if value.flags.writeable else self._writable(value)
         if isinstance(value, BytesTensor):
-            self._value = objects = recall.decode(value)
+            self._value = objects = wire_strings.decode(value)
             return objects
         raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
 
@@ -118,7 +152,7 @@ class Tensor:
         if isinstance(value, DeviceMemory):
             return dlpack.to_host(value)
         if self._datatype is dtypes.BYTES and not isinstance(value, BytesTensor):
-            return recall.encode(value)
+            return wire_strings.encode(value)
         return value
 
     @classmethod

@@ -19,7 +19,7 @@ from headrace.config.options import ServerOptions
 from headrace.config.parse import find_config
 from headrace.config.source_map import SourceMap
 from headrace.errors import Code, ConfigError, HeadraceError
-from headrace.models import boundary, labels
+from headrace.models import model_files
 from headrace.models.configuring import examine, fill, judge, parse, written
 from headrace.models.parts import find_scheduler, make_backend, scheduler_parameters
 from headrace.models.repository import Entry, available_versions, select_versions
@@ -110,7 +110,7 @@ def inspect(entry: Entry, options: ServerOptions, plugins: Plugins, trial: Trial
         return found
     try:
         if not options.allow_external_links:
-            boundary.check(entry.path, options.model_repository)
+            model_files.check_links(entry.path, options.model_repository)
         given = parse(entry.path, options)
     except ConfigError as error:
         found.problems.append(_misread(found.path, error))
@@ -181,7 +181,7 @@ class _Inspection:
     def _run_written(self, config: ModelConfig) -> None:
         """Judge an incomplete ``config`` without its engine."""
         path, kind = self._entry.path, self._backend(config).Parameters
-        self._add([*written(config, path), *labels.check(config, path)])
+        self._add([*written(config, path), *model_files.check_labels(config, path)])
         self._add([*parameters.check(kind, config.parameters), *parameters.unknown(kind, config.parameters)])
         if not self._found.problems:
             try:
@@ -205,7 +205,7 @@ class _Inspection:
     def _judge(self, model: Model, backend: Backend) -> list[validation.Problem]:
         try:
             fill(model, backend, self._options)
-            wrong = [*judge(model, backend, self._options), *labels.check(model.config, self._entry.path)]
+            wrong = [*judge(model, backend, self._options), *model_files.check_labels(model.config, self._entry.path)]
             if not wrong:
                 fill_groups(model.config, backend, available_gpus())
         except HeadraceError as error:

@@ -10,11 +10,9 @@ from dataclasses import replace
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, InvalidArgument, Unavailable
 from headrace.models.lifecycle import Lifecycle
-from headrace.models.load_errors import poll_failure
-from headrace.models.overrides import Overrides, parse_overrides, write_files
+from headrace.models.overrides import Overrides, TemporaryDirectories, parse_overrides, remove, write_files
 from headrace.models.repository import Entry, Repository
-from headrace.models.states import IndexEntry, index_of
-from headrace.models.temporary import TemporaryDirectories, remove
+from headrace.models.states import IndexEntry, index_of, poll_failure
 from headrace.models.watching import DEV_INTERVAL_S, Watcher
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from headrace.models import temporary
+from headrace.models import overrides
 from headrace.models.served import ServedModel
 from headrace.models.states import UNLOADED, State, VersionRecord
 from headrace.telemetry.logs import VERBOSE_2
@@ -59,7 +59,7 @@ async def drain(draining: Iterable[Draining], directory: Path | None, unloaded: 
         await asyncio.gather(*(_drain_one(each, unloaded) for each in draining))
     finally:
         if directory is not None:
-            await asyncio.to_thread(temporary.remove, directory)
+            await asyncio.to_thread(overrides.remove, directory)
 
 
 async def _drain_one(draining: Draining, unloaded: Callable[[ServedModel], None]) -> None:

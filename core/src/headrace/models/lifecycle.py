@@ -13,17 +13,24 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from headrace.errors import HeadraceError, OperatorError
-from headrace.models import temporary
-from headrace.models.background import Background
+from headrace.models import overrides
 from headrace.models.draining import Draining, drain
-from headrace.models.load_errors import poll_failure, reason, unexpected, versions_failure
 from headrace.models.load_slots import LoadSlots
 from headrace.models.loading import Loader, Plan
-from headrace.models.progress import Progress
+from headrace.models.progress import Background, Progress
 from headrace.models.repository import Entry, NoVersion
 from headrace.models.served import ServedModel
 from headrace.models.serving_table import ServingTable
-from headrace.models.states import UNLOADED, ModelRecord, State, VersionRecord
+from headrace.models.states import (
+    UNLOADED,
+    ModelRecord,
+    State,
+    VersionRecord,
+    poll_failure,
+    reason,
+    unexpected,
+    versions_failure,
+)
 from headrace.telemetry.logs import VERBOSE_2
 
 log = logging.getLogger(__name__)
@@ -154,7 +161,7 @@ class Lifecycle:
                 plan = await self._plan(entry)
             except BaseException:
                 if entry.is_temporary:
-                    await self._slots.run(temporary.remove, entry.path)
+                    await self._slots.run(overrides.remove, entry.path)
                 raise
             record = self.records.setdefault(entry.name, ModelRecord(entry.name))
             is_same = record.fingerprint == plan.fingerprint and entry.config is None

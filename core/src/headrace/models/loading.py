@@ -19,11 +19,16 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.config.parameters import parse_parameters
 from headrace.errors import LoadError
-from headrace.models import boundary
+from headrace.models import model_files
 from headrace.models.configuring import complete, raise_first, read, written
 from headrace.models.draining import ShutdownDeadline
-from headrace.models.fingerprint import Fingerprint, VersionFingerprint, fingerprint_of_version, take
-from headrace.models.labels import read_labels
+from headrace.models.model_files import (
+    Fingerprint,
+    VersionFingerprint,
+    fingerprint_of_version,
+    read_labels,
+    take_fingerprint,
+)
 from headrace.models.parts import PluginRegistries, find_scheduler, make_backend, scheduler_parameters
 from headrace.models.repository import Entry, NoVersion, available_versions, select_versions
 from headrace.models.served import ServedModel
@@ -85,8 +90,8 @@ class Loader:
         if entry.is_duplicate:
             raise LoadError("model appears in two or more repositories")
         if not self._options.allow_external_links:
-            boundary.check(entry.path, self._options.model_repository)
-        fingerprint = take(entry.path)  # first, so that what changes from here on counts as a change
+            model_files.check_links(entry.path, self._options.model_repository)
+        fingerprint = take_fingerprint(entry.path)  # first, so that what changes from here on counts as a change
         config = read(entry.path, self._options, self._plugins.schedulers, entry.config)
         try:
             versions = select_versions(entry.name, config.version_policy, available_versions(entry.path))

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from headrace.models.fingerprint import Fingerprint, take
 from headrace.models.lifecycle import Lifecycle
+from headrace.models.model_files import Fingerprint, take_fingerprint
 from headrace.models.repository import Entry, Repository
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Watcher:
 
     def _look(self) -> Fingerprints:
         entries = self._repository.scan()
-        return {name: (entry, tuple(map(take, entry.paths))) for name, entry in entries.items()}
+        return {name: (entry, tuple(map(take_fingerprint, entry.paths))) for name, entry in entries.items()}
 
     def _is_due(self, name: str, before: Mapping[str, object], found: Mapping[str, object]) -> bool:
         """Whether ``name`` has changed, and if people are at it, whether they seem to have finished."""

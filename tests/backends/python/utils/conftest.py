@@ -17,7 +17,7 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor
 from headrace.messages.ticket import Ticket
-from triton_python_backend_utils.metric_store import MetricsInMemory
+from triton_python_backend_utils.metrics import MetricsInMemory
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
 #: Answers to one request: each goes out as it is given, the end of the iterator ends the request.

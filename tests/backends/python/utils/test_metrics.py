@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import triton_python_backend_utils as pb_utils
-from triton_python_backend_utils.metric_store import MetricsInMemory
+from triton_python_backend_utils.metrics import MetricsInMemory
 
 if TYPE_CHECKING:
     from tests.backends.python.utils.conftest import FunctionServices

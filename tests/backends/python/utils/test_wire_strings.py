@@ -9,7 +9,7 @@ import pytest
 
 import triton_python_backend_utils as pb_utils
 from headrace.messages.tensor import BytesTensor
-from triton_python_backend_utils import recall
+from triton_python_backend_utils import wire_strings
 
 ITEMS = [b"item %d" % number for number in range(5000)]
 
@@ -54,13 +54,13 @@ def test_copies_and_views_are_sent_as_they_are() -> None:
 
 def test_nothing_is_kept_once_the_array_is_gone() -> None:
     array = received().as_numpy()
-    assert len(recall._decoded) == 1
+    assert len(wire_strings._decoded) == 1
     del array
     gc.collect()
-    assert recall._decoded == {}
+    assert wire_strings._decoded == {}
 
 
 def test_small_tensors_are_not_kept() -> None:
     array = pb_utils.Tensor._received("x", BytesTensor.from_items([b"a"], (1,))).as_numpy()
     assert array.tolist() == [b"a"]
-    assert recall._decoded == {}
+    assert wire_strings._decoded == {}
