@@ -18,13 +18,15 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler, SchedulerContext, Wait
+from headrace.schedulers.direct import DirectScheduler
+from headrace.schedulers.dynamic import DynamicScheduler
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.testing.clock import TurnedClock
 from headrace.workers.batch import runner_for
 from headrace.workers.instance import InstanceThread
 from headrace.workers.output_schema import OutputSchema
-from headrace.workers.wakeup import LoopWakeup
+from headrace.workers.wakeup import LoopWakeup, Wakeup
 from tests.core.conftest import make_ticket
 
 MS = 1_000_000
@@ -192,6 +194,104 @@ async def test_who_asks_is_told_apart() -> None:
     stage.send("m_0_0")
     await stage.settle()
     assert stage.given[1] == ("m_0_0", ["m_0_0"])
+
+
+@on_loop
+async def test_an_instance_that_waits_for_more_keeps_nothing_from_one_that_is_different() -> None:
+    asked: list[str] = []
+
+    class Different(Scheduler):
+        """The first instance waits for four; the others run what is quick."""
+
+        name = "different"
+
+        def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+            asked.append(instance.name)
+            if instance.name == "m_0_0":
+                waiting = self.context.waiting.head(4)
+                return waiting if len(waiting) == 4 else Wait(5 * MS, 4 - len(waiting))
+            return [ticket for ticket in self.context.waiting if ticket.request.id == "quick"]
+
+    stage = Stage(Different, 2)
+    stage.send("a")
+    stage.serve(0)
+    stage.serve(1)
+    stage.send("quick")
+    await stage.settle()
+    assert stage.given == [("m_0_1", ["quick"])]
+    assert asked.count("m_0_0") == 1
+
+
+class Gated(Wakeup):
+    """A thread that is rung for, and not awake until `open`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rung, self.open = threading.Event(), threading.Event()
+
+    def wait(self, timeout_ns: int | None = None) -> bool:
+        woken = super().wait(timeout_ns)
+        self.rung.set()
+        self.open.wait()
+        return woken
+
+
+async def take_on_threads(kernel: Kernel, wakeups: Sequence[Wakeup]) -> list[asyncio.Future[list[str]]]:
+    """Threads that take one batch each, and are idle now."""
+
+    def take(number: int) -> list[str]:
+        return [ticket.request.id for ticket in kernel.sources[number].take(wakeups[number]) or ()]
+
+    numbers = range(len(wakeups))
+    taken: list[asyncio.Future[list[str]]] = [asyncio.ensure_future(asyncio.to_thread(take, n)) for n in numbers]
+    while len(kernel.idle) < len(taken):
+        await asyncio.sleep(0)
+    return taken
+
+
+@on_loop
+async def test_where_nothing_waits_for_more_a_thread_takes_what_has_come_until_it_is_awake() -> None:
+    stage, wakeup = Stage(DynamicScheduler), Gated()
+    (taken,) = await take_on_threads(stage.kernel, [wakeup])
+    stage.send("a")
+    await asyncio.to_thread(wakeup.rung.wait)
+    assert stage.kernel.pending == 1
+    stage.send("b")
+    wakeup.open.set()
+    assert await taken == ["a", "b"]
+
+
+@on_loop
+async def test_a_thread_that_leaves_something_hands_it_on_to_the_next() -> None:
+    stage, wakeups = Stage(DirectScheduler, 2), [Gated(), Gated()]
+    taken = await take_on_threads(stage.kernel, wakeups)
+    stage.send("a")
+    stage.send("b")
+    first, second = wakeups
+    await asyncio.to_thread(first.rung.wait)
+    await stage.settle()
+    assert not second.rung.is_set()
+    first.open.set()
+    second.open.set()
+    assert [await each for each in taken] == [["a"], ["b"]]
+
+
+@on_loop
+async def test_once_something_has_waited_for_more_the_loop_claims_for_threads() -> None:
+    class Waited(Patient):
+        on_threads = instances_alike = True
+
+    stage, wakeup = Stage(Waited), Gated()
+    (taken,) = await take_on_threads(stage.kernel, [wakeup])
+    stage.send("a")
+    wakeup.open.set()
+    while stage.kernel.threads_take:
+        await asyncio.sleep(0)
+    while not stage.clock.pending:
+        await asyncio.sleep(0)
+    stage.clock.turn(5 * MS)
+    assert stage.kernel.pending == 0
+    assert await taken == ["a"]
 
 
 @on_loop

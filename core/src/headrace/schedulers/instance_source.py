@@ -36,7 +36,6 @@ class InstanceSource:
         "_kernel",
         "_on_loop",
         "_on_threads",
-        "_takes_itself",
         "_wakeup",
         "deliver",
         "instance",
@@ -53,7 +52,6 @@ class InstanceSource:
         self.deliver = partial(kernel.deliver_heard, self) if kernel.hears else kernel.deliver
         self._kernel = kernel
         self._on_threads = kernel.scheduler.on_threads
-        self._takes_itself = self._on_threads and kernel.scheduler.instances_alike
         self._on_loop = False
         self._wakeup: Wakeup | LoopWakeup | None = None
         self._batch: list[Ticket] | None = None
@@ -119,12 +117,9 @@ class InstanceSource:
         self._is_parked = False
         wakeup, kernel = self._wakeup, self._kernel
         assert wakeup is not None
-        if self._on_loop:
-            wakeup.wake()
-            return not self._is_parked
-        if self._takes_itself and not kernel.has_waited:
-            wakeup.wake()  # it takes what is there when it is awake, which is more; and hands on what it leaves
-            return False
+        if self._on_loop or kernel.threads_take:
+            wakeup.wake()  # a thread takes what is there when it is awake, which is more; and hands on what it leaves
+            return self._on_loop and not self._is_parked
         try:
             batch = kernel.ask(self)
         except BaseException as error:

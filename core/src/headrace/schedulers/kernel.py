@@ -82,8 +82,9 @@ class Kernel:
         self._recorder: ExecutionRecorder | None = None
         self._timers: dict[Ticket, Timer] = {}
         self._is_waking = False
-        #: Whether the scheduler has ever had an instance wait for a fuller batch: then the loop forms the batches.
-        self.has_waited = False
+        #: Whether threads are only rung for, and take what is there once they are awake: one is as good as another, and
+        #: the scheduler has never had one wait for a fuller batch, which the loop would form.
+        self.threads_take = scheduler.on_threads and scheduler.instances_alike
         self._alike = scheduler.instances_alike
         # Bound once: what a scheduler does not override is not called.
         self._now_ns, self._next = self.clock.now_ns, scheduler.next
@@ -153,7 +154,7 @@ class Kernel:
         """
         chosen = self._next(source.instance, self._now_ns())
         if isinstance(chosen, Wait):
-            source.wait, self.has_waited = chosen, True
+            source.wait, self.threads_take = chosen, False
             return []
         source.wait = None
         return self._claim(chosen) or self._ask_after_losing(source) if chosen else []
@@ -201,7 +202,7 @@ class Kernel:
 
     def hand_on(self) -> None:
         """Have another idle thread look at what one has left. Any thread."""
-        if self._alike and len(self.queue) and not self.has_waited:
+        if self.threads_take and len(self.queue):
             with suppress(IndexError):  # woken by somebody else in the meantime
                 self.idle.popleft().wake()
 
