@@ -26,7 +26,7 @@ import os
 import numpy as np
 
 from headrace import Backend, BackendError, Batch, HeadraceError, InferRequest, InferResponse, Instance, Padding
-from headrace import Scheduler, Spec, Ticket, dtypes, hookimpl
+from headrace import RequestInstance, Scheduler, Spec, Ticket, dtypes, hookimpl
 
 
 class InTurn(Scheduler):
@@ -134,6 +134,28 @@ class Sum(Instance):
         return {"y": y, "state": y, "what": what}
 
 
+class Asks(Backend):
+    name = "asks"
+
+    def load(self, model):
+        return Asking(model)
+
+
+class Asking(RequestInstance):
+    """Has the ensemble answer, for whose answer it may be needed itself."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def execute_requests(self, requests):
+        return [self.ask(request) for request in requests]
+
+    def ask(self, request):
+        inputs, callers = {name: request.inputs["a"] for name in "xy"}, (*request.callers, self.model.name)
+        answer = self.model.services.ask(InferRequest("m", inputs, callers=callers, caller=request))
+        return answer if isinstance(answer, HeadraceError) else InferResponse({"b": answer.outputs["u"]})
+
+
 @hookimpl
 def register_schedulers():
     return [InTurn, Joined, Stateful]
@@ -141,7 +163,7 @@ def register_schedulers():
 
 @hookimpl
 def register_backends():
-    return [Sums]
+    return [Sums, Asks]
 '''
 IDENTITY = """backend: "identity" max_batch_size: 8
     input { name: "a" data_type: TYPE_FP32 dims: 2 } output { name: "b" data_type: TYPE_FP32 dims: 2 }"""
@@ -279,6 +301,19 @@ def test_an_ensemble_that_is_cancelled_cancels_what_it_has_asked_and_one_that_fa
         on_loop(server, server.unload("two"))
         with pytest.raises(HeadraceError, match="Model 'two' is not ready"):
             server.infer("m", {"x": ROW, "y": ROW})
+
+
+def test_a_deadlock_through_a_version_without_instances_is_refused(
+    plugin: None, write_model: WriteModel, tmp_path: Path
+) -> None:
+    for name, config in (("m", ENSEMBLE), ("one", IDENTITY), ("two", IDENTITY.replace("identity", "asks"))):
+        write_model(config, name)
+    with Server(tmp_path / "models") as server:
+        (stuck,) = ask(server, ({"x": ROW, "y": ROW}, {}))
+        assert isinstance(stuck, HeadraceError)
+        assert "every instance of model 'two' waits, directly or through others, for this request" in stuck.message
+        assert "'two' -> 'm' -> 'two'" in stuck.message
+        assert [server.served(name)[0].scheduler.in_flight for name in ("m", "one", "two")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

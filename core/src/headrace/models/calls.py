@@ -37,7 +37,8 @@ class Calls:
         self._refusals: dict[Ticket, HeadraceError] = {}
 
     def submit(self, ticket: Ticket, worker: Worker | None) -> None:
-        """Have ``ticket`` answered; a refusal is an answer, in Triton's words. ``worker`` waits for it."""
+        """Have ``ticket`` answered; a refusal is an answer, in Triton's words. ``worker`` waits for it,
+        or None: a scheduler, or an instance that is being loaded."""
         request, respond = ticket.request, ticket.respond
         try:
             if len(request.callers) > MAX_CALLERS:
@@ -47,11 +48,8 @@ class Calls:
                 )
             entrance = self._any_number if request.decoupled else self._single
             view = entrance.find(request.model_name, request.model_version)
-            if worker is None:
-                entrance.start(view, ticket)
-            else:
-                ticket.respond = partial(self._respond, ticket, respond, worker)
-                self._start_for(worker, entrance, view, ticket)
+            ticket.respond = partial(self._respond, ticket, respond, worker)
+            self._start_for(worker, entrance, view, ticket)
         except HeadraceError as error:
             respond(_refused(request, error), True)
         except Exception as error:
@@ -65,7 +63,7 @@ class Calls:
         """
         return await self._table.is_ready(self._table.served_loaded, name, version)
 
-    def _start_for(self, worker: Worker, entrance: Entrance, view: ModelView, ticket: Ticket) -> None:
+    def _start_for(self, worker: Worker | None, entrance: Entrance, view: ModelView, ticket: Ticket) -> None:
         target = self._table.served_loaded(ticket.request.model_name, ticket.request.model_version)
         self._deadlocks.add(worker, ticket, target)  # before it can be answered
         try:
@@ -82,7 +80,7 @@ class Calls:
                 f"Failed for execute the inference request. Model '{name}' is not ready. {error.message}"
             ) from error
 
-    def _respond(self, ticket: Ticket, respond: Respond, worker: Worker, answer: Answer, final: bool) -> None:
+    def _respond(self, ticket: Ticket, respond: Respond, worker: Worker | None, answer: Answer, final: bool) -> None:
         if final:
             self._deadlocks.discard(worker, ticket)
             answer = self._refusals.pop(ticket, answer)

@@ -39,32 +39,34 @@ class AskedModel(Protocol):
 
 
 class DeadlockDetector:
-    """Calls that workers wait for. ``refuse`` is called with one of each deadlock, and its path."""
+    """Calls that workers wait for, and schedulers for requests that no worker has. ``refuse`` is called with one of
+    each deadlock, and its path."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, refuse: Callable[[Ticket, Sequence[str]], None]) -> None:
         self._loop = loop
         self._refuse = refuse
-        self._calls: dict[Worker, dict[Ticket, AskedModel]] = {}
+        #: Those of schedulers, which hold no worker, are under None.
+        self._calls: dict[Worker | None, dict[Ticket, AskedModel]] = {}
         #: The same by the request for which they were sent.
         self._sent_for: dict[InferRequest | None, dict[Ticket, AskedModel]] = {}
         #: What may have become part of a deadlock, with its worker and the number of looks that found it there.
-        self._suspects: dict[Ticket, tuple[Worker, int]] = {}
+        self._suspects: dict[Ticket, tuple[Worker | None, int]] = {}
         self._bereft: set[Worker] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, worker: Worker, ticket: Ticket, target: AskedModel) -> None:
-        """``worker`` has sent ``ticket`` to ``target``."""
+    def add(self, worker: Worker | None, ticket: Ticket, target: AskedModel) -> None:
+        """``worker``, or a scheduler, has sent ``ticket`` to ``target``."""
         self._calls.setdefault(worker, {})[ticket] = target
         self._sent_for.setdefault(ticket.request.caller, {})[ticket] = target
         self._suspects[ticket] = worker, 0
         self._look_soon()
 
-    def discard(self, worker: Worker, ticket: Ticket) -> None:
+    def discard(self, worker: Worker | None, ticket: Ticket) -> None:
         """``ticket`` is answered."""
         self._suspects.pop(ticket, None)
         _take(self._sent_for, ticket.request.caller, ticket)
         _take(self._calls, worker, ticket)
-        if worker in self._calls:  # those that are left may be all that the worker waits for now
+        if worker is not None and worker in self._calls:  # those that are left may be all that the worker waits for now
             self._bereft.add(worker)
             self._look_soon()
 
@@ -80,16 +82,16 @@ class DeadlockDetector:
                     self._suspects.setdefault(ticket, (worker, 0))
         self._bereft.clear()
         found: dict[AskedModel, set[Ticket] | None] = {}
-        for ticket, (worker, times) in reversed(list(self._suspects.items())):  # the last one has closed the deadlock
+        for ticket, (sender, times) in reversed(list(self._suspects.items())):  # the last one has closed the deadlock
             if ticket not in self._suspects:
                 continue  # refused with another
-            target = self._calls[worker][ticket]
+            target = self._calls[sender][ticket]
             if target not in found:
                 found[target] = self._awaited_by(target.workers)
             if ticket not in (found[target] or ()) or not target.has_waiting(ticket):
                 del self._suspects[ticket]
             elif not times:
-                self._suspects[ticket] = worker, 1
+                self._suspects[ticket] = sender, 1
             else:
                 self._break_deadlock(ticket, target)
                 found.clear()
@@ -162,7 +164,7 @@ class DeadlockDetector:
         if target.name in callers:
             return [*callers[callers.index(target.name) :], target.name]
         names = list(callers[-1:])
-        while target.name not in names:
+        while target.name not in names and target.workers:
             names.append(target.name)
             _, target = next(self._held_by(target.workers[0]))
         return [*names, target.name]
