@@ -25,12 +25,11 @@ from headrace.large import LargeWork
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.models import documents
 from headrace.models.entrance import Describe, Entrance, not_by_model_infer, not_over_http, program
 from headrace.models.interception import Caller, Interceptor
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import IndexEntry, index_of
-from headrace.models.view import ModelView
+from headrace.models.view import ModelView, statistics_document
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -241,7 +240,7 @@ class Engine:
         table = self._table
         table.require_open()
         models = table.for_statistics(name, version) if name else table.all_ready()
-        return [documents.statistics(model) for model in models]
+        return [statistics_document(model) for model in models]
 
     # ------------------------------------------------------------------ control
 

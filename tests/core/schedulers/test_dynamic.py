@@ -23,7 +23,7 @@ from headrace.schedulers.dynamic import DynamicScheduler
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.wakeup import Wakeup
+from headrace.workers.worker import Wakeup
 from tests.core.conftest import make_ticket
 
 Answer = InferResponse | HeadraceError | None

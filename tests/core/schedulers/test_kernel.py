@@ -26,7 +26,7 @@ from headrace.testing.clock import TurnedClock
 from headrace.workers.batch import runner_for
 from headrace.workers.instance import InstanceThread
 from headrace.workers.output_schema import OutputSchema
-from headrace.workers.wakeup import LoopWakeup, Wakeup
+from headrace.workers.worker import LoopWakeup, Wakeup
 from tests.core.conftest import make_ticket
 
 MS = 1_000_000

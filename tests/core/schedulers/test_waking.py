@@ -23,7 +23,7 @@ from headrace.schedulers.direct import DirectScheduler
 from headrace.schedulers.dynamic import DynamicScheduler
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.wakeup import LoopWakeup, Wakeup
+from headrace.workers.worker import LoopWakeup, Wakeup
 from tests.core.conftest import make_ticket
 
 LONG = "max_queue_delay_microseconds: 60000000"

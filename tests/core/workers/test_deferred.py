@@ -17,9 +17,9 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import UNREAD, Ticket
 from headrace.workers.batch import run_batch, runner_for
-from headrace.workers.completion import complete
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import LATER, Runner
+from headrace.workers.warmup import complete
 from tests.core.conftest import make_ticket
 
 SCHEMA = OutputSchema("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("z", dtypes.FP32, (1,))}, True)

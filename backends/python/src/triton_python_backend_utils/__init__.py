@@ -32,8 +32,7 @@ from triton_python_backend_utils.attributes import (
 from triton_python_backend_utils.config import ModelConfig
 from triton_python_backend_utils.error import TritonError, TritonModelException
 from triton_python_backend_utils.inference_request import InferenceRequest
-from triton_python_backend_utils.inference_response import InferenceResponse
-from triton_python_backend_utils.iterator import ResponseIterator
+from triton_python_backend_utils.inference_response import InferenceResponse, ResponseIterator
 from triton_python_backend_utils.log import Logger
 from triton_python_backend_utils.lookup import (
     get_input_config_by_name,

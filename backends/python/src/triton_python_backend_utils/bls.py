@@ -18,8 +18,7 @@ from triton_python_backend_utils.attributes import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
 )
 from triton_python_backend_utils.error import TritonModelException
-from triton_python_backend_utils.inference_response import InferenceResponse
-from triton_python_backend_utils.iterator import ResponseIterator
+from triton_python_backend_utils.inference_response import InferenceResponse, ResponseIterator
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
 from triton_python_backend_utils.tensor import read_only
 

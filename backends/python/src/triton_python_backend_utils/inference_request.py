@@ -22,11 +22,11 @@ from triton_python_backend_utils.attributes import (
     InferenceTrace,
     Parameter,
     PreferredMemory,
+    checked_inputs,
+    request_template,
 )
 from triton_python_backend_utils.error import TritonModelException
-from triton_python_backend_utils.inference_response import InferenceResponse
-from triton_python_backend_utils.iterator import ResponseIterator
-from triton_python_backend_utils.request_arguments import checked_inputs, request_template
+from triton_python_backend_utils.inference_response import InferenceResponse, ResponseIterator
 from triton_python_backend_utils.runtime import Runtime
 from triton_python_backend_utils.sender import InferenceResponseSender
 from triton_python_backend_utils.tensor import Tensor

@@ -40,7 +40,7 @@ from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement, plan_instances
-from headrace.workers.loading import failures_worded, share
+from headrace.workers.instance_loading import failures_worded, share
 from headrace.workers.process.process_worker import ProcessWorker
 
 log = logging.getLogger(__name__)

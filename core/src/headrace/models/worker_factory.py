@@ -22,7 +22,7 @@ from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.batch import runner_for
 from headrace.workers.devices import Placement
 from headrace.workers.instance import InstanceThread
-from headrace.workers.loading import close_instance, failures_worded, load_instance
+from headrace.workers.instance_loading import close_instance, failures_worded, load_instance
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process.endpoint import LoopServices
 from headrace.workers.process.instance_spec import InstanceSpec

@@ -11,7 +11,7 @@ from headrace.errors import InternalError, summary
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, Timer, Wait
 from headrace.telemetry.pacing import paced
-from headrace.workers.wakeup import LoopWakeup, Wakeup
+from headrace.workers.worker import LoopWakeup, Wakeup
 
 if TYPE_CHECKING:
     from headrace.schedulers.kernel import Kernel
@@ -23,7 +23,7 @@ RETRY_NS = 1_000_000_000
 
 
 class InstanceSource:
-    """A `headrace.workers.source.BatchSource` for ``instance``, whose worker either takes or polls.
+    """A `headrace.workers.worker.BatchSource` for ``instance``, whose worker either takes or polls.
 
     While it is among the idle of ``kernel``, the event loop may offer it a batch. ``wake_at`` is how many rows must
     have arrived to make that worth while, ``wait`` what the scheduler said last.

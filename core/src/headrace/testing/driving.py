@@ -21,9 +21,9 @@ from headrace.messages.ticket import Ticket
 from headrace.models.signature import Signature
 from headrace.testing.example import NAME
 from headrace.workers.batch import runner_for
-from headrace.workers.completion import complete
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import Runner
+from headrace.workers.warmup import complete
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from headrace.testing.example import NAME
 from headrace.workers.batch import runner_for
 from headrace.workers.instance import InstanceThread
 from headrace.workers.output_schema import OutputSchema
-from headrace.workers.wakeup import LoopWakeup
+from headrace.workers.worker import LoopWakeup
 
 #: Ends only what hangs.
 HANGING_S = 90

@@ -16,11 +16,10 @@ from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import ExecutionStatistics
 from headrace.workers.batch import run_batch
 from headrace.workers.execution_recorder import ExecutionRecorder
-from headrace.workers.loading import close_instance
+from headrace.workers.instance_loading import close_instance
+from headrace.workers.loop_mailbox import LoopSink
 from headrace.workers.runner import LATER, Given, Runner
-from headrace.workers.sink import LoopSink
-from headrace.workers.source import BatchSource
-from headrace.workers.wakeup import Wakeup
+from headrace.workers.worker import BatchSource, Wakeup
 
 log = paced(__name__)
 

@@ -1,13 +1,17 @@
-"""The requests that a config's ``model_warmup`` describes (docs/spec/behaviours.md section 4.10)."""
+"""The requests that a config's ``model_warmup`` describes, and how they are run to their end without an event loop.
+
+Source: docs/spec/behaviours.md section 4.10.
+"""
 
 from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -21,8 +25,48 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.tensor import BytesTensor, Tensor
 from headrace.messages.ticket import Ticket
-from headrace.workers.completion import complete
-from headrace.workers.runner import Runner
+from headrace.workers.runner import LATER, Runner
+
+
+def complete(runner: Runner, batch: Sequence[Ticket]) -> Sequence[Answer]:
+    """What each request was given at last, once all have ended. On the instance's thread.
+
+    For a request that ended with None that is its latest response, None if there was none at all.
+    """
+    collector = _Collector()
+    runner.connect(collector)
+    given, _ = runner.run(batch)
+    return [
+        collector.last(ticket, collector.wait(ticket) if answer is LATER else answer)
+        for ticket, answer in zip(batch, given, strict=True)
+    ]
+
+
+class _Collector:
+    """A `headrace.workers.runner.AnswerSink` whose responses are read at once."""
+
+    def __init__(self) -> None:
+        self._responses: dict[Ticket, Answer] = {}
+        self._ended: dict[Ticket, Answer] = {}
+        self._arrivals: SimpleQueue[tuple[Ticket, Answer]] = SimpleQueue()
+
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        if final:
+            self._arrivals.put((ticket, answer))
+        else:
+            self._responses[ticket] = answer
+            ticket.read()
+
+    def wait(self, ticket: Ticket) -> Answer:
+        """The last answer to ``ticket``; blocks until it is there."""
+        while ticket not in self._ended:
+            arrived, answer = self._arrivals.get()
+            self._ended[arrived] = answer
+        return self._ended[ticket]
+
+    def last(self, ticket: Ticket, answer: Answer) -> Answer:
+        return self._responses.get(ticket) if answer is None else answer
+
 
 log = logging.getLogger(__name__)
 

@@ -24,11 +24,11 @@ from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.models import documents
 from headrace.models.refusal import explain
 from headrace.models.serving_table import ServingTable
 from headrace.models.signature import Signature
 from headrace.models.states import ModelRecord, VersionRecord
+from headrace.models.view import metadata_document
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
 
 Dims = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -65,7 +65,7 @@ class EchoModel:
             self.inputs,
             self.outputs,
             self.labels,
-            documents.metadata(self.config.platform, self.signature),
+            metadata_document(self.config.platform, self.signature),
             self.signature.check,
             partial(explain, self.signature),
             self.enqueue,

@@ -27,9 +27,8 @@ from headrace.workers.process.child import Child
 from headrace.workers.process.endpoint import LoopServices, ServiceEndpoint
 from headrace.workers.process.exits import RestartPolicy
 from headrace.workers.process.instance_spec import InstanceSpec
-from headrace.workers.source import BatchSource
-from headrace.workers.wakeup import LoopWakeup
 from headrace.workers.warmup import Sample
+from headrace.workers.worker import BatchSource, LoopWakeup
 
 log = paced(__name__)
 
