@@ -30,7 +30,7 @@ def loop_guard() -> Iterator[BlockBuster]:
     """Fails a test in which the event loop is blocked by a sleep, a lock, a file or a socket."""
     with blockbuster_ctx("headrace") as guard:
         for function in guard.functions.values():
-            function.can_block_in("headrace/plugins.py", {"discover", "option_parser"})  # before the server has begun
+            function.can_block_in("headrace/plugins.py", {"discover"})  # before the server has begun
         # The collector may run finalizers of another test's executors anywhere, and those take locks.
         gc.disable()
         yield guard

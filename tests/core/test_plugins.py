@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import pytest
 
 from headrace import hookspecs
 from headrace.backends.base import Backend
+from headrace.config.option_groups import OptionGroup
 from headrace.config.options import ServerOptions
 from headrace.engine import Phase
 from headrace.errors import ConfigError, LoadError, PluginError
@@ -140,7 +140,7 @@ def server_started(server):
         "@hookimpl\ndef model_loadet(model):\n    pass",
         "@hookimpl\ndef model_loaded(model, colour):\n    pass",
         "@hookimpl\ndef register_frontends():\n    return None",
-        "@hookimpl\ndef add_options(parser):\n    parser.add_argument('--toy')\n    parser.colour()",
+        "@hookimpl\ndef add_options():\n    return [ToyFrontend]",
         "raise SystemExit(3)",
         "import no_such_engine",
     ],
@@ -148,7 +148,6 @@ def server_started(server):
 def test_a_broken_plugin_contributes_nothing(install: Install, fault: str) -> None:
     install("headrace-half", "half", f"{WHOLE}\n{fault}\n")
     plugins = Plugins.discover()
-    assert "--toy" not in plugins.option_parser().format_help()
     broken = info(plugins, "half")
     assert (bool(broken.error), broken.parts) == (True, [])
     for registry in (plugins.backends, plugins.schedulers, plugins.frontends):
@@ -262,28 +261,60 @@ def test_a_plugin_that_raises_keeps_no_other_from_being_told(
 
 
 OPTIONS = """
-from headrace import hookimpl
+from dataclasses import dataclass
+from headrace import OptionGroup, hookimpl
+
+@dataclass(frozen=True)
+class ToyOptions(OptionGroup):
+    name = "toy"
+    colour: {colour}
+    depth: int = 3
+
+    def __post_init__(self):
+        if self.depth > 9:
+            raise ValueError("too deep")
 
 @hookimpl
-def add_options(parser):
-    parser.add_argument("--depth", type=int, default="3")
-    parser.add_argument("--colour", required={required})
+def add_options():
+    return [ToyOptions]
 """
 
 
+def option_groups() -> list[Any]:
+    return list(Plugins.discover().options)
+
+
 def test_an_embedded_server_has_the_options_of_its_plugins(install: Install, tmp_path: Path) -> None:
-    install("headrace-toy", "toy", OPTIONS.format(required=False))
-    assert Server(tmp_path).options.plugin_options == argparse.Namespace(depth=3, colour=None)
-    given = argparse.Namespace(colour="red")
-    assert Server(tmp_path, plugin_options=given).options.plugin_options == argparse.Namespace(depth=3, colour="red")
-    assert given == argparse.Namespace(colour="red")
+    install("headrace-toy", "toy", OPTIONS.format(colour="str | None = None"))
+    (kind,) = option_groups()
+    group = Server(tmp_path).options.group(kind)
+    assert (group.colour, group.depth) == (None, 3)
+    assert info(Plugins.discover(), "toy").parts == ["options --toy-..."]
+    given = kind(colour="red")
+    assert Server(tmp_path, plugin_options=[given]).options.group(kind) is given
+    with pytest.raises(LookupError, match="no plugin has added the options OptionGroup"):
+        Server(tmp_path).options.group(OptionGroup)
 
 
 def test_an_option_of_a_plugin_that_is_required_and_missing_is_named(install: Install, tmp_path: Path) -> None:
-    install("headrace-toy", "toy", OPTIONS.format(required=True))
-    with pytest.raises(ConfigError, match="--colour"):
+    install("headrace-toy", "toy", OPTIONS.format(colour="str"))
+    with pytest.raises(ConfigError, match="--toy-colour must be specified"):
         Server(tmp_path)
-    assert Server(tmp_path, plugin_options=argparse.Namespace(colour="red")).phase is Phase.NEW
+    (kind,) = option_groups()
+    assert Server(tmp_path, plugin_options=[kind(colour="red")]).phase is Phase.NEW
+
+
+def test_options_that_no_plugin_has_added_are_named(install: Install, tmp_path: Path) -> None:
+    install("headrace-toy", "toy", OPTIONS.format(colour="str = ''"))
+    with pytest.raises(ConfigError, match="no plugin has the options OptionGroup; there are: ToyOptions"):
+        Server(tmp_path, plugin_options=[OptionGroup()])
+
+
+def test_two_groups_of_one_name_are_an_error_that_names_both(install: Install, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        install(f"headrace-{name}", name, OPTIONS.format(colour="str = ''"))
+    with pytest.raises(ConfigError, match=r"'one' of headrace-one 1\.2 and 'two' of headrace-two"):
+        Server(tmp_path)
 
 
 def test_an_allow_list_leaves_the_others_unimported(install: Install) -> None:
@@ -367,7 +398,7 @@ def register_routes():
 
 def test_a_route_is_listed_by_its_method_and_path(install: Install) -> None:
     install("headrace-toy", "toy", ROUTE.format(name="GET /toys/{name}", category="metadata"))
-    plugins = Plugins.discover()
+    plugins = Plugins.discover(["toy"])
     assert info(plugins, "toy").parts == ["route GET /toys/{name}"]
     assert [part.name for part in plugins.routes] == ["GET /toys/{name}"]
 
@@ -401,7 +432,7 @@ def test_routes_that_no_path_leads_to_both_of_stand_beside_each_other(
 ) -> None:
     install("headrace-one", "one", ROUTE.format(name="GET /toys/{name}", category="metadata"))
     install("headrace-two", "two", ROUTE.format(name=name, category=category))
-    plugins = Plugins.discover()
+    plugins = Plugins.discover(["one", "two"])
     assert (plugins.complaints, len(list(plugins.routes))) == ([], 2)
 
 
@@ -423,7 +454,7 @@ def test_routes_that_no_path_leads_to_both_of_stand_beside_each_other(
 )
 def test_a_route_that_is_none_or_cores_own_breaks_its_plugin(install: Install, name: str, reason: str) -> None:
     install("headrace-toy", "toy", ROUTE.format(name=name, category="metadata"))
-    plugins = Plugins.discover()
+    plugins = Plugins.discover(["toy"])
     assert reason in str(info(plugins, "toy").error)
     assert list(plugins.routes) == []
 
@@ -433,7 +464,7 @@ def test_a_route_of_no_category_breaks_its_plugin(install: Install) -> None:
     assert "'toys', which is none of health" in str(info(Plugins.discover(), "toy").error)
 
 
-@pytest.mark.parametrize("path", ["/v2/models/{name}/events", "/v2/models/{name}/versions/{version}/events", "/v1/x"])
+@pytest.mark.parametrize("path", ["/v2/models/{name}/toys", "/v2/models/{name}/versions/{version}/toys", "/v1/x"])
 def test_a_path_beside_those_of_core_is_free(install: Install, path: str) -> None:
     install("headrace-toy", "toy", ROUTE.format(name=f"POST {path}", category="inference"))
     assert info(Plugins.discover(), "toy").error is None

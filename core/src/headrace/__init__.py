@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from headrace.config.confinement import printed, why_outside
     from headrace.config.json_form import config_to_json
     from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+    from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
     from headrace.config.parameters import busy_poll_us, read_isolation
     from headrace.config.parse import read_config
@@ -101,6 +102,7 @@ _HOMES = {
     "headrace.config.confinement": ("printed", "why_outside"),
     "headrace.config.json_form": ("config_to_json",),
     "headrace.config.model_config_pb2": ("ModelConfig", "ModelInput", "ModelInstanceGroup", "ModelOutput"),
+    "headrace.config.option_groups": ("OptionGroup",),
     "headrace.config.options": ("ServerOptions",),
     "headrace.config.parameters": ("busy_poll_us", "read_isolation"),
     "headrace.config.parse": ("read_config",),
@@ -196,6 +198,7 @@ __all__ = [
     "ModelView",
     "NotFound",
     "Observer",
+    "OptionGroup",
     "OutputSchema",
     "Padding",
     "RequestInstance",

@@ -9,7 +9,6 @@ per model, on threads that may block; never concurrently with themselves for one
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from headrace.backends.base import Backend
+    from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
     from headrace.frontends.base import Frontend
     from headrace.frontends.http.plugin_routes import HttpRoute
@@ -81,11 +81,11 @@ def register_interceptors() -> Sequence[type[Interceptor]]:  # type: ignore[empt
 
 
 @hookspec
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add command-line options to ``headrace serve``.
+def add_options() -> Sequence[type[OptionGroup]]:  # type: ignore[empty-body]
+    """The option groups of this plugin: frozen dataclasses, whose fields become flags of ``headrace serve``.
 
-    Called before the command line is parsed, and once more by the server, which has the values, or
-    the defaults in a script, in ``server.options.plugin_options``. A raise marks the plugin broken.
+    Called once per server, before the command line is read; same rules as `register_backends`. What
+    they are set to is what parts find in ``options.group(TheirClass)``.
     """
 
 

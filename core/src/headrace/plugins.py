@@ -7,13 +7,12 @@ is called: it stops nobody but the model that needs it, which fails to load with
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points, version
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import pluggy
 
@@ -22,7 +21,7 @@ from headrace.backends.base import Backend
 from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
 from headrace.models.interception import Interceptor
-from headrace.registry import PluginInfo, Registry, RouteRegistry
+from headrace.registry import OptionRegistry, PluginInfo, Registry, RouteRegistry
 from headrace.schedulers.base import Scheduler
 
 log = logging.getLogger(__name__)
@@ -36,12 +35,12 @@ class Plugins:
     def __init__(self) -> None:
         self.plugins: list[PluginInfo] = []
         self._broken: list[PluginInfo] = []
-        self._modules: list[tuple[PluginInfo, ModuleType]] = []
         self.backends: Registry[type[Backend]] = Registry("backend", Backend, self._broken)
         self.schedulers: Registry[type[Scheduler]] = Registry("scheduler", Scheduler, self._broken)
         self.frontends: Registry[type[Frontend]] = Registry("frontend", Frontend, self._broken)
         self.routes = RouteRegistry(self._broken)
         self.interceptors: Registry[type[Interceptor]] = Registry("interceptor", Interceptor, self._broken)
+        self.options = OptionRegistry(self._broken)
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)
         self._kinds: Mapping[str, Registry[Any]] = {
@@ -50,6 +49,7 @@ class Plugins:
             "register_frontends": self.frontends,
             "register_routes": self.routes,
             "register_interceptors": self.interceptors,
+            "add_options": self.options,
         }
 
     @classmethod
@@ -83,33 +83,6 @@ class Plugins:
         found = [pair for registry in self._kinds.values() for pair in registry.conflicts().items()]
         return [text for text, claimants in found if info in claimants]
 
-    def option_parser(self) -> argparse.ArgumentParser:
-        """A parser of the options that the plugins add; a plugin that raises is broken from then on.
-
-        The parser raises `ConfigError` where others would end the program.
-        """
-        parser: argparse.ArgumentParser = _OptionParser()
-        for info, module in tuple(self._modules):
-            trial = _OptionParser(parents=[parser])  # of one that adds something and then raises, nothing is kept
-            try:
-                getattr(module, "add_options", _no_options)(trial)
-            except (Exception, SystemExit) as error:  # as in _add
-                self._break(info, error)
-            else:
-                parser = trial
-        return parser
-
-    def read_options(self, given: argparse.Namespace | None) -> argparse.Namespace:
-        """The options of the plugins: those ``given``, and the defaults of the others.
-
-        Raises `ConfigError` for one that is required and not given.
-        """
-        given = given or argparse.Namespace()
-        parser = self.option_parser()
-        for action in parser._actions:
-            action.required = action.required and not hasattr(given, action.dest)
-        return parser.parse_args([], argparse.Namespace(**vars(given)))
-
     def register(self, plugin: object) -> None:
         """Take part in the hooks with an object that the server itself has made."""
         self._manager.register(plugin)
@@ -138,7 +111,6 @@ class Plugins:
             info.withheld = [registry.require(part) for registry, part in parts]
             self._break(info, error)
             return
-        self._modules.append((info, module))
         for registry, part in parts:
             registry.add(part, info)
 
@@ -148,7 +120,6 @@ class Plugins:
         info.withheld += info.parts
         info.parts = []
         self._broken.append(info)
-        self._modules = [pair for pair in self._modules if pair[0] is not info]
         for registry in self._kinds.values():
             registry.withdraw(info)
         if self._manager.has_plugin(_name(info)):
@@ -168,18 +139,6 @@ class Plugins:
             for part in getattr(module, hook, tuple)():
                 registry.require(part)
                 parts.append((registry, part))
-
-
-class _OptionParser(argparse.ArgumentParser):
-    def __init__(self, parents: Sequence[argparse.ArgumentParser] = ()) -> None:
-        super().__init__(prog="headrace serve", parents=parents, add_help=False, exit_on_error=False)
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
-def _no_options(parser: argparse.ArgumentParser) -> None:
-    """What a plugin without options adds."""
 
 
 def _name(info: PluginInfo) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Generic, TypeVar
 
+from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.distributions import is_known, missing
-from headrace.errors import LoadError
+from headrace.errors import ConfigError, LoadError
 from headrace.frontends.http.plugin_routes import HttpRoute, clash, read_route
 
 P = TypeVar("P", bound=type)
@@ -47,6 +48,7 @@ class Registry(Generic[P]):
     def __init__(self, kind: str, base: type, broken: Sequence[PluginInfo]) -> None:
         """``base`` is what every part is a subclass of; ``broken`` is looked at when a part is missing."""
         self.kind = kind
+        self._hook = "add_options" if kind == "option" else f"register_{kind}s"
         self._base = base
         self._broken = broken
         self._claims: dict[str, list[tuple[P, PluginInfo]]] = {}
@@ -54,7 +56,7 @@ class Registry(Generic[P]):
     def require(self, part: object) -> str:
         """How ``part`` is shown (``backend toy``); raises TypeError if it is no part of this kind."""
         if not (isinstance(part, type) and issubclass(part, self._base)):
-            raise TypeError(f"register_{self.kind}s returned {part!r}, which is no subclass of {self._base.__name__}")
+            raise TypeError(f"{self._hook} returned {part!r}, which is no subclass of {self._base.__name__}")
         name = getattr(part, "name", None)
         if not isinstance(name, str) or not name:
             raise TypeError(f"{self.kind} {part.__name__} has no name, but {name!r}")
@@ -113,6 +115,24 @@ class Registry(Generic[P]):
             text = f"{known} {text}"
         suspects = ", ".join(f"{info} ({info.error})" for info in self._broken)
         return f"{text}; broken: {suspects}" if suspects else text
+
+
+class OptionRegistry(Registry[type[OptionGroup]]):
+    """The option groups, by the word that begins their flags."""
+
+    def __init__(self, broken: Sequence[PluginInfo]) -> None:
+        super().__init__("option", OptionGroup, broken)
+
+    def require(self, part: object) -> str:
+        shown = super().require(part)
+        group_flags(part)  # type: ignore[arg-type]
+        return f"{shown.replace(' ', 's --')}-..."
+
+    def __iter__(self) -> Iterator[type[OptionGroup]]:
+        """Raises `ConfigError` at the first name that two claim."""
+        for text in self.conflicts():
+            raise ConfigError(text)
+        return super().__iter__()
 
 
 class RouteRegistry(Registry[type[HttpRoute]]):

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from headrace.config import support
+from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine, Phase
 from headrace.errors import HeadraceError, InternalError, Unavailable, Unsupported
@@ -74,7 +75,9 @@ class Server:
         support.refuse(repository)
         disclosure.learn(repository.model_repository)
         self.plugins = Plugins.discover(repository.plugins)
-        self.options = replace(repository, plugin_options=self.plugins.read_options(repository.plugin_options))
+        self.options = replace(
+            repository, plugin_options=complete_groups(self.plugins.options, repository.plugin_options)
+        )
         self.custom_metrics = CustomMetrics()
         self.frontends: list[Frontend] = []
         self.loop: asyncio.AbstractEventLoop

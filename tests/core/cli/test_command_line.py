@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import pytest
 
 from headrace.cli.command_line import allowed_plugins, read_options
 from headrace.cli.flags import FLAGS
+from headrace.cli.usage import render
+from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.config.options import RateLimitResource, Restriction, ServerOptions, TraceSetting
 from headrace.errors import ConfigError
 
 REPOSITORY = "--model-repository=/r"
+
+
+@dataclass(frozen=True)
+class ToyOptions(OptionGroup):
+    """What to play with.
+
+    No more."""
+
+    name: ClassVar[str] = "toy"
+    colour: Literal["red", "blue"] = field(default="red", metadata={"help": "Of all."})
+    size: int | None = None
+    big: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.size or 0) > 9:
+            raise ValueError("too large")
 
 
 def read(*words: str, environ: dict[str, str] | None = None) -> ServerOptions:
@@ -288,12 +307,71 @@ def test_traces_keep_their_mode() -> None:
 
 
 def test_options_of_plugins_stand_beside_ours() -> None:
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--colour", default="red")
-    options, _ = read_options([REPOSITORY, "--colour", "blue", "--http-port=1"], {}, parser)
-    assert options.plugin_options == argparse.Namespace(colour="blue")
-    with pytest.raises(ConfigError, match=r"unrecognized option '--flavour'"):
-        read_options([REPOSITORY, "--flavour=x"], {}, parser)
+    options, _ = read_options([REPOSITORY, "--toy-colour", "blue", "--http-port=1", "--toy-big=off"], {}, [ToyOptions])
+    assert options.group(ToyOptions) == ToyOptions(colour="blue", big=False)
+    assert options.http_port == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("--flavour=x", "unrecognized option '--flavour'"),
+        ("--toy-color=x", "unrecognized option '--toy-color'; did you mean '--toy-colour'?"),
+        ("--toy-colour=black", 'Bad option: "--toy-colour".\nexpected <red|blue>, got: black'),
+        ("--toy-size=7.5", 'Bad option: "--toy-size".\nexpected <integer>, got: 7.5'),
+        ("--toy-big=perhaps", 'Bad option: "--toy-big".\nexpected <bool>, got: perhaps'),
+        ("--toy-size=10", 'Bad options "--toy-...".\ntoo large'),
+        ("--toy-big", "option '--toy-big' requires an argument"),
+    ],
+)
+def test_a_bad_option_of_a_plugin_is_named(word: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        read_options([REPOSITORY, word], {}, [ToyOptions])
+
+
+def test_an_option_of_a_plugin_that_ours_would_take_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Taken(OptionGroup):
+        name: ClassVar[str] = "http"
+        port: int = 0
+
+    with pytest.raises(ConfigError, match="the option '--http-port' of a plugin could be meant for '--http-port'"):
+        read_options([REPOSITORY], {}, [Taken])
+
+
+def test_the_help_has_the_options_of_a_plugin_under_its_name() -> None:
+    text = render([ToyOptions])
+    begin = text.index("Plugin toy: What to play with.")
+    assert "--toy-colour=<red|blue>\n        Of all. [red]" in text[begin:]
+    assert "--toy-size=<integer>" in text[begin:]
+
+
+class Plain(OptionGroup):
+    name: ClassVar[str] = "plain"
+
+
+@dataclass(frozen=True)
+class Odd(OptionGroup):
+    name: ClassVar[str] = "O dd"
+
+
+@dataclass(frozen=True)
+class Deep(OptionGroup):
+    name: ClassVar[str] = "deep"
+    a: tuple[int, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Plain, "option group Plain is no frozen dataclass"),
+        (Odd, "is named 'O dd', not in"),
+        (Deep, "option Deep.a is of type tuple[int, ...], which no flag is read as"),
+    ],
+)
+def test_a_group_that_is_none_says_why(kind: type[OptionGroup], reason: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(reason)):
+        group_flags(kind)
 
 
 def test_the_allow_list_is_known_before_the_rest_is_read() -> None:

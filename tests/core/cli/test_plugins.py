@@ -11,15 +11,21 @@ Start = Callable[..., Any]
 Distribute = Callable[[str, str], None]
 
 GOOD = """
-from headrace import hookimpl
+from dataclasses import dataclass, field
+from headrace import OptionGroup, hookimpl
+
+@dataclass(frozen=True)
+class Good(OptionGroup):
+    name = "good"
+    colour: str = field(default="red", metadata={"help": "the colour of water"})
 
 @hookimpl
-def add_options(parser):
-    parser.add_argument("--colour", default="red", help="the colour of water")
+def add_options():
+    return [Good]
 
 @hookimpl
 def server_started(server):
-    print(f"colour {server.options.plugin_options.colour}", flush=True)
+    print(f"colour {server.options.group(Good).colour}", flush=True)
 """
 BROKEN = "import a_module_that_does_not_exist\n"
 
@@ -29,8 +35,8 @@ def test_every_plugin_is_listed_with_its_parts(headrace: Start, distribute: Dist
     process = headrace("plugins", "--json")
     found = {one["name"]: one for one in json.loads(process.popen.stdout.read())}
     assert found["good"] == {
-        "name": "good", "distribution": "headrace-good", "version": "1.5", "parts": [], "error": None,
-        "withheld": [], "conflicts": [],
+        "name": "good", "distribution": "headrace-good", "version": "1.5", "parts": ["options --good-..."],
+        "error": None, "withheld": [], "conflicts": [],
     }  # fmt: skip
     assert "backend identity" in found["builtins"]["parts"]
     assert process.finish()[0] == 0
@@ -52,17 +58,17 @@ def test_the_options_of_a_plugin_are_in_the_help_and_in_the_server(
     distribute("good", GOOD)
     helped = headrace("serve", "--help")
     text = helped.popen.stdout.read()
-    assert "--colour COLOUR" in text
+    assert "--good-colour=<string>" in text
     assert "the colour of water" in text
-    server = serve("--colour=blue")
+    server = serve("--good-colour=blue")
     assert server.popen.stdout.readline() == "colour blue\n"
 
 
 def test_a_plugin_left_out_adds_no_options(serve: Start, distribute: Distribute) -> None:
     distribute("good", GOOD)
-    code, text = serve("--plugins=onnxruntime", "--colour=blue").finish()
+    code, text = serve("--plugins=onnxruntime", "--good-colour=blue").finish()
     assert code == 1
-    assert text.endswith("unrecognized option '--colour'\n")
+    assert text.endswith("unrecognized option '--good-colour'\n")
 
 
 def test_a_broken_plugin_stops_no_server_and_is_logged_once(serve: Start, distribute: Distribute) -> None:
@@ -74,7 +80,7 @@ def test_a_broken_plugin_stops_no_server_and_is_logged_once(serve: Start, distri
 
 
 def test_options_that_raise_break_their_plugin_only(serve: Start, distribute: Distribute) -> None:
-    source = "from headrace import hookimpl\n\n@hookimpl\ndef add_options(parser):\n    parser.no_such_method()\n"
+    source = "from headrace import hookimpl\n\n@hookimpl\ndef add_options():\n    return [no_such_group]\n"
     distribute("careless", source)
     serve().wait_for("exit_timeout")
 
@@ -105,7 +111,7 @@ def test_two_plugins_that_claim_one_name_are_not_ok(headrace: Start, distribute:
 
 
 def test_a_plugin_whose_options_raise_is_listed_as_broken(headrace: Start, distribute: Distribute) -> None:
-    distribute("careless", "def add_options(parser):\n    parser.no_such_method()\n")
+    distribute("careless", "def add_options():\n    return [no_such_group]\n")
     process = headrace("plugins")
     assert "| broken |" in process.popen.stdout.read()
     assert process.finish()[0] == 1

@@ -6,7 +6,6 @@ only that flag has. What is left over belongs to the options of plugins.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ from typing import Any
 
 from headrace.cli.flags import FLAGS, Flag
 from headrace.config import support
+from headrace.config.option_groups import OptionGroup, group_flags, read_groups
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
 
@@ -38,13 +38,14 @@ class Given:
 
 
 def read_options(
-    words: Sequence[str], environ: Mapping[str, str], plugin_parser: argparse.ArgumentParser | None = None
+    words: Sequence[str], environ: Mapping[str, str], groups: Sequence[type[OptionGroup]] = ()
 ) -> tuple[ServerOptions, list[str]]:
     """The options, and warnings about what was given. Raises `ConfigError` with Triton's text."""
     given, rest = split(words)
-    plugin_options, rest = _parse_rest(plugin_parser, rest)
+    _check_groups(groups)
+    plugin_options, rest = read_groups(groups, rest)
     if rest:
-        raise ConfigError(_explain(rest[0]))
+        raise ConfigError(_explain(rest[0], groups))
     _check_cache(given)
     chosen = _values(given)
     repository = chosen.get("model_repository") or tuple(filter(None, [environ.get("AIP_STORAGE_URI")]))
@@ -100,22 +101,28 @@ def _next(words: Any, flag: Flag) -> str:
     return str(text)
 
 
-def _parse_rest(parser: argparse.ArgumentParser | None, rest: list[str]) -> tuple[argparse.Namespace | None, list[str]]:
-    if parser is None:
-        return None, rest
-    try:
-        return parser.parse_known_args(rest)
-    except argparse.ArgumentError as error:
-        raise ConfigError(str(error)) from error
+def _check_groups(groups: Sequence[type[OptionGroup]]) -> None:
+    """A flag of a plugin that could be taken for one of ours would never be read."""
+    for flag in _flags_of(groups):
+        for name in FLAGS:
+            if f"--{name}".startswith(flag):
+                raise ConfigError(
+                    f"the option '{flag}' of a plugin could be meant for '--{name}': see headrace plugins"
+                )
 
 
-def _explain(word: str) -> str:
+def _flags_of(groups: Sequence[type[OptionGroup]]) -> list[str]:
+    return [flag.text for kind in groups for flag in group_flags(kind)]
+
+
+def _explain(word: str, groups: Sequence[type[OptionGroup]]) -> str:
     name, flags = word.partition("=")[0], _matches(word)
     if flags:
         return f"option '{name}' is ambiguous; possibilities: " + " ".join(f"'--{flag.name}'" for flag in flags)
     if not word.startswith("-") or word == "--":
         return f"Unexpected argument: {word}" + ("" if word == "--" else f"; did you mean --model-repository={word}?")
-    nearest = get_close_matches(name.lstrip("-"), FLAGS, 1)
+    known = [*FLAGS, *(flag[2:] for flag in _flags_of(groups))]
+    nearest = get_close_matches(name.lstrip("-"), known, 1)
     return f"unrecognized option '{name}'" + (f"; did you mean '--{nearest[0]}'?" if nearest else "")
 
 

@@ -20,7 +20,6 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON array")
     arguments = parser.parse(words)
     plugins = Plugins.discover()
-    plugins.option_parser()  # what raises there is broken, too
     print(_json(plugins) if arguments.json else _picture(plugins))
     return 1 if plugins.complaints else 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import faulthandler
@@ -20,6 +19,7 @@ from headrace.cli import command_line, startup, usage
 from headrace.cli.startup import log_openness
 from headrace.cli.usage import complain
 from headrace.config import support
+from headrace.config.option_groups import OptionGroup
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plugins import Plugins
@@ -33,11 +33,11 @@ log = logging.getLogger("headrace.serve")
 def run(words: Sequence[str]) -> int:
     """Serve until a signal comes; returns the exit code."""
     try:
-        parser = _plugin_parser(words)
+        groups = _option_groups(words)
         if command_line.wants_help(words):
-            print(usage.render(parser), end="")
+            print(usage.render(groups), end="")
             return 0
-        options, warnings = command_line.read_options(words, os.environ, parser)
+        options, warnings = command_line.read_options(words, os.environ, groups)
         logs = _open_log(options)
     except ConfigError as error:
         return complain("headrace serve", "[options]", error.message)
@@ -51,10 +51,10 @@ def run(words: Sequence[str]) -> int:
         _flush_output()
 
 
-def _plugin_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """A parser of the options that plugins add."""
+def _option_groups(words: Sequence[str]) -> list[type[OptionGroup]]:
+    """The options that plugins add."""
     allowed = None if command_line.wants_help(words) else command_line.allowed_plugins(words)
-    return Plugins.discover(allowed).option_parser()
+    return list(Plugins.discover(allowed).options)
 
 
 def _open_log(options: ServerOptions) -> Log:

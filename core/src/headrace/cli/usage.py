@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import shutil
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from headrace.cli.flags import GROUPS, Flag
+from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.config.options import ServerOptions
 from headrace.config.support import SUPPORT, FlagState
 
@@ -69,11 +71,11 @@ _MARKS = {
 _MARGIN = " " * 8
 
 
-def render(plugins: argparse.ArgumentParser | None = None) -> str:
+def render(plugins: Iterable[type[OptionGroup]] = ()) -> str:
     """The whole help, as wide as the terminal allows."""
     width = max(80, min(shutil.get_terminal_size((120, 0)).columns, 140))
     parts = [_HEAD, *(_group(name, flags, width) for name, flags in GROUPS.items())]
-    return "\n".join([*parts, *_plugin_part(plugins)])
+    return "\n".join([*parts, *(_plugin_group(kind, width) for kind in plugins)])
 
 
 def default(flag: Flag) -> str:
@@ -111,9 +113,13 @@ def _example(flag: Flag) -> str:
     return f"Example: --{flag.name}" + (f"={flag.example}" if flag.example else "")
 
 
-def _plugin_part(parser: argparse.ArgumentParser | None) -> list[str]:
-    """The options that plugins added, in the words of their authors."""
-    if parser is None:
-        return []
-    _, _, listing = parser.format_help().partition("options:\n")
-    return [f"Plugins\n{listing}"] if listing else []
+def _plugin_group(kind: type[OptionGroup], width: int) -> str:
+    """The options that a plugin added, in the words of its author."""
+    title = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
+    lines = [f"Plugin {kind.name}: {title}" if title else f"Plugin {kind.name}"]
+    for flag in group_flags(kind):
+        known = "Required." if flag.is_required else f"[{flag.default}]" if flag.default not in (None, "") else ""
+        text = " ".join(filter(None, [flag.help, known]))
+        lines.append(f"  {flag.text}=<{flag.argument}>")
+        lines += textwrap.wrap(text, width, initial_indent=_MARGIN, subsequent_indent=_MARGIN)
+    return "\n".join(lines) + "\n"

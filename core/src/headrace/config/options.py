@@ -8,11 +8,11 @@ field of their own; the command line folds them into these. What each flag means
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from headrace.config.option_groups import G, OptionGroup
 from headrace.distributions import need
 
 LogFormat: TypeAlias = Literal["default", "ISO8601", "json"]
@@ -84,8 +84,8 @@ class ServerOptions:
     log_file: str = ""
     #: Distributions or entry points whose plugins are used; None is all that are installed.
     plugins: tuple[str, ...] | None = None
-    #: What the options of plugins (hook ``add_options``) are set to; a server fills in the defaults.
-    plugin_options: argparse.Namespace | None = None
+    #: What the option groups of plugins (hook ``add_options``) are set to; a server fills in the others.
+    plugin_options: Sequence[OptionGroup] = ()
 
     # Model repository
     model_repository: tuple[str, ...] = ()
@@ -200,6 +200,13 @@ class ServerOptions:
     #: GPU to the fraction of its memory beyond which a load is refused.
     model_load_gpu_limit: Mapping[int, float] = field(default_factory=dict)
     allow_client_shm: bool = False
+
+    def group(self, kind: type[G]) -> G:
+        """What the options of a plugin are set to. Raises `LookupError` for a group that no plugin has added."""
+        for group in self.plugin_options:
+            if type(group) is kind:
+                return group
+        raise LookupError(f"no plugin has added the options {kind.__name__}, by the hook add_options")
 
     def __post_init__(self) -> None:
         """Apply the rules by which one option decides another (docs/spec/behaviours.md section 8)."""

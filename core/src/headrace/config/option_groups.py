@@ -1,0 +1,138 @@
+"""Options that plugins add: frozen dataclasses, each field of which is a flag of ``headrace serve``.
+
+::
+
+    @dataclass(frozen=True)
+    class LinesOptions(OptionGroup):
+        \"\"\"A port that is asked line by line.\"\"\"
+
+        name: ClassVar[str] = "lines"
+        port: int = field(default=8004, metadata={"help": "Port; 0 takes a free one."})
+
+is the flag ``--lines-port``, and what a part finds in ``options.group(LinesOptions)``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from types import UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from headrace.errors import ConfigError
+
+_BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+#: A type, what a flag's argument is called in the help, and how it is read.
+_READERS: dict[object, tuple[str, Callable[[str], Any]]] = {
+    str: ("string", str),
+    int: ("integer", int),
+    float: ("number", float),
+    bool: ("bool", lambda text: _BOOLEANS[text.lower()]),
+}
+
+
+class OptionGroup:
+    """The options of one plugin. ``name`` begins its flags; the docstring stands above them in the help.
+
+    A field is str, int, float, bool, a `Literal` of strings, or one of these or None; one without a default has to be
+    given. Its ``metadata`` may have a ``help``. A `ValueError` of ``__post_init__`` is told to the operator.
+    """
+
+    name: ClassVar[str]
+
+
+G = TypeVar("G", bound=OptionGroup)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFlag:
+    """One field as a flag: ``--lines-port``."""
+
+    text: str
+    field: str
+    argument: str
+    help: str
+    default: object
+    is_required: bool
+    read: Callable[[str], Any]
+
+
+def group_flags(kind: type[OptionGroup]) -> list[GroupFlag]:
+    """The flags of a group. Raises TypeError for a class that is none."""
+    settings: Any = getattr(kind, "__dataclass_params__", None)
+    if settings is None or not settings.frozen:
+        raise TypeError(f"option group {kind.__name__} is no frozen dataclass")
+    if not re.fullmatch("[a-z][a-z0-9-]*", kind.name):
+        raise TypeError(
+            f"option group {kind.__name__} is named {kind.name!r}, not in lower-case letters, digits and '-'"
+        )
+    hints = get_type_hints(kind)
+    found = []
+    for each in fields(kind):  # type: ignore[arg-type]
+        argument, read = _reader(hints[each.name], f"{kind.__name__}.{each.name}")
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        flag = f"--{kind.name}-{each.name.replace('_', '-')}"
+        told = str(each.metadata.get("help", ""))
+        found.append(GroupFlag(flag, each.name, argument, told, default, default is MISSING, read))
+    return found
+
+
+def read_groups(kinds: Sequence[type[OptionGroup]], words: Sequence[str]) -> tuple[tuple[OptionGroup, ...], list[str]]:
+    """An instance of each group as ``words`` say, and the words that are no flags of theirs. Raises `ConfigError`."""
+    flags = {flag.text: (kind, flag) for kind in kinds for flag in group_flags(kind)}
+    given: dict[type[OptionGroup], dict[str, Any]] = {kind: {} for kind in kinds}
+    rest, waiting = [], iter(words)
+    for word in waiting:
+        name, equals, text = word.partition("=")
+        if name not in flags:
+            rest.append(word)
+            continue
+        if not equals:
+            following = next(waiting, None)
+            if following is None:
+                raise ConfigError(f"option '{name}' requires an argument")
+            text = following
+        kind, flag = flags[name]
+        given[kind][flag.field] = _read(flag, text)
+    return tuple(_make(kind, values) for kind, values in given.items()), rest
+
+
+def complete_groups(kinds: Iterable[type[OptionGroup]], given: Sequence[OptionGroup]) -> tuple[OptionGroup, ...]:
+    """``given``, and of the other kinds what they are by default. Raises `ConfigError` for one that nobody added."""
+    known = tuple(kinds)
+    for group in given:
+        if type(group) not in known:
+            names = ", ".join(kind.__name__ for kind in known) or "none"
+            raise ConfigError(f"plugin_options: no plugin has the options {type(group).__name__}; there are: {names}")
+    by_kind = {type(group): group for group in given}
+    return tuple(by_kind[kind] if kind in by_kind else _make(kind, {}) for kind in known)
+
+
+def _make(kind: type[G], values: dict[str, Any]) -> G:
+    for flag in group_flags(kind):
+        if flag.is_required and flag.field not in values:
+            raise ConfigError(f"{flag.text} must be specified")
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ConfigError(f'Bad options "--{kind.name}-...".\n{error}') from error
+
+
+def _read(flag: GroupFlag, text: str) -> Any:
+    try:
+        return flag.read(text)
+    except (ValueError, KeyError):
+        raise ConfigError(f'Bad option: "{flag.text}".\nexpected <{flag.argument}>, got: {text}') from None
+
+
+def _reader(kind: Any, field: str) -> tuple[str, Callable[[str], Any]]:
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [each for each in get_args(kind) if each is not type(None)]
+        kind = kinds[0] if len(kinds) == 1 else kind
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return "|".join(choices), {choice: choice for choice in choices}.__getitem__
+    if kind not in _READERS:
+        raise TypeError(f"option {field} is of type {kind}, which no flag is read as")
+    return _READERS[kind]
