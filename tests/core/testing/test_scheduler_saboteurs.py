@@ -202,6 +202,12 @@ class RejectsEarly(Sound):
         return None
 
 
+class PromisesOrderTooLate(Sound):
+    def submit(self, ticket: Ticket) -> int | None:
+        self.keeps_order = True
+        return super().submit(ticket)
+
+
 class WakesWithoutEnd(Sound):
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         self.context.ask_again()
@@ -269,6 +275,7 @@ SABOTEURS = [
         "they came in order of their numbers, and ran as",
     ),
     ("test_a_request_is_run_however_many_others_keep_coming", SmallestFirst, "because others keep coming"),
+    ("test_answers_are_given_in_order_if_the_scheduler_keeps_it", PromisesOrderTooLate, "before one that came before"),
     ("test_every_idle_instance_gets_what_waits", LikesOneInstance, "2 instances are idle, while 1 should be"),
     ("test_a_timeout_is_kept_to_the_microsecond", RejectsLate, "is told [] when they are over"),
     ("test_a_timeout_is_kept_to_the_microsecond", RejectsEarly, "is rejected before"),

@@ -243,6 +243,21 @@ class Scheduling:
 
         play(scene)
 
+    def test_answers_are_given_in_order_if_the_scheduler_keeps_it(self) -> None:
+        async def scene() -> None:
+            stage = await self.busy(2)
+            if not stage.kernel.scheduler.keeps_order:
+                self.not_claimed("answers in the order of requests are not claimed")
+            first, second = stage.tickets
+            for instance in sorted(stage.instances, key=lambda each: first in each.batch):
+                assert not stage.told(second), "a request is answered before one that came before it"
+                instance.finish()
+            for ticket in stage.tickets:
+                _answered(stage, ticket)
+            stage.check()
+
+        play(scene)
+
     def test_a_request_is_run_however_many_others_keep_coming(self) -> None:
         longest_ns = self.longest_wait_ns
         if longest_ns is None:
