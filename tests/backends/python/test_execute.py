@@ -368,7 +368,7 @@ def test_only_the_rescheduled_requests_of_a_batch_are_executed_again(zoo: Python
 
 def test_a_rescheduled_request_whose_caller_has_gone_is_not_executed_again(zoo: PythonModel) -> None:
     request = zoo.request({"WHAT": np.array(["again_for_ever"], object)})
-    zoo.model.leave = lambda: setattr(request, "cancelled", True)
+    zoo.model.leave = lambda: zoo.cancel(request)
     ((answer,),) = zoo.execute([request])
     assert answer.error
     assert answer.error.code() == 7

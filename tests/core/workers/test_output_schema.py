@@ -82,6 +82,13 @@ def test_rows_of_other_dims_than_the_configs_are_an_error_with_both(
     assert caught.value.message == said
 
 
+def test_an_output_taken_as_given_that_the_config_lacks_is_dropped_beside_one_that_it_has() -> None:
+    taken = OutputSchema("m", "1", {"y": Spec("y", dtypes.FP32, (1,))}, True, True)
+    assert list(taken.sign(request(), InferResponse({"debug": ONE, "y": ONE})).outputs) == ["y"]
+    with pytest.raises(BackendError, match="gave output 'debug', but the config has only"):
+        taken.sign(request(), InferResponse({"debug": ONE}))
+
+
 def test_an_output_taken_as_given_is_passed_on_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     taken = OutputSchema("m", "1", {"y": Spec("y", dtypes.FP32, (3,)), "z": Spec("z", dtypes.FP32, (1,))}, True, True)
     wrong = np.zeros((1, 5), np.float64)

@@ -125,10 +125,9 @@ class PythonModel:
         correlation_id: int | str = 0,
         flags: int = 0,
         timeout_us: int = 0,
-        cancelled: bool = False,
     ) -> InferRequest:
-        """A request as the server passes it on; ``cancelled`` is what the model sees of its caller."""
-        request = InferRequest(
+        """A request as the server passes it on. `cancel` says that its caller has gone."""
+        return InferRequest(
             str(self.config["name"]),
             {name: as_tensor(value) for name, value in inputs.items()},
             tuple(outputs),
@@ -139,12 +138,13 @@ class PythonModel:
             sequence_start=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
             sequence_end=bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
         )
-        if cancelled:
-            ticket = Ticket(request, _nobody)
-            ticket.begin()
-            ticket.stop()
-            ticket.end()
-        return request
+
+    def cancel(self, request: InferRequest) -> None:
+        """Have the model see that the caller of ``request`` has gone, before it is executed or in the middle of it."""
+        ticket = Ticket(request, _nobody)
+        ticket.begin()
+        ticket.cancel()
+        ticket.end()
 
     def is_ready(self) -> bool:
         """What the model's ``is_ready`` says; True if it has none."""
@@ -158,7 +158,8 @@ class PythonModel:
 
     def _response(self, request: InferRequest, answer: Answer) -> Response:
         if self._schema is not None:
-            answer = self._schema.signed(request, answer)
+            asked = request if request.outputs else request.with_outputs(tuple(self._schema.outputs))
+            answer = self._schema.signed(asked, answer)
         if isinstance(answer, HeadraceError):
             return Response({}, TritonError._from_headrace(answer))
         if answer is None:

@@ -82,7 +82,8 @@ class OutputSchema:
         it is unknown (docs/spec/behaviours.md section 9.3).
         """
         outputs: dict[str, Tensor] = {}
-        wanted = request.outputs
+        # Where outputs are taken as given there may be more than the config has: to ask for none is to ask for that.
+        wanted = request.outputs or (self.outputs if self.as_given else ())
         for name, value in response.outputs.items():
             if not wanted or name in wanted:
                 tensor, spec = as_tensor(value), self._spec(name)
