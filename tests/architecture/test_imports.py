@@ -51,8 +51,8 @@ MAY_IMPORT = {
 }
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {
-    "headrace.config": {"json_form", "model_config_pb2", "options", "patterns", "support"},
-    "headrace.telemetry": {"exposition", "gpu", "machine", "pacing"},
+    "headrace.config": {"json_form", "model_config_pb2", "options", "support"},
+    "headrace.telemetry": {"exposition", "machine", "pacing"},
 }
 #: Modules that put the parts together, and the kit for authors. They may import anything.
 COMPOSITION = {

@@ -20,8 +20,6 @@ SOURCES = [
 #: Every part of one shape has these, in its own package: an interface, an entry point, what its authors choose.
 SHARED = {"__init__", "__main__", "base", "backend", "instance", "plugin", "Parameters"}
 MODULES = {
-    "calls",
-    "completion",
     "compression",
     "connections",
     "control",
@@ -32,32 +30,25 @@ MODULES = {
     "hosts",
     "limits",
     "listening",
-    "loading",
     "metrics",
     "native_host",
     "parameters",
     "plugins",
     "repository",
-    "services",
     "stream",
-    "tensor",
     "watching",
 }
 CLASSES = {
     "Call",
-    "Calls",
     "Connection",
     "Connections",
     "Host",
     "Inference",
     "Limits",
     "Malformed",
-    "Measured",
     "NativeHost",
     "Phase",
-    "Plan",
     "Repository",
-    "Sample",
     "_Call",
 }
 

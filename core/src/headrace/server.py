@@ -32,14 +32,14 @@ from headrace.messages.response import InferResponse
 from headrace.messages.single import AwaitedAnswer
 from headrace.messages.tensor import BytesTensor, as_tensor
 from headrace.messages.ticket import Ticket
-from headrace.models.calls import Calls
 from headrace.models.control import Control
 from headrace.models.entrance import Entrance, not_by_infer
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.load_slots import LoadSlots, NestedLoads
-from headrace.models.loading import Loader
+from headrace.models.loader import Loader
+from headrace.models.model_calls import ModelCalls
 from headrace.models.served import ServedModel
-from headrace.models.services import ServerServices
+from headrace.models.server_services import ServerServices
 from headrace.models.serving_table import ServingTable
 from headrace.plugins import Plugins
 from headrace.telemetry import exposition
@@ -170,7 +170,7 @@ class Server:
         for complaint in plugins.complaints:
             log.warning("%s", complaint)
         slots = LoadSlots(options.model_load_thread_count)
-        calls = Calls(self.loop, table, self._interceptors)
+        calls = ModelCalls(self.loop, table, self._interceptors)
         services = ServerServices(LoopMailbox(self.loop), calls, self.engine, NestedLoads(slots), self.custom_metrics)
         loader = Loader(options, plugins, self.loop, services.siblings)
         self._lifecycle = self.engine.lifecycle = Lifecycle(loader, table, slots, options.model_load_retry_count)

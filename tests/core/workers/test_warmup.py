@@ -17,12 +17,12 @@ from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor
 from headrace.workers.batch import runner_for
 from headrace.workers.output_schema import OutputSchema
-from headrace.workers.warmup import Sample, read_samples
+from headrace.workers.warmup import WarmupSample, read_samples
 
 SCHEMA = OutputSchema("m", "1", {"y": Spec("y", dtypes.FP32, (-1,))}, True)
 
 
-def read(text: str, path: Path, max_batch_size: int = 8) -> list[Sample]:
+def read(text: str, path: Path, max_batch_size: int = 8) -> list[WarmupSample]:
     config = text_format.Parse(f'name: "m" max_batch_size: {max_batch_size} {text}', ModelConfig())
     return read_samples(config, path)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace import AnyInstance, Backend, Model
-from headrace_onnx import agreement, completion, providers
+from headrace_onnx import agreement, config_completion, providers
 from headrace_onnx.engine import default_max_batch_size, load_engine
 from headrace_onnx.graph import Graph
 from headrace_onnx.instance import DeviceInstance, OnnxInstance, OrtValueInstance, Plan
@@ -24,10 +24,10 @@ class OnnxRuntime(Backend):
 
     def complete_config(self, model: Model) -> None:
         """Everything that the graph knows; nothing if the config names inputs and outputs."""
-        if completion.is_complete(model.config):
+        if config_completion.is_complete(model.config):
             return
         session = open_unoptimized(load_engine(), model, self.options)
-        completion.complete(model.config, Graph.of(session), default_max_batch_size(self.options))
+        config_completion.complete(model.config, Graph.of(session), default_max_batch_size(self.options))
 
     def share(self, model: Model) -> SessionPool:
         return SessionPool()

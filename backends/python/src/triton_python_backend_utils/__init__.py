@@ -43,14 +43,14 @@ from triton_python_backend_utils.lookup import (
 )
 from triton_python_backend_utils.metrics import Metric, MetricFamily, MetricKind
 from triton_python_backend_utils.model_control import get_model_dir, is_model_ready, load_model, unload_model
-from triton_python_backend_utils.sender import InferenceResponseSender
-from triton_python_backend_utils.tensor import (
+from triton_python_backend_utils.named_tensor import (
     TRITON_STRING_TO_NUMPY,
     Tensor,
     numpy_to_triton_type,
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
+from triton_python_backend_utils.sender import InferenceResponseSender
 from triton_python_backend_utils.wire_strings import deserialize_bytes_tensor, serialize_byte_tensor
 
 __all__ = [

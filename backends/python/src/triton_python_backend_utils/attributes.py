@@ -14,7 +14,7 @@ import numpy as np
 from headrace import InferRequest
 from triton_python_backend_utils.arguments import INT64, UINT64, Text, choice, items, text, texts, whole_number
 from triton_python_backend_utils.error import TritonModelException
-from triton_python_backend_utils.tensor import Tensor
+from triton_python_backend_utils.named_tensor import Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2

@@ -19,8 +19,8 @@ from triton_python_backend_utils.attributes import (
 )
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.inference_response import InferenceResponse, ResponseIterator
+from triton_python_backend_utils.named_tensor import read_only
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
-from triton_python_backend_utils.tensor import read_only
 
 if TYPE_CHECKING:
     import asyncio

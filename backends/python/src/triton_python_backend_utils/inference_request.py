@@ -27,9 +27,9 @@ from triton_python_backend_utils.attributes import (
 )
 from triton_python_backend_utils.error import TritonModelException
 from triton_python_backend_utils.inference_response import InferenceResponse, ResponseIterator
+from triton_python_backend_utils.named_tensor import Tensor
 from triton_python_backend_utils.runtime import Runtime
 from triton_python_backend_utils.sender import InferenceResponseSender
-from triton_python_backend_utils.tensor import Tensor
 
 if TYPE_CHECKING:
     import asyncio

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from headrace import Answer, HeadraceError, InferResponse, Ticket
 from triton_python_backend_utils.attributes import Parameter, checked
 from triton_python_backend_utils.error import TritonError, TritonModelException
-from triton_python_backend_utils.tensor import Tensor, read_only
+from triton_python_backend_utils.named_tensor import Tensor, read_only
 
 if TYPE_CHECKING:
     from headrace import Services

@@ -7,7 +7,7 @@ from typing import Any
 
 from triton_python_backend_utils.inference_request import InferenceRequest
 from triton_python_backend_utils.inference_response import InferenceResponse
-from triton_python_backend_utils.tensor import Tensor
+from triton_python_backend_utils.named_tensor import Tensor
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

@@ -16,7 +16,7 @@ from headrace.errors import HeadraceError, OperatorError
 from headrace.models import overrides
 from headrace.models.draining import Draining, drain
 from headrace.models.load_slots import LoadSlots
-from headrace.models.loading import Loader, Plan
+from headrace.models.loader import Loader, LoadPlan
 from headrace.models.progress import Background, Progress
 from headrace.models.repository import Entry, NoVersion
 from headrace.models.served import ServedModel
@@ -171,7 +171,7 @@ class Lifecycle:
             await self._load_versions(record, plan, entry, progress)
         progress.loaded(entry.name)
 
-    async def _plan(self, entry: Entry) -> Plan:
+    async def _plan(self, entry: Entry) -> LoadPlan:
         try:
             return await self._slots.run(self._loader.plan, entry)
         except NoVersion as error:
@@ -182,7 +182,7 @@ class Lifecycle:
             log.error("failed to load '%s': %s", entry.name, why)
             raise poll_failure(entry.name, entry.hide(why), is_override=entry.config is not None) from error
 
-    async def _load_versions(self, record: ModelRecord, plan: Plan, entry: Entry, progress: Progress) -> None:
+    async def _load_versions(self, record: ModelRecord, plan: LoadPlan, entry: Entry, progress: Progress) -> None:
         log.log(VERBOSE_2, "AsyncLoad() '%s'", plan.name)
         known = record.versions
         numbers = [
@@ -202,7 +202,7 @@ class Lifecycle:
         self._swap(record, plan, loaded)
         record.fingerprint, record.temporary = plan.fingerprint, entry.path if entry.is_temporary else None
 
-    async def _load_version(self, plan: Plan, number: int, progress: Progress) -> ServedModel | HeadraceError:
+    async def _load_version(self, plan: LoadPlan, number: int, progress: Progress) -> ServedModel | HeadraceError:
         log.info("loading: %s:%d", plan.name, number)
         log.log(VERBOSE_2, "CreateModel() '%s' version %d", plan.name, number)
         for attempt in range(self._retries + 1):
@@ -218,11 +218,11 @@ class Lifecycle:
                 return model
         raise AssertionError("unreachable")
 
-    def _load_on_thread(self, plan: Plan, number: int, progress: Progress) -> ServedModel:
+    def _load_on_thread(self, plan: LoadPlan, number: int, progress: Progress) -> ServedModel:
         progress.began(plan.name)
         return self._loader.load(plan, number)
 
-    def _swap(self, record: ModelRecord, plan: Plan, loaded: dict[int, ServedModel]) -> None:
+    def _swap(self, record: ModelRecord, plan: LoadPlan, loaded: dict[int, ServedModel]) -> None:
         """Serve ``loaded`` beside what of ``plan`` has been left alone, and let go of everything else of this model."""
         outgoing = [
             (number, Draining(VersionRecord(State.UNLOADING), version.served))

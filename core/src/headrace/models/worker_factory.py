@@ -28,7 +28,7 @@ from headrace.workers.process.endpoint import LoopServices
 from headrace.workers.process.instance_spec import InstanceSpec
 from headrace.workers.process.process_worker import ProcessWorker
 from headrace.workers.runner import Runner
-from headrace.workers.warmup import Sample, prepare, read_samples
+from headrace.workers.warmup import WarmupSample, prepare, read_samples
 from headrace.workers.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class WorkerFactory:
             signature.batched,
             backend.outputs_as_given,
         )
-        self._samples: list[Sample] = read_samples(model.config, model.path.parent)
+        self._samples: list[WarmupSample] = read_samples(model.config, model.path.parent)
         prepare(self._samples, signature.inputs, signature.check)
 
     def load(self, isolation: Isolation | None, roster: WeakSet[ProcessWorker]) -> list[Worker]:

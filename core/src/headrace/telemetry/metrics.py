@@ -150,7 +150,7 @@ SUMMARIES: Mapping[str, tuple[str, str]] = {
 Labels: TypeAlias = dict[str, str]
 
 
-class Measured(Protocol):
+class CollectedModel(Protocol):
     """What is needed of a `headrace.models.served.ServedModel`."""
 
     name: str
@@ -167,7 +167,10 @@ class ModelCollector(Collector):
     """
 
     def __init__(
-        self, served: Callable[[], Iterable[Measured]], settings: MetricsSettings, summaries: Summaries | None = None
+        self,
+        served: Callable[[], Iterable[CollectedModel]],
+        settings: MetricsSettings,
+        summaries: Summaries | None = None,
     ) -> None:
         self._served, self._settings, self._summaries = served, settings, summaries
 
@@ -187,7 +190,7 @@ class ModelCollector(Collector):
             yield _histogram(histogram, rows)
         yield from self._summary_families([(model, labels) for model, labels, _ in models])
 
-    def _summary_families(self, models: Sequence[tuple[Measured, Labels]]) -> Iterator[Metric]:
+    def _summary_families(self, models: Sequence[tuple[CollectedModel, Labels]]) -> Iterator[Metric]:
         if self._summaries is None:
             return
         for stage, (name, help_text) in SUMMARIES.items():
@@ -196,7 +199,7 @@ class ModelCollector(Collector):
                 family.samples += self._summary(name, stage, model, labels)
             yield family
 
-    def _summary(self, name: str, stage: str, model: Measured, labels: Labels) -> Iterator[Sample]:
+    def _summary(self, name: str, stage: str, model: CollectedModel, labels: Labels) -> Iterator[Sample]:
         assert self._summaries is not None
         wanted = self._settings.quantiles
         count, total, values = self._summaries.of(model).read(stage, wanted)
@@ -206,7 +209,7 @@ class ModelCollector(Collector):
             yield Sample(name, {**labels, "quantile": format(quantile, "g")}, value)
 
 
-def _labels(model: Measured) -> Labels:
+def _labels(model: CollectedModel) -> Labels:
     """Model, version and the config's ``metric_tags``, in order of the names."""
     tags = {_tag_label(tag): value for tag, value in model.config.metric_tags.items()}
     return dict(sorted({**tags, "model": model.name, "version": str(model.version)}.items()))

@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class WarmupSample:
     """One warm-up batch: ``tickets`` are executed together, ``count`` times."""
 
     name: str
@@ -94,7 +94,7 @@ class Sample:
                     raise InternalError(f"failed to run warmup sample '{self.name}': {answer.message}; ")
 
 
-def read_samples(config: ModelConfig, model_path: Path) -> list[Sample]:
+def read_samples(config: ModelConfig, model_path: Path) -> list[WarmupSample]:
     """The samples of ``config``, which has been validated; those with batch size 0 are left out.
 
     Raises `LoadError` for a data file that cannot be read or is too short.
@@ -102,7 +102,7 @@ def read_samples(config: ModelConfig, model_path: Path) -> list[Sample]:
     return [_sample(config, setting, model_path) for setting in config.model_warmup if setting.batch_size]
 
 
-def prepare(samples: Iterable[Sample], inputs: Collection[str], check: Callable[[Ticket], None]) -> None:
+def prepare(samples: Iterable[WarmupSample], inputs: Collection[str], check: Callable[[Ticket], None]) -> None:
     """Have ``check`` look at each request as at a client's, and reshape its ``inputs`` as a client's are.
 
     Tensors that are no inputs of the config join afterwards, as they do in Triton: they stand for
@@ -117,14 +117,14 @@ def prepare(samples: Iterable[Sample], inputs: Collection[str], check: Callable[
             ticket.request = ticket.request.with_inputs({**ticket.request.inputs, **others})
 
 
-def _sample(config: ModelConfig, setting: ModelWarmup, model_path: Path) -> Sample:
+def _sample(config: ModelConfig, setting: ModelWarmup, model_path: Path) -> WarmupSample:
     batched = config.max_batch_size > 0
     inputs = {
         name: _tensor(name, described, batched, model_path / "warmup") for name, described in setting.inputs.items()
     }
     number = setting.batch_size if batched else 1
     tickets = tuple(Ticket(InferRequest(config.name, inputs), _ignore) for _ in range(number))
-    return Sample(setting.name, max(1, setting.count), tickets)
+    return WarmupSample(setting.name, max(1, setting.count), tickets)
 
 
 def _tensor(name: str, described: ModelWarmup.Input, batched: bool, folder: Path) -> Tensor:

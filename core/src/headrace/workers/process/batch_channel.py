@@ -13,7 +13,7 @@ from headrace.ipc.framing import Frame, Kind, ProtocolError, integers_frame
 from headrace.ipc.outgoing import OutgoingRequests
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
-from headrace.workers.warmup import Sample
+from headrace.workers.warmup import WarmupSample
 
 
 class BatchSink(Protocol):
@@ -94,7 +94,7 @@ class WarmUp:
         self._problem: HeadraceError | None = None
         self._done = asyncio.Event()
 
-    async def run(self, batches: BatchChannel, sample: Sample, instance: str) -> None:
+    async def run(self, batches: BatchChannel, sample: WarmupSample, instance: str) -> None:
         """Execute ``sample`` on ``instance``; raises `InternalError` naming it if any request fails."""
         for number in range(sample.count):
             sample.tell(instance, number + 1)

@@ -27,7 +27,7 @@ from headrace.workers.process.remote_services import read_update
 
 log = paced(__name__)
 
-#: Calls that wait for more than a lock.
+#: ModelCalls that wait for more than a lock.
 _BLOCKING = frozenset(("load_model", "unload_model", "is_model_ready"))
 
 

@@ -27,7 +27,7 @@ from headrace.workers.process.child import Child
 from headrace.workers.process.endpoint import LoopServices, ServiceEndpoint
 from headrace.workers.process.exits import RestartPolicy
 from headrace.workers.process.instance_spec import InstanceSpec
-from headrace.workers.warmup import Sample
+from headrace.workers.warmup import WarmupSample
 from headrace.workers.worker import BatchSource, LoopWakeup
 
 log = paced(__name__)
@@ -51,7 +51,7 @@ class ProcessWorker:
         isolation: Isolation,
         services: LoopServices,
         schema: OutputSchema,
-        samples: Sequence[Sample],
+        samples: Sequence[WarmupSample],
         statistics: Callable[[], ExecutionStatistics],
         loop: asyncio.AbstractEventLoop,
         siblings: list[ProcessWorker],

@@ -24,7 +24,7 @@ log = paced(__name__)
 MAX_CALLERS = 128
 
 
-class Calls:
+class ModelCalls:
     """Submits what models ask of models, and keeps them from waiting for each other for ever."""
 
     def __init__(

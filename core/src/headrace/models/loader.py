@@ -32,7 +32,7 @@ from headrace.models.model_files import (
 from headrace.models.parts import PluginRegistries, find_scheduler, make_backend, scheduler_parameters
 from headrace.models.repository import Entry, NoVersion, available_versions, select_versions
 from headrace.models.served import ServedModel
-from headrace.models.services import SiblingServices
+from headrace.models.server_services import SiblingServices
 from headrace.models.signature import Signature
 from headrace.models.worker_factory import WorkerFactory, isolation_of
 from headrace.schedulers.base import InstanceInfo, ScheduledModel
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """What is to be loaded: the config as read and derived, the versions, and the files as they were.
 
     ``versions`` have what each is made of. ``is_sent`` is that of `headrace.backends.base.Model`.
@@ -84,7 +84,7 @@ class Loader:
         #: The processes of all models, those being loaded and on their way out included.
         self._processes: WeakSet[ProcessWorker] = WeakSet()
 
-    def plan(self, entry: Entry) -> Plan:
+    def plan(self, entry: Entry) -> LoadPlan:
         """Read the config and choose the versions. Raises `ConfigError` or `OperatorError`."""
         speak_for(entry.name)
         if entry.is_duplicate:
@@ -99,9 +99,9 @@ class Loader:
             raise_first(written(config, entry.path))
             raise
         fingerprints = {version: fingerprint_of_version(fingerprint, version, config) for version in versions}
-        return Plan(entry.name, entry.path, config, fingerprints, fingerprint, entry.is_sent)
+        return LoadPlan(entry.name, entry.path, config, fingerprints, fingerprint, entry.is_sent)
 
-    def load(self, plan: Plan, version: int) -> ServedModel:
+    def load(self, plan: LoadPlan, version: int) -> ServedModel:
         """One version, warmed up and ready for requests. Raises `HeadraceError`."""
         speak_for(plan.name)
         started = monotonic_ns()

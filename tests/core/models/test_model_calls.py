@@ -21,7 +21,7 @@ from headrace.errors import Code, HeadraceError, InvalidArgument
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.models.calls import MAX_CALLERS
+from headrace.models.model_calls import MAX_CALLERS
 from headrace.registry import PluginInfo
 from headrace.server import Server
 

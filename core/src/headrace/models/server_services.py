@@ -13,8 +13,8 @@ from headrace.errors import Unavailable
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
-from headrace.models.calls import Calls
 from headrace.models.load_slots import NestedLoads
+from headrace.models.model_calls import ModelCalls
 from headrace.telemetry.custom import CustomMetrics, Holding
 from headrace.telemetry.kinds import MetricKind, MetricOperation
 from headrace.workers.loop_mailbox import LoopMailbox
@@ -38,7 +38,7 @@ class ServerServices:
     """What all instances of all models share. Made on the event loop's thread."""
 
     def __init__(
-        self, mailbox: LoopMailbox, calls: Calls, control: ModelControl, loads: NestedLoads, metrics: CustomMetrics
+        self, mailbox: LoopMailbox, calls: ModelCalls, control: ModelControl, loads: NestedLoads, metrics: CustomMetrics
     ) -> None:
         self.mailbox, self.calls, self.control, self.loads, self.metrics = mailbox, calls, control, loads, metrics
 
