@@ -6,7 +6,9 @@ from headrace.testing.checks.answers import Answers
 from headrace.testing.checks.loading import Loading
 from headrace.testing.checks.protocols import Protocols
 from headrace.testing.checks.requests import Requests
-from headrace.testing.checks.scheduling import Scheduling
+from headrace.testing.checks.scheduled_answers import ScheduledAnswers
+from headrace.testing.checks.scheduled_service import ScheduledService
+from headrace.testing.checks.scheduled_times import ScheduledTimes
 
 
 class BackendConformance(Loading, Answers, Requests, Protocols):
@@ -19,9 +21,9 @@ class BackendConformance(Loading, Answers, Requests, Protocols):
     """
 
 
-class SchedulerConformance(Scheduling):
+class SchedulerConformance(ScheduledAnswers, ScheduledTimes, ScheduledService):
     """Every check of schedulers. A subclass sets ``plugin`` and ``scheduler``, and says what it claims (see
-    `Scheduling`); one that has several ways to run is tested by several subclasses, each with its ``config``.
+    `ScheduledSubject`); one that has several ways to run is tested by several subclasses, each with its ``config``.
 
     The kernel is the real one. Time stands still until a check turns it, so that nothing sleeps, and a delay is
     kept to the microsecond or not at all.

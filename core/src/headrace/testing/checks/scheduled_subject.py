@@ -1,0 +1,100 @@
+"""What every check knows about the scheduler under test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NoReturn
+
+import pytest
+from google.protobuf import text_format
+
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.parameters import SCHEDULER
+from headrace.messages import dtypes
+from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
+from headrace.schedulers.base import Scheduler
+from headrace.testing.driving import part_of
+from headrace.testing.example import NAME
+from headrace.testing.plugin import NOT_RUN
+from headrace.testing.stage import Stage
+
+#: In nanoseconds.
+US = 1000
+MS = 1_000_000
+MINUTE = 60_000 * MS
+
+
+class ScheduledSubject:
+    """The scheduler, what it claims, and how it is put on a stage.
+
+    ``plugin`` is the module of the entry point, ``scheduler`` the name in configs. ``config`` is more text for the
+    model's config: ``scheduling_choice``, the scheduler's parameters. The claims: ``max_batch`` rows in one execution;
+    ``delay_ns``, how long a request that is alone waits for others while an instance is idle; ``in_order``, that
+    requests which differ in nothing run in the order in which they came; ``longest_wait_ns``, how long a request waits
+    at most while others keep coming and each execution takes 10 ms, None for no promise; ``timeout_us``, a timeout
+    that requests may have and that is kept, 0 for none; ``any_instance``, that whichever is idle gets what waits;
+    ``patience_ns``, what the kit lets pass at most until all that it has sent is answered.
+    """
+
+    plugin: ClassVar[str]
+    scheduler: ClassVar[str]
+    config: ClassVar[str] = ""
+    max_batch: ClassVar[int] = 8
+    delay_ns: ClassVar[int] = 0
+    in_order: ClassVar[bool] = True
+    longest_wait_ns: ClassVar[int | None] = 1000 * MS
+    timeout_us: ClassVar[int] = 0
+    any_instance: ClassVar[bool] = True
+    patience_ns: ClassVar[int] = MINUTE
+
+    def fields(self, number: int) -> Mapping[str, Any]:
+        """What the request of that number has beside rows: fields of `headrace.InferRequest`."""
+        return {}
+
+    @property
+    def scheduler_class(self) -> type[Scheduler]:
+        found: type[Scheduler] = part_of(self.plugin, "scheduler", self.scheduler)
+        return found
+
+    def model_config(self) -> ModelConfig:
+        """The config of a model that chooses the scheduler."""
+        config = text_format.Parse(self.config, ModelConfig(name=NAME, backend="identity"))
+        config.max_batch_size = config.max_batch_size or self.max_batch
+        config.parameters[SCHEDULER].string_value = self.scheduler
+        for tensors, name in ((config.input, "x"), (config.output, "y")):
+            if not tensors:
+                tensors.add(name=name, data_type=dtypes.FP32.config_value, dims=[1])
+        return config
+
+    def stage(self, instances: int = 1) -> Stage:
+        """The scheduler with so many idle instances."""
+        stage = Stage(self.scheduler_class, self.model_config(), instances)
+        stage.begin()
+        return stage
+
+    def send(self, stage: Stage, count: int = 1, rows: int = 1, **fields: Any) -> list[Ticket]:
+        number = len(stage.tickets)
+        return [stage.send(rows, **{**self.fields(number + more), **fields}) for more in range(count)]
+
+    async def busy(self, instances: int = 1) -> Stage:
+        """A stage whose instances are at work, each on a request of its own."""
+        stage = self.stage(instances)
+        for _ in stage.instances:
+            self.send(stage)
+            await stage.turn(self.delay_ns)
+        if not all(instance.batch for instance in stage.instances):
+            self.not_claimed("any idle instance gets what waits is not claimed, so not all can be kept busy")
+        return stage
+
+    def not_claimed(self, what: str) -> NoReturn:
+        """Skip this check, and have the summary say so."""
+        pytest.skip(f"{NOT_RUN}{self.scheduler}: {what}")
+
+
+def assert_answered(stage: Stage, ticket: Ticket) -> None:
+    """Fail unless the caller of ``ticket`` has its own answer, and no other."""
+    told = stage.told(ticket)
+    assert len(told) == 1, f"request '{ticket.request.id}' is answered {len(told)} times"
+    assert isinstance(told[0], InferResponse), f"request '{ticket.request.id}' is told {told[0]!r}"
+    assert told[0].id == ticket.request.id, f"request '{ticket.request.id}' gets the answer of '{told[0].id}'"
