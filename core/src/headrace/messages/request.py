@@ -33,7 +33,7 @@ class Undecoded:
         return prod(self.shape)
 
 
-# Not ``frozen``: that would make the construction of a request three times as dear. ``Final`` has the type checker
+# Not ``frozen``: that would make the construction of a request several times as dear. ``Final`` has the type checker
 # refuse every assignment, and the tests run with a class that refuses it, too.
 @dataclass(slots=True, eq=False)
 class InferRequest:
