@@ -57,7 +57,7 @@ class StandIn:
         """Takes all."""
 
 
-class Desk:
+class StandInEngine:
     """A server that knows two models and answers when the test says so."""
 
     def __init__(self) -> None:
@@ -132,9 +132,9 @@ def answer(value: float) -> InferResponse:
 
 @asynchronous
 async def test_the_answer_comes_back_whole() -> None:
-    desk = Desk()
-    call = asyncio.ensure_future(infer(desk.inference(), raw_request(id="7"), Call()))
-    ticket = await desk.submitted.get()
+    engine = StandInEngine()
+    call = asyncio.ensure_future(infer(engine.inference(), raw_request(id="7"), Call()))
+    ticket = await engine.submitted.get()
     assert ticket.request.id == "7"
     ticket.respond(answer(2), True)
     message = triton.ModelInferResponse.FromString(await call)
@@ -142,29 +142,29 @@ async def test_the_answer_comes_back_whole() -> None:
     assert "triton_final_response" not in message.parameters
 
 
-async def refused(desk: Desk, sent: RawRequest, context: Call | None = None) -> tuple[Code, str]:
+async def refused(engine: StandInEngine, sent: RawRequest, context: Call | None = None) -> tuple[Code, str]:
     with pytest.raises(HeadraceError) as caught:
-        await infer(desk.inference(), sent, context or Call())
+        await infer(engine.inference(), sent, context or Call())
     return caught.value.code, caught.value.message
 
 
 @asynchronous
 async def test_refusals_come_with_their_code_and_text() -> None:
-    desk = Desk()
+    engine = StandInEngine()
     unknown = "Request for unknown model: 'z' is not found"
-    assert await refused(desk, raw_request("z")) == (Code.NOT_FOUND, unknown)
+    assert await refused(engine, raw_request("z")) == (Code.NOT_FOUND, unknown)
     decoupled = "ModelInfer RPC doesn't support models with decoupled transaction policy"
-    assert await refused(desk, raw_request("d")) == (Code.UNSUPPORTED, decoupled)
-    assert await refused(desk, raw_request(), Call(draining=True)) == (Code.UNAVAILABLE, SHUTTING_DOWN)
-    desk.refusal = Unavailable("full")
-    assert await refused(desk, raw_request()) == (Code.UNAVAILABLE, "full")
+    assert await refused(engine, raw_request("d")) == (Code.UNSUPPORTED, decoupled)
+    assert await refused(engine, raw_request(), Call(draining=True)) == (Code.UNAVAILABLE, SHUTTING_DOWN)
+    engine.refusal = Unavailable("full")
+    assert await refused(engine, raw_request()) == (Code.UNAVAILABLE, "full")
 
 
 @asynchronous
 async def test_an_error_answer_is_raised() -> None:
-    desk = Desk()
-    call = asyncio.ensure_future(refused(desk, raw_request()))
-    (await desk.submitted.get()).respond(BackendError("broken"), True)
+    engine = StandInEngine()
+    call = asyncio.ensure_future(refused(engine, raw_request()))
+    (await engine.submitted.get()).respond(BackendError("broken"), True)
     assert await call == (Code.INTERNAL, "broken")
 
 
@@ -172,9 +172,9 @@ async def test_an_error_answer_is_raised() -> None:
 def test_any_number_of_answers_but_one_is_an_error(count: int) -> None:
     @asynchronous
     async def check() -> None:
-        desk = Desk()
-        call = asyncio.ensure_future(refused(desk, raw_request()))
-        ticket = await desk.submitted.get()
+        engine = StandInEngine()
+        call = asyncio.ensure_future(refused(engine, raw_request()))
+        ticket = await engine.submitted.get()
         for value in range(count):
             ticket.respond(answer(value), False)
         ticket.respond(None, True)
@@ -185,9 +185,9 @@ def test_any_number_of_answers_but_one_is_an_error(count: int) -> None:
 
 @asynchronous
 async def test_cancelling_the_call_cancels_the_request() -> None:
-    desk = Desk()
-    call = asyncio.ensure_future(infer(desk.inference(), raw_request(), Call()))
-    ticket = await desk.submitted.get()
+    engine = StandInEngine()
+    call = asyncio.ensure_future(infer(engine.inference(), raw_request(), Call()))
+    ticket = await engine.submitted.get()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -197,10 +197,10 @@ async def test_cancelling_the_call_cancels_the_request() -> None:
 
 @asynchronous
 async def test_metadata_that_matches_becomes_parameters() -> None:
-    desk = Desk()
+    engine = StandInEngine()
     metadata = (("my-key", "v"), ("my-bin", b"\0"), ("other", "w"))
-    call = asyncio.ensure_future(infer(desk.inference("^MY-"), raw_request(), Call(metadata)))
-    ticket = await desk.submitted.get()
+    call = asyncio.ensure_future(infer(engine.inference("^MY-"), raw_request(), Call(metadata)))
+    ticket = await engine.submitted.get()
     assert ticket.request.parameters == {"my-key": "v"}
     ticket.respond(answer(1), True)
     await call
@@ -209,23 +209,23 @@ async def test_metadata_that_matches_becomes_parameters() -> None:
 @asynchronous
 async def test_reserved_metadata_is_refused() -> None:
     with pytest.raises(HeadraceError, match="Header 'priority' is reserved for Triton usage and cannot be forwarded"):
-        await infer(Desk().inference("."), raw_request(), Call((("priority", "1"),)))
+        await infer(StandInEngine().inference("."), raw_request(), Call((("priority", "1"),)))
 
 
 # ------------------------------------------------------------------ stream
 
 
-class Line:
+class OpenStream:
     """A stream in progress: what the client sends, what it received."""
 
-    def __init__(self, desk: Desk, context: Call | None = None) -> None:
+    def __init__(self, engine: StandInEngine, context: Call | None = None) -> None:
         self.received: asyncio.Queue[Any] = asyncio.Queue()
         self.context = context or Call()
         self.window = asyncio.Event()
         self.window.set()
         self._sent: asyncio.Queue[RawRequest | None] = asyncio.Queue()
         self.task = asyncio.ensure_future(
-            model_stream_infer(desk.inference(), self._requests(), self._write, self.context)
+            model_stream_infer(engine.inference(), self._requests(), self._write, self.context)
         )
 
     def send(self, *raw_requests: RawRequest | None) -> None:
@@ -252,129 +252,129 @@ class Line:
 
 @asynchronous
 async def test_answers_leave_in_the_order_of_requests() -> None:
-    desk = Desk()
-    line = Line(desk)
-    line.send(raw_request(), raw_request(), raw_request("z"), raw_request(), None)
-    first, second, third = [await desk.submitted.get() for _ in range(3)]
+    engine = StandInEngine()
+    opened = OpenStream(engine)
+    opened.send(raw_request(), raw_request(), raw_request("z"), raw_request(), None)
+    first, second, third = [await engine.submitted.get() for _ in range(3)]
     third.respond(answer(3), True)
     second.respond(answer(2), True)
     await asyncio.sleep(0)
-    assert line.received.empty()
+    assert opened.received.empty()
     first.respond(answer(1), True)
-    assert await line.values(2) == [1, 2]
-    assert (await line.received.get()).error_message == "Request for unknown model: 'z' is not found"
-    assert await line.values(1) == [3]
-    await line.task
+    assert await opened.values(2) == [1, 2]
+    assert (await opened.received.get()).error_message == "Request for unknown model: 'z' is not found"
+    assert await opened.values(1) == [3]
+    await opened.task
 
 
 @asynchronous
 async def test_decoupled_answers_leave_as_they_come() -> None:
-    desk = Desk()
-    line = Line(desk)
-    line.send(raw_request("m"), raw_request("d"), raw_request("d"), None)
-    plain, one, other = [await desk.submitted.get() for _ in range(3)]
+    engine = StandInEngine()
+    opened = OpenStream(engine)
+    opened.send(raw_request("m"), raw_request("d"), raw_request("d"), None)
+    plain, one, other = [await engine.submitted.get() for _ in range(3)]
     other.respond(answer(1), False)
     one.respond(answer(2), False)
     other.respond(answer(3), True)
     one.respond(None, True)
-    assert await line.values(3) == [1, 2, 3]
-    assert not line.task.done()
+    assert await opened.values(3) == [1, 2, 3]
+    assert not opened.task.done()
     plain.respond(answer(4), True)
-    assert await line.values(1) == [4]
-    await line.task
-    assert line.received.empty()
+    assert await opened.values(1) == [4]
+    await opened.task
+    assert opened.received.empty()
 
 
 @asynchronous
 async def test_every_response_says_whether_it_is_final() -> None:
-    desk = Desk()
-    line = Line(desk)
-    line.send(raw_request("d"), raw_request("m"), None)
-    decoupled, plain = [await desk.submitted.get() for _ in range(2)]
+    engine = StandInEngine()
+    opened = OpenStream(engine)
+    opened.send(raw_request("d"), raw_request("m"), None)
+    decoupled, plain = [await engine.submitted.get() for _ in range(2)]
     decoupled.respond(answer(1), False)
     decoupled.respond(answer(2), True)
     plain.respond(answer(3), True)
-    messages = [await line.received.get() for _ in range(3)]
+    messages = [await opened.received.get() for _ in range(3)]
     finals = [message.infer_response.parameters["triton_final_response"].bool_param for message in messages]
     assert finals == [False, True, True]
-    await line.task
+    await opened.task
 
 
 @asynchronous
 async def test_an_empty_final_response_is_sent_to_those_who_ask() -> None:
-    desk = Desk()
-    line = Line(desk)
-    line.send(raw_request("d", "7", triton_enable_empty_final_response=True), None)
-    (await desk.submitted.get()).respond(None, True)
-    await line.task
+    engine = StandInEngine()
+    opened = OpenStream(engine)
+    opened.send(raw_request("d", "7", triton_enable_empty_final_response=True), None)
+    (await engine.submitted.get()).respond(None, True)
+    await opened.task
     expected = triton.ModelStreamInferResponse(
         infer_response=triton.ModelInferResponse(model_name="d", id="7")  # the request's, which had no version
     )
     expected.infer_response.parameters["triton_final_response"].bool_param = True
-    assert line.received.get_nowait() == expected
-    assert line.received.empty()
+    assert opened.received.get_nowait() == expected
+    assert opened.received.empty()
 
 
 @asynchronous
 async def test_errors_do_not_end_the_stream() -> None:
-    desk = Desk()
-    line = Line(desk)
-    desk.refusal = Unavailable("full")
-    line.send(raw_request(id="1"))
-    assert await line.received.get() == triton.ModelStreamInferResponse(
+    engine = StandInEngine()
+    opened = OpenStream(engine)
+    engine.refusal = Unavailable("full")
+    opened.send(raw_request(id="1"))
+    assert await opened.received.get() == triton.ModelStreamInferResponse(
         error_message="full", infer_response=triton.ModelInferResponse(id="1")
     )
-    desk.refusal = None
-    line.send(raw_request(id="2"))
-    (await desk.submitted.get()).respond(BackendError("broken"), True)
+    engine.refusal = None
+    opened.send(raw_request(id="2"))
+    (await engine.submitted.get()).respond(BackendError("broken"), True)
     expected = triton.ModelStreamInferResponse(
         error_message="broken", infer_response=triton.ModelInferResponse(model_name="m", id="2")
     )
     expected.infer_response.parameters["triton_final_response"].bool_param = True
-    assert await line.received.get() == expected
-    line.send(raw_request(), None)
-    (await desk.submitted.get()).respond(answer(5), True)
-    assert await line.values(1) == [5]
-    await line.task
+    assert await opened.received.get() == expected
+    opened.send(raw_request(), None)
+    (await engine.submitted.get()).respond(answer(5), True)
+    assert await opened.values(1) == [5]
+    await opened.task
 
 
 @asynchronous
 async def test_triton_grpc_error_ends_the_stream_at_a_models_error() -> None:
-    desk = Desk()
-    line = Line(desk, Call((("triton_grpc_error", "true"),)))
-    line.send(raw_request("z"), raw_request(), raw_request())
-    assert (await line.received.get()).error_message  # refused before it was queued: only a message
-    failing, dropped = [await desk.submitted.get() for _ in range(2)]
+    engine = StandInEngine()
+    opened = OpenStream(engine, Call((("triton_grpc_error", "true"),)))
+    opened.send(raw_request("z"), raw_request(), raw_request())
+    assert (await opened.received.get()).error_message  # refused before it was queued: only a message
+    failing, dropped = [await engine.submitted.get() for _ in range(2)]
     failing.respond(BackendError("broken"), True)
     with pytest.raises(BackendError, match="broken"):
-        await line.task
+        await opened.task
     assert dropped.cancelled
-    assert line.received.empty()
+    assert opened.received.empty()
 
 
 @asynchronous
 async def test_a_response_that_cannot_be_encoded_is_that_requests_error() -> None:
-    desk = Desk()
-    line = Line(desk)
-    line.send(raw_request(), raw_request(), None)
-    bad, good = [await desk.submitted.get() for _ in range(2)]
+    engine = StandInEngine()
+    opened = OpenStream(engine)
+    opened.send(raw_request(), raw_request(), None)
+    bad, good = [await engine.submitted.get() for _ in range(2)]
     bad.respond(InferResponse({}, {"p": cast("Any", object())}), True)
     good.respond(answer(1), True)
-    assert "response parameter 'p' can not be sent" in (await line.received.get()).error_message
-    assert await line.values(1) == [1]
-    await line.task
+    assert "response parameter 'p' can not be sent" in (await opened.received.get()).error_message
+    assert await opened.values(1) == [1]
+    await opened.task
 
 
 def test_a_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     @asynchronous
     async def check() -> None:
-        desk = Desk()
-        desk.refusal = ZeroDivisionError("secret")
-        line = Line(desk)
-        line.send(raw_request(), None)
-        message = await line.received.get()
+        engine = StandInEngine()
+        engine.refusal = ZeroDivisionError("secret")
+        opened = OpenStream(engine)
+        opened.send(raw_request(), None)
+        message = await opened.received.get()
         assert message.error_message == "internal error; the server's log has the details"
-        await line.task
+        await opened.task
 
     with caplog.at_level(logging.ERROR):
         check()
@@ -383,20 +383,20 @@ def test_a_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None
 
 @asynchronous
 async def test_cancelling_the_stream_cancels_its_requests() -> None:
-    desk = Desk()
-    line = Line(desk)
-    line.send(raw_request(), raw_request("d"))
-    tickets = [await desk.submitted.get() for _ in range(2)]
-    line.task.cancel()
+    engine = StandInEngine()
+    opened = OpenStream(engine)
+    opened.send(raw_request(), raw_request("d"))
+    tickets = [await engine.submitted.get() for _ in range(2)]
+    opened.task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await line.task
+        await opened.task
     assert [ticket.cancelled for ticket in tickets] == [True, True]
     tickets[1].respond(answer(1), True)
 
 
 @asynchronous
 async def test_a_failing_write_cancels_what_is_in_flight() -> None:
-    desk = Desk()
+    engine = StandInEngine()
 
     async def requests() -> AsyncIterator[RawRequest]:
         yield raw_request()
@@ -406,8 +406,8 @@ async def test_a_failing_write_cancels_what_is_in_flight() -> None:
     async def write(body: bytes) -> None:
         raise ConnectionResetError
 
-    call = asyncio.ensure_future(model_stream_infer(desk.inference(), requests(), write, Call()))
-    first, second = [await desk.submitted.get() for _ in range(2)]
+    call = asyncio.ensure_future(model_stream_infer(engine.inference(), requests(), write, Call()))
+    first, second = [await engine.submitted.get() for _ in range(2)]
     first.respond(answer(1), True)
     with pytest.raises(ConnectionResetError):
         await call
@@ -421,18 +421,18 @@ def held() -> int:
 
 @asynchronous
 async def test_a_refusal_that_waits_to_be_sent_keeps_nothing_but_its_text() -> None:
-    line, before = Line(Desk()), held()
-    line.window.clear()
-    line.send(*(raw_request("z") for _ in range(50)))
-    while line.unread:
+    opened, before = OpenStream(StandInEngine()), held()
+    opened.window.clear()
+    opened.send(*(raw_request("z") for _ in range(50)))
+    while opened.unread:
         await asyncio.sleep(0)
     kept = [each for each in gc.get_objects() if isinstance(each, NotFound)]
     assert len(kept) == 50
     assert [each.__traceback__ for each in kept] == [None] * 50
     kept.clear()
-    line.window.set()
-    line.send(None)
-    await line.task
+    opened.window.set()
+    opened.send(None)
+    await opened.task
     assert held() == before
 
 
@@ -440,14 +440,14 @@ async def test_a_refusal_that_waits_to_be_sent_keeps_nothing_but_its_text() -> N
 def test_a_stream_that_is_left_is_freed_at_once(model: str) -> None:
     @asynchronous
     async def leave() -> None:
-        desk = Desk()
-        line = Line(desk)
-        line.window.clear()
-        line.send(*(raw_request(model) for _ in range(50)))
-        while line.unread:
+        engine = StandInEngine()
+        opened = OpenStream(engine)
+        opened.window.clear()
+        opened.send(*(raw_request(model) for _ in range(50)))
+        while opened.unread:
             await asyncio.sleep(0)
-        line.task.cancel()
-        await asyncio.wait([line.task])
+        opened.task.cancel()
+        await asyncio.wait([opened.task])
 
     before = held()
     leave()
@@ -467,55 +467,55 @@ async def test_a_failing_read_ends_the_stream() -> None:
         """Nothing is written."""
 
     with pytest.raises(ConnectionResetError):
-        await model_stream_infer(Desk().inference(), Broken(), write, Call())
+        await model_stream_infer(StandInEngine().inference(), Broken(), write, Call())
 
 
 @asynchronous
 async def test_draining_refuses_new_requests_and_answers_old_ones() -> None:
-    desk = Desk()
-    line = Line(desk)
-    line.send(raw_request())
-    old = await desk.submitted.get()
-    line.context.draining = True
-    line.send(raw_request(), None)
+    engine = StandInEngine()
+    opened = OpenStream(engine)
+    opened.send(raw_request())
+    old = await engine.submitted.get()
+    opened.context.draining = True
+    opened.send(raw_request(), None)
     old.respond(answer(1), True)
-    assert await line.values(1) == [1]
-    assert (await line.received.get()).error_message == SHUTTING_DOWN
-    await line.task
+    assert await opened.values(1) == [1]
+    assert (await opened.received.get()).error_message == SHUTTING_DOWN
+    await opened.task
 
 
 @asynchronous
 async def test_a_client_that_does_not_read_is_not_read_either() -> None:
-    desk = Desk()
-    line = Line(desk)
-    line.window.clear()
+    engine = StandInEngine()
+    opened = OpenStream(engine)
+    opened.window.clear()
     extra = 3
-    line.send(*[raw_request() for _ in range(stream.IN_FLIGHT + extra)], None)
-    in_flight = [await desk.submitted.get() for _ in range(stream.IN_FLIGHT)]
+    opened.send(*[raw_request() for _ in range(stream.IN_FLIGHT + extra)], None)
+    in_flight = [await engine.submitted.get() for _ in range(stream.IN_FLIGHT)]
     for _ in range(10):
         await asyncio.sleep(0)
-    assert desk.submitted.empty()
-    assert line.unread == extra + 1
+    assert engine.submitted.empty()
+    assert opened.unread == extra + 1
     for value, ticket in enumerate(in_flight):
         ticket.respond(answer(value), True)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert line.unread == extra + 1
-    line.window.set()
+    assert opened.unread == extra + 1
+    opened.window.set()
     for value in range(extra):
-        (await desk.submitted.get()).respond(answer(stream.IN_FLIGHT + value), True)
-    assert await line.values(stream.IN_FLIGHT + extra) == list(range(stream.IN_FLIGHT + extra))
-    await line.task
+        (await engine.submitted.get()).respond(answer(stream.IN_FLIGHT + value), True)
+    assert await opened.values(stream.IN_FLIGHT + extra) == list(range(stream.IN_FLIGHT + extra))
+    await opened.task
 
 
 @asynchronous
 async def test_a_client_that_does_not_read_its_refusals_is_not_read_either() -> None:
-    line, extra = Line(Desk()), 30
-    line.window.clear()
-    line.send(*(raw_request("z") for _ in range(stream.UNSENT + extra)), None)
+    opened, extra = OpenStream(StandInEngine()), 30
+    opened.window.clear()
+    opened.send(*(raw_request("z") for _ in range(stream.UNSENT + extra)), None)
     for _ in range(stream.UNSENT + extra):
         await asyncio.sleep(0)
-    assert line.unread in (extra, extra + 1)  # one more waits in the writer's hands
-    line.window.set()
-    await line.task
-    assert line.received.qsize() == stream.UNSENT + extra
+    assert opened.unread in (extra, extra + 1)  # one more waits in the writer's hands
+    opened.window.set()
+    await opened.task
+    assert opened.received.qsize() == stream.UNSENT + extra

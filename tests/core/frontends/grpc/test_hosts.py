@@ -34,7 +34,7 @@ NUMBERS = {
 
 
 @dataclass
-class Desk:
+class TrialService:
     """Handlers, and what happened to them."""
 
     begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -52,11 +52,11 @@ class Desk:
         streams = (self.repeat, self.pour, self.listen, self.end_early)
         directs = (self.now, self.later, self.refuse, self.answer_with_error)
         return [
-            *(Rpc("test.Desk", each.__name__, "", bytes, unary=each) for each in unaries),
-            *(Rpc("test.Desk", each.__name__, "", bytes, stream=each) for each in streams),
-            *(Rpc("test.Desk", each.__name__, "", bytes, direct=each) for each in directs),
-            Rpc("test.Desk", "unreadable", "", _unreadable, unary=self.echo),
-            Rpc("test.Desk", "packed", "inference", bytes, unary=self.echo),
+            *(Rpc("test.TrialService", each.__name__, "", bytes, unary=each) for each in unaries),
+            *(Rpc("test.TrialService", each.__name__, "", bytes, stream=each) for each in streams),
+            *(Rpc("test.TrialService", each.__name__, "", bytes, direct=each) for each in directs),
+            Rpc("test.TrialService", "unreadable", "", _unreadable, unary=self.echo),
+            Rpc("test.TrialService", "packed", "inference", bytes, unary=self.echo),
         ]
 
     async def echo(self, request: bytes, context: Context) -> bytes:
@@ -138,16 +138,16 @@ def _unreadable(body: bytes) -> Any:
 
 @dataclass
 class Served:
-    desk: Desk
+    service: TrialService
     host: Host
     port: int
     channel: grpc.aio.Channel
 
     def unary(self, name: str, body: bytes = b"", **how: Any) -> Any:
-        return self.channel.unary_unary(f"/test.Desk/{name}", None, None)(body, **how)
+        return self.channel.unary_unary(f"/test.TrialService/{name}", None, None)(body, **how)
 
     def stream(self, name: str, requests: Any = None, **how: Any) -> Any:
-        return self.channel.stream_stream(f"/test.Desk/{name}", None, None)(requests, **how)
+        return self.channel.stream_stream(f"/test.TrialService/{name}", None, None)(requests, **how)
 
     async def stop(self) -> None:
         await self.host.stop()
@@ -158,13 +158,13 @@ UNBOUNDED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 @asynccontextmanager
 async def serving(name: GrpcServer, **options: Any) -> AsyncIterator[Served]:
-    desk = Desk()
+    service = TrialService()
     given = ServerOptions(grpc_address="127.0.0.1", **{"grpc_port": 0, "exit_timeout_secs": 5, **options})
-    host = (await asyncio.to_thread(choose_host, name))(desk.table(), given, LargeWork())
+    host = (await asyncio.to_thread(choose_host, name))(service.table(), given, LargeWork())
     port = await host.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", UNBOUNDED) as channel:
         try:
-            yield Served(desk, host, port, channel)
+            yield Served(service, host, port, channel)
         finally:
             await host.stop()
 
@@ -211,11 +211,11 @@ async def test_a_message_goes_and_comes_back(name: GrpcServer, method: str, size
 async def test_an_answer_may_come_later(name: GrpcServer) -> None:
     async with serving(name) as served:
         call = asyncio.ensure_future(served.unary("later"))
-        await served.desk.begun.wait()
-        assert served.desk.reply is not None
-        served.desk.reply(b"there")
+        await served.service.begun.wait()
+        assert served.service.reply is not None
+        served.service.reply(b"there")
         assert await call == b"there"
-        assert served.desk.cancels == 0
+        assert served.service.cancels == 0
 
 
 TEXTS = ["plain", "100 %", "%41", "a\nb\tc", "näïve", "日本語 🚰", "x" * 6000, "'quoted' \"twice\"", " space "]
@@ -227,10 +227,10 @@ TEXTS = ["plain", "100 %", "%41", "a\nb\tc", "näïve", "日本語 🚰", "x" * 
 async def test_each_code_and_any_text_reach_the_client(name: GrpcServer, method: str) -> None:
     async with serving(name) as served:
         for code, status in NUMBERS.items():
-            served.desk.error = HeadraceError("because", code)
+            served.service.error = HeadraceError("because", code)
             assert await refusal(served.unary(method)) == (status, "because")
         for text in TEXTS:
-            served.desk.error = BackendError(text, Code.UNAVAILABLE)
+            served.service.error = BackendError(text, Code.UNAVAILABLE)
             assert await refusal(served.unary(method)) == (grpc.StatusCode.UNAVAILABLE, text)
 
 
@@ -241,7 +241,7 @@ async def test_an_error_that_is_not_ours_is_logged_and_not_shown(
     name: GrpcServer, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(name) as served:
-        served.desk.error = ValueError("secret")
+        served.service.error = ValueError("secret")
         text = "internal error; the server's log has the details"
         assert await refusal(served.unary(method)) == (grpc.StatusCode.INTERNAL, text)
     assert [record.exc_text or str(record.exc_info) for record in caplog.records if "secret" in caplog.text]
@@ -256,7 +256,7 @@ async def test_a_request_that_can_not_be_read_is_refused_without_details(name: G
 
 
 @both
-@pytest.mark.parametrize("path", ["/test.Desk/nothing", "/test.Nobody/echo", "/echo", "/"])
+@pytest.mark.parametrize("path", ["/test.TrialService/nothing", "/test.Nobody/echo", "/echo", "/"])
 @asynchronous
 async def test_an_unknown_method_is_not_implemented(name: GrpcServer, path: str) -> None:
     async with serving(name) as served:
@@ -271,9 +271,9 @@ async def test_metadata_arrives_as_it_was_sent(name: GrpcServer) -> None:
             ("x-empty", ""), ("x-long", "y" * 4000), ("x-symbols", "!\"#$%&'()*+,-./:;<=>?@[]^_`{|}~"))  # fmt: skip
     async with serving(name) as served:
         await served.unary("look", metadata=sent)
-        assert tuple(pair for pair in served.desk.metadata if pair[0].startswith("x-")) == sent
-        assert {key for key, _ in served.desk.metadata} == {key for key, _ in sent} | {"user-agent"}
-        assert served.desk.draining == [False]
+        assert tuple(pair for pair in served.service.metadata if pair[0].startswith("x-")) == sent
+        assert {key for key, _ in served.service.metadata} == {key for key, _ in sent} | {"user-agent"}
+        assert served.service.draining == [False]
 
 
 @both
@@ -306,8 +306,8 @@ async def test_a_deadline_ends_the_call_and_its_handler(name: GrpcServer, method
     async with serving(name) as served:
         code, _ = await refusal(served.unary(method, timeout=0.2))
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-        await served.desk.cancelled.wait()
-        assert served.desk.cancels == (method == "later")
+        await served.service.cancelled.wait()
+        assert served.service.cancels == (method == "later")
 
 
 @both
@@ -316,10 +316,10 @@ async def test_a_deadline_ends_the_call_and_its_handler(name: GrpcServer, method
 async def test_a_call_that_is_cancelled_ends_its_handler(name: GrpcServer, method: str) -> None:
     async with serving(name) as served:
         call = served.unary(method)
-        await served.desk.begun.wait()
+        await served.service.begun.wait()
         call.cancel()
-        await served.desk.cancelled.wait()
-        assert served.desk.cancels == (method == "later")
+        await served.service.cancelled.wait()
+        assert served.service.cancels == (method == "later")
         assert await served.unary("echo", b"x") == b"x"
 
 
@@ -330,14 +330,14 @@ async def test_a_client_that_disconnects_ends_its_handlers(name: GrpcServer, met
     async with serving(name) as served:
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{served.port}")
         if method == "listen":
-            stream: Any = channel.stream_stream("/test.Desk/listen", None, None)
+            stream: Any = channel.stream_stream("/test.TrialService/listen", None, None)
             stream = stream()
             await stream.write(b"x")
         else:
-            unary = asyncio.ensure_future(refusal(channel.unary_unary(f"/test.Desk/{method}", None, None)(b"")))
-        await served.desk.begun.wait()
+            unary = asyncio.ensure_future(refusal(channel.unary_unary(f"/test.TrialService/{method}", None, None)(b"")))
+        await served.service.begun.wait()
         await channel.close(None)
-        await served.desk.cancelled.wait()
+        await served.service.cancelled.wait()
         if method != "listen":
             with contextlib.suppress(asyncio.CancelledError):
                 await unary
@@ -350,11 +350,11 @@ async def test_an_answer_after_the_client_left_is_lost_in_silence(
 ) -> None:
     async with serving(name) as served:
         call = served.unary("later")
-        await served.desk.begun.wait()
+        await served.service.begun.wait()
         call.cancel()
-        await served.desk.cancelled.wait()
-        assert served.desk.reply is not None
-        served.desk.reply(b"too late")
+        await served.service.cancelled.wait()
+        assert served.service.reply is not None
+        served.service.reply(b"too late")
         assert await served.unary("echo", b"x") == b"x"
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
@@ -395,7 +395,7 @@ async def test_a_stream_may_carry_large_messages(name: GrpcServer) -> None:
 @asynchronous
 async def test_an_error_follows_the_answers_before_it(name: GrpcServer) -> None:
     async with serving(name) as served:
-        served.desk.error = HeadraceError("at the end", Code.NOT_FOUND)
+        served.service.error = HeadraceError("at the end", Code.NOT_FOUND)
         stream = served.stream("repeat", iter([b"1", b"2"]))
         assert [await stream.read(), await stream.read()] == [b"1", b"2"]
         assert await refusal(stream.read()) == (grpc.StatusCode.NOT_FOUND, "at the end")
@@ -418,15 +418,15 @@ async def test_a_client_that_does_not_read_stops_the_handler(name: GrpcServer) -
         stream = served.stream("pour")
         assert len(await stream.read()) == MIB
         sent = -1
-        while sent != served.desk.sent:
-            sent = served.desk.sent
+        while sent != served.service.sent:
+            sent = served.service.sent
             await asyncio.sleep(0.3)
         assert sent < 64
         for _ in range(sent):
             await stream.read()
-        await soon(lambda: served.desk.sent > sent)
+        await soon(lambda: served.service.sent > sent)
         stream.cancel()
-        await served.desk.cancelled.wait()
+        await served.service.cancelled.wait()
 
 
 @both
@@ -436,7 +436,7 @@ async def test_a_deadline_ends_a_stream(name: GrpcServer) -> None:
         stream = served.stream("listen", timeout=0.3)
         await stream.write(b"x")
         assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await served.desk.cancelled.wait()
+        await served.service.cancelled.wait()
 
 
 # ------------------------------------------------------------------------------- stop
@@ -448,15 +448,15 @@ async def test_a_deadline_ends_a_stream(name: GrpcServer) -> None:
 async def test_stopping_answers_what_is_in_flight_and_takes_no_more(name: GrpcServer, method: str) -> None:
     async with serving(name) as served:
         call = asyncio.ensure_future(served.unary(method, b"x"))
-        await served.desk.begun.wait()
+        await served.service.begun.wait()
         stop = asyncio.ensure_future(served.stop())
         async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as late:
-            code, _ = await refusal(late.unary_unary("/test.Desk/echo", None, None)(b""))
+            code, _ = await refusal(late.unary_unary("/test.TrialService/echo", None, None)(b""))
             assert code is grpc.StatusCode.UNAVAILABLE
         assert not stop.done()
-        served.desk.go_on.set()
-        if served.desk.reply is not None:
-            served.desk.reply(b"x")
+        served.service.go_on.set()
+        if served.service.reply is not None:
+            served.service.reply(b"x")
         assert await call == b"x"
         await asyncio.wait_for(stop, 2)
 
@@ -475,9 +475,9 @@ async def test_stopping_without_calls_takes_no_time(name: GrpcServer) -> None:
 async def test_stopping_aborts_what_is_left_in_the_end(name: GrpcServer, method: str) -> None:
     async with serving(name, exit_timeout_secs=1) as served:
         call = asyncio.ensure_future(refusal(served.unary(method)))
-        await served.desk.begun.wait()
+        await served.service.begun.wait()
         await asyncio.wait_for(served.stop(), 3)
-        await asyncio.wait_for(served.desk.cancelled.wait(), 2)
+        await asyncio.wait_for(served.service.cancelled.wait(), 2)
         assert (await call)[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -486,13 +486,13 @@ async def test_stopping_aborts_what_is_left_in_the_end(name: GrpcServer, method:
 async def test_a_stop_that_is_cancelled_aborts_at_once(name: GrpcServer) -> None:
     async with serving(name, exit_timeout_secs=60) as served:
         call = asyncio.ensure_future(refusal(served.unary("wait")))
-        await served.desk.begun.wait()
+        await served.service.begun.wait()
         stop = asyncio.ensure_future(served.stop())
         await asyncio.sleep(0.1)
         stop.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(stop, 2)
-        await asyncio.wait_for(served.desk.cancelled.wait(), 2)
+        await asyncio.wait_for(served.service.cancelled.wait(), 2)
         assert (await call)[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 

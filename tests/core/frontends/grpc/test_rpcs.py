@@ -43,7 +43,7 @@ SHM_DISABLED = "Client shared memory is disabled: it is not built yet"
 
 
 @dataclass
-class Desk:
+class TrialService:
     """A server that has no models and records what it is told to load."""
 
     options: ServerOptions = field(default_factory=ServerOptions)
@@ -75,22 +75,22 @@ class Call:
 
 
 def table(**options: Any) -> dict[str, Rpc]:
-    return {rpc.name: rpc for rpc in rpcs(cast("Engine", Desk(ServerOptions(**options))))}
+    return {rpc.name: rpc for rpc in rpcs(cast("Engine", TrialService(ServerOptions(**options))))}
 
 
-def ask(desk: Desk, request: Any, metadata: Metadata = ()) -> Any:
+def ask(service: TrialService, request: Any, metadata: Metadata = ()) -> Any:
     """What the stock client's ``request`` is answered, as the stock client's message."""
     name = type(request).__name__.removesuffix("Request")
-    (rpc,) = (rpc for rpc in rpcs(cast("Engine", desk)) if rpc.name == name)
+    (rpc,) = (rpc for rpc in rpcs(cast("Engine", service)) if rpc.name == name)
     assert rpc.unary is not None
     parsed = rpc.parse(request.SerializeToString())
     body = serialize(asyncio.run(cast("Any", rpc.unary(parsed, Call(metadata)))))
     return getattr(triton, f"{name}Response").FromString(body)
 
 
-def refusal(desk: Desk, request: Any, metadata: Metadata = ()) -> tuple[Code, str]:
+def refusal(service: TrialService, request: Any, metadata: Metadata = ()) -> tuple[Code, str]:
     with pytest.raises(HeadraceError) as caught:
-        ask(desk, request, metadata)
+        ask(service, request, metadata)
     return caught.value.code, caught.value.message
 
 
@@ -130,25 +130,27 @@ def test_no_rpc_passes_its_restriction_without_the_key(name: str) -> None:
 
 def test_the_key_unlocks() -> None:
     key = Restriction("triton-grpc-protocol-Key", "secret")  # grpc sends names in lower case
-    desk = Desk(ServerOptions(grpc_restricted_protocol={"health": key}))
-    assert ask(desk, triton.ServerLiveRequest(), (("triton-grpc-protocol-key", "secret"),)).live
+    service = TrialService(ServerOptions(grpc_restricted_protocol={"health": key}))
+    assert ask(service, triton.ServerLiveRequest(), (("triton-grpc-protocol-key", "secret"),)).live
 
 
 def test_other_categories_stay_open() -> None:
-    desk = Desk(ServerOptions(grpc_restricted_protocol={"metadata": Restriction("triton-grpc-protocol-k", "v")}))
-    assert ask(desk, triton.ServerLiveRequest()).live
+    service = TrialService(
+        ServerOptions(grpc_restricted_protocol={"metadata": Restriction("triton-grpc-protocol-k", "v")})
+    )
+    assert ask(service, triton.ServerLiveRequest()).live
 
 
 def test_an_exiting_server_is_unavailable() -> None:
-    desk = Desk(exiting=True)
+    service = TrialService(exiting=True)
     for request in (triton.ServerLiveRequest(), triton.ServerReadyRequest()):
-        assert refusal(desk, request) == (Code.UNAVAILABLE, "Server exiting")
+        assert refusal(service, request) == (Code.UNAVAILABLE, "Server exiting")
 
 
 def test_the_index_lists_models() -> None:
-    models = ask(Desk(), triton.RepositoryIndexRequest()).models
+    models = ask(TrialService(), triton.RepositoryIndexRequest()).models
     assert [(m.name, m.version, m.state) for m in models] == [("m", "1", "READY"), ("n", "", "")]
-    assert [m.name for m in ask(Desk(), triton.RepositoryIndexRequest(ready=True)).models] == ["m"]
+    assert [m.name for m in ask(TrialService(), triton.RepositoryIndexRequest(ready=True)).models] == ["m"]
 
 
 @pytest.mark.parametrize(
@@ -157,15 +159,15 @@ def test_the_index_lists_models() -> None:
 )
 def test_repository_names_are_not_supported(request_type: Any) -> None:
     text = "'repository_name' specification is not supported"
-    assert refusal(Desk(), request_type(repository_name="r")) == (Code.UNSUPPORTED, text)
+    assert refusal(TrialService(), request_type(repository_name="r")) == (Code.UNSUPPORTED, text)
 
 
 def test_load_parameters_arrive() -> None:
-    desk, request = Desk(), triton.RepositoryModelLoadRequest(model_name="m")
+    service, request = TrialService(), triton.RepositoryModelLoadRequest(model_name="m")
     request.parameters["config"].string_param = "{}"
     request.parameters["file:1/model.onnx"].bytes_param = b"\xff\x00"
-    ask(desk, request)
-    assert desk.calls == [("m", {"config": "{}", "file:1/model.onnx": b"\xff\x00"})]
+    ask(service, request)
+    assert service.calls == [("m", {"config": "{}", "file:1/model.onnx": b"\xff\x00"})]
 
 
 @pytest.mark.parametrize(
@@ -179,18 +181,18 @@ def test_load_parameters_arrive() -> None:
 def test_wrong_load_parameters_are_refused(key: str, text: str) -> None:
     request = triton.RepositoryModelLoadRequest(model_name="m")
     request.parameters[key].bool_param = True
-    assert refusal(Desk(), request) == (Code.INVALID_ARGUMENT, text)
+    assert refusal(TrialService(), request) == (Code.INVALID_ARGUMENT, text)
 
 
 def test_unload_parameters_arrive() -> None:
-    desk, request = Desk(), triton.RepositoryModelUnloadRequest(model_name="m")
-    ask(desk, request)
+    service, request = TrialService(), triton.RepositoryModelUnloadRequest(model_name="m")
+    ask(service, request)
     request.parameters["unload_dependents"].bool_param = True
-    ask(desk, request)
-    assert desk.calls == [("m", False), ("m", True)]
+    ask(service, request)
+    assert service.calls == [("m", False), ("m", True)]
     request.parameters["unload_dependents"].int64_param = 1
     text = "invalid value type for 'unload_dependents' parameter, expected bool_param."
-    assert refusal(desk, request) == (Code.INVALID_ARGUMENT, text)
+    assert refusal(service, request) == (Code.INVALID_ARGUMENT, text)
 
 
 @pytest.mark.parametrize(
@@ -203,25 +205,25 @@ def test_unload_parameters_arrive() -> None:
     ],
 )
 def test_shared_memory_is_refused(request_type: Any) -> None:
-    assert refusal(Desk(), request_type(name="r")) == (Code.UNSUPPORTED, SHM_DISABLED)
-    allowed = refusal(Desk(ServerOptions(allow_client_shm=True)), request_type(name="r"))
+    assert refusal(TrialService(), request_type(name="r")) == (Code.UNSUPPORTED, SHM_DISABLED)
+    allowed = refusal(TrialService(ServerOptions(allow_client_shm=True)), request_type(name="r"))
     assert allowed[0] is Code.UNSUPPORTED
     assert "--allow-client-shm" not in allowed[1]
 
 
 def test_there_are_no_regions() -> None:
-    assert not ask(Desk(), triton.SystemSharedMemoryStatusRequest()).regions
-    assert not ask(Desk(), triton.CudaSharedMemoryStatusRequest()).regions
+    assert not ask(TrialService(), triton.SystemSharedMemoryStatusRequest()).regions
+    assert not ask(TrialService(), triton.CudaSharedMemoryStatusRequest()).regions
     for kind, request in (
         ("system", triton.SystemSharedMemoryStatusRequest(name="r")),
         ("cuda", triton.CudaSharedMemoryStatusRequest(name="r")),
     ):
-        assert refusal(Desk(), request) == (Code.NOT_FOUND, f"Unable to find {kind} shared memory region: 'r'")
+        assert refusal(TrialService(), request) == (Code.NOT_FOUND, f"Unable to find {kind} shared memory region: 'r'")
 
 
 def test_settings_are_refused_in_one_line() -> None:
     for request in (triton.TraceSettingRequest(), triton.LogSettingsRequest()):
-        code, text = refusal(Desk(), request)
+        code, text = refusal(TrialService(), request)
         assert code is Code.UNSUPPORTED
         assert text
         assert "\n" not in text
@@ -232,5 +234,5 @@ def test_no_file_can_be_set_over_the_network() -> None:
     trace.settings["trace_file"].value.append("/tmp/x")
     log.settings["log_file"].string_param = "/tmp/x"
     location = "file location can not be updated through network protocol"
-    assert refusal(Desk(), trace) == (Code.UNSUPPORTED, f"trace {location}")
-    assert refusal(Desk(), log) == (Code.UNSUPPORTED, f"log {location}")
+    assert refusal(TrialService(), trace) == (Code.UNSUPPORTED, f"trace {location}")
+    assert refusal(TrialService(), log) == (Code.UNSUPPORTED, f"log {location}")
