@@ -96,6 +96,7 @@ def test_users_of_triton_are_told_every_refusal_in_its_words() -> None:
     [
         ("docs/write-a-backend.md", "backends/_template", "headrace_template", "acme"),
         ("docs/write-a-scheduler.md", "schedulers/_template", "headrace_template_scheduler", "shortest"),
+        ("docs/write-a-frontend.md", "frontends/_template", "headrace_template_frontend", "lines"),
     ],
 )
 def test_a_page_on_plugins_shows_what_is_written_from_the_template(
@@ -107,6 +108,12 @@ def test_a_page_on_plugins_shows_what_is_written_from_the_template(
     (project,) = blocks(page, "toml")
     written = [text.replace("template", name).replace("Template", name.capitalize()) for text in texts]
     assert [module, project, test] == written
+
+
+def test_the_page_on_frontends_shows_the_plugin_of_events() -> None:
+    (shown,) = blocks("docs/write-a-frontend.md", "py")
+    source = (ROOT / "frontends/events/src/headrace_events/__init__.py").read_text()
+    assert (shown, source.count("\n") <= 60) == (source, True)
 
 
 SCRIPTS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from headrace.errors import HeadraceError
 from headrace.messages.request import InferRequest
@@ -26,7 +26,7 @@ def _no_header(name: str) -> str | None:
 
 @dataclass(slots=True)
 class Caller:
-    """Who sent a request. ``via`` is how: over HTTP or gRPC, from a model, or from the program of the server.
+    """Who sent a request. ``via`` is how: ``http``, ``grpc``, another frontend, ``model``, or the server's ``program``.
 
     ``peer`` is the address of the other end, empty where that is not known, and ``certificate`` what
     it proved itself with, as ``ssl.SSLSocket.getpeercert`` has it. ``header`` looks up a header, or an
@@ -34,7 +34,7 @@ class Caller:
     name of the certificate, until an interceptor knows better and says so to those behind it.
     """
 
-    via: Literal["http", "grpc", "model", "program"]
+    via: str
     peer: str = ""
     certificate: Mapping[str, Any] | None = None
     header: Callable[[str], str | None] = _no_header

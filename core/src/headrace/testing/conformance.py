@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.testing.checks.answers import Answers
+from headrace.testing.checks.frontends import FrontendChecks
 from headrace.testing.checks.loading import Loading
 from headrace.testing.checks.protocols import Protocols
 from headrace.testing.checks.requests import Requests
@@ -27,4 +28,10 @@ class SchedulerConformance(ScheduledAnswers, ScheduledTimes, ScheduledService):
 
     The kernel is the real one. Time stands still until a check turns it, so that nothing sleeps, and a delay is
     kept to the microsecond or not at all.
+    """
+
+
+class FrontendConformance(FrontendChecks):
+    """Every check of frontends. A subclass sets ``plugin`` and ``frontend``, and says how to have it listen and how to
+    ask it (see `FrontendChecks`). The server is a real one in this process, and so are the sockets.
     """

@@ -1,0 +1,253 @@
+"""A frontend from outside: what its callers get, and how it starts and stops."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LateError
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from headrace.backends.base import Backend, Instance, Model, Tensors
+from headrace.config.options import ServerOptions
+from headrace.engine import Caller, Interceptor, ModelView
+from headrace.errors import Unavailable
+from headrace.frontends.base import Frontend
+from headrace.messages.request import InferRequest
+from headrace.plugins import Plugins
+from headrace.registry import PluginInfo
+from headrace.server import Server
+from headrace.testing.driving import part_of
+from headrace.testing.example import write_model
+from headrace.testing.serving import on_loop
+
+_IO = """
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [2] } output { name: "y" data_type: TYPE_FP32 dims: [2] }
+"""
+_X = np.array([[1, 2]], np.float32)
+
+
+class _Waits(Instance):
+    """Doubles, once it may."""
+
+    def __init__(self) -> None:
+        self.may, self.has_begun = threading.Event(), threading.Event()
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        self.has_begun.set()
+        self.may.wait(90)
+        return {"y": 2 * np.asarray(inputs["x"])}
+
+
+class _Waiting(Backend):
+    name: ClassVar[str] = "waits"
+    instance: ClassVar[_Waits]
+
+    def load(self, model: Model) -> Instance:
+        return self.instance
+
+
+class _DoublesAtOnce(_Waiting):
+    name: ClassVar[str] = "doubles"
+
+
+class _Sees(Interceptor):
+    name: ClassVar[str] = "sees"
+    seen: ClassVar[list[Caller]]
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
+        self.seen.append(caller)
+
+
+class FrontendChecks:
+    """``plugin`` is the module of the entry point, and ``frontend`` the name. A subclass says how to have it listen,
+    and how to ask it."""
+
+    plugin: ClassVar[str]
+    frontend: ClassVar[str]
+    #: What stopping may take where nothing is in flight.
+    stops_in_s: ClassVar[float] = 10.0
+    #: Ends only what hangs.
+    hanging_s: ClassVar[float] = 90.0
+
+    def options(self, port: int) -> Mapping[str, Any]:
+        """What `ServerOptions` need to have the frontend listen on ``port`` of 127.0.0.1, without TLS."""
+        raise NotImplementedError
+
+    def infer(self, connection: socket.socket, model: str, x: Any) -> Any:
+        """The ``y`` that ``model`` answers to ``x`` f32[rows, 2] over ``connection``. Raises RuntimeError with the text
+        of a refusal. On any thread."""
+        raise NotImplementedError
+
+    @property
+    def frontend_class(self) -> type[Frontend]:
+        found: type[Frontend] = part_of(self.plugin, "frontend", self.frontend)
+        return found
+
+    # ------------------------------------------------------------------ answers
+
+    def test_a_caller_gets_the_answer_to_its_request_and_to_the_next(self, served: Served) -> None:
+        with served.connect() as connection:
+            for number in range(3):
+                np.testing.assert_array_equal(self.infer(connection, "doubles", _X + number), 2 * (_X + number))
+
+    def test_a_refusal_names_the_model_and_leaves_the_next_request_alone(self, served: Served) -> None:
+        with served.connect() as connection, pytest.raises(RuntimeError, match="no_such_model"):
+            self.infer(connection, "no_such_model", _X)
+        with served.connect() as connection:
+            assert self.infer(connection, "doubles", _X).shape == _X.shape
+
+    def test_what_does_not_fit_is_refused_by_the_model(self, served: Served) -> None:
+        with served.connect() as connection, pytest.raises(RuntimeError, match="x"):
+            self.infer(connection, "doubles", np.ones((1, 3), np.float32))
+
+    def test_every_request_is_seen_by_interceptors(self, served: Served) -> None:
+        with served.connect() as connection:
+            self.infer(connection, "doubles", _X)
+        assert [caller.peer for caller in _Sees.seen] == ["127.0.0.1"]
+
+    def test_who_says_nothing_keeps_nobody_else_waiting(self, served: Served) -> None:
+        with served.connect(), served.connect() as connection:
+            assert self.infer(connection, "doubles", _X).shape == _X.shape
+
+    # ------------------------------------------------------------------ start and stop
+
+    def test_a_port_in_use_is_said(self, served: Served) -> None:
+        with pytest.raises(Unavailable, match=str(served.port)):
+            on_loop(served.server, self.frontend_class(served.server.engine).start())
+
+    def test_stopping_answers_what_is_in_flight(self, served: Served) -> None:
+        with served.connect() as connection:
+            asking = served.ask(connection, "waits")
+            assert _Waiting.instance.has_begun.wait(self.hanging_s), "the request has not come to the model"
+            stopping = asyncio.run_coroutine_threadsafe(served.frontend.stop(), served.server.loop)
+            with pytest.raises(LateError):
+                stopping.result(0.2)  # it waits for the answer
+            _Waiting.instance.may.set()
+            np.testing.assert_array_equal(asking.result(self.hanging_s), 2 * _X)
+            stopping.result(self.hanging_s)
+
+    def test_stopping_waits_for_nobody_who_asks_nothing_and_gives_the_port_back(self, served: Served) -> None:
+        with served.connect() as connection:
+            self.infer(connection, "doubles", _X)
+            asyncio.run_coroutine_threadsafe(served.frontend.stop(), served.server.loop).result(self.stops_in_s)
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", served.port))
+        on_loop(served.server, served.frontend.start())
+        with served.connect() as connection:
+            assert self.infer(connection, "doubles", _X).shape == _X.shape
+
+    # ------------------------------------------------------------------ the plugin
+
+    def test_no_other_plugin_has_a_frontend_of_that_name(self) -> None:
+        assert [text for text in Plugins.discover().complaints if f"'{self.frontend}'" in text] == []
+
+    def test_it_imports_of_headrace_what_is_exported(self) -> None:
+        found = importlib.import_module(self.plugin).__file__
+        assert found is not None
+        path = Path(found)
+        inside = [
+            f"{file.name} imports {name}"
+            for file in (path.parent.rglob("*.py") if path.name == "__init__.py" else [path])
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            for name in _imported(node)
+            if name.startswith("headrace.")
+        ]
+        assert inside == []
+
+    # ------------------------------------------------------------------ a server
+
+    @pytest.fixture
+    def served(self, headrace_repository: Path) -> Iterator[Served]:
+        with self.serving(headrace_repository) as served:
+            yield served
+
+    @contextmanager
+    def serving(self, repository: Path) -> Iterator[Served]:
+        """A server with two models that double, one of them when it may, and the frontend in front of it."""
+        for name in ("doubles", "waits"):
+            write_model(repository, f'name: "{name}" backend: "{name}"' + _IO)
+        _DoublesAtOnce.instance = _Waits()
+        _DoublesAtOnce.instance.may.set()
+        _Waiting.instance, _Sees.seen = _Waits(), []
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        protocols = {f"allow_{name}": name == self.frontend for name in ("http", "grpc", "metrics")}
+        options = {**protocols, "exit_timeout_secs": 5, "model_control_mode": "explicit", **self.options(port)}
+        own = PluginInfo("kit", "headrace", "0")
+        with _sees(), Server(repository, **options) as server:
+            for backend in (_DoublesAtOnce, _Waiting):
+                server.plugins.backends.add(backend, own)
+            for name in ("doubles", "waits"):
+                on_loop(server, server.load(name))
+            frontend = self.frontend_class(server.engine)
+            assert frontend.enabled, f"frontend '{self.frontend}' is not enabled by its options"
+            on_loop(server, frontend.start())
+            try:
+                yield Served(self, server, frontend, port)
+            finally:
+                _Waiting.instance.may.set()
+                on_loop(server, asyncio.wait_for(frontend.stop(), self.hanging_s))
+
+
+@contextmanager
+def _sees() -> Iterator[None]:
+    """Have every server that is made here one more interceptor."""
+    discover = Plugins.discover
+
+    def more(allow: Any = None) -> Plugins:
+        plugins = discover(allow)
+        plugins.interceptors.add(_Sees, PluginInfo("kit", "headrace", "0"))
+        return plugins
+
+    Plugins.discover = more  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Plugins.discover = discover  # type: ignore[method-assign]
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """What ``node`` imports, as far as it does."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"{node.module}."] if isinstance(node, ast.ImportFrom) and node.module != "headrace" else []
+
+
+class Served:
+    """What listens on ``port``, and its server."""
+
+    def __init__(self, checks: FrontendChecks, server: Server, frontend: Frontend, port: int) -> None:
+        self.server, self.frontend, self.port = server, frontend, port
+        self._checks = checks
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), self._checks.hanging_s)
+
+    def ask(self, connection: socket.socket, model: str) -> Future[Any]:
+        """What ``model`` answers, asked on a thread."""
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(self._checks.infer(connection, model, _X))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        return answer

@@ -1,0 +1,22 @@
+import json
+import socket
+from typing import Any
+
+import numpy as np
+
+from headrace.testing import FrontendConformance
+from headrace_template_frontend import TemplateOptions
+
+
+class TestTemplate(FrontendConformance):
+    plugin, frontend = "headrace_template_frontend", "template"
+
+    def options(self, port: int) -> dict[str, Any]:
+        return {"plugin_options": [TemplateOptions(enabled=True, address="127.0.0.1", port=port)]}
+
+    def infer(self, connection: socket.socket, model: str, x: Any) -> Any:
+        connection.sendall(json.dumps({"model": model, "inputs": {"x": x.tolist()}}).encode() + b"\n")
+        answer = json.loads(connection.makefile("rb").readline())
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return np.array(answer["y"], np.float32)

@@ -1,0 +1,124 @@
+"""One broken frontend per check, each to be caught by the check that is meant for it; the template is the sound one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blockbuster import BlockBuster
+
+from headrace.testing import FrontendConformance
+
+TEMPLATE = Path(__file__).parents[3] / "frontends/_template/src/headrace_template_frontend/__init__.py"
+#: The check that catches it, and what is broken: a text of the template, and what stands there instead.
+SABOTEURS = {
+    "answers with something else": (
+        "gets_the_answer",
+        "np.asarray(tensor).tolist() for",
+        "(np.asarray(tensor) + 1).tolist() for",
+    ),
+    "hangs up after one": ("gets_the_answer", "while line :=", "if line :="),
+    "refuses without a word": ("refusal_names_the_model", '{"error": error.message}', '{"error": "no"}'),
+    "reads as many as it likes": ("what_does_not_fit", ".datatype.numpy) for", ".datatype.numpy)[:, :2] for"),
+    "hides who asks": ("seen_by_interceptors", 'writer.get_extra_info("peername")[0]', '""'),
+    "serves one after the other": (
+        "who_says_nothing",
+        "            while line :=",
+        "            while len(self._callers) > 1 and reader is self._callers[list(self._callers)[1]]:\n"
+        "                await asyncio.sleep(0.01)\n"
+        "            while line :=",
+    ),
+    "says nothing of a port in use": (
+        "port_in_use",
+        'raise Unavailable(f"sound: cannot listen on {address}:{port}: {error}") from error',
+        "return",
+    ),
+    "does not say which": ("port_in_use", "{address}:{port}: {error}", ""),
+    "drops what is in flight": ("answers_what_is_in_flight", "await asyncio.gather(*self._callers)", "pass"),
+    "waits for the idle": ("waits_for_nobody", "reader.feed_eof()", "pass"),
+    "looks inside": ("imports_of_headrace", "import numpy as np\n", "import numpy as np\nimport headrace.server\n"),
+}
+
+
+class Sound(FrontendConformance):
+    plugin, frontend = "sound_frontend", "sound"
+    stops_in_s, hanging_s = 1, 1
+
+    def options(self, port: int) -> dict[str, Any]:
+        group = sys.modules[self.plugin].SoundOptions(enabled=True, address="127.0.0.1", port=port)
+        return {"plugin_options": [group]}
+
+    def infer(self, connection: socket.socket, model: str, x: Any) -> Any:
+        connection.sendall(json.dumps({"model": model, "inputs": {"x": x.tolist()}}).encode() + b"\n")
+        answer = json.loads(connection.makefile("rb").readline())
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return np.array(answer["y"], np.float32)
+
+
+CHECKS = [name for name in dir(Sound) if name.startswith("test_")]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts the template, with a text of it replaced, on the path as a plugin."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(old: str = "", new: str = "", module: str = "sound_frontend") -> None:
+        text = TEMPLATE.read_text().replace("template", "sound").replace("Template", "Sound")
+        assert old in text
+        (tmp_path / f"{module}.py").write_text(text.replace(old, new, 1) if old else text)
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[headrace]\n{module} = {module}\n")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        importlib.invalidate_caches()
+        importlib.import_module(module)
+
+    return install
+
+
+def run(name: str, repository: Path) -> None:
+    check = getattr(Sound(), name)
+    if "no_other_plugin" in name or "imports_of" in name:
+        check()
+        return
+    with Sound().serving(repository) as served:
+        check(served)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_sound_frontend_passes(install: Callable[..., None], repository: Path, name: str) -> None:
+    install()
+    run(name, repository)
+
+
+@pytest.mark.parametrize("saboteur", SABOTEURS)
+def test_a_saboteur_is_caught(
+    install: Callable[..., None], repository: Path, loop_guard: BlockBuster, saboteur: str
+) -> None:
+    named, old, new = SABOTEURS[saboteur]
+    (name,) = [check for check in CHECKS if named in check]
+    install(old, new)
+    with pytest.raises((AssertionError, pytest.fail.Exception, OSError, TimeoutError, RuntimeError, ValueError)):
+        run(name, repository)
+
+
+def test_a_second_frontend_of_the_name_is_caught(install: Callable[..., None], repository: Path) -> None:
+    install()
+    install(module="twin_frontend")
+    with pytest.raises(AssertionError, match="twin_frontend"):
+        run("test_no_other_plugin_has_a_frontend_of_that_name", repository)
+
+
+def test_every_check_has_a_saboteur() -> None:
+    caught = {check for named, _, _ in SABOTEURS.values() for check in CHECKS if named in check}
+    assert set(CHECKS) - caught == {"test_no_other_plugin_has_a_frontend_of_that_name"}
