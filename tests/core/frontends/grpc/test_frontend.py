@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import h2.config
@@ -25,6 +25,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.grpc import service_pb2 as triton
 from tritonclient.utils import InferenceServerException
 
+from headrace import Caller, InferRequest, Interceptor, Unsupported, builtins, hookimpl
 from headrace.config.options import Restriction, ServerOptions
 from headrace.engine import Entrance, ModelView
 from headrace.errors import ConfigError, Unavailable
@@ -533,3 +534,44 @@ def test_tls_is_spoken(repository: str, pem: Path, mutual: bool) -> None:
                     assert await connection.is_server_live()
 
     check(repository)
+
+
+class Doorkeeper(Interceptor):
+    """Lets in whoever proves to be ``localhost``, and notes who came."""
+
+    name = "doorkeeper"
+    seen: ClassVar[list[str]] = []
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
+        self.seen.append(caller.principal)
+        if caller.principal != "localhost":
+            raise Unsupported(f"'{caller.principal}' may not use {model.name}")
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_an_interceptor_knows_callers_by_their_certificates(
+    repository: str, pem: Path, mutual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = str(pem / "cert.pem"), str(pem / "key.pem")
+    tls = {"grpc_server_cert": cert, "grpc_server_key": key, "grpc_root_cert": cert, "grpc_use_ssl": True}
+    monkeypatch.setattr(builtins, "register_interceptors", hookimpl(lambda: [Doorkeeper]), raising=False)
+    monkeypatch.setattr(Doorkeeper, "seen", [])
+
+    @asynchronous
+    async def check(repository: str) -> None:
+        server = Server(options_for(repository, **tls, grpc_use_ssl_mutual=mutual))
+        async with server:
+            frontend = GrpcFrontend(server.engine)
+            await frontend.start()
+            url, identity = f"localhost:{frontend.port}", {"private_key": key, "certificate_chain": cert}
+            async with client.InferenceServerClient(url, ssl=True, root_certificates=cert, **identity) as connection:
+                for _ in range(2):
+                    call = connection.infer("identity", [tensor(1)[0]])
+                    if mutual:
+                        assert (await call).as_numpy("y") is not None
+                    else:
+                        assert await refusal(call) == ("StatusCode.UNIMPLEMENTED", "'' may not use identity")
+            await frontend.stop()
+
+    check(repository)
+    assert Doorkeeper.seen == (["localhost"] * 2 if mutual else [""] * 2)

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -122,14 +122,12 @@ class GrpcioHost(Host):
         return grpc.unary_unary_rpc_method_handler(self._unary(rpc, handler))
 
     def _unary(self, rpc: Rpc, handler: Unary) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        parse, read_large = rpc.parse, rpc.parse_large or rpc.parse
+        read = self._reader(rpc)
 
         async def answer(body: bytes, context: ServicerContext[Any, Any]) -> bytes:
-            try:
-                request = parse(body)
-            except Large:
-                request = await self.large.run(partial(read_large, body))
-            return serialize(await handler(request, _Call(self, context)))
+            reading = read(body)
+            del body  # see `_abort`
+            return serialize(await handler(await reading, _Call(self, context)))
 
         async def call(body: bytes, context: ServicerContext[Any, Any]) -> bytes:
             with self._counted():
@@ -191,16 +189,24 @@ class GrpcioHost(Host):
 
     def _parsed(self, rpc: Rpc) -> Callable[[AsyncIterator[bytes]], AsyncIterator[Any]]:
         """Touches ``bodies`` when it is read: grpcio complains on stderr of those that are begun and not read."""
-        parse, read_large = rpc.parse, rpc.parse_large or rpc.parse
+        read = self._reader(rpc)
 
-        async def read(bodies: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async def messages(bodies: AsyncIterator[bytes]) -> AsyncIterator[Any]:
             iterator = aiter(bodies)
             while (body := await self._read(iterator)) is not None:
-                try:
-                    request = parse(body)
-                except Large:
-                    request = await self.large.run(partial(read_large, body))
-                yield request
+                yield await read(body)
+
+        return messages
+
+    def _reader(self, rpc: Rpc) -> Callable[[bytes], Coroutine[Any, Any, Any]]:
+        """Reads a message, and leaves what is large to a thread."""
+        parse, parse_large = rpc.parse, rpc.parse_large or rpc.parse
+
+        async def read(body: bytes) -> Any:
+            try:
+                return parse(body)
+            except Large:
+                return await self.large.run(partial(parse_large, body))
 
         return read
 
