@@ -68,7 +68,7 @@ def build(session: nox.Session) -> None:
     session.install("-q", *PINS, *map(str, wheels.glob("headrace-*.whl")))
     session.run("headrace", "--help", silent=True)
     session.run("headrace", "plugins")
-    session.install("-q", *PINS, *map(str, wheels.glob("*.whl")), *GROUPS["test"])
+    session.install("-q", *PINS, *map(str, wheels.glob("*.whl")), "hypercorn", *GROUPS["test"])
     session.install("-q", *PINS, *WEIGHTS)
     session.run("pytest", "tests/e2e/test_examples.py", "tests/frontends")
     for template in TEMPLATES:
