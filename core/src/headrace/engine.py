@@ -146,7 +146,10 @@ class Engine:
                 while answers:
                     answer, final = answers.popleft()
                     if isinstance(answer, HeadraceError):
-                        raise answer
+                        try:
+                            raise answer
+                        finally:
+                            del answer  # it and this frame, which has the request, would keep each other
                     if answer is not None:
                         yield answer
                     if final:

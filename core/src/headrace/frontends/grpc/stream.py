@@ -35,8 +35,8 @@ log = paced(__name__)
 #: holds for their bytes, and what their answers will need as far as the answers before tell
 #: (``--grpc-max-stream-size``).
 IN_FLIGHT = 1024
-#: Answers of one stream that may go and wait for the client to read those before them; beyond it the stream is not
-#: read either. Refused requests, of which a byte or two are enough, take no others' bytes and a few KiB each.
+#: Answers of one stream that wait for the client to read those before them; beyond it the stream is not read either.
+#: A refusal counts no bytes and takes a few KiB, while five bytes are enough to ask for it.
 UNSENT = 64
 
 
