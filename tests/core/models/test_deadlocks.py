@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.messages.ticket import Ticket
-from headrace.models.deadlocks import DeadlockDetector
+from headrace.models.deadlocks import LOOKS, DeadlockDetector
 from tests.core.conftest import make_ticket
 
 
@@ -84,39 +84,40 @@ class Scene:
         self.deadlocks.discard(self.sent[ticket], ticket)  # type: ignore[arg-type]
 
 
-def test_a_knot_is_refused_in_the_second_look_and_not_in_the_first() -> None:
+def test_a_deadlock_is_refused_in_the_last_of_all_looks_and_not_before() -> None:
     scene = Scene("a")
     scene.call(scene.begin("a"), "a")
-    assert scene.look() == []
+    assert scene.look(LOOKS - 1) == []
     assert scene.look() == ["a a"]
     assert scene.clock.due == []
 
 
-def test_what_is_free_in_the_second_look_is_not_refused() -> None:
+def test_what_is_free_in_the_last_look_is_not_refused() -> None:
+    """An execution that sends a call, and is slow to return on a machine that is busy."""
     scene = Scene("a")
     scene.call(scene.begin("a"), "a")
-    scene.look()
+    scene.look(LOOKS - 1)
     scene.models["a"].workers[0].executing = ()  # it had only been about to return
-    assert scene.look(3) == []
+    assert scene.look(LOOKS + 3) == []
     assert scene.clock.due == []  # and nothing is looked at any more
 
 
-def test_a_long_queue_before_a_busy_model_is_no_knot() -> None:
+def test_a_long_queue_before_a_busy_model_is_no_deadlock() -> None:
     scene = Scene("a", "b")
     scene.begin("b")
     for _ in range(10):
         scene.call(scene.begin("a"), "b")
-    assert scene.look(5) == []
+    assert scene.look(LOOKS + 3) == []
     assert scene.clock.due == []
 
 
-def test_a_free_instance_anywhere_on_the_way_keeps_from_a_knot() -> None:
+def test_a_free_instance_anywhere_on_the_way_keeps_from_a_deadlock() -> None:
     scene = Scene("a", "b", "c")
     scene.models["c"].workers.append(Worker())
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "c")
     scene.call(scene.begin("c"), "a")
-    assert scene.look(5) == []
+    assert scene.look(LOOKS + 3) == []
 
 
 def test_an_instance_that_is_dead_may_come_back() -> None:
@@ -124,7 +125,7 @@ def test_an_instance_that_is_dead_may_come_back() -> None:
     scene.models["b"].workers[0].alive = False
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "a")
-    assert scene.look(5) == []
+    assert scene.look(LOOKS + 3) == []
 
 
 def test_a_call_for_what_is_no_longer_executed_holds_nothing() -> None:
@@ -133,23 +134,23 @@ def test_a_call_for_what_is_no_longer_executed_holds_nothing() -> None:
     scene.begin("a")
     scene.call(before, "b")
     scene.call(scene.begin("b"), "a")
-    assert scene.look(5) == []
+    assert scene.look(LOOKS + 3) == []
 
 
 def test_a_call_without_its_request_is_taken_for_one_that_holds_its_instance() -> None:
     scene = Scene("a")
     scene.call(scene.begin("a"), "a", is_known=False)
-    assert scene.look(2) == ["a a"]
+    assert scene.look(LOOKS) == ["a a"]
 
 
-def test_a_knot_that_only_the_end_of_another_call_closes_is_found() -> None:
+def test_a_deadlock_that_only_the_end_of_another_call_closes_is_found() -> None:
     scene = Scene("a", "b")
     begun = scene.begin("a")
     able, stuck = scene.call(begun, "b"), scene.call(begun, "a")
-    assert scene.look(5) == []
+    assert scene.look(LOOKS + 3) == []
     scene.models["b"].waiting.discard(able)
     scene.deadlocks.discard(scene.models["a"].workers[0], able)  # type: ignore[arg-type]
-    assert scene.look(2) == ["a a"]
+    assert scene.look(LOOKS) == ["a a"]
     assert scene.refused[0][0] is stuck
 
 
@@ -160,7 +161,7 @@ def test_a_request_that_is_answered_later_without_a_call_of_its_own_will_be() ->
     scene.models["later"].waiting.discard(at_work)
     scene.models["later"].workers[0].executing = ()  # both executions have returned
     scene.call(other, "a")
-    assert scene.look(5) == []
+    assert scene.look(LOOKS + 3) == []
 
 
 def test_the_path_leads_through_those_who_hold_what_is_needed() -> None:
@@ -168,7 +169,7 @@ def test_the_path_leads_through_those_who_hold_what_is_needed() -> None:
     scene.call(scene.begin("a"), "b")
     scene.call(scene.begin("b"), "c")
     scene.call(scene.begin("c"), "b")
-    assert scene.look(2) == ["c b c"]
+    assert scene.look(LOOKS) == ["c b c"]
 
 
 Edges = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12, unique=True)
@@ -188,17 +189,17 @@ def test_a_call_is_refused_exactly_if_it_comes_back_and_reaches_no_free_model(ed
     stuck = {(a, b) for a, b in edges if reach[b, a] and not (reach[b] & free).any()}
     refused: list[Ticket] = []
     scene.deadlocks._refuse = lambda ticket, path: refused.append(ticket)
-    scene.look(2)
+    scene.look(LOOKS)
     calls = [ticket.request for ticket in refused]
     assert {("abcde".index(call.callers[-1]), "abcde".index(call.model_name)) for call in calls} == stuck
 
 
-def test_whoever_only_waits_behind_a_knot_is_left_alone() -> None:
+def test_whoever_only_waits_behind_a_deadlock_is_left_alone() -> None:
     scene = Scene("a", "b", "c")
     scene.call(scene.begin("b"), "c")
     scene.call(scene.begin("c"), "b")
     scene.call(scene.begin("a"), "b")
-    assert scene.look(3) == ["c b c"]
+    assert scene.look(LOOKS + 3) == ["c b c"]
 
 
 def test_one_error_is_enough_where_one_lets_the_others_go_on() -> None:
@@ -206,10 +207,10 @@ def test_one_error_is_enough_where_one_lets_the_others_go_on() -> None:
     scene.models["a"].workers.append(Worker())
     scene.call(scene.begin("a", 0), "a", 0)
     scene.call(scene.begin("a", 1), "a", 1)
-    assert scene.look(3) == ["a a"]
+    assert scene.look(LOOKS + 3) == ["a a"]
 
 
-def test_a_call_that_waits_behind_another_knot_is_not_refused_with_its_like() -> None:
+def test_a_call_that_waits_behind_another_deadlock_is_not_refused_with_its_like() -> None:
     scene = Scene("a", "b", "d", "e")
     scene.call(scene.begin("d"), "e")
     scene.call(scene.begin("e"), "d")
@@ -217,7 +218,7 @@ def test_a_call_that_waits_behind_another_knot_is_not_refused_with_its_like() ->
     patient = scene.call(begun, "d")
     scene.call(scene.begin("b"), "a")
     scene.call(begun, "b")
-    assert sorted(scene.look(2)) == ["a b a", "e d e"]
+    assert sorted(scene.look(LOOKS)) == ["a b a", "e d e"]
     assert patient not in [ticket for ticket, _ in scene.refused]
 
 
@@ -228,8 +229,8 @@ def test_thousands_of_calls_that_are_stuck_together_do_not_hold_the_loop() -> No
         scene.call(begun, "a")
     able = scene.call(begun, "b")
     started = process_time()
-    assert scene.look(3) == []
+    assert scene.look(LOOKS + 3) == []
     scene.models["b"].waiting.clear()
     scene.deadlocks.discard(scene.models["a"].workers[0], able)  # type: ignore[arg-type]
-    assert len(scene.look(2)) == 10_000
+    assert len(scene.look(LOOKS)) == 10_000
     assert process_time() - started < 2  # quadratic would be minutes

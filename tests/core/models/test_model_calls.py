@@ -246,7 +246,7 @@ def test_many_chains_without_a_circle_all_answer(serve: Serve) -> None:
     )
 
 
-def test_chains_that_may_knot_or_not_all_end(serve: Serve) -> None:
+def test_chains_that_may_be_deadlocks_or_not_all_end(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         answers = await asyncio.gather(*(ask(server, "a", 2) for _ in range(64)), return_exceptions=True)
         assert all(answer == 7 or isinstance(answer, HeadraceError) for answer in answers)
@@ -262,14 +262,14 @@ def test_a_model_that_answers_later_may_call_itself_with_one_instance(serve: Ser
     serve(scenario, a=(CONFIG.replace("asking", "later"), countdown))
 
 
-def test_a_knot_through_a_model_that_answers_later_is_found(serve: Serve) -> None:
+def test_a_deadlock_through_a_model_that_answers_later_is_found(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         assert (await refusal(server, "a")).message == deadlock("a", "a b a")
 
     serve(scenario, a=(CONFIG, passes_to("b")), b=(CONFIG.replace("asking", "later"), passes_to("a")))
 
 
-def test_of_several_calls_at_once_the_one_that_can_be_answered_keeps_the_rest_from_a_knot(serve: Serve) -> None:
+def test_of_several_calls_at_once_the_one_that_can_be_answered_keeps_the_rest_from_a_deadlock(serve: Serve) -> None:
     """Only when what could go on has, and is not enough, is the call that cannot be answered refused."""
 
     def both(asking: Asking) -> Given:

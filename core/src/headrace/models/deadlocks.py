@@ -4,8 +4,10 @@ An instance that executes a request and, for it, waits for another model is held
 answers. Calls and held instances form a graph; a call is part of a deadlock if it waits in a queue,
 no instance that could take it, nor any that these wait for in turn, is free to go on, and these
 wait for the call itself. Nothing but an error ends a deadlock, so that finding it late is no mistake,
-and finding it from a picture that is a moment old would be: a call is refused when it was part of
-a deadlock in two looks, `LOOK_S` apart.
+and finding one that is none would be. Two things can look like one for a moment: a picture that is
+a moment old, and an execution that is about to return and have its answer given later. A call is
+therefore refused when it was part of a deadlock in `LOOKS` looks on end, `LOOK_S` apart; they are
+counted, not timed, so that a machine that stood still has seen nothing meanwhile.
 
 Only what changed since the last look is looked at, at a cost that grows with the calls under way.
 Event loop only.
@@ -21,8 +23,8 @@ from headrace.messages.request import InferRequest
 from headrace.messages.ticket import Ticket
 from headrace.workers.worker import Worker
 
-#: Between two looks. A call that cannot be answered is refused after one to two of them.
-LOOK_S = 0.02
+#: Between two looks, and so many of them find the same before a call is refused.
+LOOK_S, LOOKS = 0.05, 10
 
 _Key = TypeVar("_Key")
 
@@ -90,8 +92,8 @@ class DeadlockDetector:
                 found[target] = self._awaited_by(target.workers)
             if ticket not in (found[target] or ()) or not target.has_waiting(ticket):
                 del self._suspects[ticket]
-            elif not times:
-                self._suspects[ticket] = sender, 1
+            elif times + 1 < LOOKS:
+                self._suspects[ticket] = sender, times + 1
             else:
                 self._break_deadlock(ticket, target)
                 found.clear()
