@@ -17,7 +17,7 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.workers.batch import run_batch, runner_for
 from headrace.workers.output_schema import OutputSchema
 from tests.core.conftest import make_ticket
@@ -74,6 +74,15 @@ def test_one_request_that_makes_the_engine_raise_leaves_the_others_answered() ->
     assert isinstance(answers[1], BackendError)
     assert answers[1].message == "model 'm' failed to execute: ValueError: unlucky"
     assert outputs(answers[2])["y"].tolist() == [[6, 8]]
+
+
+def test_padding_of_a_batch_that_has_failed_is_not_run_again() -> None:
+    instance, padding = Double(), Padding("m", {"x": np.zeros((1, 2), np.float32)})
+    answers, _ = run_batch(runner_for(instance, SCHEMA), Batch([padding, ticket([1, 2]), ticket([13, 0]), padding]))
+    assert instance.calls == [4, 1, 1]
+    assert outputs(answers[1])["y"].tolist() == [[2, 4]]
+    assert isinstance(answers[2], BackendError)
+    assert (answers[0], answers[3]) == (None, None)
 
 
 @pytest.mark.parametrize("position", range(3))

@@ -60,8 +60,8 @@ class Ticket:
         self.on_read: Callable[[Ticket], None] | None = None
         #: Set by the scheduler if the time of the request to wait may be over: when, 0 for never.
         self.deadline_ns = 0
-        #: Set by the scheduler for a request that runs where it stands in its batch: not left out once it is
-        #: cancelled, and not run again alone when its batch has failed.
+        #: Set by the kernel for a request that runs where it stands in its batch: not left out once it is
+        #: cancelled, and not run again alone when its batch has failed. `Padding` always is.
         self.pinned = False
 
     def cancel(self) -> None:
@@ -105,7 +105,7 @@ class Padding(Ticket):
 
     def __init__(self, model_name: str, inputs: Mapping[str, Tensor], rows: int = 1) -> None:
         super().__init__(InferRequest(model_name, inputs), _unheard)
-        self.rows = rows
+        self.rows, self.pinned = rows, True
 
 
 class Batch(list[Ticket]):

@@ -170,8 +170,9 @@ class Kernel:
             request = ticket.request
             ticket.request = request.with_inputs({**request.inputs, **added})
         claimed = Batch([ticket for ticket in chosen if isinstance(ticket, Padding) or remove(ticket)])
-        for ticket in claimed:
-            ticket.pinned = chosen.pinned
+        if chosen.pinned:
+            for ticket in claimed:
+                ticket.pinned = True
         return claimed if any(not isinstance(ticket, Padding) for ticket in claimed) else []
 
     def _ask_for_kept(self, chosen: Sequence[Ticket]) -> None:

@@ -40,9 +40,9 @@ class RowsRunner(Runner):
             inferred = monotonic_ns()
             answers: Sequence[Answer] = self._split(batch, results)
         except BaseException as error:
-            if len(batch) > 1 and not batch[0].pinned:
-                # Rows are independent, so the others can be answered without the culprit.
-                answers = [self._run_alone(ticket) for ticket in batch]
+            if len(batch) > 1 and not all(ticket.pinned for ticket in batch):
+                # Rows are independent, so the others can be answered without the culprit. Padding is nobody's.
+                answers = [None if ticket.pinned else self._run_alone(ticket) for ticket in batch]
             else:
                 answers = [as_error(error, self.schema)] * len(batch)
             stacked, inferred = max(stacked, started), max(inferred, stacked)
