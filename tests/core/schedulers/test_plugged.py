@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from headrace import Answer, BackendError, Cancelled, HeadraceError, InferRequest, InferResponse, Server, Ticket
+from headrace.cli import check
 from headrace.testing.serving import WAYS, on_loop
 
 #: What a stranger has written, who has imported `headrace` only.
@@ -78,6 +79,32 @@ class Joined(Scheduler):
         for ticket in tickets:
             for asked in self.asked.pop(ticket, ()):
                 asked.cancel()
+
+
+class Forwards(Scheduler):
+    """Has another model answer, which the config names."""
+
+    name = "forward"
+    needs_instances = False
+
+    @dataclass(frozen=True, slots=True)
+    class Parameters:
+        to: str = "one"
+
+    def submit(self, ticket):
+        request = ticket.request
+        callers = (*request.callers, self.context.config.name)
+        asked = InferRequest(self.context.parameters.to, {"a": request.inputs["x"]}, callers=callers, caller=request)
+        self.context.call(Ticket(asked, partial(self.heard, ticket)))
+        return 0
+
+    def heard(self, ticket, answer, final):
+        if isinstance(answer, InferResponse):
+            answer = InferResponse({"y": answer.outputs["b"]}, id=ticket.request.id)
+        self.context.answer(ticket, answer, final)
+
+    def next(self, instance, now_ns):
+        raise AssertionError("there are no instances")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +185,7 @@ class Asking(RequestInstance):
 
 @hookimpl
 def register_schedulers():
-    return [InTurn, Joined, Stateful]
+    return [InTurn, Joined, Forwards, Stateful]
 
 
 @hookimpl
@@ -174,6 +201,9 @@ ENSEMBLE = """platform: "ensemble" max_batch_size: 8
         { model_name: "one" model_version: -1 input_map { key: "a" value: "x" } output_map { key: "b" value: "u" } },
         { model_name: "two" model_version: -1 input_map { key: "a" value: "y" } output_map { key: "b" value: "v" } }
     ] }"""
+FORWARD = """max_batch_size: 8
+    input { name: "x" data_type: TYPE_FP32 dims: 2 } output { name: "y" data_type: TYPE_FP32 dims: 2 }
+    parameters { key: "scheduler" value { string_value: "forward" } }"""
 STATEFUL = """backend: "sums" max_batch_size: 4
     input { name: "x" data_type: TYPE_FP32 dims: 1 }
     output [{ name: "y" data_type: TYPE_FP32 dims: 1 }, { name: "what" data_type: TYPE_INT64 dims: 3 }]
@@ -286,6 +316,69 @@ def test_a_version_without_instances_joins_the_answers_of_other_models(
     view, (served,) = server.resolve("m"), server.served("m")
     assert (view.platform, served.ready, list(served.workers)) == ("ensemble", True, [])
     assert (served.snapshot().success.count, served.scheduler.in_flight) == (1, 0)
+
+
+@pytest.mark.parametrize("over", WAYS)
+def test_a_model_whose_scheduler_runs_without_instances_needs_no_backend(
+    over: str,
+    plugin: None,
+    headrace_repository: Path,
+    headrace_server: Serve,
+    infer: Callable[..., dict[str, Any]],
+) -> None:
+    for name, config in (("m", FORWARD), ("one", IDENTITY)):
+        (headrace_repository / name / "1").mkdir(parents=True)
+        (headrace_repository / name / "config.pbtxt").write_text(config)
+    server = headrace_server()
+    outputs = infer(server, "m", {"x": ROW}, over=over)
+    np.testing.assert_array_equal(np.asarray(outputs["y"]), ROW)
+    (served,) = server.served("m")
+    assert (served.ready, list(served.workers), served.snapshot().success.count) == (True, [], 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            FORWARD.replace('"forward"', '"stateful"'),
+            "model 'm' has no backend, and its scheduler 'stateful' needs instances to run on: name a 'backend'",
+        ),
+        (FORWARD.replace('"forward"', '"forwards"'), "no plugin provides scheduler 'forwards'; did you mean 'forward'?"),
+        (
+            FORWARD + "instance_group { count: 2 }",
+            "instance_group should not be specified for model 'm', which has no backend",
+        ),
+        (FORWARD + 'platform: "nowhere"', "unexpected platform type 'nowhere' for m"),
+        (
+            FORWARD.partition("parameters")[0],
+            "Invalid model name: Could not determine backend for model 'm' with no backend in model configuration.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_a_model_without_a_backend_is_refused_unless_its_scheduler_runs_without_instances(
+    is_strict: bool,
+    config: str,
+    said: str,
+    plugin: None,
+    write_model: WriteModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_model(config, "m")
+    with Server(tmp_path / "models", disable_auto_complete_config=is_strict, **LENIENT) as server:
+        assert said in server.index()[0].reason
+    assert check.run(["--no-load", str(tmp_path / "models")]) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_check_finds_nothing_wrong_with_a_model_without_a_backend(
+    plugin: None, write_model: WriteModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(FORWARD, "m")
+    write_model(IDENTITY, "one")
+    for how in ([], ["--no-load"]):
+        assert check.run([*how, str(tmp_path / "models")]) == 0, capsys.readouterr().out
 
 
 def test_an_ensemble_that_is_cancelled_cancels_what_it_has_asked_and_one_that_fails_says_why(

@@ -21,7 +21,7 @@ from headrace.config.source_map import SourceMap
 from headrace.errors import Code, ConfigError, HeadraceError
 from headrace.models import model_files
 from headrace.models.configuring import examine, fill, judge, parse, written
-from headrace.models.parts import find_scheduler, make_backend, scheduler_parameters
+from headrace.models.parts import find_scheduler, make_backend, needs_backend, scheduler_parameters
 from headrace.models.repository import Entry, available_versions, select_versions
 from headrace.plugins import Plugins
 from headrace.workers.devices import available_gpus, fill_groups
@@ -154,8 +154,9 @@ class _Inspection:
 
     def run(self, given: ModelConfig, *, has_engines: bool) -> None:
         config, path = _copy(given), self._entry.path
+        has_instances = needs_backend(config, self._plugins.schedulers)
         try:
-            derive(config, path)
+            derive(config, path, needs_backend=has_instances)
             self._found.completed += completed_fields(given, config, "Headrace")
             self._add(examine(config, path, self._options, self._plugins.schedulers))
             versions = select_versions(self._entry.name, config.version_policy, available_versions(path))
@@ -166,7 +167,7 @@ class _Inspection:
                 self._run_versions(versions, config)
             elif config.backend:
                 self._run_written(config)
-            elif config.platform == "ensemble":
+            elif config.platform == "ensemble" or not has_instances:
                 self._add(self._problems(config))
             else:
                 self._add(written(config, path))
@@ -216,7 +217,8 @@ class _Inspection:
         return wrong
 
     def _problems(self, config: ModelConfig) -> list[validation.Problem]:
-        return validation.problems(config, gpus=available_gpus(), files=self._entry.path)
+        """Of a model without instances."""
+        return validation.problems(config, files=self._entry.path, needs_backend=False)
 
     def _add(self, problems: Iterable[validation.Problem]) -> None:
         for problem in problems:

@@ -44,7 +44,7 @@ def _backends(server: Server) -> list[tuple[str, str, str]]:
     options, plugins = server.options, server.plugins
     common = {"auto-complete-config": str(not options.disable_auto_complete_config).lower()}
     rows = []
-    for name in sorted({model.config.backend for model in server.served()}):
+    for name in sorted({model.config.backend for model in server.served()} - {""}):
         part = find_backend(name, plugins.backends, plugins.hook, options)
         rows.append((name, part.location(), json.dumps(common | backend_settings(name, part, options))))
     return rows

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.parameters import SCHEDULER
 from headrace.errors import ConfigError
 
 
@@ -52,20 +53,20 @@ _LIBTORCH = "libtorch"
 _DEFAULT_IDLE_US = 1_000_000
 
 
-def derive(config: ModelConfig, model_path: Path) -> None:
+def derive(config: ModelConfig, model_path: Path, *, needs_backend: bool = True) -> None:
     """Fill in name, backend, platform, file name and defaults of ``config``, in place.
 
-    Raises `ConfigError` if neither the config nor the directory nor the name tells a backend.
+    Raises `ConfigError` if neither the config nor the directory nor the name tells a backend that the model needs.
     """
     config.name = config.name or model_path.name
     if config.HasField("ensemble_scheduling") and not config.backend:
         config.platform = config.platform or "ensemble"
     if config.platform != "ensemble":
-        _derive_backend(config, model_path)
+        _derive_backend(config, model_path, needs_backend)
     _fill_defaults(config)
 
 
-def _derive_backend(config: ModelConfig, model_path: Path) -> None:
+def _derive_backend(config: ModelConfig, model_path: Path, needs_backend: bool) -> None:
     if config.platform == _LIBTORCH:
         config.backend = config.backend or "pytorch"
     rule = _find_rule(config, model_path)
@@ -73,7 +74,7 @@ def _derive_backend(config: ModelConfig, model_path: Path) -> None:
         config.backend, config.platform = rule.backend, rule.platform
         if not config.default_model_filename and config.runtime != "model.py":
             config.default_model_filename = rule.filename
-    elif not (config.backend or config.platform or config.default_model_filename):
+    elif needs_backend and not (config.backend or config.platform or config.default_model_filename):
         _derive_from_name(config)
 
 
@@ -104,6 +105,12 @@ def _first_folder(model_path: Path) -> Path | None:
 def _derive_from_name(config: ModelConfig) -> None:
     """``model.<backend>``, the last resort of a model without any config."""
     _, _, backend = config.name.partition(".")
+    if not backend and SCHEDULER in config.parameters:
+        raise ConfigError(
+            f"model '{config.name}' has no backend, and its scheduler '{config.parameters[SCHEDULER].string_value}' needs "
+            "instances to run on: name a 'backend'",
+            field="backend",
+        )
     if not backend:
         raise ConfigError(
             f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "

@@ -25,7 +25,7 @@ from headrace.config.validation import Problem
 from headrace.distributions import installs
 from headrace.errors import Code, ConfigError, HeadraceError, PluginError, summary
 from headrace.messages import dtypes
-from headrace.models.parts import Parts, find_scheduler
+from headrace.models.parts import Parts, find_scheduler, needs_backend
 from headrace.workers.devices import available_gpus, fill_groups
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def read(model_path: Path, options: ServerOptions, schedulers: Parts, given: Mod
     What is ``given`` takes the place of the config file.
     """
     config = parse(model_path, options) if given is None else ModelConfig.FromString(given.SerializeToString())
-    derive(config, model_path)
+    derive(config, model_path, needs_backend=needs_backend(config, schedulers))
     raise_first(examine(config, model_path, options, schedulers))
     return config
 
@@ -76,7 +76,9 @@ def examine(config: ModelConfig, model_path: Path, options: ServerOptions, sched
 
     What asks for something that is not there is not completed, and so is judged here to the end.
     """
-    yield from validation.early(config, complete=options.disable_auto_complete_config)
+    yield from validation.early(
+        config, complete=options.disable_auto_complete_config, needs_backend=needs_backend(config, schedulers)
+    )
     if config.name != model_path.name:
         yield Problem(
             "name",
@@ -160,7 +162,8 @@ def _typed(cls: type, given: Mapping[str, ModelParameter]) -> Any:
 def judge(model: Model, backend: Backend, options: ServerOptions) -> list[Problem]:
     """Every problem of the completed ``model.config``, in Triton's order, then those of its parameters."""
     kind, given = backend.Parameters, model.config.parameters
-    wrong = validation.problems(model.config, gpus=available_gpus(), files=model.path.parent)
+    gpus, files = available_gpus(), model.path.parent
+    wrong = validation.problems(model.config, gpus=gpus, files=files, needs_backend=bool(backend.name))
     wrong += parameters.check(kind, given)
     runtime = model.config.runtime
     if runtime.endswith(".py") and not backend.has_runtimes:

@@ -83,6 +83,18 @@ def find_scheduler(config: ModelConfig, schedulers: Parts) -> type[Scheduler]:
     return found
 
 
+def needs_backend(config: ModelConfig, schedulers: Parts) -> bool:
+    """Whether a model must have a backend, since its scheduler needs instances to run on.
+
+    A scheduler that its parameter names and that is not there counts as one that does without: what is missing is the
+    scheduler.
+    """
+    try:
+        return find_scheduler(config, schedulers).needs_instances
+    except ConfigError:
+        return parameters.SCHEDULER not in config.parameters
+
+
 def scheduler_parameters(config: ModelConfig, scheduler: type[Scheduler]) -> Any:
     """What the parameters ``scheduler.NAME`` of ``config`` say to ``scheduler``. Raises `ConfigError`, also for one
     that it does not know."""

@@ -102,6 +102,8 @@ class Scheduler(ABC):
     name: ClassVar[str]
     #: A dataclass: what the model's parameters ``scheduler.FIELD`` may say.
     Parameters: ClassVar[type] = NoParameters
+    #: Whether its models need instances to run on. One that does not may have no backend: then `next` is never called.
+    needs_instances: ClassVar[bool] = True
     #: Whether `next` may also be called by the threads of instances, at the same time: it then takes what it
     #: chooses from ``waiting`` only. An instance that is busy all the time need not wait for the event loop.
     on_threads: ClassVar[bool] = False

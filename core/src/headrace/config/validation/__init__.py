@@ -25,16 +25,17 @@ from headrace.config.validation.shared import Problem, check_enums
 __all__ = ["Problem", "problems"]
 
 
-def early(config: ModelConfig, *, complete: bool) -> list[Problem]:
+def early(config: ModelConfig, *, complete: bool, needs_backend: bool = True) -> list[Problem]:
     """The problems that Triton finds before it looks at versions and asks the backend, in its order.
 
     A config that is ``complete``, because nobody will complete it, must have its inputs and outputs in order, too.
+    One that does not ``needs_backend`` has a scheduler that does without.
     """
     unknown = list(check_enums(config))
     if unknown:
         return unknown
     found = [
-        *model.check(config),
+        *model.check(config, needs_backend),
         *dynamic_batching.check(config),
         *sequences.check(config),
         *ensembles.check(config),
@@ -48,17 +49,19 @@ def early(config: ModelConfig, *, complete: bool) -> list[Problem]:
     return found
 
 
-def problems(config: ModelConfig, *, gpus: Sequence[int] = (), files: Path | None = None) -> list[Problem]:
+def problems(
+    config: ModelConfig, *, gpus: Sequence[int] = (), files: Path | None = None, needs_backend: bool = True
+) -> list[Problem]:
     """Every problem of ``config``, in Triton's order of checking.
 
     ``gpus`` are the ids of the GPUs that instances may use. With ``files``, the model's directory,
-    a batching library that the config names must be in it.
+    a batching library that the config names must be in it. ``needs_backend`` as for `early`.
     """
     unknown = list(check_enums(config))
     if unknown:  # the other checks take the names of enum values for granted
         return unknown
     return [
-        *model.check(config),
+        *model.check(config, needs_backend),
         *dynamic_batching.check(config),
         *sequences.check(config),
         *sequences.check_states(config),

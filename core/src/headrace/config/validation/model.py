@@ -20,11 +20,14 @@ _PLATFORMS = {
 }
 
 
-def check(config: ModelConfig) -> Iterator[Problem]:
+def check(config: ModelConfig, needs_backend: bool = True) -> Iterator[Problem]:
     """Name, platform and backend, ``max_batch_size``, version policy."""
     if not config.name:
         yield Problem("name", "model configuration must specify 'name'")
-    yield from _check_backend(config)
+    if needs_backend or config.backend or config.platform:
+        yield from _check_backend(config)
+    else:
+        yield from _check_absent(config)
     if config.max_batch_size < 0:
         yield Problem("max_batch_size", f"'max_batch_size' must be non-negative value for {config.name}")
     yield from _check_versions(config.version_policy, config.name)
@@ -55,6 +58,13 @@ def _check_backend(config: ModelConfig) -> Iterator[Problem]:
         )
     elif config.platform not in _PLATFORMS.get(config.backend, {config.platform}):
         yield Problem("platform", f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend}")
+
+
+def _check_absent(config: ModelConfig) -> Iterator[Problem]:
+    """What asks for instances of a model that has none."""
+    for field in ("instance_group", "model_warmup"):
+        if getattr(config, field):
+            yield Problem(field, f"{field} should not be specified for model '{config.name}', which has no backend")
 
 
 def _check_versions(policy: ModelVersionPolicy, model: str) -> Iterator[Problem]:
