@@ -30,3 +30,17 @@ class TestDynamicWithTimeouts(SchedulerConformance):
 class TestDynamicThatKeepsOrder(SchedulerConformance):
     plugin, scheduler = "headrace.builtins", "dynamic_batching"
     config = "dynamic_batching { preserve_ordering: true }"
+
+
+class TestDynamicWithPriorities(SchedulerConformance):
+    plugin, scheduler = "headrace.builtins", "dynamic_batching"
+    config = "dynamic_batching { priority_levels: 3 default_priority_level: 2 }"
+    levels = 3
+
+
+class TestDynamicThatPostpones(SchedulerConformance):
+    plugin, scheduler = "headrace.builtins", "dynamic_batching"
+    config = """dynamic_batching { default_queue_policy {
+        timeout_action: DELAY default_timeout_microseconds: 20000000000 allow_timeout_override: true
+    } }"""
+    timeout_us, postpones = 1500, True

@@ -8,6 +8,7 @@ from headrace.testing.checks.loading import Loading
 from headrace.testing.checks.protocols import Protocols
 from headrace.testing.checks.requests import Requests
 from headrace.testing.checks.scheduled_answers import ScheduledAnswers
+from headrace.testing.checks.scheduled_calls import ScheduledCalls
 from headrace.testing.checks.scheduled_service import ScheduledService
 from headrace.testing.checks.scheduled_times import ScheduledTimes
 
@@ -22,7 +23,7 @@ class BackendConformance(Loading, Answers, Requests, Protocols):
     """
 
 
-class SchedulerConformance(ScheduledAnswers, ScheduledTimes, ScheduledService):
+class SchedulerConformance(ScheduledAnswers, ScheduledTimes, ScheduledCalls, ScheduledService):
     """Every check of schedulers. A subclass sets ``plugin`` and ``scheduler``, and says what it claims (see
     `ScheduledSubject`); one that has several ways to run is tested by several subclasses, each with its ``config``.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.backends.base import Device, Instance, Tensors
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.errors import Unavailable
+from headrace.errors import Cancelled, Unavailable
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
@@ -70,7 +70,8 @@ class Stage:
     """The kernel with a scheduler of ``kind``. ``answers`` has what each caller was told, by the id of its request.
 
     ``wrong`` tells what the scheduler did that none may: what it raised, and batches that fit no instance. ``asked``
-    counts its answers to the question what an instance runs next.
+    counts its answers to the question what an instance runs next. ``calls`` are the requests that other models have from
+    it; they give back ``x`` as ``y``.
     """
 
     def __init__(self, kind: type[Scheduler], config: ModelConfig, instances: int) -> None:
@@ -81,10 +82,12 @@ class Stage:
         self.rows: dict[str, int] = {}
         self.wrong: list[str] = []
         self.asked = 0
+        self.calls: list[Ticket] = []
         self.has_threads = False
         slots = max(1, config.max_batch_size)
         infos = [InstanceInfo(f"{NAME}_0_{number}", Device("cpu"), slots) for number in range(instances)]
-        model = ScheduledModel(config, infos, {"x": _X}, {"y": _Y}, parameters=scheduler_parameters(config, kind))
+        parameters = scheduler_parameters(config, kind)
+        model = ScheduledModel(config, infos, {"x": _X}, {"y": _Y}, self._call, parameters)
         loop = asyncio.get_running_loop()
         self.kernel = Kernel(_observed(kind, self), model, self.statistics, loop, self.clock)
         self.instances = [PlayedInstance(source, self.wrong) for source in self.kernel.sources]
@@ -107,6 +110,30 @@ class Stage:
         """What the caller of ``ticket`` has been told by now."""
         return self.answers[ticket.request.id]
 
+    # ------------------------------------------------------------------ other models
+
+    def _call(self, ticket: Ticket) -> None:
+        self.calls.append(ticket)
+        ticket.on_cancel = self._leave
+
+    def _leave(self, call: Ticket) -> None:
+        if call in self.calls:
+            self.calls.remove(call)
+            self._respond(call, Cancelled("request was cancelled"))
+
+    def answer_calls(self, error: Answer = None) -> bool:
+        """Answer what other models have, all with ``error`` if there is one; whether they had anything."""
+        calls, self.calls = self.calls, []
+        for call in calls:
+            self._respond(call, error or InferResponse({"y": call.request.inputs["x"]}, id=call.request.id))
+        return bool(calls)
+
+    def _respond(self, call: Ticket, answer: Answer) -> None:
+        try:
+            call.respond(answer, True)
+        except Exception as error:
+            self.wrong.append(f"hearing what another model answers raised {error!r}")
+
     # ------------------------------------------------------------------ time
 
     def begin(self) -> None:
@@ -125,7 +152,7 @@ class Stage:
         await self.settle()
 
     async def run(self, patience_ns: int) -> None:
-        """Finish batches, and let time pass where nobody has one, until everybody is answered.
+        """Finish batches and answer calls, and let time pass where there are none, until everybody is answered.
 
         Fails when nothing is to come that would change anything, or ``patience_ns`` has passed.
         """
@@ -135,7 +162,7 @@ class Stage:
             busy = [instance for instance in self.instances if instance.batch]
             for instance in busy:
                 instance.finish()
-            if not busy:
+            if not (self.answer_calls() or busy):
                 next_ns = self.clock.next_ns
                 if next_ns is None or next_ns > end_ns:
                     self.check()

@@ -15,10 +15,16 @@ from headrace.testing.serving import serve
 from headrace.testing.stage import Stage, play
 
 
+_OTHER = """backend: "identity" max_batch_size: 8
+    input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }"""
+
+
 class ScheduledService(ScheduledSubject):
     """Statistics, the entry point, parameters."""
 
     def test_threads_run_everything_and_the_statistics_add_up(self) -> None:
+        self.require_instances()
+
         async def scene() -> None:
             stage = Stage(self.scheduler_class, self.model_config(), 2)
             threads = await stage.start_threads()
@@ -38,13 +44,15 @@ class ScheduledService(ScheduledSubject):
     def test_a_server_finds_and_serves_it(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         repository = tmp_path_factory.mktemp("repository")
         write_model(repository, self.model_config())
+        for other in self.others:
+            write_model(repository, f'name: "{other}" {_OTHER}')
         with serve(repository, strict_readiness=False, exit_on_error=False) as server:
             names = server.plugins.schedulers.names()
             assert self.scheduler in names, (
                 f"no installed distribution brings scheduler '{self.scheduler}', only {', '.join(names)}; add an entry "
                 f'point of the group headrace: {self.scheduler} = "{self.plugin}"'
             )
-            (entry,) = server.index()
+            (entry,) = [each for each in server.index() if each.name == NAME]
             assert entry.state == "READY", f"a model that chooses it does not load: {entry.reason}"
             x = np.ones((2, 1), np.float32)
             np.testing.assert_array_equal(np.asarray(server.infer(NAME, {"x": x}).outputs["y"]), x)

@@ -33,8 +33,13 @@ class ScheduledSubject:
     ``delay_ns``, how long a request that is alone waits for others while an instance is idle; ``in_order``, that
     requests which differ in nothing run in the order in which they came; ``longest_wait_ns``, how long a request waits
     at most while others keep coming and each execution takes 10 ms, None for no promise; ``timeout_us``, a timeout
-    that requests may have and that is kept, 0 for none; ``any_instance``, that whichever is idle gets what waits;
-    ``patience_ns``, what the kit lets pass at most until all that it has sent is answered.
+    that requests may have and that is kept, 0 for none; ``postpones``, that whose time is over waits on behind all
+    others and is not rejected; ``levels``, how many priorities requests may have, of which 1 goes first, 0 for none;
+    ``any_instance``, that whichever is idle gets what waits; ``patience_ns``, what the kit lets pass at most until all
+    that it has sent is answered.
+
+    A scheduler that needs no instances gets none, and its model has no backend. ``others`` are the models that it asks,
+    by name: the kit brings them, with an input ``x`` that they give back as ``y``.
     """
 
     plugin: ClassVar[str]
@@ -45,8 +50,11 @@ class ScheduledSubject:
     in_order: ClassVar[bool] = True
     longest_wait_ns: ClassVar[int | None] = 1000 * MS
     timeout_us: ClassVar[int] = 0
+    postpones: ClassVar[bool] = False
+    levels: ClassVar[int] = 0
     any_instance: ClassVar[bool] = True
     patience_ns: ClassVar[int] = MINUTE
+    others: ClassVar[tuple[str, ...]] = ()
 
     def fields(self, number: int) -> Mapping[str, Any]:
         """What the request of that number has beside rows: fields of `headrace.InferRequest`."""
@@ -59,7 +67,9 @@ class ScheduledSubject:
 
     def model_config(self) -> ModelConfig:
         """The config of a model that chooses the scheduler."""
-        config = text_format.Parse(self.config, ModelConfig(name=NAME, backend="identity"))
+        config = text_format.Parse(self.config, ModelConfig(name=NAME))
+        if self.scheduler_class.needs_instances:
+            config.backend = config.backend or "identity"
         config.max_batch_size = config.max_batch_size or self.max_batch
         config.parameters[SCHEDULER].string_value = self.scheduler
         for tensors, name in ((config.input, "x"), (config.output, "y")):
@@ -68,8 +78,9 @@ class ScheduledSubject:
         return config
 
     def stage(self, instances: int = 1) -> Stage:
-        """The scheduler with so many idle instances."""
-        stage = Stage(self.scheduler_class, self.model_config(), instances)
+        """The scheduler with so many idle instances, or with none if it needs none."""
+        count = instances if self.scheduler_class.needs_instances else 0
+        stage = Stage(self.scheduler_class, self.model_config(), count)
         stage.begin()
         return stage
 
@@ -79,6 +90,7 @@ class ScheduledSubject:
 
     async def busy(self, instances: int = 1) -> Stage:
         """A stage whose instances are at work, each on a request of its own."""
+        self.require_instances()
         stage = self.stage(instances)
         for _ in stage.instances:
             self.send(stage)
@@ -86,6 +98,11 @@ class ScheduledSubject:
         if not all(instance.batch for instance in stage.instances):
             self.not_claimed("any idle instance gets what waits is not claimed, so not all can be kept busy")
         return stage
+
+    def require_instances(self) -> None:
+        """Skip what is about instances where the scheduler needs none."""
+        if not self.scheduler_class.needs_instances:
+            self.not_claimed("it runs without instances, so what is about them is not checked")
 
     def not_claimed(self, what: str) -> NoReturn:
         """Skip this check, and have the summary say so."""

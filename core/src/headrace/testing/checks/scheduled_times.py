@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from headrace.errors import Unavailable
 from headrace.testing.checks.scheduled_subject import MINUTE, MS, US, ScheduledSubject, assert_answered
 from headrace.testing.stage import Stage, play
@@ -24,6 +26,8 @@ class ScheduledTimes(ScheduledSubject):
         play(scene)
 
     def test_a_request_alone_waits_as_long_as_is_said_to_the_microsecond(self) -> None:
+        self.require_instances()
+
         async def scene() -> None:
             stage = self.stage()
             for _ in range(3):
@@ -49,6 +53,21 @@ class ScheduledTimes(ScheduledSubject):
             await stage.run(self.patience_ns)
             ran = [int(ticket.request.id) for ticket in stage.instances[0].given]
             assert ran == sorted(ran), f"they came in order of their numbers, and ran as {ran}"
+
+        play(scene)
+
+    def test_requests_run_in_the_order_of_their_priorities(self) -> None:
+        if not self.levels:
+            self.not_claimed("priorities of requests are not claimed")
+
+        async def scene() -> None:
+            stage = await self.busy()
+            for priority in [*range(self.levels, 0, -1)] * 2:
+                self.send(stage, rows=self.max_batch, priority=priority)
+            await stage.run(self.patience_ns)
+            ran = [ticket.request.priority for ticket in stage.instances[0].given[1:]]
+            assert ran == sorted(ran), f"requests of all priorities wait, and run in the order {ran}"
+            stage.check()
 
         play(scene)
 
@@ -91,6 +110,7 @@ class ScheduledTimes(ScheduledSubject):
         play(scene)
 
     def test_every_idle_instance_gets_what_waits(self) -> None:
+        self.require_instances()
         if not self.any_instance:
             self.not_claimed("any idle instance gets what waits is not claimed")
 
@@ -115,6 +135,8 @@ class ScheduledTimes(ScheduledSubject):
     def test_a_timeout_is_kept_to_the_microsecond(self) -> None:
         if not self.timeout_us:
             self.not_claimed("timeouts of requests are not claimed")
+        if self.postpones:
+            self.not_claimed("requests whose time is over are postponed, so none is rejected")
 
         async def scene() -> None:
             stage = await self.busy()
@@ -131,7 +153,31 @@ class ScheduledTimes(ScheduledSubject):
 
         play(scene)
 
+    def test_whose_time_is_over_waits_on_behind_all_others_if_it_is_postponed(self) -> None:
+        if not (self.postpones and self.timeout_us):
+            self.not_claimed("requests whose time is over are not postponed")
+
+        async def scene(waited_ns: int, is_last: bool) -> None:
+            stage = await self.busy()
+            (late,) = self.send(stage, rows=self.max_batch, timeout_us=self.timeout_us)
+            self.send(stage, rows=self.max_batch)
+            await stage.turn(waited_ns)
+            assert not stage.told(late), f"a request that is to be postponed is told {stage.told(late)}"
+            self.send(stage, rows=self.max_batch)
+            await stage.run(self.patience_ns)
+            assert_answered(stage, late)
+            place = stage.instances[0].given.index(late)
+            assert (place == 3) == is_last, (
+                f"a request that may wait {self.timeout_us} µs is number {place} of 0 to 3 to run after {waited_ns / US:g}"
+            )
+            stage.check()
+
+        play(partial(scene, self.timeout_us * US - US, False))
+        play(partial(scene, self.timeout_us * US, True))
+
     def test_nobody_is_asked_while_nothing_changes(self) -> None:
+        self.require_instances()
+
         async def quiet(stage: Stage, when: str) -> None:
             await stage.settle()
             before = stage.asked
