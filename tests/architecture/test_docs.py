@@ -44,9 +44,9 @@ PARTS = {
     "HttpCall": "frontends/http/plugin_routes.py",
     "Observer": "telemetry/observer.py",
     "BatchTimes": "telemetry/statistics.py",
-    "ModelView": "models/view.py",
-    "Interceptor": "models/interception.py",
-    "Caller": "models/interception.py",
+    "ModelView": "models/served.py",
+    "Interceptor": "models/entrance.py",
+    "Caller": "models/entrance.py",
     "ServedModel": "models/served.py",
 }
 #: Not for authors: set up by the base class, and described in the text.

@@ -16,7 +16,7 @@ from headrace.config.option_groups import OptionGroup
 from headrace.config.options import ServerOptions
 from headrace.engine import Phase
 from headrace.errors import ConfigError, LoadError, PluginError
-from headrace.models.parts import make_backend
+from headrace.models.configuring import make_backend
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
 from headrace.server import Server
@@ -106,7 +106,7 @@ def test_a_broken_plugin_stops_only_the_model_that_needs_it(install: Install, so
 WHOLE = (
     BACKEND.format(name="toy")
     + """
-from headrace.schedulers.direct import DirectScheduler
+from headrace.schedulers.dynamic import DirectScheduler
 from headrace.frontends.metrics import MetricsFrontend
 
 class ToyScheduler(DirectScheduler):
@@ -187,7 +187,7 @@ def test_what_nobody_provides_is_answered_with_the_plugins_that_might_have(insta
 
 PARTS = {
     "backends": "from headrace.backends.identity import Identity as Base",
-    "schedulers": "from headrace.schedulers.direct import DirectScheduler as Base",
+    "schedulers": "from headrace.schedulers.dynamic import DirectScheduler as Base",
     "frontends": "from headrace.frontends.metrics import MetricsFrontend as Base",
 }
 TWIN = """

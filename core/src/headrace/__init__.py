@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from headrace.messages.spec import Spec
     from headrace.messages.tensor import BytesTensor, Tensor, as_tensor
     from headrace.messages.ticket import Batch, Padding, Respond, Ticket
-    from headrace.models.parts import backend_settings
+    from headrace.models.configuring import backend_settings
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Clock, InstanceInfo, Scheduler, SchedulerContext, Timer, Wait, Waiting
     from headrace.server import Server
@@ -131,7 +131,7 @@ _HOMES = {
     "headrace.messages.spec": ("Spec",),
     "headrace.messages.tensor": ("BytesTensor", "Tensor", "as_tensor"),
     "headrace.messages.ticket": ("Batch", "Padding", "Respond", "Ticket"),
-    "headrace.models.parts": ("backend_settings",),
+    "headrace.models.configuring": ("backend_settings",),
     "headrace.models.served": ("ServedModel",),
     "headrace.schedulers.base": ("Clock", "InstanceInfo", "Scheduler", "SchedulerContext", "Timer", "Wait", "Waiting"),
     "headrace.server": ("Server",),

@@ -17,8 +17,7 @@ def register_backends() -> list[type[Backend]]:
 
 @hookimpl
 def register_schedulers() -> list[type[Scheduler]]:
-    from headrace.schedulers.direct import DirectScheduler
-    from headrace.schedulers.dynamic import DynamicScheduler
+    from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 
     return [DirectScheduler, DynamicScheduler]
 

@@ -25,11 +25,10 @@ from headrace.large import LargeWork
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.models.entrance import Describe, Entrance, not_by_model_infer, not_over_http, program
-from headrace.models.interception import Caller, Interceptor
+from headrace.models.entrance import Caller, Describe, Entrance, Interceptor, not_by_model_infer, not_over_http, program
+from headrace.models.served import ModelView, statistics_document
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import IndexEntry, index_of
-from headrace.models.view import ModelView, statistics_document
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.config.options import ServerOptions
     from headrace.frontends.base import Frontend
     from headrace.frontends.http.plugin_routes import HttpRoute
-    from headrace.models.interception import Interceptor
+    from headrace.models.entrance import Interceptor
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Scheduler
     from headrace.server import Server

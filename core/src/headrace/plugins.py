@@ -20,7 +20,7 @@ from headrace import builtins, hookspecs
 from headrace.backends.base import Backend
 from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
-from headrace.models.interception import Interceptor
+from headrace.models.entrance import Interceptor
 from headrace.registry import OptionRegistry, PluginInfo, Registry, RouteRegistry
 from headrace.schedulers.base import Scheduler
 

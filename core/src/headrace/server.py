@@ -35,18 +35,17 @@ from headrace.messages.ticket import Ticket
 from headrace.models.control import Control
 from headrace.models.entrance import Entrance, not_by_infer
 from headrace.models.lifecycle import Lifecycle
-from headrace.models.load_slots import LoadSlots, NestedLoads
 from headrace.models.loader import Loader
-from headrace.models.model_calls import ModelCalls
+from headrace.models.running_loads import LoadSlots, NestedLoads
 from headrace.models.served import ServedModel
-from headrace.models.server_services import ServerServices
+from headrace.models.server_services import ModelCalls, ServerServices
 from headrace.models.serving_table import ServingTable
 from headrace.plugins import Plugins
 from headrace.telemetry import exposition
 from headrace.telemetry.custom import CustomMetrics
 from headrace.telemetry.metrics import ModelCollector
 from headrace.telemetry.summaries import Summaries
-from headrace.workers.loop_mailbox import LoopMailbox
+from headrace.workers.threads import LoopMailbox
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

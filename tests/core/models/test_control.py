@@ -38,9 +38,9 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 @pytest.fixture(autouse=True)
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the files of loads are kept."""
-    path = tmp_path / "scratch"
+    path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))
     return path
@@ -392,7 +392,7 @@ def test_a_config_of_the_load_takes_the_place_of_the_file_until_that_changes(
     ],
 )
 def test_a_bad_override_is_the_callers_fault_and_changes_nothing(
-    write_model: Any, explicit: MakeServer, parameters: dict[str, str | bytes], text: str, scratch: Path
+    write_model: Any, explicit: MakeServer, parameters: dict[str, str | bytes], text: str, temporary: Path
 ) -> None:
     write_model("m")
 
@@ -405,23 +405,23 @@ def test_a_bad_override_is_the_callers_fault_and_changes_nothing(
             assert server.ready
 
     run(scenario())
-    assert folders(scratch) == []
+    assert folders(temporary) == []
 
 
-def folders(scratch: Path) -> list[Path]:
+def folders(temporary: Path) -> list[Path]:
     """The private directories of models."""
-    return [path for path in scratch.glob("headrace-*/*/*/*") if path.is_dir()]
+    return [path for path in temporary.glob("headrace-*/*/*/*") if path.is_dir()]
 
 
 def test_files_of_the_load_are_the_model_until_it_is_unloaded(
-    write_model: Any, explicit: MakeServer, scratch: Path, gated: Any
+    write_model: Any, explicit: MakeServer, temporary: Path, gated: Any
 ) -> None:
     folder = write_model("m", GATED, (7,))
 
     async def scenario() -> None:
         async with explicit("m") as server:
             await server.load("m", {"config": JSON, "file:1/weights": b"abc", "file:notes/a.txt": b""})
-            (private,) = folders(scratch)
+            (private,) = folders(temporary)
             assert (private / "1" / "weights").read_bytes() == b"abc"
             assert private.name == "m"
             assert server.ready_versions("m") == [1]
@@ -446,15 +446,15 @@ def test_files_of_the_load_are_the_model_until_it_is_unloaded(
             await server.infer_async("fresh", ONE)
             await server.unload("fresh")
             await server._lifecycle.background.settle()
-            assert folders(scratch) == []
+            assert folders(temporary) == []
             await server.load("fresh", {"config": JSON, "file:1/weights": b"abc"})
 
     run(scenario())
-    assert folders(scratch) == []
+    assert folders(temporary) == []
 
 
 def test_files_of_a_load_that_fails_are_removed_and_the_name_is_forgotten(
-    explicit: MakeServer, scratch: Path, gated: Any
+    explicit: MakeServer, temporary: Path, gated: Any
 ) -> None:
     async def scenario() -> None:
         async with explicit() as server:
@@ -469,14 +469,14 @@ def test_files_of_a_load_that_fails_are_removed_and_the_name_is_forgotten(
             await refusal(server.load("m", {"config": "{", "file:1/weights": b""}))
             await refusal(server.load("x" * 300, {"config": JSON, "file:1/weights": b""}))
             await server._lifecycle.background.settle()
-            assert folders(scratch) == []
+            assert folders(temporary) == []
             assert await server.list_repository() == []
             assert server.ready
 
     run(scenario())
 
 
-def test_an_error_names_no_private_directory(explicit: MakeServer, scratch: Path) -> None:
+def test_an_error_names_no_private_directory(explicit: MakeServer, temporary: Path) -> None:
     config = json.loads(JSON)
     config["output"][0]["label_filename"] = "labels.txt"
 
@@ -484,6 +484,6 @@ def test_an_error_names_no_private_directory(explicit: MakeServer, scratch: Path
         async with explicit() as server:
             for wrong in (config, {**config, "backend": "nobody"}, {"name": "n"}):
                 _, text = await refusal(server.load("m", {"config": json.dumps(wrong), "file:1/weights": b""}))
-                assert str(scratch) not in text, text
+                assert str(temporary) not in text, text
 
     run(scenario())

@@ -15,8 +15,7 @@ from headrace.errors import Code, InvalidArgument
 from headrace.messages.request import Undecoded
 from headrace.messages.tensor import BytesTensor
 from headrace.messages.ticket import Ticket
-from headrace.models.refusal import explain
-from headrace.models.signature import Signature
+from headrace.models.signature import Signature, explain
 from tests.core.conftest import make_ticket
 
 BATCHED = """

@@ -18,12 +18,11 @@ from headrace.errors import Cancelled, Code, HeadraceError, Unavailable
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel
-from headrace.schedulers.direct import DirectScheduler
-from headrace.schedulers.dynamic import DynamicScheduler
+from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.worker import Wakeup
+from headrace.workers.threads import Wakeup
 from tests.core.conftest import make_ticket
 
 Answer = InferResponse | HeadraceError | None

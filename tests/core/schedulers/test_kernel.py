@@ -18,15 +18,14 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler, SchedulerContext, Wait
-from headrace.schedulers.direct import DirectScheduler
-from headrace.schedulers.dynamic import DynamicScheduler
+from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.testing.clock import TurnedClock
-from headrace.workers.batch import runner_for
-from headrace.workers.instance import InstanceThread
+from headrace.testing.played import TurnedClock
+from headrace.workers.instance import runner_for
 from headrace.workers.output_schema import OutputSchema
-from headrace.workers.worker import LoopWakeup, Wakeup
+from headrace.workers.threads import LoopWakeup, Wakeup
+from headrace.workers.worker import InstanceThread
 from tests.core.conftest import make_ticket
 
 MS = 1_000_000
@@ -229,11 +228,10 @@ class Gated(Wakeup):
         super().__init__()
         self.rung, self.open = threading.Event(), threading.Event()
 
-    def wait(self, timeout_ns: int | None = None) -> bool:
-        woken = super().wait(timeout_ns)
+    def wait(self) -> None:
+        super().wait()
         self.rung.set()
         self.open.wait()
-        return woken
 
 
 async def take_on_threads(kernel: Kernel, wakeups: Sequence[Wakeup]) -> list[asyncio.Future[list[str]]]:

@@ -343,7 +343,10 @@ def test_a_model_whose_scheduler_runs_without_instances_needs_no_backend(
             FORWARD.replace('"forward"', '"stateful"'),
             "model 'm' has no backend, and its scheduler 'stateful' needs instances to run on: name a 'backend'",
         ),
-        (FORWARD.replace('"forward"', '"forwards"'), "no plugin provides scheduler 'forwards'; did you mean 'forward'?"),
+        (
+            FORWARD.replace('"forward"', '"forwards"'),
+            "no plugin provides scheduler 'forwards'; did you mean 'forward'?",
+        ),
         (
             FORWARD + "instance_group { count: 2 }",
             "instance_group should not be specified for model 'm', which has no backend",

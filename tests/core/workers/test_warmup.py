@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError, InternalError
 from headrace.messages import dtypes
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor
-from headrace.workers.batch import runner_for
+from headrace.workers.instance import runner_for
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.warmup import WarmupSample, read_samples
 

@@ -20,8 +20,17 @@ from headrace.config.parse import find_config
 from headrace.config.source_map import SourceMap
 from headrace.errors import Code, ConfigError, HeadraceError
 from headrace.models import model_files
-from headrace.models.configuring import examine, fill, judge, parse, written
-from headrace.models.parts import find_scheduler, make_backend, needs_backend, scheduler_parameters
+from headrace.models.configuring import (
+    examine,
+    fill,
+    find_scheduler,
+    judge,
+    make_backend,
+    needs_backend,
+    parse,
+    scheduler_parameters,
+    written,
+)
 from headrace.models.repository import Entry, available_versions, select_versions
 from headrace.plugins import Plugins
 from headrace.workers.devices import available_gpus, fill_groups

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from headrace.config.options import ServerOptions
 from headrace.frontends.uploads import is_loopback
-from headrace.models.parts import backend_settings, find_backend
+from headrace.models.configuring import backend_settings, find_backend
 from headrace.server import Server
 from headrace.telemetry import logs
 

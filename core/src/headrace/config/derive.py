@@ -106,9 +106,10 @@ def _derive_from_name(config: ModelConfig) -> None:
     """``model.<backend>``, the last resort of a model without any config."""
     _, _, backend = config.name.partition(".")
     if not backend and SCHEDULER in config.parameters:
+        scheduler = config.parameters[SCHEDULER].string_value
         raise ConfigError(
-            f"model '{config.name}' has no backend, and its scheduler '{config.parameters[SCHEDULER].string_value}' needs "
-            "instances to run on: name a 'backend'",
+            f"model '{config.name}' has no backend, and its scheduler '{scheduler}' needs instances to run on: name a "
+            "'backend'",
             field="backend",
         )
     if not backend:

@@ -1,4 +1,11 @@
-"""Loading and unloading by name, as the model control mode allows (docs/spec/behaviours.md sections 5.2 to 5.5)."""
+"""Which models of the repository are to be loaded: as they are asked for by name, or as the repository changes.
+
+Loading and unloading by name is allowed in control mode ``explicit`` (docs/spec/behaviours.md sections 5.2 to 5.5). In
+mode ``poll``, and with ``--dev``, a `Watcher` looks at the repository again and again. These differ in when a change
+counts: in mode poll at once, and a load that failed is tried again at every look; with ``--dev``, where people are
+saving files, once two looks in a row have seen the same, and a load that failed is tried again when the files have
+changed.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +13,23 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, InvalidArgument, Unavailable
 from headrace.models.lifecycle import Lifecycle
-from headrace.models.overrides import Overrides, TemporaryDirectories, parse_overrides, remove, write_files
-from headrace.models.repository import Entry, Repository
+from headrace.models.model_files import Overrides, TemporaryDirectories, parse_overrides, remove, write_files
+from headrace.models.repository import Entry, Fingerprint, Repository, take_fingerprint
 from headrace.models.states import IndexEntry, index_of, poll_failure
-from headrace.models.watching import DEV_INTERVAL_S, Watcher
 
 log = logging.getLogger(__name__)
 
 #: What stands for all models in ``--load-model``.
 ALL = "*"
+DEV_INTERVAL_S = 0.5
+
+#: What a look sees: by name, every model and what its directories hold.
+Fingerprints: TypeAlias = "dict[str, tuple[Entry, tuple[Fingerprint, ...]]]"
 
 
 class Control:
@@ -28,12 +39,12 @@ class Control:
         self._options = options
         self._lifecycle = lifecycle
         self._repository = Repository(options.model_repository)
-        self._scratch = TemporaryDirectories()
+        self._directories = TemporaryDirectories()
         self._watcher = self._make_watcher()
 
     async def start(self) -> list[HeadraceError]:
         """Load what the control mode says is to be loaded at start, and watch; returns what failed."""
-        await asyncio.to_thread(self._scratch.sweep)
+        await asyncio.to_thread(self._directories.sweep)
         if self._watcher is None:
             return await self._load_first()
         await self._watcher.prepare()
@@ -85,7 +96,7 @@ class Control:
 
     def close(self) -> None:
         """Remove the files that came with loads. Blocks."""
-        self._scratch.close()
+        self._directories.close()
 
     def _make_watcher(self) -> Watcher | None:
         """The watcher of ``--dev`` or of mode poll, if it is one of these."""
@@ -114,7 +125,7 @@ class Control:
         return replace(entry, config=overrides.config)
 
     def _write(self, name: str, overrides: Overrides) -> Entry:
-        path = self._scratch.make(name)
+        path = self._directories.make(name)
         try:
             write_files(overrides.files, path)
         except BaseException:
@@ -135,3 +146,72 @@ def judged_name(name: str) -> str:
         shown = name.replace("\0", "\\0")
         raise InvalidArgument(f"invalid model name '{shown}', model name must not contain path traversal characters")
     return name
+
+
+class Watcher:
+    """Keeps the models of ``lifecycle`` as they are in ``repository``. Event loop only.
+
+    With ``known_only``, models that are not served are left alone.
+    """
+
+    def __init__(
+        self, repository: Repository, lifecycle: Lifecycle, interval_s: float, *, dev: bool, known_only: bool
+    ) -> None:
+        self._repository = repository
+        self._lifecycle = lifecycle
+        self._interval_s = interval_s
+        self._dev = dev
+        self._known_only = known_only
+        self._handled: Fingerprints = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def prepare(self) -> None:
+        """Remember what there is before it is loaded: whatever is different later has changed."""
+        self._handled = await asyncio.to_thread(self._look)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._task = asyncio.ensure_future(self._watch())
+
+    def stop(self) -> None:
+        """Look no more; what is being loaded goes on."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        before = self._handled
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                found = await asyncio.to_thread(self._look)
+                await self._follow(
+                    {name for name in {*found, *self._handled} if self._is_due(name, before, found)}, found
+                )
+                before = found
+            except Exception:
+                log.exception("cannot look at the repository")
+
+    def _look(self) -> Fingerprints:
+        entries = self._repository.scan()
+        return {name: (entry, tuple(map(take_fingerprint, entry.paths))) for name, entry in entries.items()}
+
+    def _is_due(self, name: str, before: Mapping[str, object], found: Mapping[str, object]) -> bool:
+        """Whether ``name`` has changed, and if people are at it, whether they seem to have finished."""
+        has_changed = found.get(name) != self._handled.get(name)
+        return has_changed and not (self._dev and found.get(name) != before.get(name))
+
+    async def _follow(self, names: set[str], found: Fingerprints) -> None:
+        if self._known_only:
+            names = {name for name in names if self._lifecycle.is_served(name)}
+        await asyncio.gather(*(self._follow_one(name, found) for name in sorted(names)))
+
+    async def _follow_one(self, name: str, found: Fingerprints) -> None:
+        if name not in found:
+            log.info("'%s' is gone from the repository: unloading it", name)
+            await self._lifecycle.remove(name)
+            del self._handled[name]
+            return
+        log.info("'%s' %s: loading it", name, "has changed" if name in self._handled else "is new in the repository")
+        failures = await self._lifecycle.load_all([found[name][0]])
+        if self._dev or not failures:
+            self._handled[name] = found[name]

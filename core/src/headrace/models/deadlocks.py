@@ -3,8 +3,8 @@
 An instance that executes a request and, for it, waits for another model is held until that model
 answers. Calls and held instances form a graph; a call is part of a deadlock if it waits in a queue,
 no instance that could take it, nor any that these wait for in turn, is free to go on, and these
-wait for the call itself. Nothing but an error ends a deadlock, so that finding it late is no mistake,
-and finding one that is none would be. Two things can look like one for a moment: a picture that is
+wait for the call itself. Nothing but an error ends a deadlock, so that to see it late is no mistake,
+and to see one that is none would be. Two things can look like one for a moment: a picture that is
 a moment old, and an execution that is about to return and have its answer given later. A call is
 therefore refused when it was part of a deadlock in `LOOKS` looks on end, `LOOK_S` apart; they are
 counted, not timed, so that a machine that stood still has seen nothing meanwhile.

@@ -13,19 +13,19 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from headrace.errors import HeadraceError, OperatorError
-from headrace.models import overrides
-from headrace.models.draining import Draining, drain
-from headrace.models.load_slots import LoadSlots
+from headrace.models import model_files
 from headrace.models.loader import Loader, LoadPlan
-from headrace.models.progress import Background, Progress
 from headrace.models.repository import Entry, NoVersion
+from headrace.models.running_loads import Background, LoadSlots, Progress
 from headrace.models.served import ServedModel
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import (
     UNLOADED,
+    Draining,
     ModelRecord,
     State,
     VersionRecord,
+    drain,
     poll_failure,
     reason,
     unexpected,
@@ -161,7 +161,7 @@ class Lifecycle:
                 plan = await self._plan(entry)
             except BaseException:
                 if entry.is_temporary:
-                    await self._slots.run(overrides.remove, entry.path)
+                    await self._slots.run(model_files.remove, entry.path)
                 raise
             record = self.records.setdefault(entry.name, ModelRecord(entry.name))
             is_same = record.fingerprint == plan.fingerprint and entry.config is None

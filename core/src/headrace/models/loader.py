@@ -20,27 +20,38 @@ from headrace.config.options import ServerOptions
 from headrace.config.parameters import parse_parameters
 from headrace.errors import LoadError
 from headrace.models import model_files
-from headrace.models.configuring import complete, raise_first, read, written
-from headrace.models.draining import ShutdownDeadline
-from headrace.models.model_files import (
+from headrace.models.configuring import (
+    PluginRegistries,
+    complete,
+    find_scheduler,
+    make_backend,
+    raise_first,
+    read,
+    scheduler_parameters,
+    written,
+)
+from headrace.models.model_files import read_labels
+from headrace.models.repository import (
+    Entry,
     Fingerprint,
+    NoVersion,
     VersionFingerprint,
+    available_versions,
     fingerprint_of_version,
-    read_labels,
+    select_versions,
     take_fingerprint,
 )
-from headrace.models.parts import PluginRegistries, find_scheduler, make_backend, scheduler_parameters
-from headrace.models.repository import Entry, NoVersion, available_versions, select_versions
 from headrace.models.served import ServedModel
 from headrace.models.server_services import SiblingServices
 from headrace.models.signature import Signature
+from headrace.models.states import ShutdownDeadline
 from headrace.models.worker_factory import WorkerFactory, isolation_of
 from headrace.schedulers.base import InstanceInfo, ScheduledModel
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement, plan_instances
-from headrace.workers.instance_loading import failures_worded, share
+from headrace.workers.instance import failures_worded, share
 from headrace.workers.process.process_worker import ProcessWorker
 
 log = logging.getLogger(__name__)

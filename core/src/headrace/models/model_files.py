@@ -1,33 +1,45 @@
-"""The files of a model's directory: whether links keep inside, the labels of outputs, and whether anything changed.
+"""The files of one model: whether links keep inside, the labels of its outputs, and what a load may bring along.
 
 Nothing of a model lies outside the model repository, unless ``--allow-external-links`` says that it may.
 Whoever may write into one model's directory must not thereby read, and have served, what the
 server's user can read elsewhere. Links that stay inside are everyday: a Kubernetes volume is made
 of them (``config.pbtxt -> ..data/config.pbtxt``), and a repository may itself be a link.
 
-A `Fingerprint` is what a directory holds, cheap enough to be looked at often. Label files are those of
-docs/spec/behaviours.md section 3.4.
+A load may bring along another config, or all files of the model. These are written to private directories, gone when
+the server is, even after SIGKILL: each process has a directory of its own below one per user, and holds a lock on it.
+Whoever starts next removes the directories whose lock nobody holds any more.
+
+Source: docs/spec/behaviours.md sections 3.4 and 5.4.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import posixpath
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from stat import S_ISDIR
 
 from headrace.config.confinement import why_outside
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.parse import parse_json
 from headrace.config.validation import Problem
-from headrace.errors import HeadraceError, LoadError, Unsupported
+from headrace.errors import HeadraceError, InvalidArgument, LoadError, Unsupported
 
 log = logging.getLogger(__name__)
 
 #: What marks the directory of a Python environment: its links lead to the interpreter that it was made of.
 _ENVIRONMENT = frozenset(("pyvenv.cfg", "conda-meta"))
+#: How the name of a parameter of a load begins that brings a file along.
+_FILE = "file:"
+_LOCK = ".lock"
 
 
 def check_links(model_path: Path, roots: Iterable[str | Path]) -> None:
@@ -106,71 +118,141 @@ def _read(model: str, output: str, filename: str, model_path: Path) -> list[str]
     return lines if lines[-1] else lines[:-1]
 
 
-#: What Python writes beside a model that it imports is no change of the model; hidden files neither.
-_CACHE = "__pycache__"
+# ---------------------------------------------------------------------------
+# What a load brings along
+# ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """A directory, and name, modification time in ns and size of all below it; zeros for directories."""
+class Overrides:
+    """``config`` takes the place of the config file; ``files`` are the model, by path below its directory."""
 
-    path: Path
-    files: frozenset[tuple[str, int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class VersionFingerprint:
-    """What one version is made of: the config that it is loaded with, and the files that count for it."""
-
-    config: bytes
-    files: frozenset[tuple[str, int, int]]
+    config: ModelConfig | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def fingerprint_of_version(fingerprint: Fingerprint, version: int, config: ModelConfig) -> VersionFingerprint:
-    """That of ``version``: its own files and those that all versions share.
-
-    What a config file says counts, and not when it was saved; which versions are to be served is no
-    part of any of them.
-    """
-    config = ModelConfig.FromString(config.SerializeToString())
-    config.ClearField("version_policy")
-    start = len(str(fingerprint.path)) + 1
-    files = (file for file in fingerprint.files if _counts(file[0][start:].partition("/")[0], version))
-    return VersionFingerprint(config.SerializeToString(deterministic=True), frozenset(files))
-
-
-def _counts(first: str, version: int) -> bool:
-    """Whether what ``first``, right below the model's directory, is or holds is part of ``version``."""
-    if first.isdecimal():
-        return first == str(version)
-    return first not in ("config.pbtxt", "configs")
+def parse_overrides(parameters: Mapping[str, str | bytes]) -> Overrides:
+    """The overrides in the parameters of a load. Raises `InvalidArgument` or `ConfigError`."""
+    files = {}
+    for name, value in parameters.items():
+        if name.startswith(_FILE) and isinstance(value, bytes):
+            files[_inside(name)] = value
+        elif name != "config" or not isinstance(value, str):
+            kind = "BYTES" if isinstance(value, bytes) else "STRING"
+            raise InvalidArgument(f"Unrecognized load parameter '{name}' with type '{kind}'")
+    config = parameters.get("config")
+    if files and config is None:
+        raise InvalidArgument("Load parameter 'config' must be specified for model file override")
+    return Overrides(parse_json(config) if isinstance(config, str) else None, files)
 
 
-def take_fingerprint(model_path: Path) -> Fingerprint:
-    """The fingerprint of now. Follows links; what vanishes meanwhile is left out. Blocks."""
-    return Fingerprint(model_path, frozenset(_walk(model_path)))
+def write_files(files: Mapping[str, bytes], model_path: Path) -> None:
+    """Write ``files`` into the empty directory ``model_path``. Raises `InvalidArgument` naming the file at fault."""
+    for name, content in files.items():
+        path = model_path / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except (FileExistsError, NotADirectoryError):
+            text = f"Invalid file parameter '{_FILE}{name}', directory has been created as a file"
+            raise InvalidArgument(text) from None
+        except IsADirectoryError:
+            raise InvalidArgument(f"Invalid file parameter '{_FILE}{name}', it is another's directory") from None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not a file name"
+            raise InvalidArgument(f"Invalid file parameter '{_FILE}{name}', cannot be written: {reason}") from error
 
 
-def _walk(top: Path) -> Iterator[tuple[str, int, int]]:
-    visited: set[tuple[int, int]] = set()
-    waiting = [str(top)]
-    while waiting:
-        for entry in _visible(waiting.pop()):
-            try:
-                stat = entry.stat()
-            except OSError:
-                continue
-            if not S_ISDIR(stat.st_mode):
-                yield entry.path, stat.st_mtime_ns, stat.st_size
-            elif (place := (stat.st_dev, stat.st_ino)) not in visited:  # links may go in circles
-                visited.add(place)
-                waiting.append(entry.path)
-                yield entry.path, 0, 0
+def _inside(parameter: str) -> str:
+    """The path that ``parameter`` names, relative to the model's directory; raises if it leads out of it."""
+    name = parameter.removeprefix(_FILE)
+    path = posixpath.normpath(name.lstrip("/") or ".")  # as Triton: a slash in front is joined below the directory
+    if "\0" in name or path in (".", "..") or path.startswith("../"):
+        shown = path.replace("\0", "\\0")
+        raise InvalidArgument(
+            f"Invalid file parameter '{parameter}' with normalized path '{shown}' must stay within model directory."
+        )
+    return path
 
 
-def _visible(folder: str) -> list[os.DirEntry[str]]:
+class TemporaryDirectories:
+    """The directories of this process. Methods block and may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._user = Path(tempfile.gettempdir()) / f"headrace-{os.geteuid()}"
+        self._own: Path | None = None
+        self._lock = -1
+        self._mutex = threading.Lock()
+
+    def make(self, name: str) -> Path:
+        """A new, empty directory called ``name``, inside one of its own.
+
+        ``name`` must be no path. Raises `InvalidArgument` if the file system does not take it.
+        """
+        with self._mutex:
+            own = self._own or self._open()
+        folder = Path(tempfile.mkdtemp(dir=own))
+        try:
+            (folder / name).mkdir(mode=0o700)
+        except (OSError, ValueError) as error:
+            folder.rmdir()
+            reason = error.strerror if isinstance(error, OSError) else "it has characters that no file name has"
+            raise InvalidArgument(f"no directory can be called '{name}': {reason}") from error
+        return folder / name
+
+    def sweep(self) -> None:
+        """Remove what processes left behind that were killed."""
+        if self._user.exists():
+            with self._locked() as user:
+                _remove_abandoned(user)
+
+    def close(self) -> None:
+        """Remove the directories of this process."""
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
+            os.close(self._lock)
+            self._own = None
+
+    def _open(self) -> Path:
+        with self._locked() as user:
+            self._own = Path(tempfile.mkdtemp(dir=user))
+            self._lock = _lock(self._own / _LOCK)
+            return self._own
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[Path]:
+        """The user's directory, while no other process creates or sweeps in it."""
+        with contextlib.suppress(FileExistsError):
+            self._user.mkdir(mode=0o700)
+        found = self._user.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise LoadError("the directory for the files of loaded models is not private to the server's user")
+        lock = _lock(self._user / _LOCK, wait=True)
+        try:
+            yield self._user
+        finally:
+            os.close(lock)
+
+
+def remove(model_path: Path) -> None:
+    """Remove what `TemporaryDirectories.make` made."""
+    shutil.rmtree(model_path.parent, ignore_errors=True)
+
+
+def _remove_abandoned(user: Path) -> None:
+    for path in user.iterdir():
+        if path.is_dir():
+            with contextlib.suppress(OSError):  # its owner lives
+                os.close(_lock(path / _LOCK))
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _lock(path: Path, wait: bool = False) -> int:
+    """An open file descriptor that holds the lock; raises `OSError` if another process does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if entry.name != _CACHE and not entry.name.startswith(".")]
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return []
+        os.close(descriptor)
+        raise
+    return descriptor

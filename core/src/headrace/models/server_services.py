@@ -1,4 +1,7 @@
-"""What the server does for its models, where it is in the same process (docs/spec/behaviours.md section 9)."""
+"""What the server does for its models, where it is in the same process: other models, control, log and metrics.
+
+Source: docs/spec/behaviours.md section 9.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,30 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from headrace.backends.services import LOG_LEVELS, LogLevel
-from headrace.errors import Unavailable
+from headrace.errors import HeadraceError, InternalError, InvalidArgument, Unavailable, summary
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
-from headrace.messages.ticket import Ticket
-from headrace.models.load_slots import NestedLoads
-from headrace.models.model_calls import ModelCalls
+from headrace.messages.ticket import Respond, Ticket
+from headrace.models.deadlocks import DeadlockDetector
+from headrace.models.entrance import Entrance, Interceptor, model, not_by_models
+from headrace.models.running_loads import NestedLoads
+from headrace.models.served import ModelView
+from headrace.models.serving_table import ServingTable
 from headrace.telemetry.custom import CustomMetrics, Holding
 from headrace.telemetry.kinds import MetricKind, MetricOperation
-from headrace.workers.loop_mailbox import LoopMailbox
+from headrace.telemetry.pacing import paced
 from headrace.workers.process.endpoint import LoopServices
+from headrace.workers.threads import LoopMailbox
 from headrace.workers.worker import Worker
 
-log = logging.getLogger("headrace.python")
+log = paced(__name__)
+#: What models write: as much as they like.
+models_log = logging.getLogger("headrace.python")
 
 T = TypeVar("T")
+
+#: Models that may wait for one request, one behind the other: a recursion without end has to end.
+MAX_CALLERS = 128
 
 
 class ModelControl(Protocol):
@@ -135,9 +147,11 @@ class LocalServices(LoopServices):
 
     def log(self, level: LogLevel, message: str, file: str, line: int) -> None:
         number = LOG_LEVELS[level]
-        if log.isEnabledFor(number):
-            record = log.makeRecord(log.name, number, file, line, message, (), None, extra={"model": self._model})
-            log.handle(record)
+        if models_log.isEnabledFor(number):
+            record = models_log.makeRecord(
+                models_log.name, number, file, line, message, (), None, extra={"model": self._model}
+            )
+            models_log.handle(record)
 
     def metric_family(self, name: str, description: str, kind: MetricKind) -> int:
         return self._metrics.family(name, description, kind)
@@ -157,3 +171,85 @@ class LocalServices(LoopServices):
     def close(self) -> None:
         """Give up every metric that the instance still holds."""
         self._metrics.close()
+
+
+class ModelCalls:
+    """Submits what models ask of models, and keeps them from waiting for each other for ever (docs/spec/behaviours.md
+    section 9.5). Event loop only.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, table: ServingTable, interceptors: Sequence[Interceptor] = ()
+    ) -> None:
+        self._table = table
+        self._single = Entrance(self._resolve, not_by_models, model, interceptors)
+        self._any_number = Entrance(self._resolve, None, model, interceptors)
+        self._deadlocks = DeadlockDetector(loop, self._break_deadlock)
+        self._refusals: dict[Ticket, HeadraceError] = {}
+
+    def submit(self, ticket: Ticket, worker: Worker | None) -> None:
+        """Have ``ticket`` answered; a refusal is an answer, in Triton's words. ``worker`` waits for it,
+        or None: a scheduler, or an instance that is being loaded."""
+        request, respond = ticket.request, ticket.respond
+        try:
+            if len(request.callers) > MAX_CALLERS:
+                raise InvalidArgument(
+                    f"{len(request.callers)} models wait for this request, one behind the other; the limit is "
+                    f"{MAX_CALLERS}"
+                )
+            entrance = self._any_number if request.decoupled else self._single
+            view = entrance.find(request.model_name, request.model_version)
+            ticket.respond = partial(self._respond, ticket, respond, worker)
+            self._start_for(worker, entrance, view, ticket)
+        except HeadraceError as error:
+            respond(_refused(request, error), True)
+        except Exception as error:
+            log.exception("a request to model '%s' failed", request.model_name)
+            respond(_refused(request, InternalError(summary(error))), True)
+
+    async def is_ready(self, name: str, version: str) -> bool:
+        """Whether requests to that version (empty: the latest) would be taken; False if there is none.
+
+        Raises `InvalidArgument` for a version that is no number.
+        """
+        return await self._table.is_ready(self._table.served_loaded, name, version)
+
+    def _start_for(self, worker: Worker | None, entrance: Entrance, view: ModelView, ticket: Ticket) -> None:
+        target = self._table.served_loaded(ticket.request.model_name, ticket.request.model_version)
+        self._deadlocks.add(worker, ticket, target)  # before it can be answered
+        try:
+            entrance.start(view, ticket)
+        except BaseException:
+            self._deadlocks.discard(worker, ticket)
+            raise
+
+    def _resolve(self, name: str, version: str) -> ModelView:
+        try:
+            return self._table.resolve_loaded(name, version)
+        except HeadraceError as error:
+            raise type(error)(
+                f"Failed for execute the inference request. Model '{name}' is not ready. {error.message}"
+            ) from error
+
+    def _respond(self, ticket: Ticket, respond: Respond, worker: Worker | None, answer: Answer, final: bool) -> None:
+        if final:
+            self._deadlocks.discard(worker, ticket)
+            answer = self._refusals.pop(ticket, answer)
+            ticket.respond = respond  # else they would hold each other until they are collected
+        respond(answer, final)
+
+    def _break_deadlock(self, ticket: Ticket, path: Sequence[str]) -> None:
+        """Take ``ticket``, which nobody could ever answer, out of its queue."""
+        shown = " -> ".join(f"'{name}'" for name in path)
+        self._refusals[ticket] = _refused(
+            ticket.request,
+            Unavailable(
+                f"every instance of model '{ticket.request.model_name}' waits, directly or through others, for this "
+                f"request: {shown}. More instances would help, or one call less"
+            ),
+        )
+        ticket.cancel()
+
+
+def _refused(request: InferRequest, error: HeadraceError) -> HeadraceError:
+    return HeadraceError(f"Model {request.model_name} - Error when running inference: {error.message}", error.code)

@@ -19,17 +19,15 @@ from headrace.messages.spec import Spec
 from headrace.models.signature import Signature
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.batch import runner_for
 from headrace.workers.devices import Placement
-from headrace.workers.instance import InstanceThread
-from headrace.workers.instance_loading import close_instance, failures_worded, load_instance
+from headrace.workers.instance import close_instance, failures_worded, load_instance, runner_for
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process.endpoint import LoopServices
 from headrace.workers.process.instance_spec import InstanceSpec
 from headrace.workers.process.process_worker import ProcessWorker
 from headrace.workers.runner import Runner
 from headrace.workers.warmup import WarmupSample, prepare, read_samples
-from headrace.workers.worker import Worker
+from headrace.workers.worker import InstanceThread, Worker
 
 log = logging.getLogger(__name__)
 

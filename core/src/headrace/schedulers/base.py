@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic_ns
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
@@ -29,6 +31,18 @@ class Clock(Protocol):
 
     def call_later(self, delay_ns: int, call: Callable[..., object], *arguments: object) -> Timer:
         """Call on the event loop in ``delay_ns``. Event loop only."""
+
+
+class LoopClock:
+    """The server's `Clock`: the monotonic clock, and the timers of ``loop``."""
+
+    now_ns = staticmethod(monotonic_ns)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def call_later(self, delay_ns: int, call: Callable[..., object], *arguments: object) -> asyncio.TimerHandle:
+        return self._loop.call_later(delay_ns / 1e9, call, *arguments)
 
 
 class Waiting(Protocol):

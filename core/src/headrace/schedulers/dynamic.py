@@ -1,15 +1,148 @@
-"""The dynamic batcher: an idle instance pulls a batch (docs/spec/behaviours.md sections 6.2 and 6.3)."""
+"""The built-in schedulers: the dynamic batcher, and `DirectScheduler`, which is the same with batches of one request.
+
+An idle instance pulls a batch. When it fires is `decide`'s to say, by arithmetic on the requests that wait and nothing
+else; how long a request may wait, and how many with it, is said by its `QueuePolicy`. Source:
+docs/spec/behaviours.md sections 6.1 to 6.3.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from headrace.config.model_config_pb2 import ModelConfig, ModelQueuePolicy
 from headrace.errors import Unavailable
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo, Scheduler, SchedulerContext, Wait
-from headrace.schedulers.batching import BatchRule, decide
-from headrace.schedulers.policy import Priorities
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """``default_timeout_ns`` and ``max_size`` are 0 for none. ``postpones``: an expired request
+    moves behind the others instead of being rejected."""
+
+    default_timeout_ns: int = 0
+    allows_override: bool = False
+    max_size: int = 0
+    postpones: bool = False
+
+    @classmethod
+    def from_config(cls, policy: ModelQueuePolicy) -> QueuePolicy:
+        return cls(
+            policy.default_timeout_microseconds * 1000,
+            policy.allow_timeout_override,
+            policy.max_queue_size,
+            policy.timeout_action == ModelQueuePolicy.DELAY,
+        )
+
+    def timeout_ns(self, requested_us: int) -> int:
+        """The timeout of a request; its own counts only if allowed, set and smaller."""
+        requested_ns = requested_us * 1000
+        if self.allows_override and 0 < requested_ns < self.default_timeout_ns:
+            return requested_ns
+        return self.default_timeout_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Priorities:
+    """The levels of a model's queue, 1 first, up to 2^64 - 1 of them; ``own`` are the policies beside the default."""
+
+    levels: int = 1
+    default_level: int = 1
+    default: QueuePolicy = QueuePolicy()
+    own: Mapping[int, QueuePolicy] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> Priorities:
+        batching = config.dynamic_batching
+        default = QueuePolicy.from_config(batching.default_queue_policy)
+        levels = batching.priority_levels
+        if not levels:
+            return cls(default=default)
+        own = {level: QueuePolicy.from_config(policy) for level, policy in batching.priority_queue_policy.items()}
+        return cls(levels, batching.default_priority_level, default, own)
+
+    def level(self, requested: int) -> int:
+        """The level of a request; 0 and levels that do not exist mean the default."""
+        return requested if 1 <= requested <= self.levels else self.default_level
+
+    def policy(self, level: int) -> QueuePolicy:
+        return self.own.get(level, self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRule:
+    """How requests join. ``max_requests`` bounds a batch as ``max_rows`` does."""
+
+    max_rows: int = 1
+    max_requests: int = 1
+    preferred_rows: frozenset[int] = frozenset()
+    max_delay_ns: int = 0
+    largest_preferred: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "largest_preferred", max(self.preferred_rows, default=self.max_rows))
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> BatchRule:
+        """The rule that ``dynamic_batching`` states; a model without batch axis runs one by one."""
+        batching, rows = config.dynamic_batching, config.max_batch_size
+        if rows < 1:
+            return cls()
+        preferred = frozenset(batching.preferred_batch_size) or frozenset((rows,))
+        return cls(rows, rows, preferred, batching.max_queue_delay_microseconds * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Send the first ``count`` requests now; if that is 0, look again after ``wait_ns``, or as
+    soon as ``missing_rows`` more have arrived."""
+
+    count: int
+    wait_ns: int = 0
+    missing_rows: int = 0
+
+
+def decide(waiting: Sequence[Ticket], rule: BatchRule, now_ns: int) -> Decision:
+    """What to do about ``waiting``: at least one request, in the order they would be served."""
+    rows = preferred = count = 0
+    key, complete = waiting[0].batch_key, False
+    most, preferred_rows = rule.max_rows, rule.preferred_rows
+    for ticket in waiting:
+        joined = rows + ticket.rows
+        if count and (joined > most or ticket.batch_key != key):
+            complete = True
+            break
+        rows = joined
+        count += 1
+        if rows in preferred_rows:
+            preferred = count
+    if not rule.max_delay_ns:
+        return Decision(preferred or count)
+    waited_ns = now_ns - min([ticket.queued_ns for ticket in waiting[:count]])
+    if waited_ns >= rule.max_delay_ns:
+        return Decision(count)
+    if preferred:
+        return Decision(preferred)
+    if rows > rule.largest_preferred:
+        return Decision(_below(waiting, rule.largest_preferred))
+    if complete or rows == rule.largest_preferred or count >= rule.max_requests:
+        return Decision(count)
+    target = min(size for size in rule.preferred_rows | {rule.max_rows} if size > rows)
+    return Decision(0, rule.max_delay_ns - waited_ns, target - rows)
+
+
+def _below(waiting: Sequence[Ticket], largest: int) -> int:
+    """How many of ``waiting`` stay within ``largest`` rows, but the first in any case: what would lift the
+    batch above the largest preferred size is left for the next one."""
+    rows = count = 0
+    for ticket in waiting:
+        rows += ticket.rows
+        if count and rows > largest:
+            break
+        count += 1
+    return count
 
 
 class DynamicScheduler(Scheduler):
@@ -58,9 +191,9 @@ class DynamicScheduler(Scheduler):
         rule, queue = self._rule, self._waiting
         # A request past its deadline is left to its timer, which is about to answer it.
         head = queue.head(rule.max_requests)
-        waiting = [r for r in head if not 0 < r.deadline_ns <= now_ns]
+        waiting = [ticket for ticket in head if not 0 < ticket.deadline_ns <= now_ns]
         if len(waiting) < len(head):  # their places are for those behind them
-            waiting = [r for r in queue if not 0 < r.deadline_ns <= now_ns][: rule.max_requests]
+            waiting = [ticket for ticket in queue if not 0 < ticket.deadline_ns <= now_ns][: rule.max_requests]
         if not waiting or rule.max_requests == 1:
             return waiting
         decision = decide(waiting, rule, now_ns)
@@ -72,3 +205,13 @@ class DynamicScheduler(Scheduler):
     def expired(self, ticket: Ticket) -> int | None:
         level = self._priorities.level(ticket.request.priority)
         return level if self._priorities.policy(level).postpones else None
+
+
+class DirectScheduler(DynamicScheduler):
+    """The default: first come, first served by any free instance; requests never share an execution."""
+
+    name: ClassVar[str] = "direct"
+
+    def rule(self, context: SchedulerContext) -> BatchRule:
+        # A request may carry many rows of its own; only the number of requests is limited.
+        return BatchRule(max_rows=max(1, context.config.max_batch_size), max_requests=1)

@@ -1,17 +1,19 @@
-"""Where one instance gets its batches from, on a thread or on the event loop."""
+"""Where one instance gets its batches from, on a thread or on the event loop: of what its scheduler chooses, what still
+waits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
 from headrace.errors import InternalError, summary
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.schedulers.base import InstanceInfo, Timer, Wait
 from headrace.telemetry.pacing import paced
-from headrace.workers.worker import LoopWakeup, Wakeup
+from headrace.workers.threads import LoopWakeup, Wakeup
 
 if TYPE_CHECKING:
     from headrace.schedulers.kernel import Kernel
@@ -20,6 +22,8 @@ log = paced(__name__)
 
 #: How long after a failure of its scheduler an instance is asked for again.
 RETRY_NS = 1_000_000_000
+#: What counts as so many rows arrived: news that every instance has to look at, however many it is missing.
+NEWS = 1 << 32
 
 
 class InstanceSource:
@@ -33,9 +37,13 @@ class InstanceSource:
         "_alarm",
         "_batch",
         "_is_parked",
+        "_kept",
         "_kernel",
+        "_next",
+        "_now_ns",
         "_on_loop",
         "_on_threads",
+        "_remove",
         "_wakeup",
         "deliver",
         "instance",
@@ -51,12 +59,62 @@ class InstanceSource:
         self.progress = kernel.progress
         self.deliver = partial(kernel.deliver_heard, self) if kernel.hears else kernel.deliver
         self._kernel = kernel
+        # Bound once: asking is every batch's way.
+        self._next, self._now_ns, self._remove = kernel.scheduler.next, kernel.clock.now_ns, kernel.queue.remove
+        self._kept = kernel.kept
         self._on_threads = kernel.scheduler.on_threads
         self._on_loop = False
         self._wakeup: Wakeup | LoopWakeup | None = None
         self._batch: list[Ticket] | None = None
         self._alarm: Timer | None = None
         self._is_parked = False
+
+    # ------------------------------------------------------------------ the scheduler
+
+    def _ask(self) -> list[Ticket]:
+        """The batch that the instance runs now, which is its from here on; empty if it has to wait.
+
+        On any thread if the scheduler says so. The one way out of the queue: a limiter that has instances of
+        several models share a device stands here, before the scheduler is asked, and in `Kernel.deliver`.
+        """
+        chosen = self._next(self.instance, self._now_ns())
+        if isinstance(chosen, Wait):
+            self.wait, self._kernel.threads_take = chosen, False
+            return []
+        self.wait = None
+        return self._claim(chosen) or self._ask_after_losing() if chosen else []
+
+    def _claim(self, chosen: Sequence[Ticket]) -> list[Ticket]:
+        """Those of ``chosen`` that still waited, and wait no more."""
+        remove = self._remove
+        if self._kept:
+            self._ask_for_kept(chosen)
+        if not isinstance(chosen, Batch):
+            return [ticket for ticket in chosen if remove(ticket)]
+        for ticket, added in zip(chosen, chosen.added, strict=False):
+            request = ticket.request
+            ticket.request = request.with_inputs({**request.inputs, **added})
+        claimed = Batch([ticket for ticket in chosen if isinstance(ticket, Padding) or remove(ticket)])
+        if chosen.pinned:
+            for ticket in claimed:
+                ticket.pinned = True
+        return claimed if any(not isinstance(ticket, Padding) for ticket in claimed) else []
+
+    def _ask_for_kept(self, chosen: Sequence[Ticket]) -> None:
+        for ticket in chosen:
+            if outputs := ticket.request.outputs:
+                ticket.request = ticket.request.with_outputs(tuple(dict.fromkeys((*outputs, *self._kept))))
+
+    def _ask_after_losing(self) -> list[Ticket]:
+        """Others were faster; there may be more. A scheduler that gives what does not wait would be asked for ever."""
+        for _ in range(100):
+            chosen = self._next(self.instance, self._now_ns())
+            if isinstance(chosen, Wait) or not chosen:
+                self.wait = chosen if isinstance(chosen, Wait) else None
+                return []
+            if batch := self._claim(chosen):
+                return batch
+        raise InternalError(f"scheduler '{self._kernel.scheduler.name}' gives out requests that do not wait")
 
     # ------------------------------------------------------------------ the instance's thread
 
@@ -66,7 +124,7 @@ class InstanceSource:
         self._wakeup = wakeup
         while not kernel.closed:
             arrived, self.wake_at, self.wait = kernel.arrived, 0, None
-            if self._on_threads and (batch := kernel.ask(self)):
+            if self._on_threads and (batch := self._ask()):
                 if idle:
                     kernel.hand_on()
                 return batch
@@ -95,7 +153,7 @@ class InstanceSource:
         if self._kernel.closed:
             return None
         try:
-            batch = self._kernel.ask(self)
+            batch = self._ask()
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:
@@ -121,7 +179,7 @@ class InstanceSource:
             wakeup.wake()  # a thread takes what is there when it is awake, which is more; and hands on what it leaves
             return self._on_loop and not self._is_parked
         try:
-            batch = kernel.ask(self)
+            batch = self._ask()
         except BaseException as error:
             log.exception("the scheduler of instance '%s' failed to give it a batch", self.instance.name)
             self.wake_at = inf

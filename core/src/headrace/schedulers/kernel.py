@@ -9,39 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from time import monotonic_ns
 
 from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable, summary
 from headrace.messages.response import Answer, InferResponse
-from headrace.messages.ticket import Batch, Padding, Ticket
-from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, SchedulerContext, Timer, Wait
-from headrace.schedulers.in_flight import AWAITED, InFlightTracker
-from headrace.schedulers.instance_source import InstanceSource
-from headrace.schedulers.queue import RequestQueue
+from headrace.messages.ticket import Ticket
+from headrace.schedulers.base import Clock, LoopClock, ScheduledModel, Scheduler, SchedulerContext, Timer
+from headrace.schedulers.in_flight import AWAITED, InFlightTracker, RequestQueue
+from headrace.schedulers.instance_source import NEWS, InstanceSource
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import Duration, ModelStatistics
-from headrace.workers.execution_recorder import ExecutionRecorder
+from headrace.workers.instance import ExecutionRecorder
 
 log = paced(__name__)
 
 _STOPPING = "Server is stopping"
-#: What counts as so many rows arrived: news that every instance has to look at, however many it is missing.
-_NEWS = 1 << 32
-
-
-class LoopClock:
-    """The server's `Clock`: the monotonic clock, and the timers of ``loop``."""
-
-    now_ns = staticmethod(monotonic_ns)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def call_later(self, delay_ns: int, call: Callable[..., object], *arguments: object) -> asyncio.TimerHandle:
-        return self._loop.call_later(delay_ns / 1e9, call, *arguments)
 
 
 class Kernel:
@@ -61,7 +45,7 @@ class Kernel:
         self.statistics = statistics
         self.clock = LoopClock(loop) if clock is None else clock
         self.closed = False
-        self.arrived = 0  # rows; and `_NEWS`
+        self.arrived = 0  # rows; and `NEWS`
         self.idle: deque[InstanceSource] = deque()
         self.queue = RequestQueue()
         self.call_soon, self.call_soon_threadsafe = loop.call_soon, loop.call_soon_threadsafe
@@ -87,14 +71,13 @@ class Kernel:
         self.threads_take = scheduler.on_threads and scheduler.instances_alike
         self._alike = scheduler.instances_alike
         # Bound once: what a scheduler does not override is not called.
-        self._now_ns, self._next = self.clock.now_ns, scheduler.next
-        self._submit = scheduler.submit
-        self._add, self._remove = self.queue.add, self.queue.remove
+        self._now_ns, self._submit, self._add = self.clock.now_ns, scheduler.submit, self.queue.add
         self._leave = self._cancel
         self._open = self._tracker.open
-        self._kept = frozenset(scheduler.kept)
-        self._holds_back = bool(self._kept) or scheduler.keeps_order
-        self.hears = bool(self._kept) or type(scheduler).finished is not Scheduler.finished
+        #: Outputs that the model gives and callers do not get.
+        self.kept = frozenset(scheduler.kept)
+        self._holds_back = bool(self.kept) or scheduler.keeps_order
+        self.hears = bool(self.kept) or type(scheduler).finished is not Scheduler.finished
         self.sources = [InstanceSource(self, instance) for instance in model.instances]
 
     # ------------------------------------------------------------------ in
@@ -146,54 +129,9 @@ class Kernel:
 
     # ------------------------------------------------------------------ to the instances
 
-    def ask(self, source: InstanceSource) -> list[Ticket]:
-        """The batch that the instance of ``source`` runs now, which is its from here on; empty if it has to wait.
-
-        On any thread if the scheduler says so. The one way out of the queue: a limiter that has instances of
-        several models share a device stands here, before the scheduler is asked, and in `deliver`.
-        """
-        chosen = self._next(source.instance, self._now_ns())
-        if isinstance(chosen, Wait):
-            source.wait, self.threads_take = chosen, False
-            return []
-        source.wait = None
-        return self._claim(chosen) or self._ask_after_losing(source) if chosen else []
-
-    def _claim(self, chosen: Sequence[Ticket]) -> list[Ticket]:
-        """Those of ``chosen`` that still waited, and wait no more."""
-        remove = self._remove
-        if self._kept:
-            self._ask_for_kept(chosen)
-        if not isinstance(chosen, Batch):
-            return [ticket for ticket in chosen if remove(ticket)]
-        for ticket, added in zip(chosen, chosen.added, strict=False):
-            request = ticket.request
-            ticket.request = request.with_inputs({**request.inputs, **added})
-        claimed = Batch([ticket for ticket in chosen if isinstance(ticket, Padding) or remove(ticket)])
-        if chosen.pinned:
-            for ticket in claimed:
-                ticket.pinned = True
-        return claimed if any(not isinstance(ticket, Padding) for ticket in claimed) else []
-
-    def _ask_for_kept(self, chosen: Sequence[Ticket]) -> None:
-        for ticket in chosen:
-            if outputs := ticket.request.outputs:
-                ticket.request = ticket.request.with_outputs(tuple(dict.fromkeys((*outputs, *self._kept))))
-
-    def _ask_after_losing(self, source: InstanceSource) -> list[Ticket]:
-        """Others were faster; there may be more. A scheduler that gives what does not wait would be asked for ever."""
-        for _ in range(100):
-            chosen = self._next(source.instance, self._now_ns())
-            if isinstance(chosen, Wait) or not chosen:
-                source.wait = chosen if isinstance(chosen, Wait) else None
-                return []
-            if batch := self._claim(chosen):
-                return batch
-        raise InternalError(f"scheduler '{self.scheduler.name}' gives out requests that do not wait")
-
     def ask_again(self) -> None:
         """Ask for all who are idle, soon."""
-        self.arrived += _NEWS
+        self.arrived += NEWS
         self.wake_soon()
 
     def wake_soon(self) -> None:
@@ -227,7 +165,7 @@ class Kernel:
 
     def progress(self, ticket: Ticket, response: Answer) -> None:
         """Pass on a response that is not the last of ``ticket``."""
-        self._tracker.progress(ticket, self._stripped(response) if self._kept else response)
+        self._tracker.progress(ticket, self._stripped(response) if self.kept else response)
 
     def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
         """Give each of ``tickets`` its last answer."""
@@ -249,7 +187,7 @@ class Kernel:
             raise
         except BaseException:
             log.exception("scheduler '%s' failed to hear what became of requests", self.scheduler.name)
-        if self._kept:
+        if self.kept:
             answers = [self._stripped(answer) for answer in answers]
         self.deliver(tickets, answers)
         self.ask_again()
@@ -272,7 +210,7 @@ class Kernel:
         """``answer`` without what is kept from callers."""
         if not isinstance(answer, InferResponse):
             return answer
-        return replace(answer, outputs={name: x for name, x in answer.outputs.items() if name not in self._kept})
+        return replace(answer, outputs={name: x for name, x in answer.outputs.items() if name not in self.kept})
 
     def _expire(self, ticket: Ticket) -> None:
         """The request's time in the queue is over, whether or not an instance is free."""

@@ -31,7 +31,38 @@ and ``infer`` serve any test.
 
 from __future__ import annotations
 
-from headrace.testing.conformance import BackendConformance, FrontendConformance, SchedulerConformance
+from headrace.testing.backend_answers import Answers
+from headrace.testing.backend_loading import Loading
+from headrace.testing.backend_requests import Requests
 from headrace.testing.example import Example
+from headrace.testing.frontend_checks import FrontendChecks
+from headrace.testing.scheduler_answers import ScheduledAnswers
+from headrace.testing.scheduler_subject import ScheduledService
+from headrace.testing.scheduler_times import ScheduledTimes
 
 __all__ = ["BackendConformance", "Example", "FrontendConformance", "SchedulerConformance"]
+
+
+class BackendConformance(Loading, Answers, Requests):
+    """Every check of the kit. A subclass sets ``plugin`` and ``backend``, says what it claims (see
+    `Subject`), and gives the fixture ``example``, an `Example`.
+
+    The example's answers should come from elsewhere than the backend: from arithmetic, from the
+    engine called directly, better from another engine. Most checks drive the backend directly, on
+    threads of their own; those about queues and protocols run a server in this process.
+    """
+
+
+class SchedulerConformance(ScheduledAnswers, ScheduledTimes, ScheduledService):
+    """Every check of schedulers. A subclass sets ``plugin`` and ``scheduler``, and says what it claims (see
+    `ScheduledSubject`); one that has several ways to run is tested by several subclasses, each with its ``config``.
+
+    The kernel is the real one. Time stands still until a check turns it, so that nothing sleeps, and a delay is
+    kept to the microsecond or not at all.
+    """
+
+
+class FrontendConformance(FrontendChecks):
+    """Every check of frontends. A subclass sets ``plugin`` and ``frontend``, and says how to have it listen and how to
+    ask it (see `FrontendChecks`). The server is a real one in this process, and so are the sockets.
+    """

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from headrace.backends.base import Device, Instance, Tensors
+from headrace.backends.base import Device
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import Cancelled, Unavailable
 from headrace.messages import dtypes
@@ -17,17 +17,13 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Batch, Padding, Ticket
-from headrace.models.parts import scheduler_parameters
+from headrace.models.configuring import scheduler_parameters
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler, Wait, Waiting
-from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.testing.clock import TurnedClock
 from headrace.testing.example import NAME
-from headrace.workers.batch import runner_for
-from headrace.workers.instance import InstanceThread
-from headrace.workers.output_schema import OutputSchema
-from headrace.workers.worker import LoopWakeup
+from headrace.testing.played import PlayedInstance, TurnedClock, doubling_thread
+from headrace.workers.worker import InstanceThread
 
 #: Ends only what hangs.
 HANGING_S = 90
@@ -40,38 +36,12 @@ def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(scene(), HANGING_S))
 
 
-class PlayedInstance:
-    """An instance that asks whenever it is free, and keeps what it gets until it is told to `finish`."""
-
-    def __init__(self, source: InstanceSource, wrong: list[str]) -> None:
-        self.batch: list[Ticket] = []
-        self._wrong = wrong
-        self.name, self._source, self._wakeup = source.instance.name, source, LoopWakeup(self.ask)
-        #: All that it was ever given, in order.
-        self.given: list[Ticket] = []
-
-    def ask(self) -> None:
-        if self.batch:
-            return
-        try:
-            self.batch = self._source.poll(self._wakeup) or []
-        except Exception as error:  # what the scheduler raised, or the kernel about what it said
-            self._wrong.append(str(error))
-        self.given += self.batch
-
-    def finish(self, error: Answer = None) -> None:
-        """Answer what it has, each request by its own id or all with ``error``, and ask again."""
-        batch, self.batch = self.batch, []
-        self._source.deliver(batch, [error or InferResponse({}, id=ticket.request.id) for ticket in batch])
-        self.ask()
-
-
 class Stage:
     """The kernel with a scheduler of ``kind``. ``answers`` has what each caller was told, by the id of its request.
 
     ``wrong`` tells what the scheduler did that none may: what it raised, and batches that fit no instance. ``asked``
-    counts its answers to the question what an instance runs next. ``calls`` are the requests that other models have from
-    it; they give back ``x`` as ``y``.
+    counts its answers to the question what an instance runs next. ``calls`` are the requests that other models have
+    from it; they give back ``x`` as ``y``.
     """
 
     def __init__(self, kind: type[Scheduler], config: ModelConfig, instances: int) -> None:
@@ -125,7 +95,8 @@ class Stage:
         """Answer what other models have, all with ``error`` if there is one; whether they had anything."""
         calls, self.calls = self.calls, []
         for call in calls:
-            self._respond(call, error or InferResponse({"y": call.request.inputs["x"]}, id=call.request.id))
+            x: Any = call.request.inputs["x"]
+            self._respond(call, error or InferResponse({"y": x}, id=call.request.id))
         return bool(calls)
 
     def _respond(self, call: Ticket, answer: Answer) -> None:
@@ -178,7 +149,7 @@ class Stage:
         """Have real threads in the place of the played instances."""
         self.has_threads, loop = True, asyncio.get_running_loop()
         outputs = {"y": _Y, **self.kernel.scheduler.kept}
-        threads = [_thread(source, outputs, self.statistics) for source in self.kernel.sources]
+        threads = [doubling_thread(source, outputs, self.statistics) for source in self.kernel.sources]
         for thread, source in zip(threads, self.kernel.sources, strict=True):
             await asyncio.to_thread(thread.load)
             thread.serve(source, loop)
@@ -260,25 +231,6 @@ def _observed(kind: type[Scheduler], stage: Stage) -> type[Scheduler]:
 
 def _passed_on(method: Callable[..., Any], heard: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
     return lambda self, *arguments: heard(method)(self, *arguments)
-
-
-class _Doubling(Instance):
-    """``y`` is twice ``x``; what else the model is to give is 0."""
-
-    def __init__(self, outputs: Mapping[str, Spec]) -> None:
-        self._outputs = outputs
-
-    def execute(self, inputs: Tensors) -> Tensors:
-        x = np.asarray(inputs["x"])
-        others = {n: np.zeros((len(x), *s.dims), s.datatype.numpy) for n, s in self._outputs.items() if n != "y"}
-        return {"y": x + x, **others}
-
-
-def _thread(source: InstanceSource, outputs: Mapping[str, Spec], statistics: ModelStatistics) -> InstanceThread:
-    instance, schema = _Doubling(outputs), OutputSchema(NAME, "1", outputs, True)
-    return InstanceThread(
-        source.instance.name, lambda: (instance, runner_for(instance, schema)), statistics.for_instance
-    )
 
 
 def _hear(heard: list[Answer], answer: Answer, final: bool) -> None:

@@ -1,132 +1,192 @@
-"""The thread of one instance: it loads, then pulls a batch, runs it and hands it back, for ever."""
+"""What workers do with an instance, in a thread of the server or in a process of its own: load it, run batches on it,
+record what it has done, and close it.
+
+A backend is a stranger: what it raises, `SystemExit` and the like included, is an error of its model, and nothing else.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from time import monotonic_ns
+from typing import Any
 
-from headrace.backends.base import AnyInstance, BaseInstance
-from headrace.errors import InternalError, summary
+from headrace.backends.base import (
+    AnyInstance,
+    Backend,
+    DeferredInstance,
+    Instance,
+    Model,
+    RequestInstance,
+    StreamInstance,
+)
+from headrace.errors import BackendError, Code, HeadraceError, LoadError, summary
 from headrace.messages.response import Answer
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.telemetry.observer import Observer
 from headrace.telemetry.pacing import paced
-from headrace.telemetry.statistics import ExecutionStatistics
-from headrace.workers.batch import run_batch
-from headrace.workers.execution_recorder import ExecutionRecorder
-from headrace.workers.instance_loading import close_instance
-from headrace.workers.loop_mailbox import LoopSink
-from headrace.workers.runner import LATER, Given, Runner
-from headrace.workers.worker import BatchSource, Wakeup
+from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics
+from headrace.workers.output_schema import OutputSchema
+from headrace.workers.runner import Given, RequestRunner, RowsRunner, Runner, gone
+from headrace.workers.stream_runners import DeferredRunner, StreamRunner
 
 log = paced(__name__)
 
-#: How long after a failure of its scheduler an instance asks it again.
-_RETRY_S = 1.0
+
+def share(backend: Backend, model: Model, undo: ExitStack, logger: logging.Logger | None = None) -> Any:
+    """What ``backend`` lets the instances of ``model`` share; ``undo`` has it released. Raises as `failures_worded`."""
+    with failures_worded(backend, model.name, logger):
+        shared = backend.share(model)
+    undo.callback(_unshare, backend, model.name, shared)
+    return shared
 
 
-class InstanceThread:
-    """Owns one instance from load to close; all of its methods run on this thread.
+def load_instance(backend: Backend, model: Model) -> AnyInstance:
+    """An instance of ``model``, warmed up; it is closed if that fails. Raises what the backend raises."""
+    instance = backend.load(model)
+    try:
+        instance.warm_up()
+    except BaseException:
+        close_instance(instance, model.instance_name)
+        raise
+    return instance
 
-    ``load`` returns the instance, warmed up, and its runner. A `headrace.workers.worker.Worker`: nothing that
-    an instance, an observer or a scheduler raises ends the thread, so it is alive from load to close.
+
+def close_instance(instance: AnyInstance, name: str) -> None:
+    """Close ``instance``; what it raises is logged, since nobody is left to be told."""
+    try:
+        instance.close()
+    except BaseException:
+        log.exception("model instance '%s' failed to close", name)
+
+
+@contextmanager
+def failures_worded(backend: Backend, model: str, logger: logging.Logger | None = None) -> Iterator[None]:
+    """Make a `LoadError` of what ``backend`` raises for ``model`` that is no error of ours.
+
+    ``logger`` is given the traceback; a child, which sends it to its server, has none.
     """
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except BaseException as error:
+        if logger is not None:
+            logger.error("backend '%s' failed to load '%s'", backend.name, model, exc_info=error)
+        raise LoadError(f"backend '{backend.name}' failed to load '{model}': {summary(error)}") from error
 
-    reason = ""
-    restarts = 0
 
-    def __init__(
+def _unshare(backend: Backend, model: str, shared: Any) -> None:
+    try:
+        backend.unshare(shared)
+    except BaseException:
+        log.exception("backend '%s' failed to release what the instances of '%s' shared", backend.name, model)
+
+
+def runner_for(instance: AnyInstance, schema: OutputSchema) -> Runner:
+    """The runner for the rung that ``instance`` stands on; asked once, at load."""
+    if isinstance(instance, Instance):
+        return RowsRunner(schema, instance)
+    if isinstance(instance, RequestInstance):
+        return RequestRunner(schema, instance)
+    if isinstance(instance, StreamInstance):
+        return StreamRunner(schema, instance)
+    if isinstance(instance, DeferredInstance):
+        return DeferredRunner(schema, instance)
+    raise BackendError(
+        f"model '{schema.name}': {type(instance).__name__} is no Instance, RequestInstance, StreamInstance or "
+        "DeferredInstance"
+    )
+
+
+def run_batch(runner: Runner, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
+    """Run those of ``batch`` whose callers are still there; the others get `Cancelled`."""
+    if not any(ticket.cancelled for ticket in batch):
+        return runner.run(batch)
+    alive = [ticket for ticket in batch if ticket.pinned or not ticket.cancelled]
+    now = monotonic_ns()
+    answers, times = runner.run(alive) if alive else ((), BatchTimes(now, now, now, now))
+    answered = iter(answers)
+    return [next(answered) if ticket.pinned or not ticket.cancelled else gone(ticket) for ticket in batch], times
+
+
+class ExecutionRecorder:
+    """Kept by the worker of instance ``name``: its statistics, and the observers of its model.
+
+    ``statistics`` makes an object for one thread to write:
+    batches are recorded by the thread that runs them, late answers on the event loop."""
+
+    def __init__(self, name: str, statistics: Callable[[], ExecutionStatistics]) -> None:
+        self.observers: Sequence[Observer] = ()
+        self._name = name
+        self._batches, self._late = statistics(), statistics()
+
+    def batch(
         self,
-        name: str,
-        load: Callable[[], tuple[AnyInstance, Runner]],
-        statistics: Callable[[], ExecutionStatistics],
+        batch: Sequence[Ticket],
+        finished: Sequence[Ticket],
+        answers: Sequence[Answer],
+        times: BatchTimes,
     ) -> None:
-        self.name = name
-        self.instance: AnyInstance | None = None
-        self.has_check = False
-        self.executing: Sequence[Ticket] = ()
-        self._load = load
-        self._recorder = ExecutionRecorder(name, statistics)
-        self._source: Future[tuple[BatchSource, asyncio.AbstractEventLoop] | None] = Future()
-        self._loaded: Future[None] = Future()
-        self._is_leaving = threading.Event()
-        self._thread = threading.Thread(target=self._main, name=f"headrace-{name}", daemon=True)
+        """``batch`` has run; ``finished`` are those of it that have their last answer."""
+        if isinstance(batch, Batch):
+            answers = [answer for ticket, answer in zip(finished, answers, strict=True) if not _is_padding(ticket)]
+            finished = [ticket for ticket in finished if not _is_padding(ticket)]
+            batch = [ticket for ticket in batch if not _is_padding(ticket)]
+        succeeded, failed, cancelled = _outcome(finished, answers)
+        if len(finished) == len(batch):
+            self._batches.record(succeeded, failed, times)
+        else:
+            self._batches.record_requests(succeeded, failed, times)
+            self._batches.record_execution(batch, times)
+        self._conclude(self._batches, succeeded, failed, cancelled, times)
 
-    def load(self) -> None:
-        """Start the thread and wait until the instance is loaded; raises what loading raised."""
-        self._thread.start()
-        self._loaded.result()
+    def late(self, ticket: Ticket, answer: Answer) -> None:
+        """A last answer has come after its execution."""
+        start, now = ticket.started_ns, monotonic_ns()
+        times = BatchTimes(start, start, now, now)
+        succeeded, failed, cancelled = _outcome([ticket], [answer])
+        self._late.record_requests(succeeded, failed, times)
+        self._conclude(self._late, succeeded, failed, cancelled, times)
 
-    def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
-        """Begin to pull from ``source`` and to deliver on ``loop``; ``observers`` see each batch."""
-        self._recorder.observers = observers
-        self._source.set_result((source, loop))
-
-    def join(self) -> None:
-        """Wait until the instance has closed. The source must have been closed before."""
-        self._is_leaving.set()
-        if not self._source.done():
-            self._source.set_result(None)
-        self._thread.join()
-
-    @property
-    def alive(self) -> bool:
-        return self.instance is not None
-
-    def check_ready(self) -> bool:
-        instance = self.instance
-        return instance is not None and instance.is_ready()
-
-    def _main(self) -> None:
-        try:
-            self.instance, runner = self._load()
-        except BaseException as error:  # reported to whoever waits in load()
-            self._loaded.set_exception(error)
-            return
-        self.has_check = type(self.instance).is_ready is not BaseInstance.is_ready
-        self._loaded.set_result(None)
-        try:
-            if (source := self._source.result()) is not None:
-                self._serve(runner, *source)
-        finally:
-            instance, self.instance = self.instance, None
-            runner.close()
-            close_instance(instance, self.name)
-
-    def _serve(self, runner: Runner, source: BatchSource, loop: asyncio.AbstractEventLoop) -> None:
-        wakeup = Wakeup()
-        sink = LoopSink(source, loop, self._recorder.late)
-        runner.connect(sink)
-        while True:
+    def _conclude(
+        self,
+        statistics: ExecutionStatistics,
+        succeeded: Sequence[Ticket],
+        failed: Sequence[Ticket],
+        cancelled: Sequence[Ticket],
+        times: BatchTimes,
+    ) -> None:
+        """Count those who left, and tell the observers, to whom they have failed."""
+        if cancelled:
+            statistics.record_cancelled(cancelled, times)
+            failed = [*failed, *cancelled]
+        for observer in self.observers:
             try:
-                batch = source.take(wakeup)
-            except BaseException:
-                log.exception("the scheduler of instance '%s' failed to give it a batch", self.name)
-                if self._is_leaving.wait(_RETRY_S):
-                    return
-                wakeup = Wakeup()  # nobody knows who has the other
-                continue
-            if batch is None:
-                return
-            try:
-                self.executing = batch
-                given, times = run_batch(runner, batch)
-                self.executing = ()
-                finished, answers = _finished(batch, given)
-                self._recorder.batch(batch, finished, answers, times)
-                sink.deliver(finished, answers)
-            except BaseException as error:  # not the instance's: that is an answer
-                log.exception("instance '%s' could not see a batch through", self.name)
-                given, finished, answers, self.executing = (), [], (), ()
-                sink.deliver(batch, [InternalError(summary(error))] * len(batch))
-            del batch, given, finished, answers  # while this thread waits, their memory is not its to keep
+                observer.batch_finished(succeeded, failed, times)
+            except BaseException:  # a stranger's, on the thread that all later batches need
+                log.exception("observer %s of instance '%s' failed", type(observer).__name__, self._name)
 
 
-def _finished(batch: list[Ticket], given: Sequence[Given]) -> tuple[list[Ticket], Sequence[Answer]]:
-    """Those of ``batch`` that are answered, and their answers."""
-    if LATER not in given:
-        return batch, given  # type: ignore[return-value]  # looked at in one go: this is every batch's way
-    pairs = [(ticket, answer) for ticket, answer in zip(batch, given, strict=True) if answer is not LATER]
-    return [ticket for ticket, _ in pairs], [answer for _, answer in pairs]
+def _is_padding(ticket: Ticket) -> bool:
+    return isinstance(ticket, Padding)
+
+
+def _outcome(
+    tickets: Sequence[Ticket], answers: Sequence[Answer]
+) -> tuple[Sequence[Ticket], Sequence[Ticket], Sequence[Ticket]]:
+    """Those that succeeded, those that failed, and those whose caller had gone."""
+    if not any(isinstance(answer, HeadraceError) for answer in answers):
+        return tickets, (), ()
+    succeeded: list[Ticket] = []
+    failed: list[Ticket] = []
+    cancelled: list[Ticket] = []
+    for ticket, answer in zip(tickets, answers, strict=True):
+        if not isinstance(answer, HeadraceError):
+            succeeded.append(ticket)
+        elif ticket.cancelled and answer.code is Code.CANCELLED:
+            cancelled.append(ticket)
+        else:
+            failed.append(ticket)
+    return succeeded, failed, cancelled

@@ -1,67 +1,35 @@
-"""What runs an instance, a thread of the server or a process of its own; where its batches come from; what wakes it."""
+"""What runs an instance, where its batches come from, and `InstanceThread`, the worker that is a thread of the server.
+
+`headrace.workers.process` has the worker whose instance lives in a process of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
-from headrace.messages.response import Answer
+from headrace.backends.base import AnyInstance, BaseInstance
+from headrace.errors import InternalError, summary
+from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.observer import Observer
+from headrace.telemetry.pacing import paced
+from headrace.telemetry.statistics import ExecutionStatistics
+from headrace.workers.instance import ExecutionRecorder, close_instance, run_batch
+from headrace.workers.runner import LATER, Given, Runner
+from headrace.workers.threads import LoopMailbox, LoopWakeup, Wakeup
 
+log = paced(__name__)
 
-class Wakeup:
-    """Wakes one thread. A `wake` before `wait` is not lost.
-
-    ``wake_at`` belongs to whoever wakes it: how much must have arrived to be worth waking for.
-    """
-
-    __slots__ = ("_lock", "wake_at")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self.wake_at = 0
-
-    def wake(self) -> None:
-        """Must not be called again before it has woken."""
-        self._lock.release()
-
-    def wait(self, timeout_ns: int | None = None) -> bool:
-        """Sleep until woken (True) or until ``timeout_ns`` has passed (False)."""
-        if timeout_ns is None:
-            return self._lock.acquire()
-        return self._lock.acquire(timeout=max(timeout_ns, 0) / 1e9)
-
-
-class LoopWakeup:
-    """Wakes a worker that lives on the event loop: `wake` calls ``call``.
-
-    ``wake_at`` as for `Wakeup`. ``alarm`` belongs to whoever wakes it, too: the timer that will.
-    """
-
-    __slots__ = ("_call", "alarm", "wake_at")
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-        self.wake_at = 0
-        self.alarm: asyncio.TimerHandle | None = None
-
-    def wake(self) -> None:
-        self.cancel_alarm()
-        self._call()
-
-    def cancel_alarm(self) -> None:
-        """No alarm any more."""
-        if self.alarm is not None:
-            self.alarm.cancel()
-            self.alarm = None
+#: How long after a failure of its scheduler an instance asks it again.
+_RETRY_S = 1.0
 
 
 class BatchSource(Protocol):
-    """Where batches come from and go back to: a `headrace.schedulers.base.Scheduler`.
+    """Where batches come from and go back to: a `headrace.schedulers.instance_source.InstanceSource`.
 
     A worker on a thread of its own takes batches, one that lives on the event loop polls for them; a
     wakeup tells either when to look again.
@@ -122,3 +90,141 @@ class Worker(Protocol):
         May block for as long as the instance's author likes, and raise what that author raises:
         call it on a thread of its own, one call at a time.
         """
+
+
+class InstanceThread:
+    """The thread of one instance: it loads, then pulls a batch, runs it and hands it back, until it closes.
+
+    All methods of the instance run on it.
+
+    ``load`` returns the instance, warmed up, and its runner. A `Worker`: nothing that
+    an instance, an observer or a scheduler raises ends the thread, so it is alive from load to close.
+    """
+
+    reason = ""
+    restarts = 0
+
+    def __init__(
+        self,
+        name: str,
+        load: Callable[[], tuple[AnyInstance, Runner]],
+        statistics: Callable[[], ExecutionStatistics],
+    ) -> None:
+        self.name = name
+        self.instance: AnyInstance | None = None
+        self.has_check = False
+        self.executing: Sequence[Ticket] = ()
+        self._load = load
+        self._recorder = ExecutionRecorder(name, statistics)
+        self._source: Future[tuple[BatchSource, asyncio.AbstractEventLoop] | None] = Future()
+        self._loaded: Future[None] = Future()
+        self._is_leaving = threading.Event()
+        self._thread = threading.Thread(target=self._main, name=f"headrace-{name}", daemon=True)
+
+    def load(self) -> None:
+        """Start the thread and wait until the instance is loaded; raises what loading raised."""
+        self._thread.start()
+        self._loaded.result()
+
+    def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
+        """Begin to pull from ``source`` and to deliver on ``loop``; ``observers`` see each batch."""
+        self._recorder.observers = observers
+        self._source.set_result((source, loop))
+
+    def join(self) -> None:
+        """Wait until the instance has closed. The source must have been closed before."""
+        self._is_leaving.set()
+        if not self._source.done():
+            self._source.set_result(None)
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self.instance is not None
+
+    def check_ready(self) -> bool:
+        instance = self.instance
+        return instance is not None and instance.is_ready()
+
+    def _main(self) -> None:
+        try:
+            self.instance, runner = self._load()
+        except BaseException as error:  # reported to whoever waits in load()
+            self._loaded.set_exception(error)
+            return
+        self.has_check = type(self.instance).is_ready is not BaseInstance.is_ready
+        self._loaded.set_result(None)
+        try:
+            if (source := self._source.result()) is not None:
+                self._serve(runner, *source)
+        finally:
+            instance, self.instance = self.instance, None
+            runner.close()
+            close_instance(instance, self.name)
+
+    def _serve(self, runner: Runner, source: BatchSource, loop: asyncio.AbstractEventLoop) -> None:
+        wakeup = Wakeup()
+        sink = LoopSink(source, loop, self._recorder.late)
+        runner.connect(sink)
+        while True:
+            try:
+                batch = source.take(wakeup)
+            except BaseException:
+                log.exception("the scheduler of instance '%s' failed to give it a batch", self.name)
+                if self._is_leaving.wait(_RETRY_S):
+                    return
+                wakeup = Wakeup()  # nobody knows who has the other
+                continue
+            if batch is None:
+                return
+            try:
+                self.executing = batch
+                given, times = run_batch(runner, batch)
+                self.executing = ()
+                finished, answers = _finished(batch, given)
+                self._recorder.batch(batch, finished, answers, times)
+                sink.deliver(finished, answers)
+            except BaseException as error:  # not the instance's: that is an answer
+                log.exception("instance '%s' could not see a batch through", self.name)
+                given, finished, answers, self.executing = (), [], (), ()
+                sink.deliver(batch, [InternalError(summary(error))] * len(batch))
+            del batch, given, finished, answers  # while this thread waits, their memory is not its to keep
+
+
+def _finished(batch: list[Ticket], given: Sequence[Given]) -> tuple[list[Ticket], Sequence[Answer]]:
+    """Those of ``batch`` that are answered, and their answers."""
+    if LATER not in given:
+        return batch, given  # type: ignore[return-value]  # looked at in one go: this is every batch's way
+    pairs = [(ticket, answer) for ticket, answer in zip(batch, given, strict=True) if answer is not LATER]
+    return [ticket for ticket, _ in pairs], [answer for _, answer in pairs]
+
+
+class LoopSink:
+    """A `headrace.workers.runner.AnswerSink` to ``source``, which is told everything in the order sent.
+
+    ``on_late`` is called on the loop for each last answer that was sent, before it is given out. When
+    the loop has ended, the server has stopped without waiting for this instance: then nobody is left
+    to be answered.
+    """
+
+    def __init__(
+        self, source: BatchSource, loop: asyncio.AbstractEventLoop, on_late: Callable[[Ticket, Answer], None]
+    ) -> None:
+        self._source, self._on_late = source, on_late
+        self._mailbox = LoopMailbox(loop)
+
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        ticket.respond_at_once = None  # what comes after this must not pass it
+        self._mailbox.send(self._end if final else self._source.progress, ticket, answer)
+
+    def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
+        """Give out a batch of last answers, behind what was sent before; to threads that wait, at once."""
+        for ticket, answer in zip(tickets, answers, strict=True):
+            at_once = ticket.respond_at_once  # which the loop may take away at any time
+            if at_once is not None and isinstance(answer, InferResponse):
+                at_once(answer)
+        self._mailbox.send(self._source.deliver, tickets, answers)
+
+    def _end(self, ticket: Ticket, answer: Answer) -> None:
+        self._on_late(ticket, answer)
+        self._source.deliver((ticket,), (answer,))

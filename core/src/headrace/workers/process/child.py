@@ -15,7 +15,6 @@ from headrace.ipc.channel import FrameProtocol, Releases, connect
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, frame, read_integers
 from headrace.ipc.incoming import DirectReplies
-from headrace.workers.loop_mailbox import LoopMailbox
 from headrace.workers.process.batch_channel import BatchChannel, BatchSink
 from headrace.workers.process.endpoint import ServiceEndpoint
 from headrace.workers.process.exit_watcher import LAST_READ_S, ExitWatcher
@@ -23,6 +22,7 @@ from headrace.workers.process.exits import ending
 from headrace.workers.process.handshake import ChildKind, Handshake
 from headrace.workers.process.instance_spec import InstanceSpec
 from headrace.workers.process.launch import Launched, launch
+from headrace.workers.threads import LoopMailbox
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from headrace.ipc.json_parts import json_frame, read_json
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.kinds import MetricOperation
 from headrace.telemetry.pacing import paced
-from headrace.workers.apart import apart
 from headrace.workers.process.handshake import ChildKind
 from headrace.workers.process.remote_services import read_update
+from headrace.workers.threads import apart
 
 log = paced(__name__)
 

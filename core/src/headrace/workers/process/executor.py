@@ -19,8 +19,7 @@ from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry import log_output
 from headrace.telemetry.log_output import speak_for_all
-from headrace.workers.batch import run_batch, runner_for
-from headrace.workers.instance_loading import close_instance
+from headrace.workers.instance import close_instance, run_batch, runner_for
 from headrace.workers.process.handshake import ChildKind
 from headrace.workers.process.instance_spec import InstanceSpec
 from headrace.workers.runner import LATER, Later, Runner

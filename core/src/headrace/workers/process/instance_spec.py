@@ -14,7 +14,7 @@ from headrace.backends.base import AnyInstance, Backend, Device, DeviceKind, Mod
 from headrace.backends.services import Services
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
-from headrace.workers.instance_loading import failures_worded, load_instance, share
+from headrace.workers.instance import failures_worded, load_instance, share
 from headrace.workers.output_schema import OutputSchema
 
 

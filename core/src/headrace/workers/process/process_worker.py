@@ -19,7 +19,7 @@ from headrace.messages.ticket import Ticket
 from headrace.telemetry.observer import Observer
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics
-from headrace.workers.execution_recorder import ExecutionRecorder
+from headrace.workers.instance import ExecutionRecorder
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process import exits
 from headrace.workers.process.batch_channel import WarmUp
@@ -27,8 +27,9 @@ from headrace.workers.process.child import Child
 from headrace.workers.process.endpoint import LoopServices, ServiceEndpoint
 from headrace.workers.process.exits import RestartPolicy
 from headrace.workers.process.instance_spec import InstanceSpec
+from headrace.workers.threads import LoopWakeup
 from headrace.workers.warmup import WarmupSample
-from headrace.workers.worker import BatchSource, LoopWakeup
+from headrace.workers.worker import BatchSource
 
 log = paced(__name__)
 

@@ -1,0 +1,218 @@
+"""Loads that run: how many at once, what a model may load while it is being loaded, and how far they have come.
+
+Event loop only, except `Progress.began`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from time import monotonic
+from types import TracebackType
+from typing import Any, TypeVar
+
+from headrace.errors import HeadraceError, InvalidArgument
+from headrace.workers.threads import contained
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Threads are made as they are needed: one for each slot, and one for each load that has lent its own.
+_MOST_THREADS = 4096
+#: How often a load that takes long is told of.
+INTERVAL_S = 10.0
+
+
+class LoadSlots:
+    """Work on threads, ``count`` of it at once; the rest waits its turn.
+
+    A load that waits for another lends its place meanwhile: else as many of these as there are
+    slots would wait for ever.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(max(1, count))
+        #: LoadSlots that have been taken back while all were in use: so many are not passed on.
+        self._owed = 0
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="headrace-load")
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What ``function`` returns or raises, on a thread, once there is a slot."""
+        await self._free.acquire()
+        try:
+            work = partial(contained, partial(function, *arguments))
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._give()
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[None]:
+        """Let others have a slot while the work that holds it waits for them.
+
+        It is taken back without waiting, so that nobody pays for having waited with more of it.
+        """
+        self._free.release()
+        try:
+            yield
+        finally:
+            if self._free.locked():
+                self._owed += 1
+            else:
+                await self._free.acquire()
+
+    def close(self) -> None:
+        """Begin nothing any more; what runs goes on."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _give(self) -> None:
+        if self._owed:
+            self._owed -= 1
+        else:
+            self._free.release()
+
+
+class NestedLoads:
+    """Loads and unloads that models ask for while they are being loaded themselves.
+
+    Knows which models, not loaded yet, wait for which, and refuses what they would wait for in a
+    circle. While one waits, its slot of ``slots`` is lent to others.
+    """
+
+    def __init__(self, slots: LoadSlots) -> None:
+        self._slots = slots
+        self._waiting: dict[str, list[str]] = {}
+
+    async def run(self, asker: str, target: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Await ``work`` on ``target``, for which the load of ``asker`` waits.
+
+        Raises `InvalidArgument` naming the path if the load of ``target`` waits for that of
+        ``asker``, and what ``work`` raises.
+        """
+        if path := self._path(target, asker):
+            shown = " -> ".join(f"'{name}'" for name in (asker, *path))
+            raise InvalidArgument(f"model '{asker}' is being loaded, and would wait for itself: {shown}")
+        targets = self._waiting.setdefault(asker, [])
+        targets.append(target)
+        try:
+            async with self._slots.lent():
+                await work()
+        finally:
+            targets.remove(target)
+            if not targets:
+                self._waiting.pop(asker, None)
+
+    def _path(self, start: str, end: str) -> list[str]:
+        """The models from ``start`` on of which each waits for the next, up to ``end``; empty if there is no way."""
+        ways, seen = [[start]], {start}
+        while ways:
+            way = ways.pop()
+            if way[-1] == end:
+                return way
+            further = [name for name in self._waiting.get(way[-1], ()) if name not in seen]
+            seen.update(further)
+            ways += ([*way, name] for name in further)
+        return []
+
+
+class Background:
+    """Work on models that goes on whether or not anybody still waits for it: tasks that nobody cancels.
+
+    What they raise unexpectedly is logged.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin ``work``. Whoever awaits the task must shield it."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def settle(self) -> None:
+        """Wait until nothing is left, also of what begins meanwhile."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, HeadraceError):
+            log.error("unexpected error while loading or unloading", exc_info=error)
+
+
+class Progress:
+    """The load of ``names``, from the entry of this context to its end.
+
+    One line for each model that is loaded, and one every `INTERVAL_S` seconds that names the model
+    which takes longest: that is how a load that hangs is seen.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._count = len(list(names))
+        self._start = monotonic()
+        self._began: dict[str, float] = {}
+        self._took: dict[str, float] = {}
+        self._failed = 0
+        self._next: asyncio.TimerHandle | None = None
+
+    def began(self, name: str) -> None:
+        """A thread has begun to load ``name``. Any thread; what follows the first time counts for nothing."""
+        self._began.setdefault(name, monotonic())
+
+    def loaded(self, name: str) -> None:
+        """Requests may reach ``name``."""
+        seconds = self._took[name] = self._seconds(name)
+        self._began.pop(name, None)
+        of_all = f", {len(self._took)} of {self._count}" if self._count > 1 else ""
+        log.info("successfully loaded '%s' in %.1f s%s", name, seconds, of_all)
+
+    def failed(self, name: str) -> None:
+        """Nothing of ``name`` could be loaded; why has been told."""
+        self._began.pop(name, None)
+        self._failed += 1
+
+    def __enter__(self) -> Progress:
+        self._wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._next is not None
+        self._next.cancel()
+        if self._count > 1:
+            log.info("loaded %s in %.1f s%s", self._tally(), monotonic() - self._start, _longest(self._took))
+
+    def _wait(self) -> None:
+        self._next = asyncio.get_running_loop().call_later(INTERVAL_S, self._tell)
+
+    def _tell(self) -> None:
+        running = {name: self._seconds(name) for name in tuple(self._began)}
+        so_far = f"{monotonic() - self._start:.0f} s, {len(running)} being loaded"
+        log.info("still loading: %s loaded after %s%s", self._tally(), so_far, _longest(running))
+        self._wait()
+
+    def _seconds(self, name: str) -> float:
+        return monotonic() - self._began.get(name, self._start)
+
+    def _tally(self) -> str:
+        failed = f" ({self._failed} failed)" if self._failed else ""
+        return f"{len(self._took)} of {self._count} models{failed}"
+
+
+def _longest(seconds: dict[str, float]) -> str:
+    if not seconds:
+        return ""
+    name = max(seconds, key=lambda name: seconds[name])
+    return f", longest: {name} ({seconds[name]:.1f} s)"

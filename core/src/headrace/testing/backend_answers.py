@@ -1,0 +1,123 @@
+"""Are the answers right, do they stay right, and are they the same whichever way the request came?"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from headrace.messages import dtypes
+from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_view
+from headrace.testing.driving import Subject, outputs_of
+from headrace.testing.example import NAME, Example, assert_same, copy_of, take_rows
+from headrace.testing.serving import NOT_IN_JSON, WAYS, Way, infer
+
+KINDS = (*(dtype.name for dtype in dtypes.ALL), "SCALAR")
+
+
+class Answers(Subject):
+    """One request at a time."""
+
+    def test_answers_equal_the_examples(self, example: Example, tmp_path_factory: pytest.TempPathFactory) -> None:
+        with self.serving(example, tmp_path_factory.mktemp("repository")) as server:
+            found = infer(server, NAME, example.given)
+        assert_same(found, example.expected, example.tolerance, "the example")
+
+    def test_each_row_alone_equals_the_row_in_the_batch(self, example: Example) -> None:
+        self.require_batching(example)
+        given = example.given
+        with self.driver(example).loaded() as instance:
+            whole = instance.infer(given)
+            for row in range(example.rows):
+                alone = instance.infer(take_rows(given, row, row + 1))
+                expected = take_rows(whole, row, row + 1)
+                assert_same(alone, expected, example.tolerance, f"row {row} alone")
+
+    def test_zero_rows_give_zero_rows(self, example: Example) -> None:
+        self.require_batching(example)
+        if not self.zero_rows:
+            self.not_claimed("zero rows are not claimed")
+        with self.driver(example).loaded() as instance:
+            found = instance.infer(take_rows(example.given, 0, 0))
+        assert_same(found, take_rows(example.expected, 0, 0), example.tolerance, "zero rows")
+
+    def test_a_kept_answer_is_unchanged_by_the_next_call(self, example: Example) -> None:
+        given = example.given
+        with self.driver(example).loaded() as instance:
+            kept = instance.infer(given)
+            remembered = {name: copy_of(tensor) for name, tensor in kept.items()}
+            instance.infer(_others(given))
+            assert_same(kept, remembered, 0.0, "an answer kept over the next call")
+        assert_same(kept, remembered, 0.0, "an answer kept after close")
+
+    def test_inputs_are_left_untouched(self, example: Example) -> None:
+        given = {name: copy_of(tensor) for name, tensor in example.given.items()}
+        remembered = {name: bytes(wire_view(tensor)) for name, tensor in given.items()}
+        with self.driver(example).loaded() as instance:
+            instance.infer(given)
+        for name, tensor in given.items():
+            assert bytes(wire_view(tensor)) == remembered[name], f"the backend wrote to input '{name}'"
+
+    def test_inputs_may_be_views_on_a_received_buffer(self, example: Example) -> None:
+        views = {name: _unaligned(tensor) for name, tensor in example.given.items()}
+        with self.driver(example).loaded() as instance:
+            found = instance.infer(views)
+        assert_same(found, example.expected, example.tolerance, "read-only, unaligned inputs")
+
+    def test_runs_on_a_thread_other_than_the_loaders(self, example: Example) -> None:
+        if self.thread_bound:
+            self.not_claimed("instances are bound to the thread that loaded them")
+        with self.driver(example).loaded() as instance, ThreadPoolExecutor(1) as other:
+            ticket = instance.ticket(example.given)
+            found = outputs_of(other.submit(instance.run, [ticket]).result()[0])
+        assert_same(found, example.expected, example.tolerance, "run on another thread")
+
+    def test_two_instances_agree(self, example: Example) -> None:
+        driver = self.driver(example)
+        with driver.shared() as model, driver.instance(model, 0) as first, driver.instance(model, 1) as second:
+            one = first.infer(example.given)
+            assert_same(second.infer(example.given), one, 0.0, "the second instance")
+            assert_same(first.infer(example.given), one, 0.0, "the first instance, after the second ran")
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_what_is_claimed_is_served(self, kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+        if kind != "SCALAR" and dtypes.BY_NAME[kind] not in self.backend_class.dtypes:
+            self.not_claimed(f"{kind} is not claimed")
+        example = self.example_of(kind, tmp_path_factory.mktemp(kind.lower()))
+        if example is None:
+            self.not_claimed(f"{kind} is claimed but never exercised: example_of gives no example")
+        with self.serving(example, tmp_path_factory.mktemp("repository")) as server:
+            found = infer(server, NAME, example.given)
+        assert_same(found, example.expected, example.tolerance, kind)
+
+    @pytest.mark.parametrize("over", WAYS)
+    def test_the_answer_is_the_same_over(
+        self, over: Way, example: Example, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        tensors = [*example.given.values(), *example.expected.values()]
+        if over == "http-json" and any(data_type(tensor) in NOT_IN_JSON for tensor in tensors):
+            self.not_claimed("JSON does not carry FP16 and BF16")
+        repository = tmp_path_factory.mktemp("repository")
+        with self.serving(example, repository, listen=over != "python") as server:
+            found = infer(server, NAME, example.given, over)
+        assert_same(found, example.expected, example.tolerance, f"over {over}")
+
+
+def _others(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs of the same shapes with other elements: in reverse order, or zeros if that is equal."""
+    return {name: _reversed(tensor) for name, tensor in given.items()}
+
+
+def _reversed(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, BytesTensor):
+        return BytesTensor.from_items(tensor.items()[::-1], tensor.shape)
+    other = np.ascontiguousarray(tensor.reshape(-1)[::-1].reshape(tensor.shape))
+    return np.zeros_like(tensor) if np.array_equal(other, tensor) else other
+
+
+def _unaligned(tensor: Tensor) -> Tensor:
+    raw = memoryview(b"\0" + bytes(wire_view(tensor)))[1:]
+    if isinstance(tensor, BytesTensor):
+        return BytesTensor(raw, tensor.shape)
+    return np.frombuffer(raw, np.uint8).view(tensor.dtype).reshape(tensor.shape)

@@ -1,0 +1,143 @@
+"""Import, load, parameters, reload."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.backends.base import NoParameters
+from headrace.config.model_config_pb2 import ModelParameter
+from headrace.config.parameters import unknown
+from headrace.errors import LoadError
+from headrace.messages.tensor import Tensor
+from headrace.testing.driving import Subject, error_of
+from headrace.testing.example import NAME, Example, assert_same, write_model
+from headrace.testing.serving import on_loop, serve
+
+_IMPORT = "import sys, json, importlib; importlib.import_module(sys.argv[1]).register_backends(); "
+_IMPORT += "print(json.dumps(sorted(sys.modules)))"
+_SETTLING, _RELOADS = 10, 50
+
+
+class Loading(Subject):
+    """What happens before the first request and after the last."""
+
+    def test_importing_the_plugin_imports_no_engine(self) -> None:
+        if not self.heavy:
+            self.not_claimed("no heavy modules are named, so the cost of importing the plugin is not checked")
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        done = subprocess.run(
+            [sys.executable, "-c", _IMPORT, self.plugin],
+            capture_output=True, text=True, timeout=120, env=environment, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"importing '{self.plugin}' failed: {done.stderr[-2000:]}"
+        found = sorted(set(self.heavy).intersection(json.loads(done.stdout.splitlines()[-1])))
+        assert not found, f"importing '{self.plugin}' imports {', '.join(found)}: import them inside load"
+
+    def test_a_server_finds_the_plugin(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        with serve(tmp_path_factory.mktemp("repository")) as server:
+            names = server.plugins.backends.names()
+        assert self.backend in names, (
+            f"no installed distribution brings backend '{self.backend}', only {', '.join(names)}; add an entry point "
+            f'of the group headrace: {self.backend} = "{self.plugin}"'
+        )
+
+    def test_a_damaged_model_file_is_a_load_error_naming_the_file(
+        self, example: Example, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        if not example.damage:
+            self.not_claimed("the example names no file to damage")
+        version = tmp_path_factory.mktemp("damaged") / NAME / "1"
+        write_model(version.parent.parent, "", example.path, NAME)
+        (version / example.damage).write_bytes(b"\x00this is no model\xff")
+        error = error_of(lambda: self._load_and_close(replace(example, path=version)))
+        assert isinstance(error, LoadError), f"the damaged file gives {error!r}, not a LoadError"
+        name = Path(example.damage).name
+        assert name in error.message, f"the message does not name '{name}': {error.message}"
+
+    def test_an_unknown_parameter_is_named_with_the_known(self) -> None:
+        parameters = self.backend_class.Parameters
+        if parameters is NoParameters:
+            self.not_claimed("the backend declares no Parameters, so unknown ones pass")
+        if any(field.metadata.get("prefix") == "" for field in fields(parameters)):
+            self.not_claimed("the backend leaves its models parameters of their own, so none is unknown")
+        problems = unknown(parameters, {"no_such_parameter": ModelParameter(string_value="1")})
+        assert problems, "nothing is said of the parameter 'no_such_parameter'"
+        message = problems[0].message
+        assert "no_such_parameter" in message, f"the message does not name the parameter: {message}"
+        known = [field.name for field in fields(parameters) if field.name in message]
+        assert known, f"the message lists no known parameter: {message}"
+
+    def test_fifty_reloads_keep_memory_files_and_threads_flat(self, example: Example) -> None:
+        if not Path("/proc/self/statm").exists():
+            self.not_claimed("memory is measured on Linux only")
+        before = None
+        for number in range(_RELOADS):
+            if number == _SETTLING:
+                before = _resources()
+            with self.driver(example).loaded() as instance:
+                instance.infer(example.given)
+        assert before is not None
+        after = _resources()
+        grown = after[0] - before[0]
+        assert grown <= self.reload_growth_bytes, f"{_RELOADS - _SETTLING} reloads added {grown >> 20} MiB of memory"
+        assert after[1] <= before[1], f"reloads left {after[1] - before[1]} files open"
+        assert after[2] <= before[2], f"reloads left {after[2] - before[2]} threads running"
+
+    def test_version_2_replaces_1_under_load(self, example: Example, tmp_path_factory: pytest.TempPathFactory) -> None:
+        repository = tmp_path_factory.mktemp("repository")
+        explicit: dict[str, Any] = {"model_control_mode": "explicit", "load_model": ("*",)}
+        with self.serving(example, repository, **explicit) as server:
+            write_model(repository, example.describe(self.backend, self.max_batch), example.path, version=2)
+            with _load(lambda: dict(server.infer(NAME, example.given).outputs), example):
+                on_loop(server, server.load(NAME))
+            assert server.ready_versions(NAME) == [2]
+
+    def _load_and_close(self, example: Example) -> None:
+        with self.driver(example).loaded():
+            pass
+
+
+def _resources() -> tuple[int, int, int]:
+    """Resident bytes, open files and threads of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    files, threads = (sum(1 for _ in Path("/proc/self", each).iterdir()) for each in ("fd", "task"))
+    return pages * os.sysconf("SC_PAGE_SIZE"), files, threads
+
+
+@contextmanager
+def _load(infer: Callable[[], dict[str, Tensor]], example: Example) -> Iterator[None]:
+    """Requests one after the other, from two threads; fails if one of them fails."""
+    stopped = threading.Event()
+    failures: list[Exception] = []
+
+    def ask() -> None:
+        while not stopped.is_set():
+            try:
+                assert_same(infer(), example.expected, example.tolerance, "an answer during the reload")
+            except Exception as error:
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
+    assert not failures, f"a request failed during the reload: {failures[0]!r}"

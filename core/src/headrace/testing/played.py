@@ -1,0 +1,119 @@
+"""What the kit for schedulers plays: time, which a test turns, and instances, which finish when they are told to."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from itertools import count
+
+import numpy as np
+
+from headrace.backends.base import Instance, Tensors
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.spec import Spec
+from headrace.messages.ticket import Ticket
+from headrace.schedulers.instance_source import InstanceSource
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.testing.example import NAME
+from headrace.workers.instance import runner_for
+from headrace.workers.output_schema import OutputSchema
+from headrace.workers.threads import LoopWakeup
+from headrace.workers.worker import InstanceThread
+
+
+class TurnedClock:
+    """A `headrace.Clock` that stands still until `turn`. It begins at ``now_ns``, which is not 0: requests that have
+    no deadline have 0."""
+
+    def __init__(self, now_ns: int = 1_000_000_000) -> None:
+        self._now_ns = now_ns
+        self._timers: list[tuple[int, int, TurnedTimer]] = []
+        self._numbers = count()
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def call_later(self, delay_ns: int, call: Callable[..., object], *arguments: object) -> TurnedTimer:
+        timer = TurnedTimer(call, arguments)
+        heapq.heappush(self._timers, (self._now_ns + max(delay_ns, 0), next(self._numbers), timer))
+        return timer
+
+    def turn(self, by_ns: int) -> None:
+        """Let ``by_ns`` pass. What is due meanwhile is called, in order, each at its time."""
+        end_ns = self._now_ns + by_ns
+        while self._timers and self._timers[0][0] <= end_ns:
+            due_ns, _, timer = heapq.heappop(self._timers)
+            self._now_ns = max(self._now_ns, due_ns)
+            timer.fire()
+        self._now_ns = end_ns
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the next call comes, if there is one to come."""
+        return min((due_ns for due_ns, _, timer in self._timers if not timer.is_cancelled), default=None)
+
+    @property
+    def pending(self) -> int:
+        """Calls that are still to come."""
+        return sum(not timer.is_cancelled for _, _, timer in self._timers)
+
+
+class TurnedTimer:
+    """A call that comes when its clock is turned far enough."""
+
+    def __init__(self, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        self.is_cancelled = False
+        self._call, self._arguments = call, arguments
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def fire(self) -> None:
+        if not self.is_cancelled:
+            self._call(*self._arguments)
+
+
+class PlayedInstance:
+    """An instance that asks whenever it is free, and keeps what it gets until it is told to `finish`."""
+
+    def __init__(self, source: InstanceSource, wrong: list[str]) -> None:
+        self.batch: list[Ticket] = []
+        self._wrong = wrong
+        self.name, self._source, self._wakeup = source.instance.name, source, LoopWakeup(self.ask)
+        #: All that it was ever given, in order.
+        self.given: list[Ticket] = []
+
+    def ask(self) -> None:
+        if self.batch:
+            return
+        try:
+            self.batch = self._source.poll(self._wakeup) or []
+        except Exception as error:  # what the scheduler raised, or the kernel about what it said
+            self._wrong.append(str(error))
+        self.given += self.batch
+
+    def finish(self, error: Answer = None) -> None:
+        """Answer what it has, each request by its own id or all with ``error``, and ask again."""
+        batch, self.batch = self.batch, []
+        self._source.deliver(batch, [error or InferResponse({}, id=ticket.request.id) for ticket in batch])
+        self.ask()
+
+
+class _Doubling(Instance):
+    """``y`` is twice ``x``; what else the model is to give is 0."""
+
+    def __init__(self, outputs: Mapping[str, Spec]) -> None:
+        self._outputs = outputs
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        x = np.asarray(inputs["x"])
+        others = {n: np.zeros((len(x), *s.dims), s.datatype.numpy) for n, s in self._outputs.items() if n != "y"}
+        return {"y": x + x, **others}
+
+
+def doubling_thread(source: InstanceSource, outputs: Mapping[str, Spec], statistics: ModelStatistics) -> InstanceThread:
+    """A real thread, whose instance gives as ``y`` twice what it gets as ``x``."""
+    instance, schema = _Doubling(outputs), OutputSchema(NAME, "1", outputs, True)
+    return InstanceThread(
+        source.instance.name, lambda: (instance, runner_for(instance, schema)), statistics.for_instance
+    )

@@ -1,0 +1,201 @@
+"""Whatever a scheduler decides, everybody is answered, once, and by his own: by an instance, or by other models."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.errors import BackendError, Cancelled, HeadraceError, Unavailable
+from headrace.messages.response import InferResponse
+from headrace.testing.example import NAME
+from headrace.testing.scheduler_subject import MINUTE, ScheduledSubject, assert_answered
+from headrace.testing.stage import Stage, play
+
+
+class ScheduledAnswers(ScheduledSubject):
+    """Failures, callers who leave, the end of the model, and what is asked of other models."""
+
+    def test_every_request_is_answered_exactly_once(self) -> None:
+        async def scene() -> None:
+            stage = self.stage(2)
+            for number in range(24):
+                stage.send(1 + number % max(1, self.max_batch // 2), number % 3 == 0, **self.fields(number))
+                if number % 5 == 0:
+                    await stage.settle()
+            await stage.run(self.patience_ns)
+            for ticket in stage.tickets:
+                assert_answered(stage, ticket)
+            stage.check()
+
+        play(scene)
+
+    def test_after_a_failed_batch_the_next_is_run(self) -> None:
+        async def scene() -> None:
+            stage = await self.busy()
+            self.send(stage, 2)
+            stage.instances[0].finish(BackendError("broken"))
+            await stage.run(self.patience_ns)
+            first, *others = stage.tickets
+            assert len(stage.told(first)) == 1, f"a request that failed is answered {len(stage.told(first))} times"
+            for ticket in others:
+                assert_answered(stage, ticket)
+            stage.check()
+
+        play(scene)
+
+    def test_cancelling_a_waiting_request_answers_it_at_once_and_disturbs_nobody(self) -> None:
+        async def scene() -> None:
+            for position in range(3):
+                stage = await self.busy()
+                tickets = self.send(stage, 3)
+                gone = tickets.pop(position)
+                gone.cancel()
+                await stage.settle()
+                at_once = stage.told(gone) or stage.kernel.scheduler.keeps_order  # then it is told in its turn
+                assert at_once, "a request that is cancelled while it waits is not answered at once"
+                await stage.run(self.patience_ns)
+                assert gone not in stage.instances[0].given, "a request was run that had left before"
+                told = stage.told(gone)
+                assert [type(answer) for answer in told] == [Cancelled], f"a request that had left is told {told}"
+                for ticket in tickets:
+                    assert_answered(stage, ticket)
+                stage.check()
+
+        play(scene)
+
+    def test_cancelling_a_running_request_disturbs_nobody(self) -> None:
+        async def scene() -> None:
+            stage = await self.busy()
+            tickets = self.send(stage, 4)
+            stage.instances[0].finish()
+            await stage.turn(self.delay_ns)
+            running = stage.instances[0].batch[0]
+            tickets += self.send(stage, 2)
+            running.cancel()
+            await stage.run(self.patience_ns)
+            assert len(stage.told(running)) == 1, f"a request that left is told {stage.told(running)}"
+            for ticket in tickets:
+                if ticket is not running:
+                    assert_answered(stage, ticket)
+            stage.check()
+
+        play(scene)
+
+    def test_draining_runs_what_was_taken_in_and_takes_no_more(self) -> None:
+        async def scene() -> None:
+            for count in (1, 2, self.max_batch + 1):
+                stage = self.stage()
+                tickets = self.send(stage, count)
+                draining = asyncio.ensure_future(stage.kernel.drain())
+                await stage.settle()
+                with pytest.raises(Unavailable):
+                    self.send(stage)
+                stage.tickets.pop()
+                await stage.run(self.patience_ns)
+                await draining
+                for ticket in tickets:
+                    assert_answered(stage, ticket)
+                stage.check()
+
+        play(scene)
+
+    def test_abandoning_answers_everybody_at_once(self) -> None:
+        async def scene() -> None:
+            stage = await self.busy()
+            self.send(stage, 3)
+            await stage.settle()
+            batch = stage.instances[0].batch
+            stage.kernel.abandon()
+            for ticket in stage.tickets:
+                assert [type(answer) for answer in stage.told(ticket)] == [Unavailable], (
+                    f"the server does not wait for request '{ticket.request.id}', which is told {stage.told(ticket)}"
+                )
+            stage.kernel.sources[0].deliver(batch, [InferResponse({}) for _ in batch])
+            await stage.turn(MINUTE)
+            assert all(len(told) == 1 for told in stage.answers.values()), "somebody is answered twice"
+            assert stage.clock.pending == 0, "timers are left when all is over"
+            stage.check()
+
+        play(scene)
+
+    # ------------------------------------------------------------------ schedulers that run without instances
+
+    def test_what_is_asked_of_other_models_says_for_whom(self) -> None:
+        async def scene() -> None:
+            stage = await self.calling(2)
+            for call in stage.calls:
+                request = call.request
+                assert request.caller in [ticket.request for ticket in stage.tickets], (
+                    f"a request to '{request.model_name}' has {request.caller} for its caller, not the request that it "
+                    "was sent for: models that wait for each other are not found"
+                )
+                assert request.callers == (NAME,), (
+                    f"a request to '{request.model_name}' has {request.callers} for its callers, not ('{NAME}',)"
+                )
+            await stage.run(self.patience_ns)
+            stage.check()
+
+        play(scene)
+
+    def test_a_failure_of_all_models_that_are_asked_is_told(self) -> None:
+        async def scene() -> None:
+            stage = await self.calling()
+            while stage.answer_calls(BackendError("broken")):
+                await stage.settle()
+            (ticket,) = stage.tickets
+            told = stage.told(ticket)
+            assert len(told) == 1, f"all that was asked for a request has failed, and it is answered {len(told)} times"
+            assert isinstance(told[0], HeadraceError), f"all that was asked for a request has failed: told {told[0]!r}"
+            (ticket,) = self.send(stage)
+            await stage.run(self.patience_ns)
+            assert_answered(stage, ticket)
+            stage.check()
+
+        play(scene)
+
+    def test_who_leaves_takes_along_what_was_asked_for_him(self) -> None:
+        async def scene() -> None:
+            for position in range(3):
+                stage = await self.calling(3)
+                gone = stage.tickets[position]
+                gone.cancel()
+                await stage.settle()
+                told = [type(answer) for answer in stage.told(gone)]
+                assert told == [Cancelled], f"a request whose caller has gone is told {stage.told(gone)}"
+                left = [call.request.model_name for call in stage.calls if call.request.caller is gone.request]
+                assert left == [], f"{left} are still asked for a caller who has gone"
+                await stage.run(self.patience_ns)
+                for ticket in stage.tickets:
+                    if ticket is not gone:
+                        assert_answered(stage, ticket)
+                assert len(stage.told(gone)) == 1, "a request whose caller has gone is answered again"
+                stage.check()
+
+        play(scene)
+
+    def test_abandoning_answers_those_for_whom_other_models_are_asked(self) -> None:
+        async def scene() -> None:
+            stage = await self.calling(3)
+            stage.kernel.abandon()
+            stage.answer_calls()
+            await stage.settle()
+            for ticket in stage.tickets:
+                assert [type(answer) for answer in stage.told(ticket)] == [Unavailable], (
+                    f"the server does not wait for request '{ticket.request.id}', which is told {stage.told(ticket)}"
+                )
+            assert stage.clock.pending == 0, "timers are left when all is over"
+            stage.check()
+
+        play(scene)
+
+    async def calling(self, count: int = 1) -> Stage:
+        """A stage with so many requests, for each of which other models are asked."""
+        if self.scheduler_class.needs_instances:
+            self.not_claimed("it needs instances, so what it asks of other models is not checked")
+        stage = self.stage()
+        self.send(stage, count)
+        await stage.settle()
+        if not stage.calls:
+            self.not_claimed("it asks no other model")
+        return stage

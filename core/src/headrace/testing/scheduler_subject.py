@@ -1,0 +1,185 @@
+"""The scheduler under test: what it claims, and that a server finds it and has threads run what it chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from headrace.backends.base import NoParameters
+from headrace.config.model_config_pb2 import ModelConfig, ModelParameter
+from headrace.config.parameters import SCHEDULER, unknown
+from headrace.errors import Cancelled
+from headrace.messages import dtypes
+from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
+from headrace.schedulers.base import Scheduler
+from headrace.testing.driving import part_of
+from headrace.testing.example import NAME, write_model
+from headrace.testing.plugin import NOT_RUN
+from headrace.testing.serving import serve
+from headrace.testing.stage import Stage, play
+
+#: In nanoseconds.
+US = 1000
+MS = 1_000_000
+MINUTE = 60_000 * MS
+
+
+_OTHER = """backend: "identity" max_batch_size: 8
+    input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }"""
+
+
+class ScheduledSubject:
+    """The scheduler, what it claims, and how it is put on a stage.
+
+    ``plugin`` is the module of the entry point, ``scheduler`` the name in configs. ``config`` is more text for the
+    model's config: ``scheduling_choice``, the scheduler's parameters. The claims: ``max_batch`` rows in one execution;
+    ``delay_ns``, how long a request that is alone waits for others while an instance is idle; ``in_order``, that
+    requests which differ in nothing run in the order in which they came; ``longest_wait_ns``, how long a request waits
+    at most while others keep coming and each execution takes 10 ms, None for no promise; ``timeout_us``, a timeout
+    that requests may have and that is kept, 0 for none; ``postpones``, that whose time is over waits on behind all
+    others and is not rejected; ``levels``, how many priorities requests may have, of which 1 goes first, 0 for none;
+    ``any_instance``, that whichever is idle gets what waits; ``patience_ns``, what the kit lets pass at most until all
+    that it has sent is answered.
+
+    A scheduler that needs no instances gets none, and its model has no backend. ``others`` are the models that it asks,
+    by name: the kit brings them, with an input ``x`` that they give back as ``y``.
+    """
+
+    plugin: ClassVar[str]
+    scheduler: ClassVar[str]
+    config: ClassVar[str] = ""
+    max_batch: ClassVar[int] = 8
+    delay_ns: ClassVar[int] = 0
+    in_order: ClassVar[bool] = True
+    longest_wait_ns: ClassVar[int | None] = 1000 * MS
+    timeout_us: ClassVar[int] = 0
+    postpones: ClassVar[bool] = False
+    levels: ClassVar[int] = 0
+    any_instance: ClassVar[bool] = True
+    patience_ns: ClassVar[int] = MINUTE
+    others: ClassVar[tuple[str, ...]] = ()
+
+    def fields(self, number: int) -> Mapping[str, Any]:
+        """What the request of that number has beside rows: fields of `headrace.InferRequest`."""
+        return {}
+
+    @property
+    def scheduler_class(self) -> type[Scheduler]:
+        found: type[Scheduler] = part_of(self.plugin, "scheduler", self.scheduler)
+        return found
+
+    def model_config(self) -> ModelConfig:
+        """The config of a model that chooses the scheduler."""
+        config = text_format.Parse(self.config, ModelConfig(name=NAME))
+        if self.scheduler_class.needs_instances:
+            config.backend = config.backend or "identity"
+        config.max_batch_size = config.max_batch_size or self.max_batch
+        config.parameters[SCHEDULER].string_value = self.scheduler
+        for tensors, name in ((config.input, "x"), (config.output, "y")):
+            if not tensors:
+                tensors.add(name=name, data_type=dtypes.FP32.config_value, dims=[1])
+        return config
+
+    def stage(self, instances: int = 1) -> Stage:
+        """The scheduler with so many idle instances, or with none if it needs none."""
+        count = instances if self.scheduler_class.needs_instances else 0
+        stage = Stage(self.scheduler_class, self.model_config(), count)
+        stage.begin()
+        return stage
+
+    def send(self, stage: Stage, count: int = 1, rows: int = 1, **fields: Any) -> list[Ticket]:
+        number = len(stage.tickets)
+        return [stage.send(rows, **{**self.fields(number + more), **fields}) for more in range(count)]
+
+    async def busy(self, instances: int = 1) -> Stage:
+        """A stage whose instances are at work, each on a request of its own."""
+        self.require_instances()
+        stage = self.stage(instances)
+        for _ in stage.instances:
+            self.send(stage)
+            await stage.turn(self.delay_ns)
+        if not all(instance.batch for instance in stage.instances):
+            self.not_claimed("any idle instance gets what waits is not claimed, so not all can be kept busy")
+        return stage
+
+    def require_instances(self) -> None:
+        """Skip what is about instances where the scheduler needs none."""
+        if not self.scheduler_class.needs_instances:
+            self.not_claimed("it runs without instances, so what is about them is not checked")
+
+    def not_claimed(self, what: str) -> NoReturn:
+        """Skip this check, and have the summary say so."""
+        pytest.skip(f"{NOT_RUN}{self.scheduler}: {what}")
+
+
+def assert_answered(stage: Stage, ticket: Ticket) -> None:
+    """Fail unless the caller of ``ticket`` has its own answer, and no other."""
+    told = stage.told(ticket)
+    assert len(told) == 1, f"request '{ticket.request.id}' is answered {len(told)} times"
+    assert isinstance(told[0], InferResponse), f"request '{ticket.request.id}' is told {told[0]!r}"
+    assert told[0].id == ticket.request.id, f"request '{ticket.request.id}' gets the answer of '{told[0].id}'"
+
+
+class ScheduledService(ScheduledSubject):
+    """Statistics, the entry point, parameters."""
+
+    def test_threads_run_everything_and_the_statistics_add_up(self) -> None:
+        self.require_instances()
+
+        async def scene() -> None:
+            stage = Stage(self.scheduler_class, self.model_config(), 2)
+            threads = await stage.start_threads()
+            for number in range(60):
+                (ticket,) = self.send(stage, rows=1 + number % 2)
+                if number % 7 == 0:
+                    ticket.cancel()
+                if number % 10 == 0:
+                    await stage.settle()
+            await stage.end_threads(threads)
+            assert all(len(told) == 1 for told in stage.answers.values()), "not everybody is answered once"
+            stage.check()
+            _add_up(stage)
+
+        play(scene)
+
+    def test_a_server_finds_and_serves_it(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        repository = tmp_path_factory.mktemp("repository")
+        write_model(repository, self.model_config())
+        for other in self.others:
+            write_model(repository, f'name: "{other}" {_OTHER}')
+        with serve(repository, strict_readiness=False, exit_on_error=False) as server:
+            names = server.plugins.schedulers.names()
+            assert self.scheduler in names, (
+                f"no installed distribution brings scheduler '{self.scheduler}', only {', '.join(names)}; add an entry "
+                f'point of the group headrace: {self.scheduler} = "{self.plugin}"'
+            )
+            (entry,) = [each for each in server.index() if each.name == NAME]
+            assert entry.state == "READY", f"a model that chooses it does not load: {entry.reason}"
+            x = np.ones((2, 1), np.float32)
+            np.testing.assert_array_equal(np.asarray(server.infer(NAME, {"x": x}).outputs["y"]), x)
+
+    def test_an_unknown_parameter_is_named_with_the_known(self) -> None:
+        kind = self.scheduler_class.Parameters
+        if kind is NoParameters:
+            self.not_claimed("the scheduler declares no Parameters, so it knows none")
+        problems = unknown(kind, {"no_such_parameter": ModelParameter(string_value="1")})
+        assert problems, "nothing is said of the parameter 'no_such_parameter'"
+        assert "no_such_parameter" in problems[0].message, f"the parameter is not named: {problems[0].message}"
+
+
+def _add_up(stage: Stage) -> None:
+    numbers = stage.statistics.snapshot()
+    gone = [ticket for ticket in stage.tickets if isinstance(stage.told(ticket)[0], Cancelled)]
+    rows = sum(stage.rows[ticket.request.id] for ticket in stage.tickets if ticket not in gone)
+    for what, counted, right in (
+        ("answers", numbers.success.count, len(stage.tickets) - len(gone)),
+        ("rows", numbers.executions.inference_count, rows),
+        ("cancelled requests", numbers.cancelled.count, len(gone)),
+        ("waiting requests", stage.kernel.pending, 0),
+    ):
+        assert counted == right, f"{counted} {what} are counted, and there were {right}"

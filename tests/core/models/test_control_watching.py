@@ -1,0 +1,204 @@
+"""What the repository becomes, the server serves, in mode poll and with ``--dev``."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from headrace.models.control import Watcher
+from headrace.models.repository import Repository
+from headrace.server import Server
+
+T = TypeVar("T")
+ONE = {"x": np.ones((1, 2), np.float32)}
+GATED = """
+backend: "gated" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: TYPE_FP32 dims: [-1] }
+"""
+BROKEN = GATED.replace("TYPE_FP32", "TYPE_FP99")
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+@pytest.fixture
+def watched(make_server: Callable[..., Server], repository: Path) -> Callable[..., Any]:
+    """A running server whose repository is looked at a hundred times a second."""
+
+    @asynccontextmanager
+    async def watched(dev: bool = True, known_only: bool = False, **options: Any) -> AsyncIterator[Server]:
+        async with make_server(exit_on_error=False, **options) as server:
+            how = {"dev": dev, "known_only": known_only}
+            watcher = Watcher(Repository([repository]), server._lifecycle, 0.01, **how)
+            await watcher.prepare()
+            watcher.start()
+            try:
+                yield server
+            finally:
+                watcher.stop()
+
+    return watched
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def shown(server: Server) -> list[tuple[str, str, str]]:
+    return [(entry.name, entry.version, entry.state) for entry in server.index()]
+
+
+def change(model: Path) -> None:
+    """Let a file that all versions share become longer."""
+    with (model / "shared").open("a") as shared:
+        shared.write("x")
+
+
+@pytest.mark.parametrize("dev", [True, False])
+def test_models_come_change_and_go_with_the_repository(
+    watched: Callable[..., Any], write_model: Any, gated: Any, dev: bool
+) -> None:
+    folder = write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with watched(dev) as server:
+            change(folder)
+            await until(lambda: len(gated.loaded) == 2)
+            write_model("n", GATED)
+            await until(lambda: ("n", "1", "READY") in shown(server))
+            (folder / "2").mkdir()
+            await until(lambda: server.ready_versions("m") == [2])
+            await asyncio.to_thread(shutil.rmtree, folder)
+            await until(lambda: ("m", "2", "UNAVAILABLE") in shown(server))
+            assert server.ready
+            await server.infer_async("n", ONE)
+
+    run(scenario())
+
+
+def test_a_failed_reload_keeps_the_old_version_until_the_next_change(
+    watched: Callable[..., Any], write_model: Any, gated: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with watched() as server:
+            write_model("m", BROKEN)
+            await until(lambda: any("failed to load 'm'" in text for text in caplog.messages))
+            await server.infer_async("m", ONE)
+            write_model("m", GATED)
+            change(folder)
+            await until(lambda: len(gated.loaded) == 2)
+            assert server.ready
+
+    run(scenario())
+    assert sum("failed to load 'm'" in text for text in caplog.messages) == 1
+
+
+def test_mode_poll_tries_a_failed_load_again(watched: Callable[..., Any], write_model: Any, gated: Any) -> None:
+    write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with watched(dev=False) as server:
+            gated.failing.add(2)
+            write_model("m", GATED, (2,))
+            await until(lambda: ("m", "2", "UNAVAILABLE") in shown(server))
+            gated.failing.clear()
+            await until(lambda: server.ready_versions("m") == [2])
+
+    run(scenario())
+
+
+def test_a_broken_new_model_says_why_and_is_forgotten_when_it_goes(
+    watched: Callable[..., Any], write_model: Any
+) -> None:
+    async def scenario() -> None:
+        async with watched() as server:
+            folder = write_model("m", BROKEN)
+            await until(lambda: bool(server.index()))
+            (entry,) = server.index()
+            assert entry.state == "UNAVAILABLE"
+            assert "TYPE_FP99" in entry.reason
+            assert server.ready  # what cannot even be read is not counted
+            await asyncio.to_thread(shutil.rmtree, folder)
+            await until(lambda: server.index() == [])
+            assert server.ready
+
+    run(scenario())
+
+
+def test_a_version_that_failed_is_forgotten_when_its_model_goes(
+    watched: Callable[..., Any], write_model: Any, gated: Any
+) -> None:
+    gated.failing.add(1)
+    folder = write_model("m", GATED)
+
+    async def scenario() -> None:
+        async with watched() as server:
+            assert shown(server) == [("m", "1", "UNAVAILABLE")]
+            await asyncio.to_thread(shutil.rmtree, folder)
+            await until(lambda: server.index() == [])
+
+    run(scenario())
+
+
+def test_a_model_that_is_not_served_is_left_alone_in_explicit_mode(
+    watched: Callable[..., Any], write_model: Any, gated: Any
+) -> None:
+    served = write_model("served", GATED)
+    other = write_model("other", GATED)
+
+    async def scenario() -> None:
+        async with watched(known_only=True, model_control_mode="explicit", load_model=("served",)) as server:
+            change(other)
+            change(served)
+            await until(lambda: len(gated.loaded) == 2)
+            assert shown(server) == [("served", "1", "READY")]
+
+    run(scenario())
+
+
+def test_a_file_that_is_still_being_written_waits_with_dev_and_not_in_mode_poll(
+    make_server: Callable[..., Server], repository: Path
+) -> None:
+    old, new, newer = {"m": 1}, {"m": 2}, {"m": 3}
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            for dev in (True, False):
+                watcher = Watcher(Repository([repository]), server._lifecycle, 1, dev=dev, known_only=False)
+                watcher._handled = old  # type: ignore[assignment]
+                assert not watcher._is_due("m", new, old)
+                assert watcher._is_due("m", old, new) is not dev
+                assert watcher._is_due("m", new, newer) is not dev
+                assert watcher._is_due("m", newer, newer)
+                assert watcher._is_due("m", {}, {})
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("options", "watches"), [
+    ({}, False),
+    ({"model_control_mode": "poll"}, True),
+    ({"model_control_mode": "poll", "repository_poll_secs": 0}, False),
+    ({"model_control_mode": "explicit"}, False),
+    ({"dev": True}, True),
+])  # fmt: skip
+def test_only_mode_poll_and_dev_watch(
+    make_server: Callable[..., Server], options: dict[str, Any], watches: bool
+) -> None:
+    async def scenario() -> None:
+        before = len(asyncio.all_tasks())
+        async with make_server(**options):
+            assert (len(asyncio.all_tasks()) > before) is watches
+
+    run(scenario())

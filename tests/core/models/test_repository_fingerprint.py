@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.models.repository import take_fingerprint
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "m"
+    (path / "1" / "deep").mkdir(parents=True)
+    (path / "config.pbtxt").write_text("a")
+    (path / "1" / "deep" / "weights").write_text("b")
+    return path
+
+
+def same_time(path: Path, text: str) -> None:
+    before = path.stat().st_mtime_ns
+    path.write_text(text)
+    os.utime(path, ns=(before, before))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a file written again": lambda model: os.utime(model / "1" / "deep" / "weights", ns=(1, 1)),
+    "another size at the same time": lambda model: same_time(model / "config.pbtxt", "longer"),
+    "a new file": lambda model: (model / "1" / "new").touch(),
+    "an empty version": lambda model: (model / "2").mkdir(),
+    "a file gone": lambda model: (model / "config.pbtxt").unlink(),
+    "a file renamed": lambda model: (model / "config.pbtxt").rename(model / "config.pbtxt.old"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_shows(model: Path, change: str) -> None:
+    before = take_fingerprint(model)
+    CHANGES[change](model)
+    assert take_fingerprint(model) != before
+
+
+UNIMPORTANT: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda model: None,
+    "what python caches": lambda model: (model / "1" / "__pycache__").mkdir(),
+    "an editor's hidden file": lambda model: (model / "1" / ".model.py.swp").touch(),
+    "the access time": lambda model: (model / "config.pbtxt").read_bytes(),
+}
+
+
+@pytest.mark.parametrize("event", UNIMPORTANT)
+def test_what_is_no_change_does_not_show(model: Path, event: str) -> None:
+    before = take_fingerprint(model)
+    UNIMPORTANT[event](model)
+    assert take_fingerprint(model) == before
+
+
+def test_links_in_a_circle_end(model: Path) -> None:
+    (model / "1" / "loop").symlink_to(model)
+    assert len(take_fingerprint(model).files) < 20
+
+
+def test_what_a_link_leads_to_counts(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "shared").write_text("x")
+    (model / "1" / "weights").symlink_to(tmp_path / "shared")
+    before = take_fingerprint(model)
+    (tmp_path / "shared").write_text("longer")
+    assert take_fingerprint(model) != before
+
+
+def test_a_model_that_is_gone_has_no_files(tmp_path: Path) -> None:
+    assert take_fingerprint(tmp_path / "nowhere").files == frozenset()

@@ -1,0 +1,458 @@
+"""Models that call models, with real instances on real threads.
+
+The texts of refusals are a real Triton 2.51's, recorded from a Python model, but for the deadlocks,
+in which Triton hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import pytest
+
+from headrace.backends.base import Backend, Call, DeferredInstance, Model, RequestInstance
+from headrace.errors import Code, HeadraceError, InvalidArgument
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
+from headrace.models.server_services import MAX_CALLERS
+from headrace.registry import PluginInfo
+from headrace.server import Server
+
+Given: TypeAlias = "InferResponse | HeadraceError"
+CONFIG = """
+backend: "asking"
+input { name: "x" data_type: TYPE_INT32 dims: [1] } output { name: "y" data_type: TYPE_INT32 dims: [1] }
+"""
+PATIENCE_S = 20
+
+
+def instances(number: int) -> str:
+    return CONFIG + f"instance_group {{ kind: KIND_CPU count: {number} }}"
+
+
+DECOUPLED = CONFIG.replace("asking", "later") + "model_transaction_policy { decoupled: true }"
+
+
+class Asking:
+    """What the code of a model has at hand: itself, and the request that it executes."""
+
+    def __init__(self, model: Model, request: InferRequest) -> None:
+        assert model.services is not None
+        self.name, self.services, self.request = model.name, model.services, request
+
+    @property
+    def x(self) -> int:
+        return int(np.asarray(self.request.inputs["x"])[0])
+
+    def message(self, target: str, x: Any, **settings: Any) -> InferRequest:
+        callers = (*self.request.callers, self.name)
+        given = {"model_name": target, "inputs": {"x": np.array([x], np.int32)}}
+        return InferRequest(**{**given, "callers": callers, "caller": self.request, **settings})
+
+    def infer(self, target: str, x: int, respond: Callable[[Answer, bool], None], **settings: Any) -> Ticket:
+        ticket = Ticket(self.message(target, x, **settings), respond)
+        self.services.infer(ticket)
+        return ticket
+
+    def ask(self, target: str, x: int = 0, **settings: Any) -> Given:
+        """The last response of ``target``, as ``InferenceRequest.exec`` waits for it."""
+        got: list[Given] = []
+        answered = threading.Event()
+
+        def respond(answer: Answer, final: bool) -> None:
+            if answer is not None:
+                got.append(answer)
+            if final:
+                answered.set()
+
+        self.infer(target, x, respond, **settings)
+        assert answered.wait(PATIENCE_S), "it hangs"
+        return got[-1]
+
+    def give(self, x: int) -> InferResponse:
+        return InferResponse({"y": np.array([x], np.int32)})
+
+
+Code_: TypeAlias = "Callable[[Asking], Given]"
+
+
+class AskingInstance(RequestInstance):
+    def __init__(self, model: Model, code: Code_) -> None:
+        self.model, self.code = model, code
+
+    def execute_requests(self, requests: Sequence[InferRequest]) -> list[Given]:
+        return [self.code(Asking(self.model, request)) for request in requests]
+
+
+class LaterInstance(DeferredInstance):
+    """Answers on a thread of its own, so that the instance is free at once."""
+
+    def __init__(self, model: Model, code: Code_) -> None:
+        self.model, self.code = model, code
+
+    def accept(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            threading.Thread(target=self.answer, args=(call,), daemon=True).start()
+
+    def answer(self, call: Call) -> None:
+        call.send(self.code(Asking(self.model, call.request)))
+
+
+class AskingBackend(Backend):
+    name: ClassVar[str] = "asking"
+    kind: ClassVar[Any] = AskingInstance
+    codes: ClassVar[dict[str, Code_]]
+
+    def load(self, model: Model) -> Any:
+        return self.kind(model, self.codes[model.name])
+
+
+class LaterBackend(AskingBackend):
+    name: ClassVar[str] = "later"
+    kind: ClassVar[Any] = LaterInstance
+
+
+class Serve:
+    """Serves models that are given as ``name=(config, code)``, and asks them."""
+
+    def __init__(self, write_model: Any, make_server: Callable[..., Server]) -> None:
+        self._write, self._make = write_model, make_server
+
+    def __call__(self, scenario: Callable[[Server], Coroutine[Any, Any, None]], **models: tuple[str, Code_]) -> None:
+        for name, (config, _) in models.items():
+            self._write(name, config)
+        AskingBackend.codes = {name: code for name, (_, code) in models.items()}
+
+        async def run() -> None:
+            server = self._make(exit_timeout_secs=10)
+            for backend in (AskingBackend, LaterBackend):
+                server.plugins.backends.add(backend, PluginInfo(backend.name, "tests", "0"))
+            async with server:
+                await scenario(server)
+
+        asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.fixture
+def serve(write_model: Any, make_server: Callable[..., Server]) -> Serve:
+    return Serve(write_model, make_server)
+
+
+async def ask(server: Server, model: str, x: int = 0) -> int:
+    answer = await server.infer_async(model, {"x": np.array([x], np.int32)})
+    return int(np.asarray(answer.outputs["y"])[0])
+
+
+async def refusal(server: Server, model: str, x: int = 0) -> HeadraceError:
+    with pytest.raises(HeadraceError) as caught:
+        await ask(server, model, x)
+    return caught.value
+
+
+def deadlock(model: str, path: str) -> str:
+    shown = " -> ".join(f"'{name}'" for name in path.split())
+    return (
+        f"Model {model} - Error when running inference: every instance of model '{model}' waits, directly or through "
+        f"others, for this request: {shown}. More instances would help, or one call less"
+    )
+
+
+def identity(asking: Asking) -> Given:
+    return asking.give(asking.x)
+
+
+def countdown(asking: Asking) -> Given:
+    return asking.ask(asking.name, asking.x - 1) if asking.x else asking.give(7)
+
+
+def passes_to(target: str) -> Code_:
+    return lambda asking: asking.ask(target, asking.x)
+
+
+def test_a_model_is_answered_by_another(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        assert await ask(server, "a", 5) == 5
+
+    serve(scenario, a=(CONFIG, passes_to("b")), b=(CONFIG, identity))
+
+
+def test_a_call_of_itself_with_no_other_instance_is_refused_with_the_path(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        error = await refusal(server, "a", 1)
+        assert (error.code, error.message) == (Code.UNAVAILABLE, deadlock("a", "a a"))
+        assert await ask(server, "a") == 7
+
+    serve(scenario, a=(CONFIG, countdown))
+
+
+def test_a_recursion_is_as_deep_as_there_are_instances(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        assert await ask(server, "a", 2) == 7
+        error = await refusal(server, "a", 3)
+        assert error.message == deadlock("a", "a a a a")
+        assert await ask(server, "a", 2) == 7
+
+    serve(scenario, a=(instances(3), countdown))
+
+
+def test_a_circle_of_two_is_refused_with_the_path(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        assert (await refusal(server, "a")).message == deadlock("a", "a b a")
+        assert (await refusal(server, "b")).message == deadlock("b", "b a b")
+
+    serve(scenario, a=(CONFIG, passes_to("b")), b=(CONFIG, passes_to("a")))
+
+
+def test_two_chains_that_hold_what_the_other_needs_cost_one_error(serve: Serve) -> None:
+    together = threading.Barrier(2)
+
+    def crosses_to(target: str) -> Code_:
+        def code(asking: Asking) -> Given:
+            if not asking.x:
+                return asking.give(0)
+            together.wait(PATIENCE_S)
+            return asking.ask(target)
+
+        return code
+
+    async def scenario(server: Server) -> None:
+        for _ in range(5):
+            answers = await asyncio.gather(ask(server, "a", 1), ask(server, "b", 1), return_exceptions=True)
+            (error,) = (answer for answer in answers if isinstance(answer, HeadraceError))
+            assert error.message in (deadlock("a", "b a b"), deadlock("b", "a b a"))
+            assert 0 in answers
+
+    serve(scenario, a=(CONFIG, crosses_to("b")), b=(CONFIG, crosses_to("a")))
+
+
+def test_many_chains_without_a_circle_all_answer(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        answers = await asyncio.gather(*(ask(server, "a", number) for number in range(256)))
+        assert answers == list(range(256))
+
+    serve(
+        scenario,
+        a=(instances(8), passes_to("b")),
+        b=(instances(2), passes_to("c")),
+        c=(CONFIG, passes_to("d")),
+        d=(CONFIG, identity),
+    )
+
+
+def test_chains_that_may_be_deadlocks_or_not_all_end(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        answers = await asyncio.gather(*(ask(server, "a", 2) for _ in range(64)), return_exceptions=True)
+        assert all(answer == 7 or isinstance(answer, HeadraceError) for answer in answers)
+        assert await ask(server, "a", 2) == 7
+
+    serve(scenario, a=(instances(4), countdown))
+
+
+def test_a_model_that_answers_later_may_call_itself_with_one_instance(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        assert await ask(server, "a", 30) == 7
+
+    serve(scenario, a=(CONFIG.replace("asking", "later"), countdown))
+
+
+def test_a_deadlock_through_a_model_that_answers_later_is_found(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        assert (await refusal(server, "a")).message == deadlock("a", "a b a")
+
+    serve(scenario, a=(CONFIG, passes_to("b")), b=(CONFIG.replace("asking", "later"), passes_to("a")))
+
+
+def test_of_several_calls_at_once_the_one_that_can_be_answered_keeps_the_rest_from_a_deadlock(serve: Serve) -> None:
+    """Only when what could go on has, and is not enough, is the call that cannot be answered refused."""
+
+    def both(asking: Asking) -> Given:
+        got: dict[str, Answer] = {}
+        done = threading.Semaphore(0)
+
+        def keep(target: str) -> Callable[[Answer, bool], None]:
+            def respond(answer: Answer, final: bool) -> None:
+                got[target] = answer
+                done.release()
+
+            return respond
+
+        for target in ("a", "b"):
+            asking.infer(target, 1, keep(target))
+        for _ in range(2):
+            assert done.acquire(timeout=PATIENCE_S)
+        assert isinstance(got["b"], InferResponse)
+        assert isinstance(got["a"], HeadraceError)
+        return got["a"]
+
+    async def scenario(server: Server) -> None:
+        assert (await refusal(server, "a")).message == deadlock("a", "a a")
+
+    serve(scenario, a=(CONFIG, both), b=(CONFIG, identity))
+
+
+def test_an_endless_recursion_that_holds_nothing_ends(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        error = await refusal(server, "a")
+        assert error.code is Code.INVALID_ARGUMENT
+        assert error.message == (
+            f"Model a - Error when running inference: {MAX_CALLERS + 1} models wait for this request, one behind the "
+            f"other; the limit is {MAX_CALLERS}"
+        )
+
+    serve(scenario, a=(CONFIG.replace("asking", "later"), passes_to("a")))
+
+
+UNKNOWN = "Failed for execute the inference request. Model '{}' is not ready."
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "text"),
+    [
+        ({"model_name": "nope"}, Code.NOT_FOUND, UNKNOWN.format("nope")),
+        ({"model_version": "7"}, Code.NOT_FOUND, UNKNOWN.format("b")),
+        ({"model_version": "x"}, Code.INVALID_ARGUMENT, UNKNOWN.format("b")),
+        ({"outputs": ["q"]}, Code.INVALID_ARGUMENT, "unexpected inference output 'q' for model 'b'"),
+        (
+            {"inputs": {"x": np.zeros(1, np.float32)}},
+            Code.INVALID_ARGUMENT,
+            "[request id: <id_unknown>] inference input 'x' data-type is 'FP32', but model 'b' expects 'INT32'",
+        ),
+        (
+            {"inputs": {}},
+            Code.INVALID_ARGUMENT,
+            "[request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'b'. Got input(s) [], but missing "
+            "required input(s) ['x']. Please provide all required input(s).",
+        ),
+    ],
+)
+def test_a_refusal_is_an_answer_in_tritons_words(serve: Serve, settings: dict[str, Any], code: Code, text: str) -> None:
+    async def scenario(server: Server) -> None:
+        error = await refusal(server, "a")
+        target = settings.get("model_name", "b")
+        assert error.code is code
+        assert re.sub(r"\[request id: <id_unknown>\] (?=unexpected)", "", error.message).startswith(
+            f"Model {target} - Error when running inference: {text}"
+        )
+
+    serve(scenario, a=(CONFIG, lambda asking: asking.ask("b", **settings)), b=(CONFIG, identity))
+
+
+def test_an_error_of_the_model_asked_comes_as_it_is(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        error = await refusal(server, "a")
+        assert (error.code, error.message) == (Code.INVALID_ARGUMENT, "no such thing")
+
+    serve(scenario, a=(CONFIG, passes_to("b")), b=(CONFIG, lambda asking: InvalidArgument("no such thing")))
+
+
+def test_a_decoupled_model_is_asked_only_by_who_takes_many_responses(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        assert await ask(server, "ready", 3) == 3
+        assert await ask(server, "plain", 3) == 3
+        assert (await refusal(server, "unready")).message == (
+            "Model many - Error when running inference: Model many is using the decoupled. The current BLS request "
+            "call doesn't support models using the decoupled transaction policy. Please use 'decoupled=True' argument "
+            "to the 'exec' or 'async_exec' calls for decoupled models.'"
+        )
+
+    serve(
+        scenario,
+        many=(DECOUPLED, identity),
+        one=(CONFIG, identity),
+        ready=(CONFIG, lambda asking: asking.ask("many", asking.x, decoupled=True)),
+        plain=(CONFIG, lambda asking: asking.ask("one", asking.x, decoupled=True)),
+        unready=(CONFIG, passes_to("many")),
+    )
+
+
+def test_one_who_no_longer_waits_takes_the_request_out_of_the_queue(serve: Serve) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def cancels(asking: Asking) -> Given:
+        got: list[Answer] = []
+        answered = threading.Event()
+
+        def respond(answer: Answer, final: bool) -> None:
+            got.append(answer)
+            answered.set()
+
+        asking.services.cancel(asking.infer("b", 1, respond))
+        assert answered.wait(PATIENCE_S)
+        gate.set()
+        assert isinstance(got[0], HeadraceError)
+        return got[0]
+
+    def holds(asking: Asking) -> Given:
+        begun.set()
+        gate.wait(PATIENCE_S)
+        return asking.give(1)
+
+    async def scenario(server: Server) -> None:
+        holding = asyncio.ensure_future(ask(server, "b"))
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        assert (await refusal(server, "a")).code is Code.CANCELLED
+        assert await holding == 1
+
+    serve(scenario, a=(CONFIG, cancels), b=(CONFIG, holds))
+
+
+def test_services_of_a_server_that_has_stopped_refuse(serve: Serve) -> None:
+    kept: list[Asking] = []
+
+    def keeps(asking: Asking) -> Given:
+        kept.append(asking)
+        return asking.give(0)
+
+    async def scenario(server: Server) -> None:
+        await ask(server, "a")
+
+    serve(scenario, a=(CONFIG, keeps))
+    answer = kept[0].ask("a")
+    assert isinstance(answer, HeadraceError)
+    assert answer.message == "the server has stopped"
+    with pytest.raises(HeadraceError, match="the server has stopped"):
+        kept[0].services.is_model_ready("a", "")
+
+
+def test_a_call_is_forgotten_when_it_is_answered(serve: Serve) -> None:
+    """Without the collector, which these tests have turned off."""
+    sent: list[weakref.ref[Any]] = []
+
+    def asks(asking: Asking) -> Given:
+        message = asking.message("b", asking.x)
+        sent.append(weakref.ref(message.inputs["x"]))
+        answer = asking.services.ask(message)
+        assert isinstance(answer, InferResponse)
+        return asking.give(int(np.asarray(answer.outputs["y"])[0]))
+
+    async def scenario(server: Server) -> None:
+        for number in range(3):
+            assert await ask(server, "a", number) == number
+        while any(array() is not None for array in sent[:-1]):  # the last may still be a local variable
+            await asyncio.sleep(0.01)
+
+    serve(scenario, a=(CONFIG, asks), b=(CONFIG, lambda asking: asking.give(asking.x)))
+
+
+def test_a_call_on_the_event_loop_is_refused_because_it_would_wait_for_itself(serve: Serve) -> None:
+    asked: list[Asking] = []
+
+    def keeps(asking: Asking) -> Given:
+        asked.append(asking)
+        return asking.give(1)
+
+    async def scenario(server: Server) -> None:
+        assert await ask(server, "a") == 1
+        (asking,) = asked
+        answer = asking.services.ask(asking.message("b", 0))  # as a finalizer might
+        assert isinstance(answer, HeadraceError)
+        assert answer.message == "a call of another model would block the event loop that is to answer it"
+
+    serve(scenario, a=(CONFIG, keeps), b=(CONFIG, identity))

@@ -1,0 +1,197 @@
+"""When an instance that sleeps is woken: whenever what waits has become a batch, and by nothing it could miss.
+
+Each scenario is played to an instance with a thread of its own, and to one that lives on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from time import monotonic_ns
+
+import pytest
+from google.protobuf import text_format
+
+from headrace.backends.base import Device
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
+from headrace.schedulers.base import InstanceInfo, ScheduledModel
+from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
+from headrace.schedulers.kernel import Kernel
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.workers.threads import LoopWakeup, Wakeup
+from tests.core.conftest import make_ticket
+
+LONG = "max_queue_delay_microseconds: 60000000"
+LATE = "allow_timeout_override: true default_timeout_microseconds: 60000000"
+
+
+class Played:
+    """A scheduler, its one instance, and what that has run."""
+
+    def __init__(self, text: str, kind: type[DynamicScheduler], max_batch_size: int) -> None:
+        self.batches: asyncio.Queue[list[str]] = asyncio.Queue()
+        self.expired: list[str] = []
+        self.loop = asyncio.get_running_loop()
+        config = ModelConfig(name="m", max_batch_size=max_batch_size)
+        text_format.Parse(f"dynamic_batching {{ {text} }}", config)
+        model = ScheduledModel(config, [InstanceInfo("m_0", Device("cpu"), max_batch_size)])
+        self.scheduler = Kernel(kind, model, ModelStatistics(), self.loop)
+        (self.source,) = self.scheduler.sources
+
+    def send(self, name: str, rows: int = 1, key: object = None, timeout_us: int = 0, priority: int = 0) -> Ticket:
+        def respond(answer: Answer, final: bool) -> None:
+            if not isinstance(answer, InferResponse):
+                self.expired.append(name)
+
+        ticket = make_ticket("m", {}, respond, id=name, rows=rows, timeout_us=timeout_us, priority=priority)
+        ticket.batch_key = key
+        self.scheduler.submit(ticket)
+        return ticket
+
+    def run(self, batch: list[Ticket]) -> None:
+        self.scheduler.deliver(batch, [InferResponse({})] * len(batch))
+        self.batches.put_nowait([ticket.request.id for ticket in batch])
+
+    async def next(self) -> list[str]:
+        """The next batch that the instance has run."""
+        return await asyncio.wait_for(self.batches.get(), 10)
+
+    async def settle(self) -> None:
+        """Until the instance has looked at what was sent, and sleeps again."""
+        while not self.scheduler.idle or self.scheduler._is_waking:
+            await asyncio.sleep(0)
+
+    def serve_on_thread(self) -> threading.Thread:
+        def work() -> None:
+            wakeup = Wakeup()
+            while (batch := self.source.take(wakeup)) is not None:
+                self.loop.call_soon_threadsafe(self.run, batch)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+    def serve_on_loop(self) -> None:
+        def pull() -> None:
+            if batch := self.source.poll(wakeup):
+                self.run(batch)
+                self.loop.call_soon(pull)
+
+        wakeup = LoopWakeup(pull)
+        pull()
+
+
+@pytest.fixture(params=["thread", "loop"])
+def play(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Plays a scenario: ``play(scenario, text, kind=..., max_batch_size=...)``."""
+
+    @asynccontextmanager
+    async def played(text: str, kind: type[DynamicScheduler], max_batch_size: int) -> AsyncIterator[Played]:
+        stage = Played(text, kind, max_batch_size)
+        thread = stage.serve_on_thread() if request.param == "thread" else None
+        if thread is None:
+            stage.serve_on_loop()
+        try:
+            yield stage
+        finally:
+            stage.scheduler.close()
+            if thread is not None:
+                await asyncio.to_thread(thread.join)
+
+    def play(
+        scenario: Callable[[Played], Awaitable[None]],
+        text: str,
+        kind: type[DynamicScheduler] = DynamicScheduler,
+        max_batch_size: int = 8,
+    ) -> None:
+        async def whole() -> None:
+            async with played(text, kind, max_batch_size) as stage:
+                await scenario(stage)
+
+        asyncio.run(asyncio.wait_for(whole(), 30))
+
+    return play
+
+
+def test_a_request_of_another_shape_completes_the_batch_before_it(play: Callable[..., None]) -> None:
+    async def scenario(stage: Played) -> None:
+        for name in "ab":
+            stage.send(name, key="short")
+            await stage.settle()
+        stage.send("c", key="long")
+        assert await stage.next() == ["a", "b"]
+
+    play(scenario, LONG)
+
+
+def test_a_request_that_does_not_fit_completes_the_batch_before_it(play: Callable[..., None]) -> None:
+    async def scenario(stage: Played) -> None:
+        stage.send("a", rows=3)
+        await stage.settle()
+        stage.send("b", rows=4)
+        assert await stage.next() == ["a"]
+        await stage.settle()
+        assert stage.batches.empty()  # four rows wait for the rest of the delay
+
+    play(scenario, f"preferred_batch_size: [2, 6] {LONG}")
+
+
+@pytest.mark.parametrize("leaves", ["expired", "cancelled", "postponed"])
+def test_a_request_that_leaves_a_preferred_size_behind_completes_the_batch(
+    play: Callable[..., None], leaves: str
+) -> None:
+    async def scenario(stage: Played) -> None:
+        first = stage.send("a", rows=3, timeout_us=0 if leaves == "cancelled" else 20_000)
+        for name in "bc":
+            stage.send(name)
+            await stage.settle()
+        assert stage.batches.empty()
+        if leaves == "cancelled":
+            first.cancel()
+        assert await stage.next() == ["b", "c"]
+        assert stage.expired == ([] if leaves == "postponed" else ["a"])
+
+    action = "timeout_action: DELAY" if leaves == "postponed" else ""
+    play(scenario, f"preferred_batch_size: [2, 8] {LONG} default_queue_policy {{ {action} {LATE} }}")
+
+
+def test_a_request_of_a_higher_level_may_complete_a_batch_in_front_of_those_that_wait(
+    play: Callable[..., None],
+) -> None:
+    async def scenario(stage: Played) -> None:
+        for name, rows in (("a", 3), ("b", 5)):
+            stage.send(name, rows)
+            await stage.settle()
+        stage.send("first", 4, priority=1)
+        assert await stage.next() == ["first"]
+
+    play(
+        scenario,
+        f"preferred_batch_size: [4, 16] {LONG} priority_levels: 2 default_priority_level: 2",
+        max_batch_size=16,
+    )
+
+
+@pytest.mark.parametrize("kind", [DirectScheduler, DynamicScheduler])
+def test_a_request_behind_one_whose_time_is_over_does_not_wait_for_its_end(kind: type[DynamicScheduler]) -> None:
+    async def scenario(stage: Played) -> None:
+        late, wakeup = stage.send("late", timeout_us=1), Wakeup()
+        stage.send("valid")
+        while monotonic_ns() <= late.deadline_ns:  # the loop is busy, so that no timer fires
+            continue
+        batch = stage.source.take(wakeup)
+        assert batch is not None
+        assert [ticket.request.id for ticket in batch] == ["valid"]
+        stage.scheduler.deliver(batch, [InferResponse({})])
+        while not stage.expired:
+            await asyncio.sleep(0)
+        assert stage.expired == ["late"]
+
+    async def alone() -> None:
+        await scenario(Played(f"default_queue_policy {{ {LATE} }}", kind, 1))
+
+    asyncio.run(asyncio.wait_for(alone(), 20))
