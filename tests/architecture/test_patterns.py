@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from headrace.frontends import disclosure
-from headrace.frontends.http import path_templates
+from headrace.frontends import failures
+from headrace.frontends.http import url_paths
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*ROOT.glob("core/src/**/*.py"), *ROOT.glob("backends/*/src/**/*.py")])
@@ -60,9 +60,9 @@ def _written(call: ast.Call, form: str) -> re.Pattern[Any] | None:
 
 #: Patterns that are put together elsewhere: where, and those that come of it.
 MADE: dict[str, Callable[[], list[re.Pattern[Any]]]] = {
-    "core/src/headrace/frontends/disclosure.py": lambda: [disclosure._paths()],
-    "core/src/headrace/frontends/http/path_templates.py": lambda: [
-        path_templates.template(path).pattern for path in (*path_templates.CORE, "/{a}/b/{version}/{c}")
+    "core/src/headrace/frontends/failures.py": lambda: [failures._paths()],
+    "core/src/headrace/frontends/http/url_paths.py": lambda: [
+        url_paths.template(path).pattern for path in (*url_paths.CORE, "/{a}/b/{version}/{c}")
     ],
 }
 

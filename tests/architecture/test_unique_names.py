@@ -18,20 +18,11 @@ SOURCES = [
     if not path.name.endswith("_pb2.py")
 ]
 #: Every part of one shape has these, in its own package: an interface, an entry point, what its authors choose.
-SHARED = {"__init__", "__main__", "base", "backend", "instance", "plugin", "Parameters"}
+SHARED = {"__init__", "__main__", "base", "backend", "frontend", "instance", "plugin", "Parameters"}
 MODULES = {
-    "compression",
-    "connections",
     "control",
-    "decode",
-    "encode",
     "engine",
-    "frontend",
-    "hosts",
-    "limits",
-    "listening",
     "metrics",
-    "native_host",
     "parameters",
     "plugins",
     "repository",
@@ -40,16 +31,6 @@ MODULES = {
 }
 CLASSES = {
     "Call",
-    "Connection",
-    "Connections",
-    "Host",
-    "Inference",
-    "Limits",
-    "Malformed",
-    "NativeHost",
-    "Phase",
-    "Repository",
-    "_Call",
 }
 
 

@@ -107,7 +107,7 @@ WHOLE = (
     BACKEND.format(name="toy")
     + """
 from headrace.schedulers.dynamic import DirectScheduler
-from headrace.frontends.metrics import MetricsFrontend
+from headrace.frontends.metrics_frontend import MetricsFrontend
 
 class ToyScheduler(DirectScheduler):
     name = "toy"
@@ -188,7 +188,7 @@ def test_what_nobody_provides_is_answered_with_the_plugins_that_might_have(insta
 PARTS = {
     "backends": "from headrace.backends.identity import Identity as Base",
     "schedulers": "from headrace.schedulers.dynamic import DirectScheduler as Base",
-    "frontends": "from headrace.frontends.metrics import MetricsFrontend as Base",
+    "frontends": "from headrace.frontends.metrics_frontend import MetricsFrontend as Base",
 }
 TWIN = """
 from headrace import hookimpl

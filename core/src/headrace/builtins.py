@@ -27,6 +27,6 @@ def register_frontends() -> list[type[Frontend]]:
     # In the order in which they start (docs/spec/behaviours.md section 8).
     from headrace.frontends.grpc.frontend import GrpcFrontend
     from headrace.frontends.http.frontend import HttpFrontend
-    from headrace.frontends.metrics import MetricsFrontend
+    from headrace.frontends.metrics_frontend import MetricsFrontend
 
     return [GrpcFrontend, HttpFrontend, MetricsFrontend]

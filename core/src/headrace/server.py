@@ -25,8 +25,8 @@ from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine, Phase
 from headrace.errors import HeadraceError, InternalError, Unavailable, Unsupported
-from headrace.frontends import disclosure
 from headrace.frontends.base import Frontend
+from headrace.frontends.failures import learn_paths
 from headrace.messages.request import InferRequest, Parameter
 from headrace.messages.response import InferResponse
 from headrace.messages.single import AwaitedAnswer
@@ -72,7 +72,7 @@ class Server:
         if not isinstance(repository, ServerOptions):
             repository = ServerOptions(model_repository=(fspath(repository),), **options)
         support.refuse(repository)
-        disclosure.learn(repository.model_repository)
+        learn_paths(repository.model_repository)
         self.plugins = Plugins.discover(repository.plugins)
         self.options = replace(
             repository, plugin_options=complete_groups(self.plugins.options, repository.plugin_options)

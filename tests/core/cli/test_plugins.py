@@ -118,7 +118,9 @@ def test_a_plugin_whose_options_raise_is_listed_as_broken(headrace: Start, distr
 
 
 def test_a_second_frontend_of_a_name_stops_the_server(serve: Start, distribute: Distribute) -> None:
-    source = TWIN.replace("backends.identity import Identity", "frontends.metrics import MetricsFrontend as Identity")
+    source = TWIN.replace(
+        "backends.identity import Identity", "frontends.metrics_frontend import MetricsFrontend as Identity"
+    )
     distribute("two", source.replace('"twin"', '"http"').replace("register_backends", "register_frontends"))
     code, text = serve().finish()
     assert code == 1

@@ -10,7 +10,7 @@ told about an exception. Triton's Python backend is built on pybind11, so the fo
       1/model.py(12): helper
       1/model.py(30): execute
 
-Triton gives whole paths. Here callers are told files from the model's directory on, and `headrace.frontends.disclosure`
+Triton gives whole paths. Here callers are told files from the model's directory on, and `headrace.frontends.failures`
 sees to the rest; the log, and the callers of a verbose server, get whole paths.
 """
 

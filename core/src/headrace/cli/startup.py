@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Sequence
 
 from headrace.config.options import ServerOptions
-from headrace.frontends.uploads import is_loopback
+from headrace.frontends.access import is_loopback
 from headrace.models.configuring import backend_settings, find_backend
 from headrace.server import Server
 from headrace.telemetry import logs

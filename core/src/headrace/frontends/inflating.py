@@ -23,7 +23,7 @@ class TooLarge(Exception):
         self.size_bytes = size_bytes
 
 
-class Malformed(Exception):
+class CorruptData(Exception):
     """It cannot be unpacked; the text says why."""
 
     def __init__(self, text: str, is_truncated: bool = False) -> None:
@@ -34,7 +34,7 @@ class Malformed(Exception):
 def inflate(data: memoryview, wbits: int, limit: int, patience: int) -> memoryview:
     """``data`` unpacked; memory for it grows as it is filled, and is one piece.
 
-    Raises `Large` beyond ``patience`` bytes, received or unpacked, `TooLarge` beyond ``limit``, and `Malformed`.
+    Raises `Large` beyond ``patience`` bytes, received or unpacked, `TooLarge` beyond ``limit``, and `CorruptData`.
     """
     if data.nbytes > patience:
         raise Large
@@ -45,7 +45,7 @@ def inflate(data: memoryview, wbits: int, limit: int, patience: int) -> memoryvi
             try:
                 piece = unpacker.decompress(rest, _STEP_BYTES)
             except zlib.error as error:
-                raise Malformed(f"is malformed: {error}") from None
+                raise CorruptData(f"is malformed: {error}") from None
             rest = unpacker.unconsumed_tail
             if unpacked.size + len(piece) > limit:
                 raise TooLarge(unpacked.size + len(piece))
@@ -55,7 +55,7 @@ def inflate(data: memoryview, wbits: int, limit: int, patience: int) -> memoryvi
     while not unpacker.eof:  # what zlib still holds of the last step
         piece = unpacker.decompress(b"", _STEP_BYTES)
         if not piece:
-            raise Malformed("is truncated", True)
+            raise CorruptData("is truncated", True)
         if unpacked.size + len(piece) > limit:
             raise TooLarge(unpacked.size + len(piece))
         unpacked.append(piece)

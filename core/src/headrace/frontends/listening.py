@@ -1,10 +1,13 @@
-"""A listening socket, whatever host accepts from it, and what the log says of it."""
+"""Listening sockets, whatever host accepts from them, and what the log says of them."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 from typing import TYPE_CHECKING
+
+from headrace.errors import Unavailable
 
 if TYPE_CHECKING:
     from headrace.engine import Engine
@@ -33,6 +36,15 @@ def bind(address: str, port: int, is_shared: bool) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def listen_http(address: str, port: int, is_shared: bool) -> socket.socket:
+    """`bind` for HTTP. Raises `Unavailable` naming address and port."""
+    try:
+        return bind(address, port, is_shared)
+    except OSError as error:
+        reason = "the port is in use" if error.errno == errno.EADDRINUSE else str(error)
+        raise Unavailable(f"failed to listen for HTTP on {address}:{port}: {reason}") from error
 
 
 def announce(engine: Engine, log: logging.Logger, service: str, place: str) -> None:

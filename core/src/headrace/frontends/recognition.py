@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.messages.request import InferRequest
+from headrace.messages.request import InferRequest, Parameter
 
+#: Layouts that a protocol keeps, and the bytes besides tensors that a request may have whose layout is kept.
+LAYOUTS = 1024
+FIXED_BYTES = 1024
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -37,3 +41,44 @@ def fixed_tensors(request: InferRequest) -> dict[str, npt.NDArray[Any]] | None:
     if len(tensors) < len(request.inputs) or not all(tensor.nbytes for tensor in tensors.values()):
         return None  # strings have another length each time
     return tensors
+
+
+class TensorPlace(NamedTuple):
+    """An input, and where in a body its bytes begin."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    begin: int
+
+
+class RequestLayout(NamedTuple):
+    """What requests have in common that differ in the bytes of their tensors only.
+
+    A client that sends tensors of one shape sends such requests. What was read out of one is kept, and of the next only
+    the tensors are read. How a request is told to be one of them is its protocol's affair.
+    """
+
+    places: Sequence[TensorPlace]
+    outputs: Sequence[str]
+    parameters: Mapping[str, Parameter]
+    priority: int
+    timeout_us: int
+
+    @classmethod
+    def of(cls, request: InferRequest, tensors: Mapping[str, npt.NDArray[Any]], begins: Iterable[int]) -> RequestLayout:
+        """The layout of ``request``, whose inputs are ``tensors``, which begin at ``begins``."""
+        places = [
+            TensorPlace(name, tensor.shape, tensor.dtype, begin)
+            for (name, tensor), begin in zip(tensors.items(), begins, strict=True)
+        ]
+        return cls(places, tuple(request.outputs), dict(request.parameters), request.priority, request.timeout_us)
+
+    def request(
+        self, model: str, version: str, body: bytes | memoryview, forwarded: Mapping[str, Parameter] | None = None
+    ) -> InferRequest:
+        """The request to ``model`` that ``body`` is; its inputs are views on ``body``."""
+        inputs = {name: np.ndarray(shape, dtype, body, begin) for name, shape, dtype, begin in self.places}
+        # Its own, whatever a careless model does with it.
+        parameters = {**self.parameters, **forwarded} if forwarded else {**self.parameters}
+        return InferRequest(model, inputs, self.outputs, "", version, parameters, self.priority, self.timeout_us)

@@ -18,12 +18,12 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine, Entrance
 from headrace.errors import BackendError, Code, HeadraceError, NotFound, Unavailable
-from headrace.frontends.forwarding import HeaderForwarding
 from headrace.frontends.grpc import stream
 from headrace.frontends.grpc.context import Metadata, texts
 from headrace.frontends.grpc.infer import Inference, model_infer
 from headrace.frontends.grpc.stream import model_stream_infer
 from headrace.frontends.grpc.wire import RawRequest, unpack
+from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.large import LargeWork
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket

@@ -15,9 +15,9 @@ import pytest
 from headrace.config.model_config_pb2 import DataType, ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine, ModelView, Phase
-from headrace.frontends.http.connections import Connections
-from headrace.frontends.http.limits import Limits
+from headrace.frontends.http.caller_limits import HttpLimits
 from headrace.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply
+from headrace.frontends.http.open_connections import NativeConnections
 from headrace.frontends.http.protocol import HttpProtocol
 from headrace.frontends.http.routes import Routes
 from headrace.messages import dtypes
@@ -198,7 +198,7 @@ class Peer:
     ``beside`` another peer it is a connection of the same server.
     """
 
-    def __init__(self, limits: Limits, beside: Peer | None = None) -> None:
+    def __init__(self, limits: HttpLimits, beside: Peer | None = None) -> None:
         self.requests: list[HttpRequest] = []
         self.replies: list[Reply] = []
         self.cancelled: list[int] = []
@@ -206,12 +206,12 @@ class Peer:
         self.unread = b""
         self.turns: list[Callable[[], None]] = []
         self.takes_turns = True
-        self.connections = Connections(self.dispatch, limits)
+        self.connections = NativeConnections(self.dispatch, limits)
         self.connections.call_soon = self.turns.append  # type: ignore[method-assign, assignment]
         if beside is not None:
             shared = beside.connections
             self.connections.head_cache = shared.head_cache
-            self.connections.received, self.connections.scratch = shared.received, shared.scratch
+            self.connections.received, self.connections.buffer = shared.received, shared.buffer
         self.protocol = HttpProtocol(self.connections)
         self.wire = Wire()
         self.protocol.connection_made(self.wire)
@@ -258,4 +258,4 @@ class Peer:
 @pytest.fixture(scope="session")
 def connect() -> Callable[..., Peer]:
     """Makes a `Peer`: ``connect(in_flight=2)``, ``connect(other)``."""
-    return lambda beside=None, **limits: Peer(Limits(**limits), beside)
+    return lambda beside=None, **limits: Peer(HttpLimits(**limits), beside)

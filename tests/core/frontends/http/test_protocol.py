@@ -155,7 +155,7 @@ def test_announced_terabyte_allocates_nothing_and_is_refused(connect: Connect) -
     head = post("/v2/models/m/infer", b"", "Inference-Header-Content-Length: 9").replace(b": 0", b": 1099511627776")
     peer.send(head)
     assert peer.statuses == [400]
-    assert peer.protocol.get_buffer(-1) is peer.connections.scratch
+    assert peer.protocol.get_buffer(-1) is peer.connections.buffer
     assert b"value is out of range" in peer.answer
 
 

@@ -652,7 +652,7 @@ class World:
         peer = self.connect(self.base, **self.limits)
         peer.protocol._dispatch = self._dispatch
         if not self.remembers:
-            peer.protocol._find_head = lambda raw: None
+            peer.protocol._reader.find_head = lambda raw: None
         return peer
 
     def _dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:

@@ -14,7 +14,7 @@ from headrace.config.options import RESTRICTED_CATEGORIES, Restriction
 from headrace.engine import Phase
 from headrace.errors import Code
 from headrace.frontends.http.message import STATUS, HttpReply, HttpRequest
-from headrace.frontends.http.path_templates import CORE, template
+from headrace.frontends.http.url_paths import CORE, template
 
 MakeCaller = Callable[..., Any]
 X = {"X": ("FP32", (4,))}

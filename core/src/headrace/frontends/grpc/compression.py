@@ -9,7 +9,7 @@ from headrace.config.options import CompressionLevel
 from headrace.frontends import inflating
 from headrace.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
 from headrace.frontends.grpc.wire import MESSAGE_BYTES
-from headrace.frontends.inflating import Malformed, TooLarge
+from headrace.frontends.inflating import CorruptData, TooLarge
 from headrace.large import UNBOUNDED
 
 IDENTITY, GZIP, DEFLATE = b"identity", b"gzip", b"deflate"
@@ -41,7 +41,7 @@ def inflate(data: bytes | memoryview, encoding: bytes, limit: int, patience: int
     except TooLarge as error:
         text = f"Received message larger than max ({error.size_bytes} vs. {limit})"
         raise Status(RESOURCE_EXHAUSTED, text) from None
-    except Malformed as error:
+    except CorruptData as error:
         if error.is_truncated:
             raise Status(INTERNAL, "Decompression failed: the message is truncated") from None
         raise Status(INTERNAL, "Decompression failed due to zlib error") from None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.grpc import contents, parameters
+from headrace.frontends.grpc import contents, infer_parameters
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from headrace.frontends.grpc.wire import RawRequest
 from headrace.frontends.shared_memory import no_region
@@ -39,7 +39,7 @@ def decode(
     if raw_request.contents and patience < UNBOUNDED:
         raise Large
     message = raw_request.message
-    read = parameters.read(message.parameters)
+    read = infer_parameters.read(message.parameters)
     inputs = _inputs(message, raw_request, patience)
     outputs = message.outputs
     request = InferRequest(
@@ -55,7 +55,7 @@ def decode(
         read.sequence_start,
         read.sequence_end,
     )
-    return Decoded(request, _classes(outputs), read.empty_final)
+    return Decoded(request, _classes(outputs), read.switch)
 
 
 def _inputs(message: ModelInferRequest, raw_request: RawRequest, patience: int) -> dict[str, Tensor | Undecoded]:
@@ -97,7 +97,7 @@ def _typed(
 
 
 def _refuse_shared_memory(model: str, tensor: ModelInferRequest.InferInputTensor) -> None:
-    region = parameters.shared_memory_region(tensor.name, tensor.parameters)
+    region = infer_parameters.shared_memory_region(tensor.name, tensor.parameters)
     if region is None:
         return
     if tensor.HasField("contents"):
@@ -114,8 +114,8 @@ def _classes(outputs: Sequence[ModelInferRequest.InferRequestedOutputTensor]) ->
         given = output.parameters
         if not given:
             continue
-        region = parameters.shared_memory_region(output.name, given)
-        count = parameters.classes(given)
+        region = infer_parameters.shared_memory_region(output.name, given)
+        count = infer_parameters.classes(given)
         if region is not None and count:
             raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
         if region is not None:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from headrace.engine import ModelView
 from headrace.frontends import classification
-from headrace.frontends.grpc import parameters, wire
+from headrace.frontends.grpc import infer_parameters, wire
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferResponse
 from headrace.large import UNBOUNDED, Large
 from headrace.messages.response import InferResponse
@@ -54,7 +54,7 @@ def _rare(response: InferResponse, final: bool | None) -> bytes:
     """What few responses have."""
     header = ModelInferResponse(id=response.id)
     if response.parameters:
-        parameters.write(response.parameters, header.parameters)
+        infer_parameters.write(response.parameters, header.parameters)
     if final is not None:
         header.parameters[_FINAL].bool_param = final
     return header.SerializeToString()

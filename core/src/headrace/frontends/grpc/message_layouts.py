@@ -1,39 +1,20 @@
-"""Requests that are laid out like one before.
-
-A client that sends tensors of one shape sends messages that differ in the bytes of the tensors
-only. What was read out of one, and where its tensors lie, is kept, and the next is not parsed.
-"""
+"""Messages that are laid out like one before, and are not parsed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from headrace.frontends.grpc import wire
 from headrace.frontends.grpc.decode import Decoded, decode
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from headrace.frontends.grpc.wire import Buffer, RawRequest
-from headrace.frontends.recognition import Recent, fixed_tensors
+from headrace.frontends.recognition import FIXED_BYTES, LAYOUTS, Recent, RequestLayout, fixed_tensors
 from headrace.large import LARGE_BYTES
-from headrace.messages.request import InferRequest, Parameter
+from headrace.messages.request import Parameter
 
-#: Layouts that are kept, and the bytes besides tensors that one may have.
-_LAYOUTS = 256
-_FIXED_BYTES = 1024
 #: Bytes at the beginning that tell layouts of one size apart: the name of the model, as a rule.
 _KEY_BYTES = 24
-
-
-class TensorPlace(NamedTuple):
-    """Where in a message an input lies."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-    begin: int
-    end: int
 
 
 class MessageLayout(NamedTuple):
@@ -41,12 +22,8 @@ class MessageLayout(NamedTuple):
 
     gaps: Sequence[tuple[int, int]]
     fixed: Sequence[bytes]
-    places: Sequence[TensorPlace]
+    layout: RequestLayout
     message: ModelInferRequest
-    outputs: Sequence[str]
-    parameters: Mapping[str, Parameter]
-    priority: int
-    timeout_us: int
     classes: Mapping[str, int]
     empty_final: bool
 
@@ -57,16 +34,7 @@ class MessageLayout(NamedTuple):
     def decode(self, body: Buffer, forwarded: Mapping[str, Parameter] | None) -> Decoded:
         """What decoding ``body``, which fits, would make of it."""
         message = self.message
-        request = InferRequest(
-            message.model_name,
-            {name: np.ndarray(shape, dtype, body[begin:end]) for name, shape, dtype, begin, end in self.places},
-            self.outputs,
-            "",
-            message.model_version,
-            {**self.parameters, **forwarded} if forwarded else {**self.parameters},
-            self.priority,
-            self.timeout_us,
-        )
+        request = self.layout.request(message.model_name, message.model_version, body, forwarded)
         return Decoded(request, self.classes, self.empty_final)
 
 
@@ -74,7 +42,7 @@ class MessageLayoutCache:
     """Unpacks and decodes messages."""
 
     def __init__(self) -> None:
-        self._known = Recent[tuple[int, bytes], MessageLayout](_LAYOUTS)
+        self._known = Recent[tuple[int, bytes], MessageLayout](LAYOUTS)
 
     def unpack(self, body: Buffer) -> RawRequest:
         """`wire.unpack`, which a message whose layout is known is spared."""
@@ -102,25 +70,13 @@ class MessageLayoutCache:
         spans = wire.raw_spans(body)
         if spans is None or len(spans) != len(tensors):
             return
-        gaps, places, end = [], [], 0
-        for (name, tensor), span in zip(tensors.items(), spans, strict=True):
-            gaps.append((end, span.begin))
-            places.append(TensorPlace(name, tensor.shape, tensor.dtype, span.begin, span.end))
-            end = span.end
-        gaps.append((end, len(body)))
+        ends = [0, *[span.end for span in spans]]
+        begins = [span.begin for span in spans]
+        gaps = list(zip(ends, [*begins, len(body)], strict=True))
         fixed = [bytes(body[begin:end]) for begin, end in gaps]
-        if sum(map(len, fixed)) > _FIXED_BYTES:
+        if sum(map(len, fixed)) > FIXED_BYTES:
             return
-        layout = MessageLayout(
-            gaps,
-            fixed,
-            places,
-            wire.without_raw(body, spans),
-            tuple(request.outputs),
-            dict(request.parameters),
-            request.priority,
-            request.timeout_us,
-            decoded.classes,
-            decoded.empty_final,
-        )
-        self._known.keep((len(body), bytes(body[:_KEY_BYTES])), layout)
+        layout = RequestLayout.of(request, tensors, begins)
+        message = wire.without_raw(body, spans)
+        known = MessageLayout(gaps, fixed, layout, message, decoded.classes, decoded.empty_final)
+        self._known.keep((len(body), bytes(body[:_KEY_BYTES])), known)

@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import InvalidArgument, Unsupported
-from headrace.frontends.disclosure import shown
+from headrace.frontends.access import Uploads
+from headrace.frontends.failures import shown
 from headrace.frontends.grpc import grpc_service_pb2 as pb
 from headrace.frontends.grpc.context import Context, first
-from headrace.frontends.uploads import Uploads
 
 if TYPE_CHECKING:
     from headrace.engine import Engine

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from google.protobuf.message import Message
 
 from headrace.errors import CallerError, Code
+from headrace.frontends.access import Restrictions
 from headrace.frontends.failures import is_verbose
-from headrace.frontends.forwarding import HeaderForwarding
 from headrace.frontends.grpc import grpc_service_pb2 as pb
 from headrace.frontends.grpc import health, long_messages, memory, metadata, repository, settings
 from headrace.frontends.grpc.context import Cancel, Context, Metadata, Reply, Send, first, texts
@@ -25,7 +25,7 @@ from headrace.frontends.grpc.reflection_pb2 import ServerReflectionRequest
 from headrace.frontends.grpc.stream import model_stream_infer
 from headrace.frontends.grpc.watching import watched
 from headrace.frontends.grpc.wire import Buffer
-from headrace.frontends.restrictions import Restrictions
+from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.large import LARGE_BYTES, Large
 
 if TYPE_CHECKING:

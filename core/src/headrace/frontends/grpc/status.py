@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.errors import Code
-from headrace.frontends.disclosure import shown
+from headrace.frontends.failures import shown
 
 #: gRPC's numbers (https://grpc.github.io/grpc/core/md_doc_statuscodes.html) that a transport needs by name.
 OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS = 0, 1, 2, 3, 4, 5, 6

@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError, InternalError, Unavailable
-from headrace.frontends.disclosure import shown
-from headrace.frontends.failures import Failure, tell
+from headrace.frontends.failures import Failure, shown, tell
 from headrace.frontends.grpc.context import Context, Send, first
 from headrace.frontends.grpc.decode import Decoded
 from headrace.frontends.grpc.encode import encode, encode_empty

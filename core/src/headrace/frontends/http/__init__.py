@@ -5,5 +5,5 @@ default; `asgi` is an ASGI app, run by hypercorn where HTTP/2 is wanted. ``--htt
 Both turn bytes into an `HttpRequest`, hand it to `Routes.dispatch`, and write the `HttpReply`
 that comes back::
 
-    bytes -> host -> Routes -> Inference: decode -> model.submit ... respond -> encode -> host -> bytes
+    bytes -> host -> Routes -> InferenceHandler: decode -> submit ... respond -> encode -> host -> bytes
 """

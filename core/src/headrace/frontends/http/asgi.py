@@ -11,13 +11,12 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.http.body import aligned
-from headrace.frontends.http.fields import Malformed
-from headrace.frontends.http.limits import Limits, flagged, too_many_chunks
+from headrace.frontends.access import host_of
+from headrace.frontends.http.caller_limits import HttpLimits, flagged, too_many_chunks
 from headrace.frontends.http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest, error_reply
-from headrace.frontends.http.request_head import malformed, path_of
+from headrace.frontends.http.request_body import aligned
+from headrace.frontends.http.request_head import Malformed, malformed, path_of
 from headrace.frontends.http.routes import Routes
-from headrace.frontends.uploads import host_of
 
 if TYPE_CHECKING:
     from headrace.engine import Engine
@@ -95,7 +94,10 @@ class _Streamed:
 
 def create_app(engine: Engine) -> App:
     """An ASGI application in front of ``engine``, whose server must have been started on the same loop."""
-    routes, limits = Routes(engine), Limits(input_bytes=engine.options.http_max_input_size, **flagged(engine.options))
+    routes, limits = (
+        Routes(engine),
+        HttpLimits(input_bytes=engine.options.http_max_input_size, **flagged(engine.options)),
+    )
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -115,7 +117,7 @@ async def _live(receive: Receive, send: Send) -> None:
             return
 
 
-async def _serve(routes: Routes, limits: Limits, scope: Scope, receive: Receive, send: Send) -> None:
+async def _serve(routes: Routes, limits: HttpLimits, scope: Scope, receive: Receive, send: Send) -> None:
     raw = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
     headers: dict[bytes, bytes] = {}
     for name, value in raw:
@@ -146,7 +148,7 @@ def _is_ambiguous(headers: dict[bytes, bytes]) -> bool:
     return length is not None and (b"," in length or b"transfer-encoding" in headers)
 
 
-async def _receive_body(receive: Receive, limits: Limits, path: str, headers: dict[bytes, bytes]) -> memoryview:
+async def _receive_body(receive: Receive, limits: HttpLimits, path: str, headers: dict[bytes, bytes]) -> memoryview:
     """The whole body; its tensors at an aligned address if it came in several pieces."""
     limit = limits.body_limit(path, headers)
     announced = headers.get(b"content-length", b"0")

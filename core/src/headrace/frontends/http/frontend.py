@@ -1,15 +1,17 @@
-"""The HTTP frontend as the server sees it: start and stop."""
+"""The HTTP frontend as the server sees it: start, stop, and which host is started."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from headrace.distributions import need
 from headrace.frontends.base import Frontend
-from headrace.frontends.http.hosts import Host, choose_host
-from headrace.frontends.http.listening import listen
-from headrace.frontends.listening import announce
+from headrace.frontends.listening import announce, listen_http
+
+if TYPE_CHECKING:
+    from headrace.frontends.http.http_host import HttpHost
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +21,7 @@ class HttpFrontend(Frontend):
 
     name: ClassVar[str] = "http"
     port: int = 0
-    _host: Host | None = None
+    _host: HttpHost | None = None
 
     @property
     def enabled(self) -> bool:
@@ -32,7 +34,8 @@ class HttpFrontend(Frontend):
     async def start(self) -> None:
         options = self.engine.options
         host = await asyncio.to_thread(choose_host, options.http_server)
-        listener = await asyncio.to_thread(listen, options.http_address, options.http_port, options.reuse_http_port)
+        address, port = options.http_address, options.http_port
+        listener = await asyncio.to_thread(listen_http, address, port, options.reuse_http_port)
         self.port = listener.getsockname()[1]
         self._host = host(self.engine, listener)
         try:
@@ -46,3 +49,18 @@ class HttpFrontend(Frontend):
         if self._host is not None:
             await self._host.stop()
             self._host = None
+
+
+def choose_host(wanted: str) -> type[HttpHost]:
+    """The host for ``--http-server``; ``auto`` takes the native one.
+
+    Imports what the host is made of, so call it on a thread. Raises `ConfigError` where that is not installed.
+    """
+    if wanted == "hypercorn":
+        need("hypercorn", "--http-server=hypercorn")
+        from headrace.frontends.http.hypercorn_host import HypercornHost
+
+        return HypercornHost
+    from headrace.frontends.http.http_host import NativeHttpHost
+
+    return NativeHttpHost

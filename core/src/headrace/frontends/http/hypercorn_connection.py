@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.frontends.http.limits import Limits
-from headrace.frontends.http.message import HttpReply, text_error
-from headrace.frontends.http.pace import Pace, has_left, reset, unsent_bytes
+from headrace.frontends.http.caller_limits import HttpLimits, Pace, has_left, reset, unsent_bytes
+from headrace.frontends.http.message import BEGINNING, HttpReply, text_error
 from headrace.frontends.http.strict_requests import StrictRequests
-from headrace.frontends.http.writing import BEGINNING
 
 if TYPE_CHECKING:
     from headrace.frontends.http.asgi import App, Receive, Scope, Send
-    from headrace.frontends.http.connections import OpenConnections
+    from headrace.frontends.http.open_connections import OpenConnections
 
 #: Bodies are handed on in pieces of so many bytes, so that it shows whether the caller takes them.
 _PIECE_BYTES = 256 * 1024
@@ -37,7 +35,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         self._connections, self._serve_by = connections, serve
         self._requests = StrictRequests(connections.limits)
         self._socket_transport: asyncio.Transport
-        self._calls: set[_Call] = set()
+        self._calls: set[_PacedCall] = set()
         self._answered = 0
         self._has_eof = False
         self._was_arriving = True
@@ -88,7 +86,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
 
     async def answer(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Have ``app`` answer one request."""
-        call = _Call(self, scope, receive, send)
+        call = _PacedCall(self, scope, receive, send)
         self._calls.add(call)
         refusal = self._requests.refusal
         try:
@@ -113,7 +111,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
                 self._connections.settle()
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> HttpLimits:
         return self._connections.limits
 
     @property
@@ -161,7 +159,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
             self.close()
 
 
-class _Call:
+class _PacedCall:
     """One request: counts what arrives and what is taken, and gives up who is too slow."""
 
     def __init__(self, connection: HypercornConnection, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,21 +11,21 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
 from headrace.frontends.http.asgi import Receive, Scope, Send, create_app
-from headrace.frontends.http.connections import OpenConnections
-from headrace.frontends.http.hosts import Host
+from headrace.frontends.http.caller_limits import HttpLimits, flagged
+from headrace.frontends.http.http_host import HttpHost
 from headrace.frontends.http.hypercorn_connection import HypercornConnection
-from headrace.frontends.http.limits import Limits, flagged
+from headrace.frontends.http.open_connections import OpenConnections
 from headrace.frontends.listening import BACKLOG
 
 #: Between two attempts to end what serves a connection that is gone.
 _AGAIN_S = 0.1
 
 
-class HypercornHost(Host):
+class HypercornHost(HttpHost):
     """Accepts connections on the server's own event loop; hypercorn speaks on each."""
 
     async def start(self) -> None:
-        self._limits = limits = Limits(**flagged(self.engine.options))
+        self._limits = limits = HttpLimits(**flagged(self.engine.options))
         self._connections = connections = OpenConnections(limits)
         self._config = config = Config()
         config.accesslog = config.errorlog = None

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 from headrace.engine import Caller, not_over_http
 from headrace.errors import HeadraceError, Unsupported
 from headrace.frontends.answering import EncodedAnswer, check_strings
-from headrace.frontends.forwarding import HeaderForwarding
-from headrace.frontends.http.body_layouts import BodyLayoutCache
-from headrace.frontends.http.compression import DECODABLE, decompress, response_encoding
-from headrace.frontends.http.decode import decode, decode_raw, header_length
-from headrace.frontends.http.encode import encode
+from headrace.frontends.http.infer_request import BodyLayoutCache, decode, decode_raw, header_length
 from headrace.frontends.http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
-from headrace.frontends.http.output_format import JSON, OutputFormat
-from headrace.frontends.http.path_target import PathTarget
+from headrace.frontends.http.outputs import JSON, OutputFormat, encode, response_encoding
+from headrace.frontends.http.request_body import DECODABLE, decompress
+from headrace.frontends.http.url_paths import PathTarget
+from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
@@ -32,7 +30,7 @@ _NO_FORMATS: Mapping[str, OutputFormat] = {}
 _ACCEPT = (b"Accept-Encoding", b"gzip, deflate")
 
 
-class Inference:
+class InferenceHandler:
     """The handler of infer requests. One per frontend."""
 
     def __init__(self, engine: Engine) -> None:
@@ -97,10 +95,10 @@ class Inference:
         length = headers.get(HEADER_LENGTH)
         json_bytes = body.nbytes if length is None else header_length(length, body.nbytes)
         if json_bytes or length is None:
-            layout = self._layouts.find(body, json_bytes)
-            if layout is not None:
-                answer.formats, answer.default = layout.formats, layout.default
-                return layout.request(name, version, body)
+            known = self._layouts.find(body, json_bytes)
+            if known is not None:
+                answer.formats, answer.default = known.formats, known.default
+                return known.layout.request(name, version, body)
             decoded = decode(name, version, body, json_bytes, self._max_bytes, patience)
             if patience < UNBOUNDED:  # those are the event loop's
                 self._layouts.keep(decoded, body, json_bytes)

@@ -1,4 +1,4 @@
-"""What travels between the hosts (bytes) and the handlers (meaning): requests and replies.
+"""What travels between the hosts (bytes) and the handlers (meaning): requests, and replies with their wire form.
 
 Named tuples and not dataclasses: one of each is made per request, and these are made in a third
 of the time of a frozen dataclass.
@@ -7,13 +7,13 @@ of the time of a frozen dataclass.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import orjson
 
 from headrace.errors import Code, HeadraceError
-from headrace.frontends.disclosure import shown
-from headrace.frontends.failures import Failure
+from headrace.frontends.failures import Failure, shown
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -32,6 +32,13 @@ STATUS = {
 #: The length of the JSON in front of binary tensors: as received, and as sent.
 HEADER_LENGTH = b"inference-header-content-length"
 _JSON_TYPE = ((b"Content-Type", b"application/json"),)
+#: Replies up to this size are joined into one buffer; larger parts stay as they are.
+JOIN_BYTES = 32 * 1024
+#: What every answer begins with.
+BEGINNING = b"HTTP/1.1 "
+_STATUS_LINES = {status.value: BEGINNING + b"%d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HttpRequest(NamedTuple):
@@ -109,3 +116,34 @@ def text_error(status: int, text: str) -> HttpReply:
         return json_reply({"error": text}, status)
     except orjson.JSONEncodeError:  # half a surrogate pair, out of a request's JSON
         return json_reply({"error": text.encode(errors="replace").decode()}, status)
+
+
+def serialise(reply: HttpReply, closes: bool, is_head: bool) -> list[Buffer]:
+    """``reply`` as HTTP/1.1: what to write, in order; one buffer for a small reply, uncopied parts for a large one.
+
+    ``closes`` announces that the connection ends here. The answer to a HEAD request has no body.
+    """
+    status, headers, parts = reply
+    size = sum([len(part) for part in parts])
+    head = [_STATUS_LINES[status]]
+    for name, value in headers:
+        head += (name, b": ", value, b"\r\n")
+    if closes:
+        head.append(b"Connection: close\r\n")
+    head.append(b"Content-Length: %d\r\n\r\n" % size)
+    if is_head:
+        parts = ()
+    if size <= JOIN_BYTES:
+        return [b"".join([*head, *parts])]
+    return [b"".join(head), *parts]
+
+
+def stream_head(reply: HttpReply, closes: bool, is_chunked: bool) -> bytes:
+    """The head of an answer whose body comes in chunks, or else ends with the connection."""
+    head = [_STATUS_LINES[reply.status]]
+    for name, value in reply.headers:
+        head += (name, b": ", value, b"\r\n")
+    if closes:
+        head.append(b"Connection: close\r\n")
+    head.append(b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"\r\n")
+    return b"".join(head)

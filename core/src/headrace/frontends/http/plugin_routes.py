@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from headrace.config.options import RESTRICTED_CATEGORIES
 from headrace.errors import HeadraceError, InternalError
-from headrace.frontends.http.fields import TOKEN
 from headrace.frontends.http.message import (
     Cancel,
     HttpReply,
@@ -30,13 +29,14 @@ from headrace.frontends.http.message import (
     error_reply,
     reply_stream,
 )
-from headrace.frontends.http.path_templates import PathTemplate, read_path
+from headrace.frontends.http.request_head import TOKEN
+from headrace.frontends.http.url_paths import PathTemplate, read_path
 from headrace.telemetry.pacing import paced
 
 if TYPE_CHECKING:
     from headrace.engine import Caller, Engine
-    from headrace.frontends.http.inference import Inference
-    from headrace.frontends.http.path_target import PathTarget
+    from headrace.frontends.http.inference import InferenceHandler
+    from headrace.frontends.http.url_paths import PathTarget
     from headrace.messages.request import InferRequest
     from headrace.messages.response import InferResponse
 
@@ -86,7 +86,9 @@ class HttpCall:
 
     __slots__ = ("_inference", "_reply", "request", "values")
 
-    def __init__(self, request: HttpRequest, values: Mapping[str, str], reply: Reply, inference: Inference) -> None:
+    def __init__(
+        self, request: HttpRequest, values: Mapping[str, str], reply: Reply, inference: InferenceHandler
+    ) -> None:
         self.request, self.values = request, values
         self._reply, self._inference = reply, inference
 
@@ -133,7 +135,7 @@ class RouteHandler:
     """Has ``route`` answer requests, each in a task that ends when its caller leaves."""
 
     def __init__(
-        self, route: HttpRoute, inference: Inference, tell: Callable[[HeadraceError, HttpRequest], None]
+        self, route: HttpRoute, inference: InferenceHandler, tell: Callable[[HeadraceError, HttpRequest], None]
     ) -> None:
         """``tell`` is told of errors that are answered."""
         self._route, self._inference, self._tell = route, inference, tell

@@ -1,4 +1,4 @@
-"""Heads of requests, by RFC 9112: what they mean is a function of their bytes and of nothing else.
+"""Heads of requests, and fields, by RFC 9112: what they mean is a function of their bytes and of nothing else.
 
 So a head that came before need not be read again: clients repeat themselves, and before the body of a request
 come, as a rule, the very bytes that came before the last one. `RequestHeadCache` keeps what they meant.
@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from headrace.frontends.http.fields import TOKEN, Malformed, read_fields
 from headrace.frontends.http.message import HttpReply, text_error
 from headrace.frontends.recognition import Recent
 
@@ -24,8 +23,22 @@ _HEAD_BYTES = 1024
 _VERSIONS = {b"HTTP/1.%d" % minor: minor for minor in range(10)}
 #: What an authority consists of (RFC 3986, 3.2): unreserved, sub-delims, percent-encoded, IP literals and the port.
 _HOST = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=%:[]"
+#: What a token consists of (RFC 9110, 5.6.2).
+TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+#: What a value consists of: blanks, what is visible, and bytes beyond ASCII.
+_VALUE = bytes([9, *range(32, 127), *range(128, 256)])
+#: Names of fields that are worth remembering.
+_NAME_BYTES = 128
 #: Digits of a length, without zeros in front. More mean more than there is memory in the world.
 _LENGTH_DIGITS = 18
+
+
+class Malformed(Exception):
+    """``str(error)`` says which rule was broken, ``status`` how that is answered."""
+
+    def __init__(self, rule: str, status: int = 400) -> None:
+        super().__init__(rule)
+        self.status = status
 
 
 class RequestHead(NamedTuple):
@@ -82,36 +95,6 @@ def parse_head(raw: bytes, most_fields: int) -> RequestHead:
     return RequestHead(method, path, headers, raw_headers, body_bytes, closes, waits, minor)
 
 
-def drop_empty_lines(received: bytearray) -> int:
-    """Drop the empty lines at the front of ``received``, and say how many there were. Raises `Malformed`."""
-    if not received.startswith(b"\r\n"):
-        return 0
-    size = len(received) - len(received.lstrip(b"\r\n"))
-    lines = size // 2
-    if received[: 2 * lines] != b"\r\n" * lines:
-        raise Malformed("an empty line does not end in CRLF")
-    del received[: 2 * lines]
-    return lines
-
-
-def head_end(received: bytearray, searched: int, most_bytes: int) -> int:
-    """Where the head at the front of ``received`` ends; 0 if its end is not there, of which ``searched`` bytes say no.
-
-    Raises `Malformed` for one that is too long, and `Malformed` or `Refused` at once for what will never be a head.
-    """
-    end = received.find(END, max(0, searched - len(END))) + len(END)
-    if end < len(END):
-        end = 0
-        if received.count(b"\n", searched) != received.count(b"\r\n", max(0, searched - 1)):
-            raise Malformed("a line does not end in CRLF")
-        line_end = received.find(b"\r\n")
-        if line_end >= max(0, searched - 1):
-            parse_request_line(bytes(received[:line_end]))
-    if (end or len(received)) > most_bytes:
-        raise Malformed(f"the head exceeds {most_bytes} bytes", 431)
-    return end
-
-
 def parse_request_line(line: bytes) -> tuple[str, str, int]:
     """Method, path and minor version. Raises `Malformed`, and `Refused` for what no host of ours does."""
     parts = line.split(b" ")
@@ -133,6 +116,33 @@ def parse_request_line(line: bytes) -> tuple[str, str, int]:
     return method.decode(), path, minor
 
 
+def read_fields(raw: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
+    """The lines of ``raw`` (RFC 9112, 5), each of which ends in CRLF: names and values, and values by names in lower
+    case. Nothing but a name, a colon and a value is taken for one.
+
+    Values are without the blanks around them, and those of a repeated name joined by commas. Raises `Malformed` for
+    what is no field, and when there are more than ``most``.
+    """
+    lines = raw.split(b"\r\n")
+    if lines.pop():
+        raise Malformed("a line does not end in CRLF")
+    if len(lines) > most:
+        raise Malformed(f"more than {most} headers", 431)
+    if raw.translate(None, _VALUE) != b"\r\n" * len(lines):
+        raise Malformed("a header has a control character, or a line does not end in CRLF")
+    fields: list[tuple[bytes, bytes]] = []
+    by_name: dict[bytes, bytes] = {}
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon:
+            raise Malformed("a header is a token, a colon and a value")
+        value = value.strip(b" \t")
+        fields.append((name, value))
+        name = _known_key(name) if len(name) < _NAME_BYTES else _key(name)
+        by_name[name] = value if name not in by_name else by_name[name] + b", " + value
+    return fields, by_name
+
+
 def path_of(target: bytes) -> str:
     """The path of a request target: without query, and without scheme and host if it has them.
 
@@ -144,6 +154,17 @@ def path_of(target: bytes) -> str:
 def tokens(value: bytes) -> list[str]:
     """The members of a list, in lower case."""
     return [token.strip().lower() for token in value.decode("latin-1").split(",")]
+
+
+def _key(name: bytes) -> bytes:
+    """``name`` in lower case; raises `Malformed` if it is no token."""
+    if not name or name.translate(None, TOKEN):
+        raise Malformed("a header is a token, a colon and a value")
+    return name.lower()
+
+
+#: The same few names come again and again, whatever else changes from request to request.
+_known_key = lru_cache(1024)(_key)
 
 
 def _body_bytes(headers: Mapping[bytes, bytes], minor: int) -> int:
@@ -184,6 +205,59 @@ def _path(target: bytes) -> str:
 
 #: Callers ask for the same few paths again and again; what is long is not worth keeping.
 _short_path = lru_cache(1024)(_path)
+
+
+class HeadSearch:
+    """Takes heads from the front of what one connection has received. Each byte is looked at once."""
+
+    __slots__ = ("_empty_lines", "_most_bytes", "_searched")
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.begin()
+
+    def begin(self) -> None:
+        """What was received up to now is gone."""
+        self._searched = 0  # so much of what has been received has no end of a head
+        self._empty_lines = 0
+
+    def drop_empty_lines(self, received: bytearray) -> None:
+        """Drop those at the front. Raises `Malformed`."""
+        if not received.startswith(b"\r\n"):
+            return
+        size = len(received) - len(received.lstrip(b"\r\n"))
+        lines = size // 2
+        if received[: 2 * lines] != b"\r\n" * lines:
+            raise Malformed("an empty line does not end in CRLF")
+        del received[: 2 * lines]
+        self._empty_lines += lines
+        if self._empty_lines > self._most_bytes:
+            raise Malformed("there are too many empty lines")
+
+    def take(self, received: bytearray) -> bytes | None:
+        """The head at the front, or None if its end is not there.
+
+        Raises `Malformed` for one that is too long, and `Malformed` or `Refused` at once for what will never be a head.
+        """
+        searched = self._searched
+        end = received.find(END, max(0, searched - len(END))) + len(END)
+        if end < len(END):
+            end = 0
+            if received.count(b"\n", searched) != received.count(b"\r\n", max(0, searched - 1)):
+                raise Malformed("a line does not end in CRLF")
+            line_end = received.find(b"\r\n")
+            if line_end >= max(0, searched - 1):
+                parse_request_line(bytes(received[:line_end]))
+        if (end or len(received)) > self._most_bytes:
+            raise Malformed(f"the head exceeds {self._most_bytes} bytes", 431)
+        if not end:
+            self._searched = len(received)
+            return None
+        with memoryview(received) as view:
+            raw = view[:end].tobytes()
+        del received[:end]
+        self.begin()
+        return raw
 
 
 class RequestHeadCache:

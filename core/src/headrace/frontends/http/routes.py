@@ -13,17 +13,16 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from headrace.errors import HeadraceError, InternalError, NotFound, Unsupported
+from headrace.frontends.access import Restrictions
 from headrace.frontends.failures import is_verbose, tell_fault
-from headrace.frontends.http import path_templates as paths
-from headrace.frontends.http.description import Description
-from headrace.frontends.http.inference import Inference
+from headrace.frontends.http import url_paths as paths
+from headrace.frontends.http.handlers import DescriptionHandlers, RepositoryHandlers
+from headrace.frontends.http.inference import InferenceHandler
 from headrace.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply, error_reply, json_reply, text_error
-from headrace.frontends.http.path_target import PathTarget
 from headrace.frontends.http.plugin_routes import RouteHandler, read_route
-from headrace.frontends.http.repository import Repository
-from headrace.frontends.http.watching import Dispatch, watched
+from headrace.frontends.http.request_log import Dispatch, watched
+from headrace.frontends.http.url_paths import PathTarget
 from headrace.frontends.recognition import Recent
-from headrace.frontends.restrictions import Restrictions
 from headrace.frontends.shared_memory import Kind, refuse_change, require_status
 from headrace.telemetry.pacing import paced
 
@@ -106,7 +105,7 @@ class Routes:
 
     def _build(self, engine: Engine) -> list[Route]:
         """In the order in which Triton tries them, and behind them what plugins add."""
-        about, repository, inference = Description(engine), Repository(engine), Inference(engine)
+        about, repository, inference = DescriptionHandlers(engine), RepositoryHandlers(engine), InferenceHandler(engine)
         shm: tuple[Kind, ...] = ("system", "cuda")
         log_settings = _later("log settings")
         return [
@@ -129,7 +128,7 @@ class Routes:
             *self._added(engine, inference),
         ]
 
-    def _added(self, engine: Engine, inference: Inference) -> list[Route]:
+    def _added(self, engine: Engine, inference: InferenceHandler) -> list[Route]:
         """Those of plugins; raises `LoadError` where two of them would answer one path."""
         found: dict[str, tuple[str, dict[str, Handler]]] = {}
         for part in engine.routes:
@@ -138,7 +137,7 @@ class Routes:
             handlers[method] = RouteHandler(part(engine), inference, self._tell)
         return [_route(path, category, **handlers) for path, (category, handlers) in found.items()]
 
-    def _load(self, repository: Repository) -> Handler:
+    def _load(self, repository: RepositoryHandlers) -> Handler:
         """The handler of loads, which looks at who sent them."""
 
         def handle(request: HttpRequest, target: PathTarget, reply: Reply) -> None:

@@ -6,16 +6,15 @@ read in two ways.
 
 from __future__ import annotations
 
-from headrace.frontends.http.chunked import ChunkedBody
-from headrace.frontends.http.fields import Malformed
-from headrace.frontends.http.limits import Limits
+from headrace.frontends.http.caller_limits import HttpLimits
 from headrace.frontends.http.message import HttpReply
+from headrace.frontends.http.request_body import ChunkedBody
 from headrace.frontends.http.request_head import (
     CHUNKED,
+    HeadSearch,
+    Malformed,
     Refused,
     RequestHead,
-    drop_empty_lines,
-    head_end,
     malformed,
     parse_head,
 )
@@ -35,7 +34,7 @@ class StrictRequests:
     An upgrade is not passed on: the connection goes on in HTTP/1.1. What begins as HTTP/2 is passed on as it is.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: HttpLimits) -> None:
         #: Requests that have been passed on to their last byte.
         self.whole = 0
         self.is_http_2 = False
@@ -43,7 +42,7 @@ class StrictRequests:
         self.refusal: HttpReply | None = None
         self._limits = limits
         self._rest = bytearray()
-        self._searched = self._empty_lines = 0
+        self._search = HeadSearch(limits.head_bytes)
         self._missing = 0  # bytes of a body of known length
         self._chunked: ChunkedBody | None = None
         self._is_last = self._is_over = False
@@ -104,9 +103,7 @@ class StrictRequests:
 
     def _take_head(self, passed: bytearray) -> bool:
         rest = self._rest
-        self._empty_lines += drop_empty_lines(rest)
-        if self._empty_lines > self._limits.head_bytes:
-            raise Malformed("there are too many empty lines")
+        self._search.drop_empty_lines(rest)
         if not self.whole and _HTTP_2.startswith(rest[: len(_HTTP_2)]):
             if len(rest) < len(_HTTP_2):
                 return False
@@ -114,12 +111,9 @@ class StrictRequests:
             passed += rest
             rest.clear()
             return True
-        end = head_end(rest, self._searched, self._limits.head_bytes)
-        if not end:
-            self._searched = len(rest)
+        raw = self._search.take(rest)
+        if raw is None:
             return False
-        raw, self._searched, self._empty_lines = bytes(rest[:end]), 0, 0
-        del rest[:end]
         self._begin(parse_head(raw, self._limits.headers), raw, passed)
         return True
 

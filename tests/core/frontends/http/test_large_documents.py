@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.frontends.http import outline, structure
+from headrace.frontends.http import large_documents, structure
+from headrace.frontends.http.large_documents import LongString, read_object
 
 STRANGE = ["a", '"', "\\", "[", "]", ",", "{", "}", " ", "é", "\n", '\\"', "😀"]
+ESCAPED = ["a", "bcd", '"', "\\", "/", "é", "\n", '\\"', "😀", "x" * 40]
 
 
 def leaves(nested: list[Any]) -> Iterator[Any]:
@@ -25,8 +27,12 @@ def leaves(nested: list[Any]) -> Iterator[Any]:
 
 def in_pieces(text: bytes) -> list[Any]:
     """The leaves of the ``data`` of the first input."""
-    data = outline.read_document(memoryview(text))["inputs"][0]["data"]
-    return [leaf for piece in data.read() for leaf in piece] if type(data) is outline.Pieces else list(leaves(data))
+    data = large_documents.read_document(memoryview(text))["inputs"][0]["data"]
+    return (
+        [leaf for piece in data.read() for leaf in piece]
+        if type(data) is large_documents.Pieces
+        else list(leaves(data))
+    )
 
 
 def values(choice: random.Random, is_text: bool, depth: int = 0) -> list[Any]:
@@ -44,7 +50,7 @@ def test_pieces_are_what_the_whole_is_and_damage_is_found(
     monkeypatch: pytest.MonkeyPatch, window: int, is_text: bool
 ) -> None:
     monkeypatch.setattr(structure, "SLICE_BYTES", window)
-    monkeypatch.setattr(outline, "_SHORT_BYTES", 8)
+    monkeypatch.setattr(large_documents, "_SHORT_BYTES", 8)
     choice = random.Random(window)
     for _ in range(25 if window > 3 else 8):  # small windows cost the most
         data = values(choice, is_text)
@@ -92,3 +98,48 @@ def test_what_is_only_large_is_refused(body: bytes, text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         in_pieces(body)
     assert caught.value.message == text
+
+
+# ------------------------------------------------------------------ the long strings of a load
+
+
+def whole(document: dict[str, Any]) -> dict[str, Any]:
+    given = document["parameters"]
+    return {name: "".join(value.parts()) if isinstance(value, LongString) else value for name, value in given.items()}
+
+
+@pytest.mark.parametrize("window", [16, 64, 100])
+def test_strings_are_what_they_are_in_the_whole_document(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    monkeypatch.setattr(structure, "SLICE_BYTES", window)
+    choice, cut = random.Random(window), 0
+    for _ in range(300):
+        texts = ["".join(choice.choices(ESCAPED, k=choice.randint(0, 40))) for _ in range(choice.randint(0, 4))]
+        given = {f"file:{number}": text for number, text in enumerate(texts)}
+        document = {"before": '"', "parameters": given, "behind": ["\\"]}
+        text = json.dumps(document, indent=choice.choice([None, 1]), ensure_ascii=choice.random() < 0.5).encode()
+        read = read_object(memoryview(text))
+        cut += sum(isinstance(value, LongString) for value in read["parameters"].values())
+        assert whole(read) == given
+    assert cut > 50
+
+
+def test_what_is_damaged_is_refused_or_read_as_the_library_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "SLICE_BYTES", 70)
+    choice = random.Random(1)
+    text = json.dumps({"parameters": {"config": "{}", "file:1": "é/\\" * 90, "file:2": "=" * 300}}).encode()
+    for _ in range(1000):
+        damaged = bytearray(text)
+        place = choice.randrange(len(damaged))
+        damaged[place : place + choice.randint(0, 1)] = choice.choice([b"", b",", b"\n", b"}", b'"', b"\\", b"\xff"])
+        try:
+            expected: Any = json.loads(bytes(damaged))["parameters"]
+        except (ValueError, KeyError):
+            with pytest.raises((HeadraceError, KeyError)):
+                whole(read_object(memoryview(bytes(damaged))))
+        else:
+            assert whole(read_object(memoryview(bytes(damaged)))) == expected
+
+
+def test_a_name_of_a_place_is_not_taken_for_one() -> None:
+    text = json.dumps({"parameters": {"file:1": "0", "file:2": "A" * 200_000}}).encode()
+    assert whole(read_object(memoryview(text))) == {"file:1": "0", "file:2": "A" * 200_000}

@@ -1,28 +1,73 @@
-"""The model repository over HTTP: index, load, unload (docs/spec/behaviours.md sections 1.2, 1.6, 5.4)."""
+"""The handlers of all that is no inference: health, metadata, config, statistics; index, load, unload of models
+(docs/spec/behaviours.md sections 1.2, 1.6, 5.4)."""
 
 from __future__ import annotations
 
 import binascii
 from base64 import b64decode
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import InvalidArgument, Unsupported
-from headrace.frontends.disclosure import shown
+from headrace.errors import InvalidArgument, Unavailable, Unsupported
+from headrace.frontends.access import Uploads
+from headrace.frontends.failures import shown
 from headrace.frontends.http.documents import as_boolean, as_object, as_string, malformed, parse_object
-from headrace.frontends.http.long_strings import LongString, read_object
+from headrace.frontends.http.large_documents import LongString, read_object
 from headrace.frontends.http.message import HttpReply, HttpRequest, json_reply, json_type_reply
-from headrace.frontends.http.path_target import PathTarget
-from headrace.frontends.uploads import Uploads
+from headrace.frontends.http.url_paths import PathTarget
 from headrace.large import LARGE_BYTES
 
 if TYPE_CHECKING:
     from headrace.engine import Engine, IndexEntry
 
 
-class Repository:
-    """The handlers; all run as tasks."""
+class DescriptionHandlers:
+    """What the server and its models are. Each takes a request and its target and returns the reply, or what to await
+    for it; most are made on the spot."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def server(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        metadata = self._engine.metadata()
+        return json_reply({"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)})
+
+    def live(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        return self._health(self._engine.live)
+
+    def ready(self, request: HttpRequest, target: PathTarget) -> HttpReply | Coroutine[Any, Any, HttpReply]:
+        return self._check_ready() if self._engine.has_checks else self._health(self._engine.ready)
+
+    def model(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        return json_reply(self._engine.model_metadata(target.name, target.version))
+
+    def model_ready(self, request: HttpRequest, target: PathTarget) -> HttpReply | Coroutine[Any, Any, HttpReply]:
+        is_alive = self._engine.is_model_alive(target.name, target.version)
+        return self._check_model(target) if is_alive is None else _model_health(is_alive)
+
+    def config(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        from headrace.config import json_form
+
+        return json_reply(json_form.config_to_json(self._engine.resolve(target.name, target.version).config))
+
+    def statistics(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        return json_reply({"model_stats": self._engine.statistics(target.name, target.version)})
+
+    async def _check_ready(self) -> HttpReply:
+        return self._health(await self._engine.check_ready())
+
+    async def _check_model(self, target: PathTarget) -> HttpReply:
+        return _model_health(await self._engine.check_model(target.name, target.version))
+
+    def _health(self, is_well: bool) -> HttpReply:
+        if self._engine.exiting:
+            raise Unavailable("Server exiting")
+        return HttpReply(200 if is_well else 400)
+
+
+class RepositoryHandlers:
+    """The model repository; all run as tasks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -60,6 +105,12 @@ class Repository:
         dependents = as_boolean(given.get("unload_dependents", False), "unload_dependents")
         await self._engine.unload(target.name, dependents)
         return json_type_reply()
+
+
+def _model_health(is_ready: bool) -> HttpReply:
+    if not is_ready:
+        raise InvalidArgument("Model version not ready")
+    return HttpReply(200)
 
 
 def _entry(entry: IndexEntry) -> dict[str, str]:

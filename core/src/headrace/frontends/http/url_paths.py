@@ -1,4 +1,4 @@
-"""Paths with placeholders, and which of them are core's own.
+"""Paths with placeholders, which of them are core's own, and what a path names.
 
 ``{name}`` stands for one segment, and ``{version}`` for one of digits. In core's own, what stands in brackets may be
 missing.
@@ -7,8 +7,11 @@ missing.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
 
 MODEL = "/v2/models/{name}[/versions/{version}]"
 _REPOSITORY = "/v2/repository[/{repository}]"
@@ -31,13 +34,25 @@ _PLACEHOLDER = re.compile(r"{(\w+)}")
 _SEGMENT = re.compile(r"{[A-Za-z_]\w*}|[\w.~!$&'()*+,;=:@-]+", re.ASCII)
 
 
+class PathTarget(NamedTuple):
+    """What a path names. ``name`` is a model or a shared-memory region, ``version`` its digits; empty means none.
+
+    ``values`` are those of all placeholders.
+    """
+
+    name: str = ""
+    version: str = ""
+    repository: str = ""
+    values: Mapping[str, str] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class PathTemplate:
     """``text`` taken apart."""
 
     text: str
     pattern: re.Pattern[str] = field(init=False)
-    _forms: tuple[list[str], ...] = field(init=False)
+    _variants: tuple[list[str], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         parts = _PLACEHOLDER.split(self.text)
@@ -47,11 +62,11 @@ class PathTemplate:
             else:
                 parts[at] = re.escape(part).replace(r"\[", "(?:").replace(r"\]", ")?")
         object.__setattr__(self, "pattern", re.compile("".join(parts)))
-        object.__setattr__(self, "_forms", tuple(form.split("/") for form in _spread(self.text)))
+        object.__setattr__(self, "_variants", tuple(variant.split("/") for variant in _spread(self.text)))
 
     def overlaps(self, other: PathTemplate) -> bool:
         """Whether there is a path that both match."""
-        return any(_meet(one, two) for one in self._forms for two in other._forms)
+        return any(_meet(one, two) for one in self._variants for two in other._variants)
 
 
 #: Of core or of a plugin; there are a few.

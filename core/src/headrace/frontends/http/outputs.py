@@ -1,11 +1,14 @@
-"""An `InferResponse`, to the body of a reply (docs/spec/behaviours.md section 1.3, response)."""
+"""The ``outputs`` of an infer request: the format in which each is wanted, and what is sent of it: JSON, binary,
+or its top classes (docs/spec/behaviours.md section 1.3, response)."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +16,17 @@ import orjson
 
 from headrace.errors import InvalidArgument
 from headrace.frontends.classification import classify
-from headrace.frontends.http.compression import compress
+from headrace.frontends.http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
 from headrace.frontends.http.message import Buffer, HttpReply
-from headrace.frontends.http.output_format import OutputFormat
+from headrace.frontends.shared_memory import no_region
 from headrace.large import LARGE_BYTES, SLICE_BYTES, UNBOUNDED, Large
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
 
+#: Beyond this a count is an attack or a mistake; Triton's own limit on elements is far below.
+_MAX_CLASSES = 2**31 - 1
+#: ``wbits`` of zlib for the content codings that are sent.
+_WBITS = {b"gzip": 31, b"deflate": 15}
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 #: From here on an array is printed by orjson itself; below, a list is cheaper (measured).
 _MANY = 128
@@ -30,6 +37,64 @@ _MARK = b"\0"
 _TYPE, _LENGTH, _ENCODING = b"Content-Type", b"Inference-Header-Content-Length", b"Content-Encoding"
 _JSON_TYPE = (_TYPE, b"application/json")
 _BINARY_TYPE = (_TYPE, b"application/octet-stream")
+
+
+class OutputFormat(NamedTuple):
+    """``classes`` above 0 asks for that many entries of classification."""
+
+    is_binary: bool
+    classes: int = 0
+
+
+JSON = OutputFormat(False)
+BINARY = OutputFormat(True)
+
+
+def read_outputs(entries: Any) -> tuple[list[str], dict[str, OutputFormat]]:
+    """The names requested, in order and with repetitions, and the format of each."""
+    names, formats = [], {}
+    for entry in as_array(entries, "outputs"):
+        name = as_string(member(as_object(entry, "outputs"), "name"), "name")
+        parameters = entry.get("parameters")
+        names.append(name)
+        formats[name] = JSON if not parameters else _format(name, as_object(parameters, "parameters"))
+    return names, formats
+
+
+def _format(name: str, parameters: dict[str, Any]) -> OutputFormat:
+    is_binary = as_boolean(parameters.get("binary_data", False), "binary_data")
+    classes = as_unsigned(parameters.get("classification", 0), "classification")
+    if "shared_memory_region" in parameters:
+        _refuse_shared_memory(parameters, is_binary)
+    if classes > _MAX_CLASSES:
+        raise InvalidArgument(
+            f"'classification' of output '{name}' is {classes}, but at most {_MAX_CLASSES} is allowed"
+        )
+    return OutputFormat(is_binary, classes) if classes else BINARY if is_binary else JSON
+
+
+def _refuse_shared_memory(parameters: dict[str, Any], is_binary: bool) -> None:
+    region = as_string(parameters["shared_memory_region"], "shared_memory_region")
+    if "classification" in parameters:
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
+    if is_binary:
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
+    raise no_region(region)
+
+
+@lru_cache(maxsize=256)
+def response_encoding(accepted: bytes) -> bytes:
+    """``gzip``, ``deflate`` or ``identity``: the highest weight in an ``Accept-Encoding``.
+
+    The first wins among equals; an entry with a weight that is no number is skipped.
+    """
+    best, best_weight = b"identity", 0.0
+    for entry in accepted.split(b","):
+        name, _, weight_text = entry.partition(b";")
+        name, weight = name.strip(), _weight(weight_text.strip())
+        if name in (b"identity", b"gzip", b"deflate") and weight > best_weight:
+            best, best_weight = name, weight
+    return best
 
 
 def encode(
@@ -82,7 +147,7 @@ def encode(
     if sum(map(len, parts)) > patience:
         raise Large
     headers.append((_ENCODING, encoding))
-    return HttpReply(200, headers, (compress(parts, encoding),))
+    return HttpReply(200, headers, (_compressed(parts, encoding),))
 
 
 def _length(header: bytes, printed: list[list[bytes]]) -> int:
@@ -154,3 +219,19 @@ def _strings(items: list[bytes]) -> Any:
     except UnicodeDecodeError:
         texts = [item.decode(errors="surrogateescape") for item in items]
         return orjson.Fragment(json.dumps(texts, ensure_ascii=False).encode(errors="surrogateescape"))
+
+
+def _compressed(parts: Sequence[Buffer], encoding: bytes) -> bytes:
+    """``parts`` as one compressed body. Copies every byte it does not save."""
+    deflater = zlib.compressobj(wbits=_WBITS[encoding])
+    return b"".join([*[deflater.compress(part) for part in parts], deflater.flush()])
+
+
+def _weight(text: bytes) -> float:
+    if not text:
+        return 1.0
+    name, _, number = text.partition(b"=")
+    try:
+        return float(number) if name.strip() == b"q" else 0.0
+    except ValueError:
+        return 0.0

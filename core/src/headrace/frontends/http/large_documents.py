@@ -1,7 +1,8 @@
-"""A large JSON document, of which the arrays that tensors are made of are cut out before it is parsed.
+"""Large JSON documents, of which what is long is cut out before they are parsed.
 
-To parse it whole would hold the interpreter's lock for as long, and make an object of every number. The
-arrays are read later, in `Pieces` between commas; what is left of the document is small.
+To parse one whole would hold the interpreter's lock for as long, and make an object of every number. Of an infer
+request the arrays are cut out that tensors are made of, and read later, in `Pieces` between commas (`read_document`);
+of a load the strings that are its files (`read_object`). What is left of a document is small.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.http.documents import MAX_DEPTH, parse, too_deep, unreadable
+from headrace.frontends.http.documents import MAX_DEPTH, parse, parse_object, too_deep, unreadable
 from headrace.frontends.http.structure import Window, blank_strings, is_complete, safe_cuts, windows
 from headrace.large import SLICE_BYTES
 
@@ -22,6 +23,7 @@ _DATA_DEPTH = 3
 #: Brackets that the parser of the rest follows.
 _PARSED_DEPTH = 1024
 _BLANKS = b" \t\n\r"
+_ARRAY = ord("[")
 #: For `bytes.translate`: all that is no bracket and no comma is a zero; and brackets are blanks.
 _KINDS = bytes(byte if byte in b"[]," else ord("0") for byte in range(256))
 _WITHOUT_BRACKETS = bytes.maketrans(b"[]", b"  ")
@@ -36,7 +38,7 @@ MAX_VALUES = 64 * 1024
 #: What a large document may be besides tensors: it is parsed in one go. No request comes near.
 MAX_REST_BYTES = 4 << 20
 #: Stands for what was cut out, with its number behind it. No caller knows it.
-TOKEN = os.urandom(12).hex()
+_TOKEN = os.urandom(12).hex()
 
 
 class Pieces(NamedTuple):
@@ -64,6 +66,83 @@ class Pieces(NamedTuple):
         """Raise what `read` would raise."""
         for _ in self.read():
             pass
+
+
+class LongString(NamedTuple):
+    """The string whose content, as it stands between its quotes, is ``text``, from byte ``at`` of a document on."""
+
+    text: memoryview
+    at: int
+
+    def parts(self) -> Iterator[str]:
+        """The string, a part at a time. Raises `InvalidArgument` if it is malformed."""
+        at = self.at
+        for part in safe_cuts(self.text):
+            yield parse(memoryview(b'"%s"' % bytes(part)), at - 1)
+            at += len(part)
+
+
+def read_document(body: memoryview) -> Any:
+    """The document in ``body``, with `Pieces` in place of the long ``data`` of its ``inputs``.
+
+    Raises `InvalidArgument`: malformed as far as it was read, nested too deep, of more than `MAX_VALUES`, or with
+    more than `MAX_REST_BYTES` besides tensors.
+    """
+    arrays = _arrays(body)
+    rest_bytes = body.nbytes - sum(array.end - array.begin for array in arrays)
+    if rest_bytes > MAX_REST_BYTES:
+        raise _too_much_besides("tensors", rest_bytes)
+    rest = _without(body, [(array.begin, array.end) for array in arrays], b'["%s%d"]')
+    if _has_too_many_values(rest):
+        raise _too_many_values(" besides tensors")
+    document = parse(memoryview(rest))
+    if arrays:
+        _put_back(document, arrays)
+    return document
+
+
+def read_object(body: memoryview) -> dict[str, Any]:
+    """`parse_object` for a large ``body``, with a `LongString` for each long member of its ``parameters``.
+
+    Raises `InvalidArgument`, too, if it has more than `MAX_VALUES`, or more than `MAX_REST_BYTES` besides those.
+    """
+    strings = _long_strings(body)
+    spans = [(string.at, string.at + string.text.nbytes) for string in strings]
+    rest_bytes = body.nbytes - sum(end - begin for begin, end in spans)
+    if rest_bytes > MAX_REST_BYTES:
+        _check_depth(body)
+        raise _too_much_besides("files", rest_bytes)
+    rest = _without(body, spans, b"%s%d")
+    if _has_too_many_values(rest):
+        _check_depth(body)
+        raise _too_many_values()
+    document = parse_object(memoryview(rest))
+    given = document.get("parameters")
+    if type(given) is dict:
+        for name, value in given.items():
+            if type(value) is str and value.startswith(_TOKEN):
+                given[name] = strings[int(value[len(_TOKEN) :])]
+    return document
+
+
+def _has_too_many_values(rest: bytes) -> bool:
+    return len(rest) > MAX_VALUES and sum(map(rest.count, (b",", b"[", b"{"))) > MAX_VALUES
+
+
+def _too_many_values(what: str = "") -> InvalidArgument:
+    return InvalidArgument(f"the JSON of the request has more than {MAX_VALUES} values{what}")
+
+
+def _too_much_besides(what: str, size_bytes: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"the JSON of the request has {size_bytes} bytes besides {what}, the most is {MAX_REST_BYTES}"
+    )
+
+
+def _check_depth(body: memoryview) -> None:
+    """Refuse what is nested too deep or does not end, which is told first, as of a small document."""
+    for window in windows(body):
+        _depth_of(window, body)
 
 
 def _values(body: memoryview, begin: int, end: int) -> list[Any]:
@@ -105,37 +184,16 @@ def _without_brackets(piece: bytes, at: int) -> bytes:
     return content.tobytes()
 
 
-def read_document(body: memoryview) -> Any:
-    """The document in ``body``, with `Pieces` in place of the long ``data`` of its ``inputs``.
-
-    Raises `InvalidArgument`: malformed as far as it was read, nested too deep, of more than `MAX_VALUES`, or with
-    more than `MAX_REST_BYTES` besides tensors.
-    """
-    arrays = _arrays(body)
-    rest_bytes = body.nbytes - sum(array.end - array.begin for array in arrays)
-    if rest_bytes > MAX_REST_BYTES:
-        raise InvalidArgument(
-            f"the JSON of the request has {rest_bytes} bytes besides tensors, the most is {MAX_REST_BYTES}"
-        )
-    rest = without(body, [(array.begin, array.end) for array in arrays], b'["%s%d"]')
-    if len(rest) > MAX_VALUES and sum(map(rest.count, (b",", b"[", b"{"))) > MAX_VALUES:
-        raise InvalidArgument(f"the JSON of the request has more than {MAX_VALUES} values besides tensors")
-    document = parse(memoryview(rest))
-    if arrays:
-        _put_back(document, arrays)
-    return document
-
-
-def without(body: memoryview, spans: list[tuple[int, int]], mark: bytes) -> bytes:
-    """``body`` with ``mark``, which `TOKEN` and a number complete, in the place of each of ``spans``."""
+def _without(body: memoryview, spans: list[tuple[int, int]], mark: bytes) -> bytes:
+    """``body`` with ``mark``, which `_TOKEN` and a number complete, in the place of each of ``spans``."""
     parts, end = list[bytes | memoryview](), 0
     for number, (begin, behind) in enumerate(spans):
-        parts += (body[end:begin], mark % (TOKEN.encode(), number))
+        parts += (body[end:begin], mark % (_TOKEN.encode(), number))
         end = behind
     return b"".join((*parts, body[end:]))
 
 
-def check_depth(window: Window, body: memoryview) -> int:
+def _depth_of(window: Window, body: memoryview) -> int:
     """How deep ``window`` of ``body`` is nested. Raises `InvalidArgument` where the parser would not follow."""
     deepest = int(window.depth.max())
     if deepest > _PARSED_DEPTH:
@@ -148,11 +206,11 @@ def _put_back(document: Any, arrays: list[Pieces]) -> None:
     left = dict(enumerate(arrays))
     entries = document.get("inputs") if type(document) is dict else None
     places = [
-        (entry, key, int(value[0][len(TOKEN) :]))
+        (entry, key, int(value[0][len(_TOKEN) :]))
         for entry in (entries if type(entries) is list else ())
         if type(entry) is dict
         for key, value in entry.items()
-        if type(value) is list and len(value) == 1 and type(value[0]) is str and value[0].startswith(TOKEN)
+        if type(value) is list and len(value) == 1 and type(value[0]) is str and value[0].startswith(_TOKEN)
     ]
     for entry, key, number in places:
         if key == "data":
@@ -169,7 +227,7 @@ def _arrays(body: memoryview) -> list[Pieces]:
     """The arrays of at least `_SHORT_BYTES` that stand where the ``data`` of inputs does."""
     arrays, open_array = list[Pieces](), _Open(-1)
     for window in windows(body):
-        deepest = check_depth(window, body)
+        deepest = _depth_of(window, body)
         opened, closed = (window.at + places for places in window.crossings(_DATA_DEPTH))
         open_array.is_deep |= deepest >= _DATA_DEPTH + MAX_DEPTH
         if open_array.begin >= 0:
@@ -221,4 +279,18 @@ class _Open:
             self._was_without = False
 
 
-_ARRAY = ord("[")
+def _long_strings(body: memoryview) -> list[LongString]:
+    """The strings of ``body`` that fill a window or more."""
+    found, begin, is_long = list[LongString](), -1, False
+    for window in windows(body):
+        inside = window.inside
+        if begin >= 0:
+            if inside.all():
+                is_long = True
+                continue
+            if is_long:
+                found.append(LongString(body[begin : window.at + int(np.argmin(inside))], begin))
+        outside = np.flatnonzero(~inside)
+        begin = window.at + int(outside[-1]) + 2 if inside[-1] and len(outside) else window.at + 1 if inside[-1] else -1
+        is_long = False
+    return found

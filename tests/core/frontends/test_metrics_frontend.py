@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError, Unavailable
-from headrace.frontends.metrics import MetricsFrontend
+from headrace.frontends.metrics_frontend import MetricsFrontend
 from headrace.server import Server
 from headrace.telemetry.statistics import ModelStatistics
 

@@ -1,17 +1,18 @@
-"""Who may send files along with a load. The files of a model are code, which the server will run.
+"""Who may do what: calls that need a key, and files that come with a load. Decided here for every frontend.
 
-By default whoever reaches it from the machine itself, or has brought the key of the restricted
-category ``model-repository``. What a proxy passes on, or a page in a browser asks for, does not come
-from the machine, although its connection does.
+The files of a model are code, which the server will run. By default whoever reaches it from the machine itself may
+send them, or has brought the key of the restricted category ``model-repository``. What a proxy passes on, or a page in
+a browser asks for, does not come from the machine, although its connection does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from hmac import compare_digest
 from ipaddress import IPv6Address, ip_address
 from typing import TypeAlias
 
-from headrace.config.options import ModelFilesFrom
+from headrace.config.options import ModelFilesFrom, Restriction
 from headrace.errors import Unsupported
 
 #: Looks up a header or an entry of metadata by its name in lower case.
@@ -21,9 +22,45 @@ Header: TypeAlias = Callable[[str], "bytes | str | None"]
 _FOREIGN = ("forwarded", "via", "x-forwarded-for", "x-real-ip", "origin", "sec-fetch-site")
 
 
+class Restrictions:
+    """Categories of calls that need a header with a secret value (docs/spec/behaviours.md sections 1.2 and 2.2).
+
+    What a refusal looks like is the transport's affair.
+    """
+
+    def __init__(self, rules: Mapping[str, Restriction], noun: str = "API") -> None:
+        """``noun`` is what the refusal calls the thing that is restricted."""
+        self._noun = noun
+        self._rules = {
+            category: (rule.header.lower(), rule.value.encode(), rule.header) for category, rule in rules.items()
+        }
+
+    def __bool__(self) -> bool:
+        """Whether anything is restricted."""
+        return bool(self._rules)
+
+    def covers(self, category: str) -> bool:
+        """Whether calls of ``category`` need a key at all."""
+        return category in self._rules
+
+    def refusal(self, category: str, header: Header) -> str | None:
+        """Why a call of ``category`` is refused, or None. ``header`` looks up a lower-case name.
+
+        The answer names the header and never its value, and takes the same time for every wrong one.
+        """
+        rule = self._rules.get(category)
+        if rule is None:
+            return None
+        name, expected, shown = rule
+        given = header(name)
+        if given is not None and compare_digest(given.encode() if isinstance(given, str) else given, expected):
+            return None
+        return f"This {self._noun} is restricted, expecting header '{shown}'"
+
+
 class Uploads:
-    """The rule of one frontend. ``has_key`` says that its loads are restricted, and checked already;
-    ``restriction`` is the flag that would restrict them."""
+    """Who may send files along with a load to one frontend. ``has_key`` says that its loads are restricted, and
+    checked already; ``restriction`` is the flag that would restrict them."""
 
     def __init__(self, allowed: ModelFilesFrom, has_key: bool, restriction: str) -> None:
         self._allowed = allowed

@@ -11,12 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from headrace.config.options import ServerOptions
 from headrace.frontends.base import Frontend
-from headrace.frontends.http.connections import Connections
-from headrace.frontends.http.limits import Limits, flagged
-from headrace.frontends.http.listening import listen
+from headrace.frontends.http.caller_limits import HttpLimits, flagged
 from headrace.frontends.http.message import HttpReply, HttpRequest, Reply, text_error
+from headrace.frontends.http.open_connections import NativeConnections
 from headrace.frontends.http.protocol import HttpProtocol
-from headrace.frontends.listening import announce
+from headrace.frontends.listening import announce, listen_http
 from headrace.telemetry import exposition
 from headrace.telemetry.machine import GpuCollector, HostCollector, PinnedPoolCollector
 from headrace.telemetry.pacing import paced
@@ -30,7 +29,7 @@ _TEXT = ((b"Content-Type", exposition.CONTENT_TYPE.encode()),)
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits(Limits):
+class _Limits(HttpLimits):
     """Nobody has a reason to send a body here, whatever its path and headers say."""
 
     input_bytes: int = 1024
@@ -62,9 +61,9 @@ class MetricsFrontend(Frontend):
     async def start(self) -> None:
         options = self.engine.options
         self._devices = await asyncio.to_thread(_devices, options)
-        listener = listen(options.metrics_address, options.metrics_port, is_shared=False)
+        listener = listen_http(options.metrics_address, options.metrics_port, is_shared=False)
         self.port = listener.getsockname()[1]
-        self._connections = connections = Connections(self._answer, _Limits(**flagged(options)))
+        self._connections = connections = NativeConnections(self._answer, _Limits(**flagged(options)))
         loop = asyncio.get_running_loop()
         self._acceptor = await loop.create_server(lambda: HttpProtocol(connections), sock=listener)
         connections.watch()

@@ -1,25 +1,45 @@
 """The body of an infer request, to an `InferRequest` (docs/spec/behaviours.md sections 1.3 and 1.5).
 
 Binary tensors become views on the body and are never copied. What contradicts itself in a way
-that only the model's signature can word becomes `Undecoded`.
+that only the model's signature can word becomes `Undecoded`. JSON in front of binary tensors that
+has been read before is not parsed again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from math import prod
 from struct import pack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.http.documents import as_string, check_depth, malformed, member, parse
+from headrace.frontends.http.caller_limits import json_too_large, raw_too_large
+from headrace.frontends.http.documents import (
+    as_boolean,
+    as_object,
+    as_string,
+    as_unsigned,
+    check_depth,
+    malformed,
+    member,
+    parse,
+    wrong_type,
+)
 from headrace.frontends.http.inputs import read_inputs, view
-from headrace.frontends.http.outline import read_document
-from headrace.frontends.http.output_format import BINARY, OutputFormat, read_outputs
-from headrace.frontends.http.parameters import DocumentParameters, read_parameters
+from headrace.frontends.http.large_documents import read_document
+from headrace.frontends.http.outputs import BINARY, JSON, OutputFormat, read_outputs
+from headrace.frontends.recognition import FIXED_BYTES, LAYOUTS, Recent, RequestLayout, fixed_tensors
+from headrace.frontends.request_parameters import (
+    BINARY_OUTPUTS,
+    MAX_SEQUENCE_ID_BYTES,
+    UINT64_MAX,
+    ParameterReader,
+    RequestParameters,
+)
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.messages import dtypes
-from headrace.messages.request import InferRequest, Undecoded, log_id
+from headrace.messages.request import InferRequest, Parameter, Undecoded, log_id
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor, Tensor
 
@@ -27,8 +47,9 @@ if TYPE_CHECKING:
     from headrace.engine import ModelView
 
 _NO_FORMATS: Mapping[str, OutputFormat] = {}
-_NO_PARAMETERS = DocumentParameters()
+_NO_PARAMETERS = RequestParameters()
 _LENGTH_NAME = "Inference-Header-Content-Length"
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 class DecodedBody(NamedTuple):
@@ -70,7 +91,7 @@ def decode(
         raise Large
     document = _document(body[:json_bytes])
     request_id = _id(document["id"]) if "id" in document else ""
-    read = read_parameters(document["parameters"]) if "parameters" in document else _NO_PARAMETERS
+    read = _parameters(document["parameters"]) if "parameters" in document else _NO_PARAMETERS
     inputs = read_inputs(member(document, "inputs"), model, request_id, body, json_bytes, max_bytes, patience)
     outputs, formats = read_outputs(document["outputs"]) if "outputs" in document else ((), _NO_FORMATS)
     request = InferRequest(
@@ -86,7 +107,7 @@ def decode(
         read.sequence_start,
         read.sequence_end,
     )
-    return DecodedBody(request, formats, read.default)
+    return DecodedBody(request, formats, BINARY if read.switch else JSON)
 
 
 def decode_raw(name: str, version: str, body: memoryview, model: ModelView, max_bytes: int) -> DecodedBody:
@@ -109,18 +130,39 @@ def decode_raw(name: str, version: str, body: memoryview, model: ModelView, max_
     return DecodedBody(InferRequest(name, {spec.name: tensor}, model_version=version), _NO_FORMATS, BINARY)
 
 
-def json_too_large(size_bytes: int, max_bytes: int) -> InvalidArgument:
-    return InvalidArgument(
-        f"request JSON size of {size_bytes} bytes exceeds the maximum allowed input size of {max_bytes} bytes. "
-        "Use --http-max-input-size to increase the limit."
-    )
+class BodyLayout(NamedTuple):
+    """A body of ``body_bytes``: what its JSON says, and where its tensors lie."""
+
+    body_bytes: int
+    layout: RequestLayout
+    formats: Mapping[str, OutputFormat]
+    default: OutputFormat
 
 
-def raw_too_large(size_bytes: int, max_bytes: int) -> InvalidArgument:
-    return InvalidArgument(
-        f"Raw input has a byte_size ({size_bytes} bytes) that exceeds the maximum allowed value of {max_bytes} bytes. "
-        "Use --http-max-input-size to increase the limit."
-    )
+class BodyLayoutCache:
+    """Layouts by their JSON."""
+
+    def __init__(self) -> None:
+        self._known = Recent[bytes, BodyLayout](LAYOUTS)
+
+    def find(self, body: memoryview, json_bytes: int) -> BodyLayout | None:
+        """The layout of ``body``, whose first ``json_bytes`` are JSON; None if it is not known."""
+        if json_bytes > FIXED_BYTES or json_bytes == body.nbytes:
+            return None
+        layout = self._known.get(body[:json_bytes].tobytes())
+        return layout if layout is not None and layout.body_bytes == body.nbytes else None
+
+    def keep(self, decoded: DecodedBody, body: memoryview, json_bytes: int) -> None:
+        """Know the layout of ``body``, of which ``decoded`` was made, if one like it may come again."""
+        request, formats, default = decoded
+        tensors = fixed_tensors(request)
+        if json_bytes > FIXED_BYTES or json_bytes == body.nbytes or tensors is None:
+            return
+        *begins, end = accumulate((tensor.nbytes for tensor in tensors.values()), initial=json_bytes)
+        if end != body.nbytes:
+            return  # some were written in the JSON
+        layout = BodyLayout(body.nbytes, RequestLayout.of(request, tensors, begins), formats, default)
+        self._known.keep(body[:json_bytes].tobytes(), layout)
 
 
 def _document(body: memoryview) -> dict[str, Any]:
@@ -129,6 +171,45 @@ def _document(body: memoryview) -> dict[str, Any]:
         return document
     check_depth(document)
     return {}  # has no member, as Triton sees it
+
+
+class _JsonParameters(ParameterReader[Any]):
+    """Parameters as JSON spells them."""
+
+    switch = BINARY_OUTPUTS
+
+    def boolean(self, name: str, value: Any) -> bool:
+        return as_boolean(value, name)
+
+    def sequence_id(self, value: Any) -> int | str:
+        if type(value) is int and 0 <= value <= UINT64_MAX:
+            return value
+        if type(value) is not str:
+            raise wrong_type("sequence_id", "string", "string")
+        if len(value.encode(errors="replace")) > MAX_SEQUENCE_ID_BYTES:
+            raise InvalidArgument(f"string correlation ID cannot be longer than {MAX_SEQUENCE_ID_BYTES} characters")
+        return value
+
+    def priority(self, value: Any) -> int:
+        return as_unsigned(value, "priority")
+
+    def timeout_us(self, value: Any) -> int:
+        return as_unsigned(value, "timeout")
+
+    def custom(self, name: str, value: Any) -> Parameter:
+        if type(value) is int:
+            # An integer that int64 cannot hold is a double to the parser that Triton uses.
+            return value if _INT64_MIN <= value <= _INT64_MAX else float(value)
+        if type(value) in (str, bool, float):
+            return value  # type: ignore[no-any-return]
+        raise InvalidArgument(f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+
+
+_read_parameters = _JsonParameters().read
+
+
+def _parameters(value: Any) -> RequestParameters:
+    return _read_parameters(as_object(value, "parameters"))
 
 
 def _id(value: Any) -> str:

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from headrace.frontends.http.limits import SWEEP_SECONDS, Limits
+from headrace.frontends.http.caller_limits import SWEEP_SECONDS, HttpLimits
 from headrace.frontends.http.message import Cancel, HttpRequest, Reply
 from headrace.frontends.http.request_head import RequestHeadCache
 
-_SCRATCH_BYTES = 64 * 1024
+_BUFFER_BYTES = 64 * 1024
 #: This part of all connections makes room when there are too many.
 _ROOM = 16
 
 
-class Connection(Protocol):
+class OpenConnection(Protocol):
     """What a host's connections can do."""
 
     @property
@@ -42,21 +42,21 @@ class Connection(Protocol):
 class OpenConnections:
     """Made before listening; the event loop's."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
-        self._open: set[Connection] = set()
+        self._open: set[OpenConnection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_draining = False
 
-    def add(self, connection: Connection) -> bool:
+    def add(self, connection: OpenConnection) -> bool:
         """Whether there is room for ``connection``; those that have been idle for longest give way."""
         self._open.add(connection)
         self._empty.clear()
         return not 0 < self.limits.connections < len(self._open) or self._make_room()
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: OpenConnection) -> None:
         self._open.discard(connection)
         if not self._open:
             self._empty.set()
@@ -103,16 +103,16 @@ class OpenConnections:
         return bool(idle)
 
 
-class Connections(OpenConnections):
+class NativeConnections(OpenConnections):
     """Those of the native host.
 
-    ``received`` is one receive buffer for all, and ``scratch`` a view of it: the loop fills and
+    ``received`` is one receive buffer for all, and ``buffer`` a view of it: the loop fills and
     parses it in one step, so that ten thousand idle connections hold no memory for it.
     """
 
-    def __init__(self, dispatch: Callable[[HttpRequest, Reply], Cancel | None], limits: Limits) -> None:
+    def __init__(self, dispatch: Callable[[HttpRequest, Reply], Cancel | None], limits: HttpLimits) -> None:
         super().__init__(limits)
         self.dispatch = dispatch
-        self.received = bytearray(_SCRATCH_BYTES)
-        self.scratch = memoryview(self.received)
+        self.received = bytearray(_BUFFER_BYTES)
+        self.buffer = memoryview(self.received)
         self.head_cache = RequestHeadCache()

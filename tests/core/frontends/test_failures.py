@@ -1,4 +1,4 @@
-"""What a caller is told of the machine's paths."""
+"""What a caller is told of a failure: none of the machine's paths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from headrace.frontends.disclosure import learn, shown
+from headrace.frontends.failures import learn_paths, shown
 
 SECRET = "secret-folder"
 
@@ -65,7 +65,7 @@ def test_a_verbose_log_lets_answers_say_it_all(caplog: pytest.LogCaptureFixture)
 def test_a_repository_that_is_not_there_is_known_by_its_name() -> None:
     text = "failed to stat file /not-there-7c1/models: no"
     assert shown(text) == text
-    learn(["/not-there-7c1/models"])
+    learn_paths(["/not-there-7c1/models"])
     assert shown(text) == "failed to stat file .../models: no"
 
 

@@ -22,7 +22,7 @@ from headrace.frontends.http.message import (
 from headrace.messages.ticket import Ticket
 
 if TYPE_CHECKING:
-    from headrace.frontends.http.path_target import PathTarget
+    from headrace.frontends.http.url_paths import PathTarget
 
 Dispatch: TypeAlias = Callable[[HttpRequest, Reply], "Cancel | None"]
 

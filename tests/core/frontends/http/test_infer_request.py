@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.frontends.http import inference
-from headrace.frontends.http.body_layouts import BodyLayoutCache
-from headrace.frontends.http.decode import DecodedBody, decode
+from headrace.frontends.http.infer_request import BodyLayoutCache, DecodedBody, decode
 from headrace.frontends.http.message import HttpRequest
-from headrace.frontends.http.output_format import JSON
+from headrace.frontends.http.outputs import JSON
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 

@@ -1,0 +1,130 @@
+"""Parameters of requests, inputs and outputs as protobuf spells them.
+
+Source: docs/spec/behaviours.md section 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.errors import InvalidArgument, PluginError
+from headrace.frontends.grpc.grpc_service_pb2 import InferParameter
+from headrace.frontends.request_parameters import EMPTY_FINAL, UINT64_MAX, ParameterReader
+from headrace.messages.request import Parameter
+
+_CUSTOM_KINDS = ("int64_param", "bool_param", "string_param", "double_param")
+_REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+
+
+class _ProtobufParameters(ParameterReader[InferParameter]):
+    switch = EMPTY_FINAL
+
+    def boolean(self, name: str, value: InferParameter) -> bool:
+        if value.WhichOneof("parameter_choice") != "bool_param":
+            raise InvalidArgument(f"invalid value type for '{name}' parameter, expected bool_param.")
+        return value.bool_param
+
+    def sequence_id(self, value: InferParameter) -> int | str:
+        kind = value.WhichOneof("parameter_choice")
+        if kind == "int64_param":
+            return value.int64_param & UINT64_MAX
+        if kind == "string_param":
+            return value.string_param
+        raise InvalidArgument("invalid value type for 'sequence_id' parameter, expected int64_param or string_param.")
+
+    def priority(self, value: InferParameter) -> int:
+        kind = value.WhichOneof("parameter_choice")
+        if kind == "uint64_param":
+            return value.uint64_param
+        if kind != "int64_param":
+            raise InvalidArgument("invalid value type for 'priority' parameter, expected int64_param or uint64_param.")
+        return _not_negative("priority", value)
+
+    def timeout_us(self, value: InferParameter) -> int:
+        if value.WhichOneof("parameter_choice") != "int64_param":
+            raise InvalidArgument("invalid value type for 'timeout' parameter, expected int64_param.")
+        return _not_negative("timeout", value)
+
+    def custom(self, name: str, value: InferParameter) -> Parameter:
+        kind = value.WhichOneof("parameter_choice")
+        if kind not in _CUSTOM_KINDS:
+            raise InvalidArgument(
+                f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
+            )
+        parameter: Parameter = getattr(value, kind)
+        return parameter
+
+
+#: The parameters of a ``ModelInferRequest``.
+read = _ProtobufParameters().read
+
+
+def classes(parameters: Mapping[str, InferParameter]) -> int:
+    """How many classes a requested output's ``classification`` asks for; 0 if it does not."""
+    value = parameters.get("classification")
+    if value is None:
+        return 0
+    if value.WhichOneof("parameter_choice") != "int64_param":
+        raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param")
+    if value.int64_param <= 0:
+        raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
+    return value.int64_param
+
+
+def shared_memory_region(tensor: str, parameters: Mapping[str, InferParameter]) -> str | None:
+    """The region that ``parameters`` of tensor ``tensor`` name, or None if they name none.
+
+    Raises `InvalidArgument` for a wrong type and for an incomplete set.
+    """
+    region = parameters.get(_REGION)
+    if region is None:
+        for key in (_OFFSET, _SIZE):
+            if key in parameters:
+                raise InvalidArgument(
+                    f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor}'"
+                )
+        return None
+    _require(tensor, _REGION, region, "string_param")
+    if _OFFSET in parameters:
+        _require(tensor, _OFFSET, parameters[_OFFSET], "int64_param")
+    if _SIZE not in parameters:
+        raise InvalidArgument(
+            f"'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+            f"'{tensor}'"
+        )
+    _require(tensor, _SIZE, parameters[_SIZE], "int64_param")
+    return region.string_param
+
+
+def write(parameters: Mapping[str, Parameter], target: Mapping[str, InferParameter]) -> None:
+    """Add ``parameters`` of a response to the map field ``target``.
+
+    Raises `PluginError` for a value that the protocol cannot carry.
+    """
+    for key, value in parameters.items():
+        try:
+            _set(target[key], value)
+        except (TypeError, ValueError) as error:
+            raise PluginError(f"response parameter '{key}' can not be sent: {error}") from error
+
+
+def _set(target: InferParameter, value: Parameter) -> None:
+    if isinstance(value, bool):
+        target.bool_param = value
+    elif isinstance(value, int):
+        target.int64_param = value
+    elif isinstance(value, float):
+        target.double_param = value
+    else:
+        target.string_param = value
+
+
+def _not_negative(name: str, value: InferParameter) -> int:
+    if value.int64_param < 0:
+        raise InvalidArgument(f"invalid value for '{name}', expected value >= 0.")
+    return value.int64_param
+
+
+def _require(tensor: str, key: str, value: InferParameter, kind: str) -> None:
+    if value.WhichOneof("parameter_choice") != kind:
+        raise InvalidArgument(f"invalid value type for '{key}' parameter for tensor '{tensor}', expected {kind}.")
