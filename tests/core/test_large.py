@@ -158,3 +158,18 @@ async def test_work_that_ends_after_the_close_disturbs_nobody(monkeypatch: pytes
     for _ in range(5):
         await asyncio.sleep(0.001)  # the turns in which memory would be given back
     assert not failures
+
+
+@on_a_loop
+async def test_what_the_last_large_thing_leaves_is_given_back_once_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "QUIET_S", 0.05)
+    trimmed = threading.Semaphore(0)
+    monkeypatch.setattr(large, "trim", trimmed.release)
+    work = LargeWork()
+    for _ in range(3):  # each puts it off
+        work.give_back_later()
+    for _ in range(large.THREADS):
+        assert await asyncio.to_thread(trimmed.acquire, timeout=30)
+    assert not trimmed.acquire(blocking=False)
+    work.give_back_later()
+    work.close()

@@ -39,3 +39,44 @@ def test_the_heap_of_a_thread_shrinks_to_what_it_was(above: int) -> None:
     kept_mib, left_mib = map(int, ran.stdout.split())
     assert kept_mib >= 19  # else the C library needs no telling
     assert left_mib <= 2
+
+
+SHARED = """
+import re, threading
+from pathlib import Path
+from headrace.trimming import share_heap, trim
+
+def resident_mib():
+    return int(re.search(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+
+trim()  # as a server does when it has started
+{share}
+before, worked, idle = resident_mib(), threading.Event(), threading.Event()
+pieces = []
+
+def work():
+    pieces.extend([b"x" * size for size in range(4000, 9000)])
+    pieces.clear()
+    worked.set()
+    idle.wait()
+
+thread = threading.Thread(target=work)
+thread.start()
+worked.wait()
+kept = resident_mib() - before
+trim()
+print(kept, resident_mib() - before)
+idle.set()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the heaps are glibc's")
+@pytest.mark.parametrize(("share", "is_left"), [("", True), ("share_heap()", False)], ids=["apart", "shared"])
+def test_what_an_idle_thread_has_freed_can_only_be_returned_from_a_heap_that_is_shared(
+    share: str, is_left: bool
+) -> None:
+    code = SHARED.replace("{share}", share)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    kept_mib, left_mib = map(int, ran.stdout.split())
+    assert kept_mib >= 15
+    assert (left_mib > 10) is is_left

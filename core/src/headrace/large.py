@@ -92,6 +92,13 @@ class LargeWork:
                 del outcome, future
         return outcome
 
+    def give_back_later(self) -> None:
+        """Something large was held that no thread has worked on: what it leaves goes back like what work leaves."""
+        if self._giving_back is not None:
+            self._giving_back.cancel()
+        if not self._count:
+            self._giving_back = asyncio.get_running_loop().call_later(QUIET_S, self._give_back)
+
     def close(self) -> None:
         """No further work. What runs goes on, and is not heard."""
         if self._giving_back is not None:
@@ -104,8 +111,7 @@ class LargeWork:
         if done is not None:
             done(outcome)
         del outcome, done  # an error that is raised on the way keeps the frames that called it, and with them this one
-        if not self._count:
-            self._giving_back = asyncio.get_running_loop().call_later(QUIET_S, self._give_back)
+        self.give_back_later()
 
     def _give_back(self) -> None:
         together = threading.Barrier(THREADS)

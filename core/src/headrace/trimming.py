@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 # From glibc's malloc.h. Whoever sets one keeps both from growing with what is freed, up to these sizes.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _TRIM_THRESHOLD_BYTES, _MMAP_THRESHOLD_BYTES = 64 << 20, 32 << 20
 #: Freeing so much lets glibc look at the end of the heap.
 _LOOK_BYTES = 128 << 10
@@ -25,6 +25,16 @@ def trim() -> None:
     libc.free(libc.malloc(_LOOK_BYTES))
     libc.malloc_trim(0)
     libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+
+
+def share_heap() -> None:
+    """Let threads that begin from here on take their memory from heaps that are there already.
+
+    For threads that are not ours: what is free at the end of a heap of its own only such a thread could return, and
+    it never calls `trim`. For the whole process; nothing where the C library is not glibc.
+    """
+    if (libc := _glibc()) is not None:
+        libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def _glibc() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -216,6 +217,32 @@ async def test_an_answer_may_come_later(name: GrpcServer) -> None:
         served.service.reply(b"there")
         assert await call == b"there"
         assert served.service.cancels == 0
+
+
+@both
+@asynchronous
+async def test_a_call_behind_thousands_that_were_cancelled_is_answered(name: GrpcServer) -> None:
+    """They come while the loop has no time for them; grpc's core by itself refuses any of so many as cancelled."""
+    sent = threading.Event()
+
+    def ask(port: int) -> bytes:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.unary_unary("/test.TrialService/echo", None, None)
+            for _ in range(40):
+                for cancelled in [call.future(b"") for _ in range(100)]:
+                    cancelled.cancel()
+            innocent = call.future(b"innocent", timeout=25)
+            with contextlib.suppress(grpc.FutureTimeoutError):
+                innocent.result(0.5)  # the core's own threads have it by then, and would have refused it
+            sent.set()
+            answer: bytes = innocent.result()
+            return answer
+
+    async with serving(name) as served:
+        asking = asyncio.ensure_future(asyncio.to_thread(ask, served.port))
+        await asyncio.sleep(0)
+        sent.wait(20)
+        assert await asking == b"innocent"
 
 
 TEXTS = ["plain", "100 %", "%41", "a\nb\tc", "näïve", "日本語 🚰", "x" * 6000, "'quoted' \"twice\"", " space "]

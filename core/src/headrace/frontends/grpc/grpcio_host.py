@@ -29,6 +29,7 @@ from headrace.frontends.grpc.status import STATUS, details
 from headrace.frontends.grpc.wire import MESSAGE_BYTES
 from headrace.large import Large, LargeWork
 from headrace.telemetry.pacing import paced
+from headrace.trimming import share_heap
 
 log = paced(__name__)
 
@@ -37,6 +38,11 @@ log = paced(__name__)
 _COMPRESSION_LEVELS: dict[CompressionLevel, int] = {"none": 0, "low": 1, "medium": 2, "high": 3}
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
+#: Calls that grpc's core may hold for us, of all connections together. Beyond its own 1,000 it refuses any of them as
+#: cancelled, and those that clients have cancelled count until we look.
+_PENDING_CALLS = 65_536
+#: Messages from here on, of which the core and we have a copy each, leave enough memory to give back.
+_GIVE_BACK_BYTES = 1 << 20
 
 #: Between two looks at what holds up the end, and for clients to read what is said to them last.
 _LOOK_SECONDS, _LAST_WORDS_SECONDS = 0.1, 0.2
@@ -62,6 +68,7 @@ class GrpcioHost(Host):
     _is_out_of_time = False
 
     async def start(self) -> int:
+        share_heap()
         options, address = self.options, address_of(self.options)
         credentials = await asyncio.to_thread(tls.credentials, options)
         self._server: Server = grpc.aio.server(options=tuple(_arguments(options)))
@@ -203,6 +210,8 @@ class GrpcioHost(Host):
         parse, parse_large = rpc.parse, rpc.parse_large or rpc.parse
 
         async def read(body: bytes) -> Any:
+            if len(body) >= _GIVE_BACK_BYTES:
+                self.large.give_back_later()
             try:
                 return parse(body)
             except Large:
@@ -305,6 +314,8 @@ def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
     arguments = [
         ("grpc.max_receive_message_length", MESSAGE_BYTES),
         ("grpc.max_send_message_length", MESSAGE_BYTES),
+        ("grpc.server.max_pending_requests", _PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
         ("grpc.default_compression_level", _COMPRESSION_LEVELS[options.grpc_infer_response_compression_level]),
         ("grpc.so_reuseport", int(options.reuse_grpc_port)),
         ("grpc.keepalive_time_ms", options.grpc_keepalive_time),
