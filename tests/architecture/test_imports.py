@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "large": {"errors", "trimming"},
     "trimming": set[str](),
     "engine": LEAVES | {"models", "large"},
-    "frontends": LEAVES | {"engine", "large"},
+    "frontends": LEAVES | {"engine", "large", "trimming"},
 }
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {
