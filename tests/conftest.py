@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import queue
@@ -18,6 +19,16 @@ from pathlib import Path
 import pytest
 
 from headrace.messages.request import InferRequest
+
+# Tests start a thousand processes of the same modules. Where byte code is not kept, most of a start is compiling them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+with contextlib.suppress(ImportError):  # the session `bare` has next to nothing
+    from hypothesis import HealthCheck, settings
+
+    # The machine may be busy: how long an example takes, or the making of it, says nothing about the code.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 
 
 def _assign_once(request: InferRequest, name: str, value: object) -> None:

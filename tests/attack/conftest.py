@@ -159,7 +159,7 @@ def under_attack(
                 bystander.kill()
         stolen_ms = _stolen_ms() - stolen_ms
         limit = int(before * KEPT) + KEPT_BYTES
-        patience_s = GIVE_BACK_S if asked_ms and not is_crowd else 1
+        patience_s = 0.0 if asked_ms is None else 1.0 if is_crowd else GIVE_BACK_S
         with contextlib.suppress(AssertionError):  # worded below, with the figures
             wait_until(lambda: server.rss_bytes <= limit, "the memory is given back", patience_s)
         latencies_ms = sorted(latency / 1e6 for latency in seen["latencies_ns"])
