@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from headrace import ConfigError, Device, LoadError
 from headrace_onnx import Parameters, providers, references
-from headrace_onnx.allowed import CUDA, OPENVINO, SESSION
+from headrace_onnx.parameters import CUDA, OPENVINO, SESSION
 
 IO: tuple[int, list[Any]] = (TensorProto.FLOAT, ["n", 4])
 

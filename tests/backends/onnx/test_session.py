@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from headrace import Code, ConfigError, Device, LoadError
-from headrace_onnx import OnnxRuntime, Parameters, engine, providers
+from headrace_onnx import OnnxRuntime, Parameters, providers, session
 from headrace_onnx.session import default_intra_op_threads, open_session
 
 AB = """
@@ -197,7 +197,7 @@ def test_the_cores_are_divided_among_the_cpu_instances(
 
 def test_cores_are_those_that_this_process_may_use() -> None:
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    code += "from headrace_onnx.engine import available_cores; print(available_cores())"
+    code += "from headrace_onnx.session import available_cores; print(available_cores())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "1"
 
@@ -235,14 +235,14 @@ def test_an_engine_without_a_global_pool_says_so(monkeypatch: pytest.MonkeyPatch
     class OldEngine:
         __version__ = "1.9"
 
-    monkeypatch.setattr(engine, "_pool_sizes", None)
+    monkeypatch.setattr(session, "_pool_sizes", None)
     with pytest.raises(ConfigError, match=r"newer onnxruntime than 1\.9"):
-        engine.share_threads(OldEngine(), {"enable-global-threadpool": "1"})
+        session.share_threads(OldEngine(), {"enable-global-threadpool": "1"})
 
 
 def test_without_the_option_there_is_no_global_pool() -> None:
-    assert engine.share_threads(onnxruntime, {}) is False
-    assert engine.share_threads(onnxruntime, {"enable-global-threadpool": "0"}) is False
+    assert session.share_threads(onnxruntime, {}) is False
+    assert session.share_threads(onnxruntime, {"enable-global-threadpool": "0"}) is False
 
 
 # ---------------------------------------------------------------------------- accelerators

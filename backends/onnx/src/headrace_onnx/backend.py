@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from headrace import AnyInstance, Backend, Model
-from headrace_onnx import agreement, config_completion, providers
-from headrace_onnx.engine import default_max_batch_size, load_engine
+from headrace_onnx import agreement, providers
 from headrace_onnx.graph import Graph
 from headrace_onnx.instance import DeviceInstance, OnnxInstance, OrtValueInstance, Plan
 from headrace_onnx.parameters import Parameters
-from headrace_onnx.session import SessionPool, open_session, open_unoptimized, run_options
+from headrace_onnx.session import default_max_batch_size, load_engine, open_session, open_unoptimized, run_options
+
+
+class SessionPool:
+    """The sessions that CPU instances of one version share: at most one, made by the first that
+    asks. ``Run`` of an ONNX Runtime session may be called by many threads at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._session: Any = None
+
+    def get(self, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            if self._session is None:
+                self._session = make()
+            return self._session
+
+    def close(self) -> None:
+        self._session = None
 
 
 class OnnxRuntime(Backend):
@@ -24,10 +43,10 @@ class OnnxRuntime(Backend):
 
     def complete_config(self, model: Model) -> None:
         """Everything that the graph knows; nothing if the config names inputs and outputs."""
-        if config_completion.is_complete(model.config):
+        if agreement.is_complete(model.config):
             return
         session = open_unoptimized(load_engine(), model, self.options)
-        config_completion.complete(model.config, Graph.of(session), default_max_batch_size(self.options))
+        agreement.complete(model.config, Graph.of(session), default_max_batch_size(self.options))
 
     def share(self, model: Model) -> SessionPool:
         return SessionPool()

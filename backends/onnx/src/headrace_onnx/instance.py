@@ -28,8 +28,8 @@ from headrace import (
     Tensors,
     dtypes,
 )
-from headrace_onnx.engine import reword
 from headrace_onnx.graph import Graph
+from headrace_onnx.session import reword
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from headrace import ConfigError, Device, LoadError, Model, ModelInstanceGroup
-from headrace_onnx import allowed
-from headrace_onnx.allowed import check_options, place_files
+from headrace_onnx import parameters
+from headrace_onnx.parameters import check_options, place_files
 
 log = logging.getLogger("headrace.onnxruntime")
 
@@ -124,7 +124,7 @@ def _gpu(accelerators: Iterable[Any], model: Model, device: Device) -> Providers
             options = place_files(model, tensorrt_options(accelerator.parameters))
             chosen.append((TENSORRT, options | {"device_id": str(device.id)}))
         elif accelerator.name == "cuda":
-            check_options("CUDA", accelerator.parameters, allowed.CUDA)
+            check_options("CUDA", accelerator.parameters, parameters.CUDA)
             cuda |= accelerator.parameters
         else:
             raise _unknown(accelerator.name)
@@ -136,7 +136,7 @@ def _cpu(accelerators: Sequence[Any], model: Model) -> Providers:
     for accelerator in accelerators:
         if accelerator.name != "openvino":
             raise _unknown(accelerator.name)
-        check_options("OpenVINO", accelerator.parameters, allowed.OPENVINO)
+        check_options("OpenVINO", accelerator.parameters, parameters.OPENVINO)
         chosen.append((OPENVINO, {"device_type": "CPU", **place_files(model, accelerator.parameters)}))
     return chosen
 

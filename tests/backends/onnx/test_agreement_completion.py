@@ -1,3 +1,5 @@
+"""What a graph fills into a config (docs/spec/behaviours.md sections 10.1 and 10.2)."""
+
 from __future__ import annotations
 
 from typing import Any
