@@ -49,7 +49,7 @@ def run(tmp_path: Path, *wanted: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
 
 
-@pytest.mark.parametrize("wanted", ["headrace.workers.process.child_main", "headrace_python.instance"])
+@pytest.mark.parametrize("wanted", ["headrace.workers.process.child_main", "headrace_python.entries"])
 def test_a_child_imports_nothing_but_numpy(tmp_path: Path, wanted: str) -> None:
     found = run(tmp_path, wanted)
     assert found.stdout == "imported 1\n", found.stderr

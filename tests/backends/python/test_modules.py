@@ -13,8 +13,7 @@ from textwrap import dedent
 import pytest
 
 from headrace.errors import LoadError
-from headrace_python.instance_description import model_file
-from headrace_python.module import IsolatedModules
+from headrace_python.module import IsolatedModules, model_file
 from triton_python_backend_utils.runtime import Runtime, current
 
 

@@ -15,14 +15,13 @@ from typing import ClassVar, cast
 from headrace import Backend, Isolation, LoadError, Model, config_to_json, read_isolation
 from headrace_python.completion import complete
 from headrace_python.environment import PACKAGES, Environment, find
-from headrace_python.instance import PythonInstance, instance_of
-from headrace_python.instance_description import BACKENDS, RUNTIME, InstanceDescription, find_source, is_decoupled
-from headrace_python.module import IsolatedModules
+from headrace_python.instance import InstanceDescription, PythonInstance, instance_of, is_decoupled
+from headrace_python.module import BACKENDS, RUNTIME, IsolatedModules, find_source
 from headrace_python.parameters import ENVIRONMENT, Parameters, Settings
 from triton_python_backend_utils.runtime import Runtime
 
 #: Makes the instance in a process of its own.
-ENTRY = "headrace_python.instance:load"
+ENTRY = "headrace_python.entries:load"
 
 
 class PythonBackend(Backend):

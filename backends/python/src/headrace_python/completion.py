@@ -59,7 +59,7 @@ def complete(
 
 
 def _run(name: str, python: str, environ: Mapping[str, str], timeout_s: float, exchange: IO[bytes]) -> int:
-    called, entry = f"{name}_autocomplete", "headrace_python.completing:complete"
+    called, entry = f"{name}_autocomplete", "headrace_python.entries:complete"
     interpreter, *rest = child_command(python, entry, called, PACKAGES, exchange=exchange.fileno())
     argv = [interpreter, "-X", "faulthandler", *rest]
     try:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace import Answer, BackendError, Call, HeadraceError, InferRequest, LoadError, OutputSchema, Ticket, as_tensor
-from headrace_python.instance import PythonInstance, instance_of
-from headrace_python.instance_description import InstanceDescription, is_decoupled, model_file
-from headrace_python.module import IsolatedModules
+from headrace_python.instance import InstanceDescription, PythonInstance, instance_of, is_decoupled
+from headrace_python.module import IsolatedModules, model_file
 from headrace_python.offline import Arrays, OfflineServices, to_array
 from triton_python_backend_utils import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,

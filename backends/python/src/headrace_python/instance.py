@@ -10,21 +10,57 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import BackendError, Call, Cancelled, DeferredInstance, InstanceSpec, LoadError, paced
+from headrace import BackendError, Call, Cancelled, DeferredInstance, DeviceKind, LoadError, Services, paced
 from headrace_python.coroutines import Coroutines
-from headrace_python.instance_description import InstanceDescription, find_source, is_decoupled
-from headrace_python.module import load_class
 from headrace_python.outcomes import BadResults, describe, judge
 from triton_python_backend_utils import TRITONSERVER_REQUEST_RELEASE_ALL, InferenceRequest, InferenceResponse
-from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
 log = logging.getLogger("headrace.python")
 #: A model that fails at every request does not fill the log. Lines that the model itself writes are not counted.
 failures = paced("headrace.python.failures")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDescription:
+    """One instance of a Python model.
+
+    ``path`` is the version's directory and ``config`` the model's config as JSON, as the ``/config``
+    endpoint gives it. ``file`` is its ``model.py``, which a backend may share among its models;
+    ``folders`` are where its imports are looked for, its own and the parent if empty.
+    """
+
+    name: str
+    version: int
+    path: Path
+    file: Path
+    config: str
+    instance_name: str
+    device_kind: DeviceKind = "cpu"
+    device_id: int = 0
+    services: Services | None = None
+    folders: Sequence[Path] = ()
+
+    def args(self) -> dict[str, str]:
+        """What ``initialize`` is given (docs/spec/behaviours.md section 9.1)."""
+        return {
+            "model_config": self.config,
+            "model_instance_kind": self.device_kind.upper(),
+            "model_instance_name": self.instance_name,
+            "model_instance_device_id": str(self.device_id),
+            "model_repository": str(self.path.parent),
+            "model_version": str(self.version),
+            "model_name": self.name,
+        }
+
+
+def is_decoupled(config: dict[str, Any]) -> bool:
+    """Whether the model answers through response senders only."""
+    return bool(config.get("model_transaction_policy", {}).get("decoupled"))
 
 
 class PythonInstance(DeferredInstance):
@@ -181,38 +217,3 @@ def _reset(request: InferenceRequest) -> bool:
         request._finish(Cancelled("request was cancelled"))
         return False
     return True
-
-
-def load(spec: InstanceSpec) -> PythonInstance:
-    """The instance that ``spec`` describes, initialized. Raises `LoadError` with Triton's words."""
-    path = Path(spec.path)
-    source = find_source(path, spec.config, spec.options)
-    description = InstanceDescription(
-        spec.name,
-        spec.version,
-        path,
-        source.file,
-        spec.config,
-        spec.instance_name,
-        spec.device_kind,
-        spec.device_id,
-        spec.services,
-        source.folders,
-    )
-    return alone(description)
-
-
-def alone(description: InstanceDescription) -> PythonInstance:
-    """The instance of the only model in this interpreter."""
-    decoupled = is_decoupled(json.loads(description.config))
-    runtime = Runtime(
-        description.name, str(description.version), decoupled, description.services, model_dir=str(description.path)
-    )
-    runtimes.use(runtime)
-    with runtime.entered():
-        model_class = load_class(description.file, description.version, description.folders)
-    return instance_of(model_class, description, runtime, _forget)
-
-
-def _forget() -> None:
-    runtimes.use(None)

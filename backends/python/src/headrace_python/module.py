@@ -1,4 +1,6 @@
-"""Imports ``model.py``, in an interpreter that belongs to one model or in one that several share.
+"""Finds ``model.py``, and imports it in an interpreter that belongs to one model or in one that several share.
+
+It is in the version's directory, or in that of the backend (docs/spec/behaviours.md sections 9.1 and 10.7).
 
 `load_class` is for the former, with Triton's semantics (docs/spec/behaviours.md section 9.1): the module is
 ``<version>.model``, and the version's directory and its parent stand at the end of `sys.path`.
@@ -18,9 +20,13 @@ thread, for ever; and costs nothing elsewhere. `importlib.import_module` does no
 from __future__ import annotations
 
 import builtins
+import json
+import logging
+import posixpath
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import (
@@ -36,9 +42,63 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headrace import LoadError
+from headrace import LoadError, why_outside
 from headrace_python.outcomes import describe
 from triton_python_backend_utils.runtime import MODULE_KEY, Runtime
+
+log = logging.getLogger("headrace.python")
+
+#: The setting, as in Triton, that says where the directories of python-based backends are.
+BACKENDS = "backend-directory"
+RUNTIME = "model.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """``file`` has the class; ``folders`` are where its imports are looked for, the usual ones if empty."""
+
+    file: Path
+    folders: Sequence[Path] = ()
+
+
+def find_source(path: Path, config: str, options: Mapping[str, str]) -> Source:
+    """The code for the version in ``path``, by the model's config as JSON and its backend's settings.
+
+    Raises `LoadError` if there is none, and says so in the log as Triton does.
+    """
+    try:
+        return _found(path, config, options)
+    except LoadError as error:
+        log.error("Failed to preinitialize Python stub: %s", error)
+        raise
+
+
+def _found(path: Path, config: str, options: Mapping[str, str]) -> Source:
+    settings = json.loads(config)
+    name = settings.get("backend") or "python"
+    if name == "python" or BACKENDS not in options:
+        return Source(model_file(path, config))
+    folder = Path(options[BACKENDS], name)
+    file = folder / (settings.get("runtime") or RUNTIME)
+    if file.suffix != ".py" or file.parent != folder or not file.is_file():
+        raise LoadError(f"Python model file not found in '{file}'")
+    return Source(file, (folder, path, path.parent))
+
+
+def model_file(path: Path, config: str) -> Path:
+    """``default_model_filename`` in the version's directory ``path``, or ``model.py``.
+
+    Raises `LoadError` if there is none, or if it is no Python file of the model's directory.
+    """
+    name = json.loads(config).get("default_model_filename") or "model.py"
+    file = path / posixpath.normpath(name)  # not through a link and up again
+    if not name.endswith(".py"):
+        raise LoadError(f"Model name must end with '.py'. Model name is \"{name}\".")
+    if not file.is_file():
+        raise LoadError(f"Python model file not found in '{file}'")
+    if reason := why_outside(name, levels=1):
+        raise LoadError(f"Python model file '{name}' is outside the model directory: {reason}")
+    return file
 
 
 def load_class(file: Path, version: int, folders: Sequence[Path] = ()) -> type[Any]:

@@ -29,29 +29,31 @@ from triton_python_backend_utils.attributes import (
     MemoryType,
     PreferredMemory,
 )
-from triton_python_backend_utils.config import ModelConfig
-from triton_python_backend_utils.error import TritonError, TritonModelException
-from triton_python_backend_utils.inference_request import InferenceRequest
-from triton_python_backend_utils.inference_response import InferenceResponse, ResponseIterator
-from triton_python_backend_utils.log import Logger
-from triton_python_backend_utils.lookup import (
+from triton_python_backend_utils.bls import ResponseIterator
+from triton_python_backend_utils.config import (
+    ModelConfig,
     get_input_config_by_name,
-    get_input_tensor_by_name,
     get_output_config_by_name,
-    get_output_tensor_by_name,
     using_decoupled_model_transaction_policy,
 )
+from triton_python_backend_utils.error import TritonError, TritonModelException
+from triton_python_backend_utils.inference_request import InferenceRequest, get_input_tensor_by_name
+from triton_python_backend_utils.inference_response import (
+    InferenceResponse,
+    InferenceResponseSender,
+    get_output_tensor_by_name,
+)
 from triton_python_backend_utils.metrics import Metric, MetricFamily, MetricKind
-from triton_python_backend_utils.model_control import get_model_dir, is_model_ready, load_model, unload_model
 from triton_python_backend_utils.named_tensor import (
     TRITON_STRING_TO_NUMPY,
     Tensor,
+    deserialize_bytes_tensor,
     numpy_to_triton_type,
+    serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from triton_python_backend_utils.sender import InferenceResponseSender
-from triton_python_backend_utils.wire_strings import deserialize_bytes_tensor, serialize_byte_tensor
+from triton_python_backend_utils.server_calls import Logger, get_model_dir, is_model_ready, load_model, unload_model
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

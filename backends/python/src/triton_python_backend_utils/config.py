@@ -1,4 +1,4 @@
-"""The config that ``auto_complete_config`` completes.
+"""A model's config as its code has it: what it says by name, and how ``auto_complete_config`` completes it.
 
 The texts of the refusals are Triton's.
 """
@@ -6,8 +6,36 @@ The texts of the refusals are Triton's.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The properties of the input ``name``, None if the config has no such input."""
+    return _configured(model_config, "input", name)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The properties of the output ``name``, None if the config has no such output."""
+    return _configured(model_config, "output", name)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Whether a model of this config may give any number of responses per request."""
+    policy = _part(model_config, "model_transaction_policy") or {}
+    return bool(policy.get("decoupled", False))
+
+
+def _configured(model_config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any] | None:
+    entries: Iterable[dict[str, Any]] = _part(model_config, kind) or ()
+    return next((entry for entry in entries if entry["name"] == name), None)
+
+
+def _part(model_config: Any, name: str) -> Any:
+    if isinstance(model_config, (str, bytes)):  # ``args["model_config"]`` as it is
+        raise TypeError("the config of a model must be a dict, found its text: json.loads makes one of it")
+    return model_config.get(name)
+
 
 _INPUT = ("name", "data_type", "dims", "optional")
 _OUTPUT = ("name", "data_type", "dims")

@@ -121,7 +121,7 @@ def to_host(memory: DeviceMemory) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Exporter:
-    """A capsule in the form that NumPy takes."""
+    """A capsule as NumPy takes it."""
 
     capsule: Any
 

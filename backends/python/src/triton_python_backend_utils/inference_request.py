@@ -25,11 +25,11 @@ from triton_python_backend_utils.attributes import (
     checked_inputs,
     request_template,
 )
+from triton_python_backend_utils.bls import ResponseIterator
 from triton_python_backend_utils.error import TritonModelException
-from triton_python_backend_utils.inference_response import InferenceResponse, ResponseIterator
-from triton_python_backend_utils.named_tensor import Tensor
+from triton_python_backend_utils.inference_response import InferenceResponse, InferenceResponseSender
+from triton_python_backend_utils.named_tensor import Tensor, named_among
 from triton_python_backend_utils.runtime import Runtime
-from triton_python_backend_utils.sender import InferenceResponseSender
 
 if TYPE_CHECKING:
     import asyncio
@@ -236,3 +236,8 @@ class InferenceRequest:
     @property
     def _rescheduled(self) -> bool:
         return self._release_flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input ``name``, None if the request has no such input."""
+    return named_among(inference_request.inputs(), name)

@@ -199,8 +199,8 @@ def test_check_completes_what_a_server_would(based: Path) -> None:
 def test_check_tells_what_auto_complete_config_raises(tmp_path: Path) -> None:
     body = "class TritonPythonModel:\n    def auto_complete_config(config): raise KeyError('lost')"
     write(tmp_path / "m", body, 'backend: "python"')
-    (finding,) = check(str(tmp_path))
-    assert "KeyError: 'lost'" in finding["problems"][0]["message"]
+    (report,) = check(str(tmp_path))
+    assert "KeyError: 'lost'" in report["problems"][0]["message"]
 
 
 def test_a_killed_server_leaves_no_completion_behind(

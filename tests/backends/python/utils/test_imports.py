@@ -31,5 +31,5 @@ def test_only_numpy_and_the_lightest_parts_of_headrace_are_imported() -> None:
 
     assert done.returncode == 0, done.stderr
     light = ["headrace", "headrace.config", "headrace.config.confinement", "headrace.errors"]
-    light += ["headrace.telemetry", "headrace.telemetry.kinds"]
+    light += ["headrace.telemetry", "headrace.telemetry.series"]
     assert done.stdout.strip() == str(light)

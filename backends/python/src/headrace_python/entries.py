@@ -1,6 +1,7 @@
-"""The short-lived process in which a model completes its config; see `headrace_python.completion`.
+"""What is called in a process of a model's own: `load` for one that serves, `complete` for one that completes a config.
 
-`headrace.workers.process.bootstrap` calls `complete`, in the interpreter of the model.
+`headrace.workers.process.bootstrap` calls them, in the interpreter of the model, which has the standard library and
+NumPy.
 """
 
 from __future__ import annotations
@@ -12,12 +13,44 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from headrace import LoadError
-from headrace_python.module import load_class
+from headrace import InstanceSpec, LoadError
+from headrace_python.instance import InstanceDescription, PythonInstance, instance_of, is_decoupled
+from headrace_python.module import find_source, load_class
 from headrace_python.outcomes import describe
 from triton_python_backend_utils import ModelConfig
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
+
+
+def load(spec: InstanceSpec) -> PythonInstance:
+    """The instance that ``spec`` describes, initialized: the only model in this interpreter.
+
+    Raises `LoadError` with Triton's words.
+    """
+    path = Path(spec.path)
+    source = find_source(path, spec.config, spec.options)
+    description = InstanceDescription(
+        spec.name,
+        spec.version,
+        path,
+        source.file,
+        spec.config,
+        spec.instance_name,
+        spec.device_kind,
+        spec.device_id,
+        spec.services,
+        source.folders,
+    )
+    decoupled = is_decoupled(json.loads(spec.config))
+    runtime = Runtime(spec.name, str(spec.version), decoupled, spec.services, model_dir=spec.path)
+    runtimes.use(runtime)
+    with runtime.entered():
+        model_class = load_class(description.file, description.version, description.folders)
+    return instance_of(model_class, description, runtime, _forget)
+
+
+def _forget() -> None:
+    runtimes.use(None)
 
 
 def complete(*, exchange: int) -> NoReturn:
