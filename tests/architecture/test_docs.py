@@ -42,7 +42,7 @@ PARTS = {
     "Frontend": "frontends/base.py",
     "HttpRoute": "frontends/http/plugin_routes.py",
     "HttpCall": "frontends/http/plugin_routes.py",
-    "Observer": "telemetry/observer.py",
+    "Observer": "telemetry/statistics.py",
     "BatchTimes": "telemetry/statistics.py",
     "ModelView": "models/served.py",
     "Interceptor": "models/entrance.py",

@@ -51,7 +51,7 @@ MAY_IMPORT = {
 }
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {
-    "headrace.config": {"json_form", "model_config_pb2", "options", "support"},
+    "headrace.config": {"config_json", "model_config_pb2", "options", "support"},
     "headrace.telemetry": {"exposition", "machine", "pacing"},
 }
 #: Modules that put the parts together, and the kit for authors. They may import anything.
@@ -249,7 +249,7 @@ def test_private_names_stay_in_their_module(path: Path) -> None:
         ("models", "if TYPE_CHECKING:\n    from headrace.server import Server"),
         ("backends", "from headrace import Server"),
         ("ipc", "from headrace.workers.threads import LoopMailbox"),
-        ("ipc", "from headrace.telemetry.kinds import MetricKind"),
+        ("ipc", "from headrace.telemetry.series import MetricKind"),
         ("backends", "from headrace.ipc.framing import Frame"),
     ],
 )

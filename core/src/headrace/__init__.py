@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         Tensors,
     )
     from headrace.backends.services import LOG_LEVELS, LogLevel, Services
+    from headrace.config.config_json import config_to_json
     from headrace.config.confinement import printed, why_outside
-    from headrace.config.json_form import config_to_json
     from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
@@ -71,10 +71,9 @@ if TYPE_CHECKING:
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Clock, InstanceInfo, Scheduler, SchedulerContext, Timer, Wait, Waiting
     from headrace.server import Server
-    from headrace.telemetry.kinds import MetricKind, MetricOperation, check_metric_update, metric_without_value
-    from headrace.telemetry.observer import Observer
     from headrace.telemetry.pacing import paced
-    from headrace.telemetry.statistics import BatchTimes
+    from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
+    from headrace.telemetry.statistics import BatchTimes, Observer
     from headrace.workers.output_schema import OutputSchema
     from headrace.workers.process.exits import ending
     from headrace.workers.process.instance_spec import InstanceSpec
@@ -100,7 +99,7 @@ _HOMES = {
     ),
     "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "Services"),
     "headrace.config.confinement": ("printed", "why_outside"),
-    "headrace.config.json_form": ("config_to_json",),
+    "headrace.config.config_json": ("config_to_json",),
     "headrace.config.model_config_pb2": ("ModelConfig", "ModelInput", "ModelInstanceGroup", "ModelOutput"),
     "headrace.config.option_groups": ("OptionGroup",),
     "headrace.config.options": ("ServerOptions",),
@@ -135,10 +134,9 @@ _HOMES = {
     "headrace.models.served": ("ServedModel",),
     "headrace.schedulers.base": ("Clock", "InstanceInfo", "Scheduler", "SchedulerContext", "Timer", "Wait", "Waiting"),
     "headrace.server": ("Server",),
-    "headrace.telemetry.kinds": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
-    "headrace.telemetry.observer": ("Observer",),
     "headrace.telemetry.pacing": ("paced",),
-    "headrace.telemetry.statistics": ("BatchTimes",),
+    "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
+    "headrace.telemetry.statistics": ("BatchTimes", "Observer"),
     "headrace.workers.output_schema": ("OutputSchema",),
     "headrace.workers.process.exits": ("ending",),
     "headrace.workers.process.instance_spec": ("InstanceSpec",),

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from google.protobuf import json_format, text_format
+from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config import model_config_pb2 as pb
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.parse import MAX_BYTES, find_config, parse_json, parse_text, read_config
+from headrace.config.parse import MAX_BYTES, find_config, parse_text, read_config
 from headrace.errors import Code, ConfigError
 
 INT32 = "a whole number from -2147483648 to 2147483647"
@@ -82,40 +80,6 @@ def test_a_bad_text_is_refused_with_line_column_field_and_reason(text: str, mess
     assert caught.value.code is Code.INVALID_ARGUMENT
 
 
-BAD_JSONS = [
-    ("{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-    ("[]", "expected a JSON object, found list"),
-    ("null", "expected a JSON object, found NoneType"),
-    ('{"name":"a","name":"b"}', "not JSON: 'name' is given more than once"),
-    ('{"max_batchsize":3}', "ModelConfig has no field 'max_batchsize'; did you mean 'max_batch_size'?"),
-    ('{"input":[{},{"nam":"a"}]}', "input[1]: ModelInput has no field 'nam'; did you mean 'name'?"),
-    (
-        '{"parameters":{"a":{"x":1}}}',
-        "parameters[\"a\"]: ModelParameter has no field 'x'; its fields are string_value",
-    ),
-    ('{"input":3}', "Failed to parse input field: repeated field input must be in [] which is 3"),
-    (
-        '{"model_warmup":[{"inputs":{"a":{"data_type":"TYPE_X"}}}]}',
-        "Failed to parse data_type field: Invalid enum value TYPE_X for enum type DataType at "
-        "model_warmup[0].inputs[a].data_type",
-    ),
-]
-
-
-@pytest.mark.parametrize(("text", "message"), BAD_JSONS)
-def test_a_bad_json_is_refused_in_tritons_words(text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_json(text)
-    assert caught.value.message == f"Invalid config override: {message}"
-
-
-def test_json_takes_both_spellings_of_names_and_any_case_of_enums() -> None:
-    snake = parse_json('{"max_batch_size": 4, "input": [{"name": "a", "data_type": "type_fp32", "dims": ["3", -1]}]}')
-    camel = parse_json('{"maxBatchSize": 4, "input": [{"name": "a", "dataType": "TYPE_FP32", "dims": [3, "-1"]}]}')
-    wanted = ModelConfig(max_batch_size=4, input=[pb.ModelInput(name="a", data_type=pb.TYPE_FP32, dims=[3, -1])])
-    assert snake == camel == wanted
-
-
 CONFIG = text_format.Parse(
     """
     name: "m" backend: "identity" max_batch_size: 8
@@ -131,44 +95,12 @@ CONFIG = text_format.Parse(
 )
 
 
-def test_text_and_json_give_the_same_config() -> None:
-    assert parse_text(text_format.MessageToString(CONFIG)) == CONFIG
-    assert parse_json(json_format.MessageToJson(CONFIG)) == CONFIG
-    assert parse_json(json_format.MessageToJson(CONFIG, preserving_proto_field_name=True)) == CONFIG
-
-
 @given(st.integers(0, 10**9), st.sampled_from(["{", "}", '"', "[", ":", "max_batch_size", "-1", "'", "\n", "\0", "é"]))
 def test_no_damage_to_a_text_gets_past_config_error(where: int, junk: str) -> None:
     text = text_format.MessageToString(CONFIG)
     where %= len(text)
     for damaged in (text[:where], text[:where] + junk + text[where:], text[:where] + text[where + 1 :]):
         outcome_of(parse_text, damaged)
-
-
-@given(st.integers(0, 10**9), st.sampled_from(["{", "}", '"', "[", "null", "-1", "1e400", "\0", '{"a":1}']))
-def test_no_damage_to_a_json_gets_past_config_error(where: int, junk: str) -> None:
-    text = json_format.MessageToJson(CONFIG)
-    where %= len(text)
-    for damaged in (text[:where], text[:where] + junk + text[where:], text[:where] + text[where + 1 :]):
-        outcome_of(parse_json, damaged)
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "key", "dims", "1"]), inner),
-    max_leaves=5,
-)
-
-
-@given(st.sampled_from([field.name for field in ModelConfig.DESCRIPTOR.fields]), VALUES)
-def test_a_json_value_of_any_kind_gives_a_config_or_a_config_error(field: str, value: object) -> None:
-    outcome_of(parse_json, json.dumps({field: value}))
-
-
-@pytest.mark.parametrize("opening", ["[", '{"a":', '{"input":[', '{"parameters":{"a":'])
-def test_a_million_levels_of_json_are_refused(opening: str) -> None:
-    with pytest.raises(ConfigError, match=r"^Invalid config override: not JSON"):
-        parse_json(opening * (1_000_000 // len(opening)))
 
 
 @pytest.mark.parametrize("opening", ["{", "[", "input {", "input [", "input <", "dynamic_batching {"])
@@ -190,8 +122,6 @@ def test_a_config_over_the_limit_is_refused(tmp_path: Path) -> None:
     path.write_text("#" * (MAX_BYTES + 1))
     with pytest.raises(ConfigError, match=rf"^{path}: larger than {MAX_BYTES} bytes"):
         read_config(path)
-    with pytest.raises(ConfigError, match=rf"^Invalid config override: .* the limit is {MAX_BYTES}$"):
-        parse_json(" " * (MAX_BYTES + 1))
 
 
 def test_a_config_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.errors import AlreadyExists, HeadraceError, InternalError, InvalidArgument, Unsupported
 from headrace.telemetry import exposition
 from headrace.telemetry.custom import CustomMetrics, Holding
-from headrace.telemetry.kinds import MetricKind, MetricOperation
+from headrace.telemetry.series import MetricKind, MetricOperation
 
 if TYPE_CHECKING:
     from tests.core.conftest import Interrupted

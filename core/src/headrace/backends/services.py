@@ -15,7 +15,7 @@ from typing import ClassVar, Final, Literal, TypeAlias
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.kinds import MetricKind, MetricOperation
+from headrace.telemetry.series import MetricKind, MetricOperation
 
 LogLevel: TypeAlias = Literal["error", "warning", "info", "verbose"]
 #: The same in `logging`, most severe first.

@@ -1,31 +1,36 @@
-"""``headrace check``: every model of a repository, what is wrong with it, and what was filled in for it."""
+"""``headrace check``: every model of a repository, what is wrong with it, and what was filled in for it.
+
+What only a load can tell is heard by loading: one model after the other, as ``headrace serve`` does.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import TracebackType
 
-from headrace.cli.inspection import ModelReport, inspect
-from headrace.cli.trial import Trial
+from headrace.cli.inspection import LoadRefusal, ModelReport, inspect
 from headrace.cli.usage import Parser
 from headrace.config.completed_fields import CompletedField
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError
 from headrace.models.repository import Entry, Repository, is_model
 from headrace.plugins import Plugins
+from headrace.server import Server
 from headrace.telemetry.logs import one_line
 
 _RED, _GREEN, _DIM, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def run(words: Sequence[str]) -> int:
-    """Print a finding for each model; 1 if there is any problem."""
+    """Print a report on each model; 1 if there is any problem."""
     arguments = _parser().parse(words)
     repositories, models = _split(arguments.path)
     options = ServerOptions(
@@ -45,16 +50,16 @@ def run(words: Sequence[str]) -> int:
         entries = Repository(options.model_repository).scan()
         chosen = [entry for entry in entries.values() if _is_meant(entry, repositories, models)]
         with contextlib.ExitStack() as stack:
-            trial = None if arguments.no_load else stack.enter_context(Trial(options))
+            load = None if arguments.no_load else stack.enter_context(Trial(options)).load
             plugins = Plugins.discover(options.plugins)
-            reports = [inspect(entry, options, plugins, trial) for entry in chosen]
+            reports = [inspect(entry, options, plugins, load) for entry in chosen]
     except HeadraceError as error:
         print(error.message, file=sys.stderr)
         return 1
     finally:
         logging.getLogger("headrace").setLevel(logging.NOTSET)
-    print(json.dumps([asdict(found) for found in reports], indent=2) if arguments.json else _picture(reports))
-    return 1 if any(found.problems for found in reports) else 0
+    print(json.dumps([asdict(report) for report in reports], indent=2) if arguments.json else _picture(reports))
+    return 1 if any(report.problems for report in reports) else 0
 
 
 def _parser() -> Parser:
@@ -97,17 +102,17 @@ def _is_meant(entry: Entry, repositories: Sequence[str], models: Sequence[Path])
 
 def _picture(reports: Sequence[ModelReport]) -> str:
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    lines = [line for found in reports for line in _lines(found, coloured)]
-    problems = sum(len(found.problems) for found in reports)
+    lines = [line for report in reports for line in _lines(report, coloured)]
+    problems = sum(len(report.problems) for report in reports)
     return "\n".join([*lines, f"{_number(len(reports), 'model')}, {_number(problems, 'problem')}"])
 
 
-def _lines(found: ModelReport, coloured: bool) -> list[str]:
-    verdict = _paint(_number(len(found.problems), "problem"), _RED, coloured)
+def _lines(report: ModelReport, coloured: bool) -> list[str]:
+    verdict = _paint(_number(len(report.problems), "problem"), _RED, coloured)
     return [
-        f"{one_line(found.model)}: {verdict if found.problems else _paint('ok', _GREEN, coloured)}",
-        *(f"  {one_line(str(problem))}" for problem in found.problems),
-        *(_paint(f"  {_told(completion)}", _DIM, coloured) for completion in found.completed),
+        f"{one_line(report.model)}: {verdict if report.problems else _paint('ok', _GREEN, coloured)}",
+        *(f"  {one_line(str(problem))}" for problem in report.problems),
+        *(_paint(f"  {_told(completion)}", _DIM, coloured) for completion in report.completed),
         "",
     ]
 
@@ -122,3 +127,56 @@ def _paint(text: str, colour: str, coloured: bool) -> str:
 
 def _number(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+class Trial:
+    """A server without ports, as a context manager. Models are loaded, warmed up and unloaded."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        """Raises `ConfigError` as `Server` does."""
+        self._server = Server(replace(options, model_control_mode="explicit", load_model=()))
+
+    def __enter__(self) -> Trial:
+        with _stdout_aside():
+            self._server.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with _stdout_aside():
+            self._server.__exit__(kind, error, trace)
+
+    def load(self, name: str) -> list[LoadRefusal]:
+        """Load ``name`` and give it up again; what refused."""
+        with _stdout_aside():
+            return asyncio.run_coroutine_threadsafe(self._try(name), self._server.loop).result()
+
+    async def _try(self, name: str) -> list[LoadRefusal]:
+        try:
+            await self._server.load(name)
+        except HeadraceError as error:
+            return list(self._refusals(name)) or [LoadRefusal(0, error.code.value, error.message)]
+        finally:
+            await self._server.unload(name)
+        return []
+
+    def _refusals(self, name: str) -> Iterator[LoadRefusal]:
+        for entry in self._server.index():
+            if entry.name == name and entry.reason and entry.version:
+                code, _, message = entry.reason.partition(": ")
+                yield LoadRefusal(int(entry.version), code, message)
+
+
+@contextlib.contextmanager
+def _stdout_aside() -> Iterator[None]:
+    """What models print goes to stderr, from processes of theirs, too: stdout is for the reports."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,16 +1,15 @@
-"""One model of a repository, looked at as loading it would: its config first, and then, if there is a trial, all.
+"""One model of a repository, looked at as loading it would: its config first, and then, if it can be tried, all.
 
 What is found is a `ModelReport`; `locate` says which file an error of a load is about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.backends.base import Backend, Model
-from headrace.cli.trial import LoadRefusal, Trial
 from headrace.config import parameters, validation
 from headrace.config.completed_fields import CompletedField, completed_fields
 from headrace.config.derive import derive
@@ -58,6 +57,15 @@ class Diagnostic:
         return f"{self.file}{place}: {field}{self.message}"
 
 
+@dataclass(frozen=True, slots=True)
+class LoadRefusal:
+    """Why a version is not served; version 0 stands for all. ``code`` is the printed name of an error code."""
+
+    version: int
+    code: str
+    message: str
+
+
 @dataclass(slots=True)
 class ModelReport:
     """What is wrong with a model, and which fields were filled in, by whom.
@@ -103,10 +111,12 @@ def _known(name: str, line: str) -> tuple[str, int]:
     return (name, int(line)) if is_place else ("", 0)
 
 
-def inspect(entry: Entry, options: ServerOptions, plugins: Plugins, trial: Trial | None) -> ModelReport:
+def inspect(
+    entry: Entry, options: ServerOptions, plugins: Plugins, load: Callable[[str], list[LoadRefusal]] | None
+) -> ModelReport:
     """Read, derive, complete and judge the config of ``entry`` as loading it would, but to the last problem.
 
-    If nothing is wrong with it, the model is loaded in ``trial``. Without one no engine is started:
+    If nothing is wrong with it, the model is loaded by ``load``. Without that no engine is started:
     the config is not completed, and judged as far as it is written.
 
     Raises `ConfigError` for a ``--model-config-name`` that is no file name.
@@ -129,9 +139,9 @@ def inspect(entry: Entry, options: ServerOptions, plugins: Plugins, trial: Trial
         return found
     text = path.read_text(encoding="utf-8-sig") if path is not None else ""
     inspection = _Inspection(entry, options, plugins, found, SourceMap(text, ModelConfig.DESCRIPTOR))
-    inspection.run(given, has_engines=trial is not None)
-    if trial is not None and not found.problems:
-        inspection.add_refusals(trial.load(entry.name))
+    inspection.run(given, has_engines=load is not None)
+    if load is not None and not found.problems:
+        inspection.add_refusals(load(entry.name))
     found.problems.sort(key=lambda problem: (problem.line, problem.column))
     return found
 

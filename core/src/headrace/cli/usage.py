@@ -21,18 +21,18 @@ from headrace.config.support import SUPPORT, FlagState
 WRONG = 1
 
 
-def complain(command: str, form: str, text: str) -> int:
+def complain(command: str, synopsis: str, text: str) -> int:
     """Say on stderr what is wrong with the arguments of ``command``; returns the exit code."""
-    print(f"Usage: {command} {form}   ({command} --help lists them)\n\n{text}", file=sys.stderr)
+    print(f"Usage: {command} {synopsis}   ({command} --help lists them)\n\n{text}", file=sys.stderr)
     return WRONG
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that complains as ``headrace serve`` does. ``form`` is what follows the command."""
+    """A parser that complains as ``headrace serve`` does. ``synopsis`` is what follows the command."""
 
-    def __init__(self, prog: str, form: str, description: str, epilog: str = "") -> None:
-        super().__init__(prog=prog, usage=f"{prog} {form}", description=description, epilog=epilog)
-        self._form = form
+    def __init__(self, prog: str, synopsis: str, description: str, epilog: str = "") -> None:
+        super().__init__(prog=prog, usage=f"{prog} {synopsis}", description=description, epilog=epilog)
+        self._synopsis = synopsis
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """What ``words`` say. Ends the process, with `WRONG`, if they cannot be read."""
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         return arguments
 
     def error(self, message: str) -> NoReturn:
-        raise SystemExit(complain(self.prog, self._form, message))
+        raise SystemExit(complain(self.prog, self._synopsis, message))
 
     def _explain(self, word: str) -> str:
         if not word.startswith("-"):

@@ -136,16 +136,16 @@ def pair(first: Callable[[str], Any], second: Callable[[str], Any], separator: s
 
 def setting(flag: str, owner: str, *, needs_owner: bool = True) -> Callable[[str], tuple[str, str, str]]:
     """A reader of ``<owner>,<key>=<value>``; the owner is "" for a global setting."""
-    form = f"<{owner}>,<setting>=<value>"
+    expected = f"<{owner}>,<setting>=<value>"
 
     def read(value: str) -> tuple[str, str, str]:
         head, equals, rest = value.partition("=")
         first, comma, second = head.partition(",")
         name, key = (first, second) if comma else ("", first)
         if not name and (comma or needs_owner):
-            raise ValueError(f"No {owner} specified. --{flag} option format is {form}. Got {value}")
+            raise ValueError(f"No {owner} specified. --{flag} option format is {expected}. Got {value}")
         if not equals or not key or not rest:
-            raise ValueError(f"--{flag} option format is '{form}'. Got {value}")
+            raise ValueError(f"--{flag} option format is '{expected}'. Got {value}")
         return name, key, rest
 
     return read

@@ -38,7 +38,7 @@ class Spec:
 
     @classmethod
     def from_json(cls, io: Mapping[str, Any]) -> Spec:
-        """`from_config` of the form of the ``/config`` endpoint, since a child has no protobuf. Its ``dims`` are
+        """`from_config` of what the ``/config`` endpoint gives, since a child has no protobuf. Its ``dims`` are
         those that the backend sees: nothing is reshaped in a child."""
         dims = io["reshape"]["shape"] if io.get("reshape") else io["dims"]
         return cls(io["name"], dtypes.BY_CONFIG_NAME[io["data_type"]], tuple(dims))

@@ -27,9 +27,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.config.config_json import parse_json
 from headrace.config.confinement import why_outside
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.parse import parse_json
 from headrace.config.validation import Problem
 from headrace.errors import HeadraceError, InvalidArgument, LoadError, Unsupported
 

@@ -22,8 +22,8 @@ from headrace.models.running_loads import NestedLoads
 from headrace.models.served import ModelView
 from headrace.models.serving_table import ServingTable
 from headrace.telemetry.custom import CustomMetrics, Holding
-from headrace.telemetry.kinds import MetricKind, MetricOperation
 from headrace.telemetry.pacing import paced
+from headrace.telemetry.series import MetricKind, MetricOperation
 from headrace.workers.process.endpoint import LoopServices
 from headrace.workers.threads import LoopMailbox
 from headrace.workers.worker import Worker

@@ -12,7 +12,7 @@ from functools import partial
 from weakref import WeakSet
 
 from headrace.backends.base import AnyInstance, Backend, Isolation, Model
-from headrace.config.json_form import config_to_json
+from headrace.config.config_json import config_to_json
 from headrace.config.parameters import ISOLATION, MEMORY_LIMIT, read_busy_poll, read_isolation, read_memory_limit
 from headrace.errors import ConfigError
 from headrace.messages.spec import Spec

@@ -17,10 +17,10 @@ from math import isfinite
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from headrace.errors import AlreadyExists, InternalError, InvalidArgument
-from headrace.telemetry.kinds import MetricKind, MetricOperation
-from headrace.telemetry.series import BucketCounts, Counter, Gauge, Series
+from headrace.telemetry.series import BucketCounts, Counter, Gauge, MetricKind, MetricOperation, Series
 
 #: What names of the server's own families begin with.
 OWN = (
@@ -70,7 +70,7 @@ class CustomMetrics(Collector):
         for family, series in found:
             metric = Metric(family.name, family.description, family.kind)
             for one in series:
-                metric.samples += one.samples(family.name)
+                metric.samples += (Sample(*line) for line in one.lines(family.name))
             yield metric
 
     def family(self, name: str, description: str, kind: MetricKind) -> CustomFamily:

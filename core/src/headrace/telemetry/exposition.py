@@ -4,7 +4,7 @@ Source: docs/spec/behaviours.md sections 7.5 and 7.8.
 
 prometheus-client collects, but its own writer puts ``_total`` behind the name of every counter,
 prints ``3.0`` for 3 and sorts ``le`` and ``quantile`` among the other labels. Dashboards, and
-scripts that read lines, know Triton's form: names as they are, whole numbers without a point, the
+scripts that read lines, know Triton's format: names as they are, whole numbers without a point, the
 label that tells the buckets apart last, ``_count`` and ``_sum`` before the buckets.
 """
 

@@ -134,9 +134,9 @@ def escape(text: str) -> str:
 class LineFormatter(logging.Formatter):
     """``I0520 20:03:25.829575 3355 file.py:441] "message"``, or the ISO 8601 variant; times in UTC."""
 
-    def __init__(self, form: LogFormat, escaped: bool = True) -> None:
+    def __init__(self, log_format: LogFormat, escaped: bool = True) -> None:
         super().__init__()
-        self._form = form
+        self._log_format = log_format
         self._escaped = escaped
 
     def format(self, record: logging.LogRecord) -> str:
@@ -148,7 +148,7 @@ class LineFormatter(logging.Formatter):
 
     def _head(self, record: logging.LogRecord) -> str:
         letter, time = _letter(record), datetime.fromtimestamp(record.created, timezone.utc)
-        if self._form == "ISO8601":
+        if self._log_format == "ISO8601":
             return f"{time:%Y-%m-%dT%H:%M:%SZ} {letter} {record.process}"
         return f"{letter}{time:%m%d %H:%M:%S.%f} {record.process}"
 
@@ -173,8 +173,8 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields | context, default=str)
 
 
-def _formatter(form: LogFormat, escaped: bool) -> logging.Formatter:
-    return JsonFormatter() if form == "json" else LineFormatter(form, escaped)
+def _formatter(log_format: LogFormat, escaped: bool) -> logging.Formatter:
+    return JsonFormatter() if log_format == "json" else LineFormatter(log_format, escaped)
 
 
 def _letter(record: logging.LogRecord) -> str:

@@ -1,6 +1,6 @@
-"""One custom metric: a number, or a histogram, that models change (docs/spec/behaviours.md section 7.6).
+"""The kinds of metric that a model may make, and one metric of each kind (docs/spec/behaviours.md section 7.6).
 
-Any thread. A raise leaves the metric as it was.
+Any thread. A raise leaves the metric as it was. Processes of models know the kinds, too, and have no prometheus-client.
 """
 
 from __future__ import annotations
@@ -8,13 +8,39 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import accumulate
-from typing import ClassVar
+from typing import ClassVar, Final, Literal, TypeAlias
 
-from prometheus_client.samples import Sample
+from headrace.errors import InvalidArgument, Unsupported
 
-from headrace.telemetry.kinds import MetricKind, MetricOperation, check_metric_update, metric_without_value
+MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
+MetricOperation: TypeAlias = Literal["increment", "set", "observe"]
+#: A line of the metrics page: name, labels and value.
+MetricLine: TypeAlias = tuple[str, dict[str, str], float]
+
+OPERATIONS: Final[Mapping[MetricKind, Set[MetricOperation]]] = {
+    "counter": {"increment"},
+    "gauge": {"increment", "set"},
+    "histogram": {"observe"},
+}
+
+
+def check_metric_update(kind: MetricKind, operation: MetricOperation, value: float) -> None:
+    """Raises `Unsupported` for an operation of another kind, `InvalidArgument` for the value."""
+    if operation not in OPERATIONS[kind]:
+        raise Unsupported(f"{_long(kind)} does not support {operation.capitalize()}")
+    if kind == "counter" and not value >= 0:  # no number, too
+        raise InvalidArgument(f"{_long(kind)} can only be incremented monotonically by non-negative values.")
+
+
+def metric_without_value(kind: MetricKind) -> Unsupported:
+    """What whoever asks for the value of a metric that has none is told."""
+    return Unsupported(f"{_long(kind)} does not support Value")
+
+
+def _long(kind: MetricKind) -> str:
+    return f"TRITONSERVER_METRIC_KIND_{kind.upper()}"
 
 
 class Series(ABC):
@@ -42,7 +68,7 @@ class Series(ABC):
         """The change itself, one at a time."""
 
     @abstractmethod
-    def samples(self, name: str) -> Iterator[Sample]:
+    def lines(self, name: str) -> Iterator[MetricLine]:
         """What the metrics page shows of it."""
 
 
@@ -59,8 +85,8 @@ class Counter(Series):
     def _update(self, operation: MetricOperation, value: float) -> None:
         self._value += value
 
-    def samples(self, name: str) -> Iterator[Sample]:
-        yield Sample(name, self.labels, self._value)
+    def lines(self, name: str) -> Iterator[MetricLine]:
+        yield name, self.labels, self._value
 
 
 class Gauge(Series):
@@ -76,8 +102,8 @@ class Gauge(Series):
     def _update(self, operation: MetricOperation, value: float) -> None:
         self._value = value if operation == "set" else self._value + value
 
-    def samples(self, name: str) -> Iterator[Sample]:
-        yield Sample(name, self.labels, self._value)
+    def lines(self, name: str) -> Iterator[MetricLine]:
+        yield name, self.labels, self._value
 
 
 class BucketCounts(Series):
@@ -95,11 +121,11 @@ class BucketCounts(Series):
         self._counts[bisect_left(self._bounds, value) if value == value else -1] += 1
         self._sum += value
 
-    def samples(self, name: str) -> Iterator[Sample]:
+    def lines(self, name: str) -> Iterator[MetricLine]:
         with self._lock:
             counts, total = list(accumulate(self._counts)), self._sum
-        yield Sample(f"{name}_count", self.labels, counts[-1])
-        yield Sample(f"{name}_sum", self.labels, total)
+        yield f"{name}_count", self.labels, counts[-1]
+        yield f"{name}_sum", self.labels, total
         bounds = [*(format(bound, ".16g") for bound in self._bounds), "+Inf"]
         for bound, count in zip(bounds, counts, strict=True):
-            yield Sample(f"{name}_bucket", {**self.labels, "le": bound}, count)
+            yield f"{name}_bucket", {**self.labels, "le": bound}, count

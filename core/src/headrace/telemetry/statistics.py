@@ -1,4 +1,4 @@
-"""What a model has done, as plain integers.
+"""What a model has done, as plain integers, and what an observer of its executions implements.
 
 Nothing here locks. Each writer has its own object and is its only writer: an instance thread
 writes its `ExecutionStatistics` once per batch, the event loop writes those of late answers and
@@ -9,6 +9,7 @@ half counted, never a torn number. Source: docs/spec/behaviours.md sections 1.6 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -71,6 +72,16 @@ class BatchTimes:
             self.infer_end_ns - self.input_end_ns,
             self.end_ns - self.infer_end_ns,
         )
+
+
+class Observer(ABC):
+    """Watches the executions of one model version. Chosen once per load by ``observe_model``."""
+
+    @abstractmethod
+    def batch_finished(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
+        """One execution is over, or a late answer of one has come. Called on an instance's thread or
+        on the event loop, possibly several at once: must be quick and must not block. A raise is
+        logged and ignored."""
 
 
 @dataclass(slots=True)

@@ -19,8 +19,7 @@ from weakref import WeakKeyDictionary
 
 from headrace.hookspecs import hookimpl
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.observer import Observer
-from headrace.telemetry.statistics import BatchTimes
+from headrace.telemetry.statistics import BatchTimes, Observer
 
 GROWTH = 1.02
 RELATIVE_ERROR = (GROWTH - 1) / (GROWTH + 1)

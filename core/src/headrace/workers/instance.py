@@ -24,9 +24,8 @@ from headrace.backends.base import (
 from headrace.errors import BackendError, Code, HeadraceError, LoadError, summary
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Batch, Padding, Ticket
-from headrace.telemetry.observer import Observer
 from headrace.telemetry.pacing import paced
-from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics
+from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics, Observer
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import Given, RequestRunner, RowsRunner, Runner, gone
 from headrace.workers.stream_runners import DeferredRunner, StreamRunner

@@ -15,9 +15,8 @@ from headrace.backends.base import AnyInstance, BaseInstance
 from headrace.errors import InternalError, summary
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.observer import Observer
 from headrace.telemetry.pacing import paced
-from headrace.telemetry.statistics import ExecutionStatistics
+from headrace.telemetry.statistics import ExecutionStatistics, Observer
 from headrace.workers.instance import ExecutionRecorder, close_instance, run_batch
 from headrace.workers.runner import LATER, Given, Runner
 from headrace.workers.threads import LoopMailbox, LoopWakeup, Wakeup

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import InvalidArgument, Unsupported
 from headrace.ipc.framing import Frame, FrameParser, Kind, ProtocolError, frame
-from headrace.telemetry.kinds import MetricKind, MetricOperation
+from headrace.telemetry.series import MetricKind, MetricOperation
 from headrace.workers.process.handshake import ChildKind
 from headrace.workers.process.remote_services import RemoteServices, read_update, update_frame
 

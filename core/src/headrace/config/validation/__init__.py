@@ -12,7 +12,6 @@ from pathlib import Path
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.validation import (
-    dynamic_batching,
     ensembles,
     instances,
     io,
@@ -36,7 +35,7 @@ def early(config: ModelConfig, *, complete: bool, needs_backend: bool = True) ->
         return unknown
     found = [
         *model.check(config, needs_backend),
-        *dynamic_batching.check(config),
+        *model.check_batching(config),
         *sequences.check(config),
         *ensembles.check(config),
         *model.check_caching(config),
@@ -62,7 +61,7 @@ def problems(
         return unknown
     return [
         *model.check(config, needs_backend),
-        *dynamic_batching.check(config),
+        *model.check_batching(config),
         *sequences.check(config),
         *sequences.check_states(config),
         *ensembles.check(config),

@@ -1,6 +1,6 @@
-"""Rules of the whole model: its name, its backend, its versions, the response cache, its metrics.
+"""Rules of the whole model: its name, its backend, its versions, its batches, the response cache, its metrics.
 
-Source: docs/spec/behaviours.md section 4.11.
+Source: docs/spec/behaviours.md sections 4.6 and 4.11.
 """
 
 from __future__ import annotations
@@ -8,8 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from headrace.config.model_config_pb2 import ModelConfig, ModelMetrics, ModelVersionPolicy
-from headrace.config.validation.shared import Problem
+from headrace.config.model_config_pb2 import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelMetrics,
+    ModelQueuePolicy,
+    ModelVersionPolicy,
+)
+from headrace.config.validation.shared import Problem, check_duration, check_preferred_sizes
 
 #: Backends that go with certain platforms only; any platform goes with a backend not named here.
 _PLATFORMS = {
@@ -31,6 +37,65 @@ def check(config: ModelConfig, needs_backend: bool = True) -> Iterator[Problem]:
     if config.max_batch_size < 0:
         yield Problem("max_batch_size", f"'max_batch_size' must be non-negative value for {config.name}")
     yield from _check_versions(config.version_policy, config.name)
+
+
+def check_batching(config: ModelConfig) -> Iterator[Problem]:
+    """Preferred sizes, delay, priorities and queue policies."""
+    batching, model = config.dynamic_batching, config.name
+    yield from check_preferred_sizes(
+        "dynamic_batching.preferred_batch_size",
+        "dynamic batching preferred size",
+        batching.preferred_batch_size,
+        config,
+    )
+    field = "dynamic_batching.max_queue_delay_microseconds"
+    yield from check_duration(field, batching.max_queue_delay_microseconds, f" for {model}")
+    yield from _check_priorities(batching, model)
+    for field, policy in _policies(batching):
+        yield from check_duration(
+            f"{field}.default_timeout_microseconds", policy.default_timeout_microseconds, f" for {model}"
+        )
+    if batching.preserve_ordering:
+        yield from _check_ordering(batching, model)
+
+
+def _check_priorities(batching: ModelDynamicBatching, model: str) -> Iterator[Problem]:
+    levels = batching.priority_levels
+    if levels == 0:
+        return
+    if not 1 <= batching.default_priority_level <= levels:
+        yield Problem(
+            "dynamic_batching.default_priority_level",
+            f"default priority level must be in range [1, {levels}] for {model}",
+        )
+    for level in sorted(batching.priority_queue_policy):
+        if not 1 <= level <= levels:
+            yield Problem(
+                f"dynamic_batching.priority_queue_policy[{level}]",
+                f"priority queue policy must have priority level in range [1, {levels}] for {model}",
+            )
+
+
+def _check_ordering(batching: ModelDynamicBatching, model: str) -> Iterator[Problem]:
+    """Responses can leave in the order of the requests only if requests never overtake each other."""
+    if batching.priority_levels > 1:
+        yield Problem(
+            "dynamic_batching.priority_levels",
+            f"Only one priority level is allowed when 'preserve_ordering' is true for {model}",
+        )
+    for field, policy in _policies(batching):
+        if policy.default_timeout_microseconds and policy.timeout_action == ModelQueuePolicy.DELAY:
+            yield Problem(
+                f"{field}.timeout_action",
+                f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {model}",
+            )
+
+
+def _policies(batching: ModelDynamicBatching) -> Iterator[tuple[str, ModelQueuePolicy]]:
+    """The queue policies, each with its path."""
+    yield "dynamic_batching.default_queue_policy", batching.default_queue_policy
+    for level in sorted(batching.priority_queue_policy):
+        yield f"dynamic_batching.priority_queue_policy[{level}]", batching.priority_queue_policy[level]
 
 
 def check_caching(config: ModelConfig) -> Iterator[Problem]:

@@ -14,11 +14,11 @@ from headrace.config.model_config_pb2 import (
     ModelInstanceGroup,
     ModelSequenceBatching,
 )
-from headrace.config.validation.dynamic_batching import check_preferred_sizes
 from headrace.config.validation.shared import (
     MAX_MADE_BYTES,
     Problem,
     check_duration,
+    check_preferred_sizes,
     check_shape,
     invalid_dimension,
     size_in_bytes,

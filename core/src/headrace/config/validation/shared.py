@@ -1,4 +1,4 @@
-"""What the checks share: the `Problem` that they yield, and the rules of enum values, ranks, sizes and durations.
+"""What the checks share: the `Problem` that they yield, and the rules of enum values, shapes, sizes and durations.
 
 Arithmetic is in Python's unbounded integers.
 """
@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import Code
 from headrace.messages import dtypes
 
@@ -57,6 +58,15 @@ def check_duration(field: str, microseconds: int, suffix: str) -> Iterator[Probl
     """A duration must fit the clock that counts it."""
     if microseconds > MAX_MICROSECONDS:
         yield Problem(field, f"{field} is {microseconds}, the limit is {MAX_MICROSECONDS} (292 years){suffix}")
+
+
+def check_preferred_sizes(field: str, title: str, sizes: Sequence[int], config: ModelConfig) -> Iterator[Problem]:
+    """Each preferred size must be one that a batch can have; ``title`` begins the message."""
+    for index, size in enumerate(sizes):
+        if size <= 0:
+            yield Problem(f"{field}[{index}]", f"{title} must be positive for {config.name}")
+        elif size > config.max_batch_size:
+            yield Problem(f"{field}[{index}]", f"{title} must be <= max batch size for {config.name}")
 
 
 def invalid_dimension(name: str, dims: Sequence[int]) -> str:

@@ -47,9 +47,9 @@ class DescriptionHandlers:
         return self._check_model(target) if is_alive is None else _model_health(is_alive)
 
     def config(self, request: HttpRequest, target: PathTarget) -> HttpReply:
-        from headrace.config import json_form
+        from headrace.config import config_json
 
-        return json_reply(json_form.config_to_json(self._engine.resolve(target.name, target.version).config))
+        return json_reply(config_json.config_to_json(self._engine.resolve(target.name, target.version).config))
 
     def statistics(self, request: HttpRequest, target: PathTarget) -> HttpReply:
         return json_reply({"model_stats": self._engine.statistics(target.name, target.version)})

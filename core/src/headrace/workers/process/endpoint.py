@@ -19,8 +19,8 @@ from headrace.ipc.framing import Frame, Kind, ProtocolError
 from headrace.ipc.incoming import AtOnce, IncomingRequests
 from headrace.ipc.json_parts import json_frame, read_json
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.kinds import MetricOperation
 from headrace.telemetry.pacing import paced
+from headrace.telemetry.series import MetricOperation
 from headrace.workers.process.handshake import ChildKind
 from headrace.workers.process.remote_services import read_update
 from headrace.workers.threads import apart

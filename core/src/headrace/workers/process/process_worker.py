@@ -16,9 +16,8 @@ from headrace.errors import Cancelled, HeadraceError, Unavailable, summary
 from headrace.ipc.codec import Times
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.observer import Observer
 from headrace.telemetry.pacing import paced
-from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics
+from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics, Observer
 from headrace.workers.instance import ExecutionRecorder
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process import exits

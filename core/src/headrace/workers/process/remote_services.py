@@ -19,7 +19,7 @@ from headrace.ipc.outgoing import DirectCalls, OutgoingRequests
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.kinds import MetricKind, MetricOperation, check_metric_update
+from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update
 from headrace.workers.process.handshake import ChildKind
 
 _UPDATE = Struct("<Qd")

@@ -1,0 +1,133 @@
+"""A config in JSON: as the load API takes it, and as the ``/config`` endpoint shows it.
+
+Source: docs/spec/behaviours.md sections 1.6, 4.1 and 5.4. What is shown is protobuf's JSON with field names as in the
+schema and all defaults printed; int64 values, which protobuf's JSON writes as strings, become numbers in the places
+where Triton turns them back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.parse import MAX_BYTES, shorten, unknown_field
+from headrace.errors import ConfigError
+
+#: Paths of int64 fields that are printed as numbers; ``*`` is every element or every key.
+_NUMBERS = (
+    "input.*.dims",
+    "input.*.reshape.shape",
+    "output.*.dims",
+    "output.*.reshape.shape",
+    "version_policy.specific.versions",
+    "dynamic_batching.max_queue_delay_microseconds",
+    "dynamic_batching.priority_levels",
+    "dynamic_batching.default_priority_level",
+    "dynamic_batching.default_queue_policy.default_timeout_microseconds",
+    "dynamic_batching.priority_queue_policy.*.default_timeout_microseconds",
+    "sequence_batching.max_sequence_idle_microseconds",
+    "sequence_batching.direct.max_queue_delay_microseconds",
+    "sequence_batching.oldest.max_queue_delay_microseconds",
+    "sequence_batching.state.*.dims",
+    "ensemble_scheduling.step.*.model_version",
+    "model_warmup.*.inputs.*.dims",
+)
+
+
+def parse_json(text: str) -> ModelConfig:
+    """The config in JSON, as the load API takes it: snake_case or camelCase names, enums in any case.
+
+    Raises `ConfigError` with Triton's ``Invalid config override:`` prefix.
+    """
+    if len(text) > MAX_BYTES:
+        raise _refuse(f"{len(text)} characters, the limit is {MAX_BYTES}")
+    try:
+        values = json.loads(text, object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise _refuse(f"not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise _refuse(f"expected a JSON object, found {type(values).__name__}")
+    config = ModelConfig()
+    try:
+        json_format.ParseDict(_fold_message(values, ModelConfig.DESCRIPTOR, ""), config)
+    except json_format.ParseError as error:
+        raise _refuse(shorten(str(error))) from error
+    return config
+
+
+def _refuse(reason: str) -> ConfigError:
+    return ConfigError(f"Invalid config override: {reason}")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"'{key}' is given more than once")
+        found[key] = value
+    return found
+
+
+def _fold_message(values: Any, message: Descriptor, path: str) -> Any:
+    """``values`` with the names of enum values in upper case, as they are in the schema."""
+    if not isinstance(values, dict):
+        return values
+    folded = {}
+    for key, value in values.items():
+        field = message.fields_by_name.get(key) or message.fields_by_camelcase_name.get(key)
+        if field is None:
+            place = f"{path}: " if path else ""
+            raise _refuse(place + unknown_field(message, key))
+        folded[key] = _fold_field(value, field, f"{path}.{key}" if path else key)
+    return folded
+
+
+def _fold_field(value: Any, field: FieldDescriptor, path: str) -> Any:
+    message = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        inner = message.fields_by_name["value"]
+        if not isinstance(value, dict):
+            return value
+        return {key: _fold_field(item, inner, f'{path}["{key}"]') for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fold_one(item, field, f"{path}[{index}]") for index, item in enumerate(value)]
+    return _fold_one(value, field, path)
+
+
+def _fold_one(value: Any, field: FieldDescriptor, path: str) -> Any:
+    if field.message_type is not None:
+        return _fold_message(value, field.message_type, path)
+    return value.upper() if field.enum_type is not None and isinstance(value, str) else value
+
+
+def config_to_json(config: ModelConfig) -> dict[str, Any]:
+    """``config`` as plain JSON values, ready for any JSON writer."""
+    values: dict[str, Any] = json_format.MessageToDict(
+        config, always_print_fields_with_no_presence=True, preserving_proto_field_name=True
+    )
+    for path in _NUMBERS:
+        *parents, name = path.split(".")
+        for parent in _walk(values, parents):
+            if isinstance(parent, dict) and name in parent:
+                parent[name] = _number(parent[name])
+    return values
+
+
+def _walk(node: Any, path: list[str]) -> Iterator[Any]:
+    """Every value that ``path`` leads to."""
+    if not path:
+        yield node
+    elif path[0] == "*":
+        for child in node.values() if isinstance(node, dict) else node:
+            yield from _walk(child, path[1:])
+    elif isinstance(node, dict) and path[0] in node:
+        yield from _walk(node[path[0]], path[1:])
+
+
+def _number(value: Any) -> Any:
+    return [int(item) for item in value] if isinstance(value, list) else int(value)
