@@ -43,6 +43,7 @@ SABOTEURS = {
     "does not say which": ("port_in_use", "{address}:{port}: {error}", ""),
     "drops what is in flight": ("answers_what_is_in_flight", "await asyncio.gather(*self._callers)", "pass"),
     "waits for the idle": ("waits_for_nobody", "reader.feed_eof()", "pass"),
+    "keeps the port": ("gives_the_port_back", "self._listener.close()", "pass"),
     "looks inside": ("imports_of_headrace", "import numpy as np\n", "import numpy as np\nimport headrace.server\n"),
 }
 

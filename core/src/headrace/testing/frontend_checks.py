@@ -190,7 +190,7 @@ class FrontendChecks:
         protocols = {f"allow_{name}": name == self.frontend for name in ("http", "grpc", "metrics")}
         options = {**protocols, "exit_timeout_secs": 5, "model_control_mode": "explicit", **self.options(port)}
         own = PluginInfo("kit", "headrace", "0")
-        with _sees(), Server(repository, **options) as server:
+        with _sees(), Server(repository, **options) as server, _listeners(server.loop):
             for backend in (_DoublesAtOnce, _Waiting):
                 server.plugins.backends.add(backend, own)
             for name in ("doubles", "waits"):
@@ -203,6 +203,23 @@ class FrontendChecks:
             finally:
                 _Waiting.instance.may.set()
                 on_loop(server, asyncio.wait_for(frontend.stop(), self.hanging_s))
+
+
+@contextmanager
+def _listeners(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Close at the end what listens on ``loop`` and should not: uvloop waits for it for ever when it ends."""
+    create, made = loop.create_server, list[asyncio.Server]()
+
+    async def create_server(*arguments: Any, **named: Any) -> asyncio.Server:
+        made.append(await create(*arguments, **named))
+        return made[-1]
+
+    loop.create_server = create_server  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for listener in made:
+            loop.call_soon_threadsafe(listener.close)
 
 
 @contextmanager
