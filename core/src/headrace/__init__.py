@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     )
     from headrace.backends.services import LOG_LEVELS, LogLevel, Services
     from headrace.config.config_json import config_to_json
-    from headrace.config.confinement import printed, why_outside
+    from headrace.config.confinement import one_line, why_path_leaves
     from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
-    from headrace.config.parameters import busy_poll_us, read_isolation
+    from headrace.config.parameters import read_isolation
     from headrace.config.parse import read_config
     from headrace.engine import Caller, Engine, Entrance, Interceptor, ModelView
     from headrace.errors import (
@@ -98,12 +98,12 @@ _HOMES = {
         "Tensors",
     ),
     "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "Services"),
-    "headrace.config.confinement": ("printed", "why_outside"),
+    "headrace.config.confinement": ("one_line", "why_path_leaves"),
     "headrace.config.config_json": ("config_to_json",),
     "headrace.config.model_config_pb2": ("ModelConfig", "ModelInput", "ModelInstanceGroup", "ModelOutput"),
     "headrace.config.option_groups": ("OptionGroup",),
     "headrace.config.options": ("ServerOptions",),
-    "headrace.config.parameters": ("busy_poll_us", "read_isolation"),
+    "headrace.config.parameters": ("read_isolation",),
     "headrace.config.parse": ("read_config",),
     "headrace.engine": ("Caller", "Engine", "Entrance", "Interceptor", "ModelView"),
     "headrace.errors": (
@@ -219,7 +219,6 @@ __all__ = [
     "Waiting",
     "as_tensor",
     "backend_settings",
-    "busy_poll_us",
     "check_metric_update",
     "child_command",
     "config_to_json",
@@ -227,11 +226,11 @@ __all__ = [
     "ending",
     "hookimpl",
     "metric_without_value",
+    "one_line",
     "paced",
-    "printed",
     "read_config",
     "read_isolation",
-    "why_outside",
+    "why_path_leaves",
 ]
 
 

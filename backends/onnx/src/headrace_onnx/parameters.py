@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from headrace import ConfigError, Model, printed, why_outside
+from headrace import ConfigError, Model, one_line, why_path_leaves
 
 # fmt: off
 #: Entries of ONNX Runtime's session options, without those that name a file or a folder.
@@ -116,7 +116,7 @@ def _check_session(entries: Mapping[str, str]) -> None:
     for key in sorted(entries):
         if key not in SESSION:
             raise ConfigError(
-                f"parameter '{printed(key)}' is not passed on to ONNX Runtime{_hint(key, SESSION)}",
+                f"parameter '{one_line(key)}' is not passed on to ONNX Runtime{_hint(key, SESSION)}",
                 field=f"parameters[{key!r}]",
             )
 
@@ -126,7 +126,7 @@ def check_options(accelerator: str, options: Mapping[str, str], known: frozenset
     for key in sorted(options):
         if key not in known:
             raise ConfigError(
-                f"unknown parameter '{printed(key)}' is provided for {accelerator} Execution Accelerator"
+                f"unknown parameter '{one_line(key)}' is provided for {accelerator} Execution Accelerator"
                 f"{_hint(key, known)}"
             )
 
@@ -141,10 +141,10 @@ def place_files(model: Model, options: Mapping[str, str]) -> dict[str, str]:
 
 def _path(model: Model, key: str, value: str) -> str:
     inside = _below(model.path.parent, value) if value.startswith("/") else value
-    if reason := why_outside(inside, levels=0 if value.startswith("/") else 1):
+    if reason := why_path_leaves(inside, levels=0 if value.startswith("/") else 1):
         raise ConfigError(
-            f"parameter '{key}' of model '{model.name}' is '{printed(value)}', which must stay in the model directory: "
-            f"{reason}"
+            f"parameter '{key}' of model '{model.name}' is '{one_line(value)}', which must stay in the model directory"
+            f": {reason}"
         )
     start = model.path.parent if value.startswith("/") else model.path
     return posixpath.normpath(start.absolute() / inside)  # not through a link and up again

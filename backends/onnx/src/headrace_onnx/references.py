@@ -15,7 +15,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from headrace import LoadError, printed, why_outside
+from headrace import LoadError, one_line, why_path_leaves
 
 #: What the engine takes for an address in its own memory begins so.
 _ADDRESS = "*/_ORT_MEM_ADDR_"
@@ -54,12 +54,12 @@ def check(path: Path, levels: int) -> None:
     ``levels`` is how many directories ``path``'s own lies below that one.
     """
     for name in _names(path):
-        reason = "it is an address in memory" if name.startswith(_ADDRESS) else why_outside(name, levels)
+        reason = "it is an address in memory" if name.startswith(_ADDRESS) else why_path_leaves(name, levels)
         if not reason and ".." in name.lstrip("./").split("/"):
             reason = "it goes up again with '..'"  # behind a link, that is anywhere
         if reason:
             raise LoadError(
-                f"'{path}' names the file '{printed(name)}', which must stay in the model directory: {reason}"
+                f"'{path}' names the file '{one_line(name)}', which must stay in the model directory: {reason}"
             )
 
 

@@ -42,7 +42,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headrace import LoadError, why_outside
+from headrace import LoadError, why_path_leaves
 from headrace_python.outcomes import describe
 from triton_python_backend_utils.runtime import MODULE_KEY, Runtime
 
@@ -96,7 +96,7 @@ def model_file(path: Path, config: str) -> Path:
         raise LoadError(f"Model name must end with '.py'. Model name is \"{name}\".")
     if not file.is_file():
         raise LoadError(f"Python model file not found in '{file}'")
-    if reason := why_outside(name, levels=1):
+    if reason := why_path_leaves(name, levels=1):
         raise LoadError(f"Python model file '{name}' is outside the model directory: {reason}")
     return file
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from headrace import Code, ConfigError, busy_poll_us
+from headrace import Code, ConfigError
 
 #: The key that names the environment of a model.
 ENVIRONMENT = "EXECUTION_ENV_PATH"
@@ -41,6 +41,7 @@ class Parameters:
 
 
 _MIN_REGION_BYTES = 1 << 20
+_SECOND_US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,7 @@ class Settings:
             cast("Literal['process', 'thread']", isolation),
             _number("stub-timeout-seconds", options.get("stub-timeout-seconds", "30")),
             _number("load-timeout-seconds", options.get("load-timeout-seconds", "600")),
-            busy_poll_us(
-                options.get("busy-poll-microseconds", "300"), "backend option busy-poll-microseconds of 'python'"
-            ),
+            _microseconds("busy-poll-microseconds", options.get("busy-poll-microseconds", "300")),
         )
 
 
@@ -92,6 +91,16 @@ def _check_region_name(prefix: str) -> None:
         raise ConfigError("shm-region-prefix-name must at least contain one character.")
     if not re.fullmatch(r"[A-Za-z0-9_\-.]+", prefix):
         raise ConfigError("Invalid shared memory region name: contains invalid characters")
+
+
+def _microseconds(key: str, text: str) -> int:
+    """At most a second: a core that is never given up is of no use to the others."""
+    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= _SECOND_US:
+        return int(text)
+    shown = text if len(text) < 100 else f"{text[:100]}..."
+    raise ConfigError(
+        f"backend option {key} of 'python' is '{shown}', expected a number of microseconds from 0 to {_SECOND_US}"
+    )
 
 
 def _number(key: str, text: str) -> int:

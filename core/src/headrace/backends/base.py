@@ -29,7 +29,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from headrace.config.confinement import printed, why_outside
+from headrace.config.confinement import one_line, why_path_leaves
 from headrace.errors import HeadraceError, LoadError
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
@@ -120,9 +120,9 @@ class Model:
 
     def resource(self, relative: str) -> Path:
         """``relative`` inside the version's directory, under the rules of `file`."""
-        if reason := why_outside(relative, levels=1):
+        if reason := why_path_leaves(relative, levels=1):
             raise LoadError(
-                f"file '{printed(relative)}' of model '{self.name}' is outside the model directory: {reason}"
+                f"file '{one_line(relative)}' of model '{self.name}' is outside the model directory: {reason}"
             )
         path = self.path / posixpath.normpath(relative)  # not through a link and up again
         if not path.exists():

@@ -7,7 +7,7 @@ repository, and are judged when a model is loaded, by `headrace.models.model_fil
 from __future__ import annotations
 
 
-def why_outside(name: str, levels: int = 0) -> str:
+def why_path_leaves(name: str, levels: int = 0) -> str:
     """Why ``name`` leaves its directory; empty if it does not.
 
     ``levels`` is how many directories above it the name may reach.
@@ -23,7 +23,7 @@ def why_outside(name: str, levels: int = 0) -> str:
     return ""
 
 
-def printed(name: str) -> str:
+def one_line(name: str) -> str:
     """``name`` with control characters written out, so that it stays one line in a log."""
     return name if name.isprintable() else name.encode("unicode_escape").decode()
 

@@ -79,29 +79,13 @@ def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
     return _whole(given, BUSY_POLL, _BUSY_POLL_US, default, _BUSY_POLL_EXPECTED)
 
 
-def busy_poll_us(text: str, what: str) -> int:
-    """The microseconds that ``text`` asks for; ``what`` says where it stands. Raises `ConfigError`."""
-    value = _whole_number(text, _BUSY_POLL_US)
-    if value is None:
-        raise ConfigError(f"{what} is '{clip(text)}', expected {_BUSY_POLL_EXPECTED}")
-    return value
-
-
 def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:
     if key not in given:
         return default
     text = given[key].string_value
-    value = _whole_number(text, allowed)
-    if value is None:
-        raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}", field=_path(key))
-    return value
-
-
-def _whole_number(text: str, allowed: range) -> int | None:
-    """What ``text`` says; None if that is not ``allowed``, or more than digits, or too many of them."""
     if text.isascii() and text.isdigit() and len(text) < 20 and int(text) in allowed:
         return int(text)
-    return None
+    raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}", field=_path(key))
 
 
 def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:

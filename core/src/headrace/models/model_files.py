@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.config.config_json import parse_json
-from headrace.config.confinement import why_outside
+from headrace.config.confinement import why_path_leaves
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.validation import Problem
 from headrace.errors import HeadraceError, InvalidArgument, LoadError, Unsupported
@@ -99,7 +99,7 @@ def check_labels(config: ModelConfig, model_path: Path) -> Iterator[Problem]:
     """Every file for which `read_labels` would raise, but those whose names the rules for paths refuse."""
     for index, io in enumerate(config.output):
         try:
-            if io.label_filename and not why_outside(io.label_filename):
+            if io.label_filename and not why_path_leaves(io.label_filename):
                 _read(config.name, io.name, io.label_filename, model_path)
         except HeadraceError as error:
             yield Problem(f"output[{index}].label_filename", error.message, error.code)
@@ -107,7 +107,7 @@ def check_labels(config: ModelConfig, model_path: Path) -> Iterator[Problem]:
 
 def _read(model: str, output: str, filename: str, model_path: Path) -> list[str]:
     path = model_path / posixpath.normpath(filename)  # not through a link and up again
-    if why_outside(filename):
+    if why_path_leaves(filename):
         raise Unsupported(
             f"label file path '{filename}' for output '{output}' in model '{model}' is outside model directory"
         )

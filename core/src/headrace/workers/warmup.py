@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from headrace.config.confinement import why_outside
+from headrace.config.confinement import why_path_leaves
 from headrace.config.model_config_pb2 import ModelConfig, ModelWarmup
 from headrace.config.validation.instances import NO_ID
 from headrace.errors import HeadraceError, InternalError, LoadError
@@ -144,7 +144,7 @@ def _tensor(name: str, described: ModelWarmup.Input, batched: bool, folder: Path
 
 
 def _from_file(folder: Path, name: str, datatype: DataType, shape: tuple[int, ...]) -> Tensor:
-    if why_outside(name):
+    if why_path_leaves(name):
         raise LoadError(f"warmup data file '{name}' is outside '{folder}'")
     path = folder / posixpath.normpath(name)  # not through a link and up again
     try:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.config.confinement import printed, why_outside
+from headrace.config.confinement import one_line, why_path_leaves
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.validation.shared import Problem
 from headrace.errors import Code
@@ -34,18 +34,18 @@ _STATE = _Room("the model's 'initial_state' directory")
 def check(config: ModelConfig, files: Path | None) -> Iterator[Problem]:
     """Every name of a file. With ``files``, the model's directory, a batching library must exist."""
     for index, output in enumerate(config.output):
-        if why_outside(output.label_filename, _MODEL.levels):
+        if why_path_leaves(output.label_filename, _MODEL.levels):
             yield Problem(
                 f"output[{index}].label_filename",
-                f"label file path '{printed(output.label_filename)}' for output '{output.name}' in model "
+                f"label file path '{one_line(output.label_filename)}' for output '{output.name}' in model "
                 f"'{config.name}' is outside model directory",
                 Code.UNSUPPORTED,
             )
     for field, name, room in _named(config):
-        reason = why_outside(name, room.levels)
+        reason = why_path_leaves(name, room.levels)
         if reason:
             yield Problem(
-                field, f"{field} '{printed(name)}' of model '{config.name}' must stay in {room.title}: {reason}"
+                field, f"{field} '{one_line(name)}' of model '{config.name}' must stay in {room.title}: {reason}"
             )
     yield from _check_runtime(config)
     yield from _check_strategy(config, files)
@@ -78,16 +78,16 @@ def _is_inside(folder: Path, name: str) -> bool:
 def _check_runtime(config: ModelConfig) -> Iterator[Problem]:
     """Backends are no libraries here: their own, which old configs name, and the Python file of one are taken."""
     name = config.runtime
-    if why_outside(name):
+    if why_path_leaves(name):
         yield Problem(
             "runtime",
-            f"backend library name '{printed(name)}' escapes backend directory, for model '{config.name}', check model "
-            "config runtime field",
+            f"backend library name '{one_line(name)}' escapes backend directory, for model '{config.name}', check "
+            "model config runtime field",
         )
     elif name and not name.endswith(".py") and name != f"libtriton_{config.backend}.so":
         yield Problem(
             "runtime",
-            f"unable to find backend library '{printed(name)}' for model '{config.name}': a runtime is a Python file "
+            f"unable to find backend library '{one_line(name)}' for model '{config.name}': a runtime is a Python file "
             "of the backend's directory here, or empty",
         )
 
@@ -101,7 +101,7 @@ def _check_strategy(config: ModelConfig, files: Path | None) -> Iterator[Problem
     if escapes or (files is not None and not _is_inside(files, name)):
         yield Problem(field, "Batching library path escapes model repository.")
     elif files is not None and not _is_file(files / name):
-        yield Problem(field, f"Batching library path not found: {printed(name)}")
+        yield Problem(field, f"Batching library path not found: {one_line(name)}")
     elif config.HasField("sequence_batching"):
         yield Problem(field, f"parameter '{_STRATEGY}' is not allowed with sequence batching for {config.name}")
 
