@@ -5,18 +5,18 @@ Source: docs/spec/behaviours.md sections 1.3 and 2.3.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from headrace.config.options import header_pattern
 from headrace.errors import InvalidArgument, OperatorError
 from headrace.messages.request import Parameter
 
-#: Those that have a meaning over every protocol, and the one that HTTP has besides.
-_MEANT = frozenset(("sequence_id", "sequence_start", "sequence_end", "priority", "timeout"))
+#: The one that HTTP has besides those that every protocol has.
 BINARY_OUTPUTS = "binary_data_output"
+#: What no header can be forwarded as: names of parameters that have a meaning.
+_MEANT = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", BINARY_OUTPUTS, "headers")
 #: What names begin with that nobody may choose, and the one of them that gRPC has.
 _RESERVED = "triton_"
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -43,62 +43,55 @@ class RequestParameters:
     custom: dict[str, Parameter] = field(default_factory=dict)
 
 
-class ParameterReader(ABC, Generic[V]):
+class ParameterReader(Generic[V]):
     """Reads the parameters of requests of one protocol, which knows how values are spelled on its wire.
 
-    Its methods give a value or raise `InvalidArgument` for one of a wrong type or out of its range.
+    ``switch`` is what its own is called: `BINARY_OUTPUTS` or `EMPTY_FINAL`. The rest are functions of a value and its
+    name, which raise `InvalidArgument` for one of a wrong type or out of its range.
     """
 
-    #: What the switch of the protocol is called: `BINARY_OUTPUTS` or `EMPTY_FINAL`.
-    switch: ClassVar[str]
+    __slots__ = ("_boolean", "_custom", "_priority", "_sequence_id", "_switch", "_timeout")
 
-    def __init__(self) -> None:
-        self._meant = _MEANT | {self.switch}
-
-    @abstractmethod
-    def boolean(self, name: str, value: V) -> bool: ...
-
-    @abstractmethod
-    def sequence_id(self, value: V) -> int | str: ...
-
-    @abstractmethod
-    def priority(self, value: V) -> int: ...
-
-    @abstractmethod
-    def timeout_us(self, value: V) -> int: ...
-
-    @abstractmethod
-    def custom(self, name: str, value: V) -> Parameter: ...
+    def __init__(
+        self,
+        switch: str,
+        boolean: Callable[[V, str], bool],
+        sequence_id: Callable[[V, str], int | str],
+        priority: Callable[[V, str], int],
+        timeout: Callable[[V, str], int],
+        custom: Callable[[V, str], Parameter],
+    ) -> None:
+        self._switch, self._boolean, self._sequence_id = switch, boolean, sequence_id
+        self._priority, self._timeout, self._custom = priority, timeout, custom
 
     def read(self, parameters: Mapping[str, V]) -> RequestParameters:
         """What ``parameters`` say. Raises `InvalidArgument`."""
         result = RequestParameters()
         if not parameters:  # asking costs less than iterating over nothing, in protobuf
             return result
-        meant, custom = self._meant, result.custom
         for name, value in parameters.items():
-            if name not in meant:
-                if name.startswith(_RESERVED):
-                    raise self._reserved()
-                custom[name] = self.custom(name, value)
-            elif name == "sequence_id":
-                result.sequence_id = self.sequence_id(value)
+            if name == "sequence_id":
+                result.sequence_id = self._sequence_id(value, name)
             elif name == "sequence_start":
-                result.sequence_start = self.boolean(name, value)
+                result.sequence_start = self._boolean(value, name)
             elif name == "sequence_end":
-                result.sequence_end = self.boolean(name, value)
+                result.sequence_end = self._boolean(value, name)
             elif name == "priority":
-                result.priority = self.priority(value)
+                result.priority = self._priority(value, name)
             elif name == "timeout":
-                result.timeout_us = self.timeout_us(value)
+                result.timeout_us = self._timeout(value, name)
+            elif name == self._switch:
+                result.switch = self._boolean(value, name)
+            elif name.startswith(_RESERVED):
+                raise self._reserved()
             else:
-                result.switch = self.boolean(name, value)
+                result.custom[name] = self._custom(value, name)
         return result
 
     def _reserved(self) -> InvalidArgument:
         text = f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage"
-        if self.switch.startswith(_RESERVED):
-            allowed = f"Only the following keys starting with '{_RESERVED}' are allowed: {self.switch}"
+        if self._switch.startswith(_RESERVED):
+            allowed = f"Only the following keys starting with '{_RESERVED}' are allowed: {self._switch}"
             return InvalidArgument(f"{text}. {allowed}")
         return InvalidArgument(f"{text} and should not be specified.")
 
@@ -108,8 +101,6 @@ class HeaderForwarding:
 
     An empty pattern forwards nothing. Raises `OperatorError` if the pattern is malformed.
     """
-
-    _reserved = _MEANT | {BINARY_OUTPUTS, "headers"}
 
     def __init__(self, pattern: str) -> None:
         try:
@@ -126,6 +117,6 @@ class HeaderForwarding:
             return {}
         chosen = {name: value for name, value in headers if self._finds(name)}
         for name in chosen:
-            if name.lower() in self._reserved or name.lower().startswith(_RESERVED):
+            if name.lower() in _MEANT or name.lower().startswith(_RESERVED):
                 raise InvalidArgument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
         return chosen

@@ -16,47 +16,55 @@ _CUSTOM_KINDS = ("int64_param", "bool_param", "string_param", "double_param")
 _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 
 
-class _ProtobufParameters(ParameterReader[InferParameter]):
-    switch = EMPTY_FINAL
+def _boolean(value: InferParameter, name: str) -> bool:
+    if value.WhichOneof("parameter_choice") != "bool_param":
+        raise InvalidArgument(f"invalid value type for '{name}' parameter, expected bool_param.")
+    return value.bool_param
 
-    def boolean(self, name: str, value: InferParameter) -> bool:
-        if value.WhichOneof("parameter_choice") != "bool_param":
-            raise InvalidArgument(f"invalid value type for '{name}' parameter, expected bool_param.")
-        return value.bool_param
 
-    def sequence_id(self, value: InferParameter) -> int | str:
-        kind = value.WhichOneof("parameter_choice")
-        if kind == "int64_param":
-            return value.int64_param & UINT64_MAX
-        if kind == "string_param":
-            return value.string_param
-        raise InvalidArgument("invalid value type for 'sequence_id' parameter, expected int64_param or string_param.")
+def _sequence_id(value: InferParameter, name: str) -> int | str:
+    kind = value.WhichOneof("parameter_choice")
+    if kind == "int64_param":
+        return value.int64_param & UINT64_MAX
+    if kind == "string_param":
+        return value.string_param
+    raise InvalidArgument(f"invalid value type for '{name}' parameter, expected int64_param or string_param.")
 
-    def priority(self, value: InferParameter) -> int:
-        kind = value.WhichOneof("parameter_choice")
-        if kind == "uint64_param":
-            return value.uint64_param
-        if kind != "int64_param":
-            raise InvalidArgument("invalid value type for 'priority' parameter, expected int64_param or uint64_param.")
-        return _not_negative("priority", value)
 
-    def timeout_us(self, value: InferParameter) -> int:
-        if value.WhichOneof("parameter_choice") != "int64_param":
-            raise InvalidArgument("invalid value type for 'timeout' parameter, expected int64_param.")
-        return _not_negative("timeout", value)
+def _priority(value: InferParameter, name: str) -> int:
+    kind = value.WhichOneof("parameter_choice")
+    if kind == "uint64_param":
+        return value.uint64_param
+    if kind != "int64_param":
+        raise InvalidArgument(f"invalid value type for '{name}' parameter, expected int64_param or uint64_param.")
+    return _not_negative(value, name)
 
-    def custom(self, name: str, value: InferParameter) -> Parameter:
-        kind = value.WhichOneof("parameter_choice")
-        if kind not in _CUSTOM_KINDS:
-            raise InvalidArgument(
-                f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
-            )
-        parameter: Parameter = getattr(value, kind)
-        return parameter
+
+def _timeout(value: InferParameter, name: str) -> int:
+    if value.WhichOneof("parameter_choice") != "int64_param":
+        raise InvalidArgument(f"invalid value type for '{name}' parameter, expected int64_param.")
+    return _not_negative(value, name)
+
+
+def _not_negative(value: InferParameter, name: str) -> int:
+    number = value.int64_param
+    if number < 0:
+        raise InvalidArgument(f"invalid value for '{name}', expected value >= 0.")
+    return number
+
+
+def _custom(value: InferParameter, name: str) -> Parameter:
+    kind = value.WhichOneof("parameter_choice")
+    if kind not in _CUSTOM_KINDS:
+        raise InvalidArgument(
+            f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
+        )
+    parameter: Parameter = getattr(value, kind)
+    return parameter
 
 
 #: The parameters of a ``ModelInferRequest``.
-read = _ProtobufParameters().read
+read = ParameterReader[InferParameter](EMPTY_FINAL, _boolean, _sequence_id, _priority, _timeout, _custom).read
 
 
 def classes(parameters: Mapping[str, InferParameter]) -> int:
@@ -117,12 +125,6 @@ def _set(target: InferParameter, value: Parameter) -> None:
         target.double_param = value
     else:
         target.string_param = value
-
-
-def _not_negative(name: str, value: InferParameter) -> int:
-    if value.int64_param < 0:
-        raise InvalidArgument(f"invalid value for '{name}', expected value >= 0.")
-    return value.int64_param
 
 
 def _require(tensor: str, key: str, value: InferParameter, kind: str) -> None:

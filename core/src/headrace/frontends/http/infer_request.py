@@ -91,7 +91,9 @@ def decode(
         raise Large
     document = _document(body[:json_bytes])
     request_id = _id(document["id"]) if "id" in document else ""
-    read = _parameters(document["parameters"]) if "parameters" in document else _NO_PARAMETERS
+    read = _NO_PARAMETERS
+    if "parameters" in document:
+        read = _read_parameters(as_object(document["parameters"], "parameters"))
     inputs = read_inputs(member(document, "inputs"), model, request_id, body, json_bytes, max_bytes, patience)
     outputs, formats = read_outputs(document["outputs"]) if "outputs" in document else ((), _NO_FORMATS)
     request = InferRequest(
@@ -173,43 +175,28 @@ def _document(body: memoryview) -> dict[str, Any]:
     return {}  # has no member, as Triton sees it
 
 
-class _JsonParameters(ParameterReader[Any]):
-    """Parameters as JSON spells them."""
-
-    switch = BINARY_OUTPUTS
-
-    def boolean(self, name: str, value: Any) -> bool:
-        return as_boolean(value, name)
-
-    def sequence_id(self, value: Any) -> int | str:
-        if type(value) is int and 0 <= value <= UINT64_MAX:
-            return value
-        if type(value) is not str:
-            raise wrong_type("sequence_id", "string", "string")
-        if len(value.encode(errors="replace")) > MAX_SEQUENCE_ID_BYTES:
-            raise InvalidArgument(f"string correlation ID cannot be longer than {MAX_SEQUENCE_ID_BYTES} characters")
+def _sequence_id(value: Any, name: str) -> int | str:
+    if type(value) is int and 0 <= value <= UINT64_MAX:
         return value
-
-    def priority(self, value: Any) -> int:
-        return as_unsigned(value, "priority")
-
-    def timeout_us(self, value: Any) -> int:
-        return as_unsigned(value, "timeout")
-
-    def custom(self, name: str, value: Any) -> Parameter:
-        if type(value) is int:
-            # An integer that int64 cannot hold is a double to the parser that Triton uses.
-            return value if _INT64_MIN <= value <= _INT64_MAX else float(value)
-        if type(value) in (str, bool, float):
-            return value  # type: ignore[no-any-return]
-        raise InvalidArgument(f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+    if type(value) is not str:
+        raise wrong_type(name, "string", "string")
+    if len(value.encode(errors="replace")) > MAX_SEQUENCE_ID_BYTES:
+        raise InvalidArgument(f"string correlation ID cannot be longer than {MAX_SEQUENCE_ID_BYTES} characters")
+    return value
 
 
-_read_parameters = _JsonParameters().read
+def _custom(value: Any, name: str) -> Parameter:
+    if type(value) is int:
+        # An integer that int64 cannot hold is a double to the parser that Triton uses.
+        return value if _INT64_MIN <= value <= _INT64_MAX else float(value)
+    if type(value) in (str, bool, float):
+        return value  # type: ignore[no-any-return]
+    raise InvalidArgument(f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'.")
 
 
-def _parameters(value: Any) -> RequestParameters:
-    return _read_parameters(as_object(value, "parameters"))
+_read_parameters = ParameterReader[Any](
+    BINARY_OUTPUTS, as_boolean, _sequence_id, as_unsigned, as_unsigned, _custom
+).read
 
 
 def _id(value: Any) -> str:
