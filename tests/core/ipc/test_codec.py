@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace.errors import Code, HeadraceError
 from headrace.ipc import json_parts
 from headrace.ipc.arena import Arena, Reader, Writer
-from headrace.ipc.codec import AnswerStatus, Decoder, Encoder, ReceivedRequest, Reply, Times, read_times
+from headrace.ipc.codec import Decoder, Encoder, ReceivedRequest, read_times
 from headrace.ipc.framing import (
     FIRST_OWN_KIND,
     Frame,
@@ -27,6 +27,7 @@ from headrace.ipc.framing import (
     integers_frame,
     read_integers,
 )
+from headrace.ipc.replies import AnswerStatus, Reply, Times
 from headrace.ipc.tensors import INLINE
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest

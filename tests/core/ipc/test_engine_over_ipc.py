@@ -19,8 +19,7 @@ from headrace.ipc.arena import Arena, Reader, Writer
 from headrace.ipc.channel import FramedSocket, FrameProtocol, FrameSender, Releases, connect
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, read_integers
-from headrace.ipc.incoming import IncomingRequests
-from headrace.ipc.outgoing import OutgoingRequests
+from headrace.ipc.peer_requests import IncomingRequests, OutgoingRequests
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.server import Server

@@ -1,15 +1,16 @@
 """How two processes of one server speak with each other: requests, answers, and what becomes of both.
 
 It knows neither models nor child processes. A model's process and its server speak by it today; a frontend
-in a process of its own would do it in the same way: what it sends as `outgoing` requests arrives as `incoming`
+in a process of its own would do it in the same way: what it sends as outgoing requests arrives as incoming
 ones beside the engine, whose ``submit`` and ``cancel`` are all that is needed there.
 
 ======================  ==========================================================================
 `framing`               how messages are told apart on a socket, and what kinds there are
 `codec`, `tensors`      requests and answers in a frame; `json_parts` is what travels as JSON
-`arena`, `free_list`    shared memory for tensors that are too large for a frame
+`replies`               what an answer is on its way, or what is said in its place
+`arena`                 shared memory for tensors that are too large for a frame
 `channel`               sockets that take and give whole frames, for threads and for an event loop
-`outgoing`, `incoming`  requests from the side that asks, and from the side that is asked
+`peer_requests`         requests from the side that asks, and from the side that is asked
 `busy_poll`             how long to look for a message before sleeping
 ======================  ==========================================================================
 

@@ -14,8 +14,9 @@ from typing import NoReturn
 
 from headrace.ipc.arena import Arena, Writer
 from headrace.ipc.busy_poll import BusyPoller
-from headrace.ipc.codec import AnswerStatus, Encoder, Reply, Times, reply_of, unsendable_reply, unsendable_request
+from headrace.ipc.codec import Encoder
 from headrace.ipc.framing import MOST_INTEGERS, Frame, FrameParser, Kind, integers_frame
+from headrace.ipc.replies import AnswerStatus, Reply, Times, reply_of, unsendable_reply, unsendable_request
 from headrace.messages.request import InferRequest
 
 _RECEIVE_BYTES = 256 * 1024

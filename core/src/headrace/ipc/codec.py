@@ -17,28 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from struct import Struct
 from struct import error as StructError  # noqa: N812
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from headrace.errors import (
-    AlreadyExists,
-    BackendError,
-    Cancelled,
-    Code,
-    HeadraceError,
-    InvalidArgument,
-    NotFound,
-    Unavailable,
-    Unsupported,
-)
 from headrace.ipc import json_parts
 from headrace.ipc.framing import HEADER_BYTES, Buffer, Frame, Kind, ProtocolError, data_frame
+from headrace.ipc.replies import CODE_NUMBERS, ERRORS, AnswerStatus, Reply, Times
 from headrace.ipc.tensors import Allocator, TensorReader, TensorWriter, Views, remember
 from headrace.messages.request import InferRequest
-from headrace.messages.response import Answer, InferResponse
+from headrace.messages.response import InferResponse
 from headrace.messages.tensor import Tensor, as_tensor
 from headrace.messages.ticket import Ticket
 
@@ -51,15 +40,6 @@ _SEPARATOR: Final = "\0"
 _NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
-class AnswerStatus(IntEnum):
-    """What an answer is."""
-
-    RESPONSE = 0
-    ERROR = 1
-    NOTHING = 2
-    LATER = 3
-
-
 @dataclass(slots=True, eq=False)
 class ReceivedRequest(InferRequest):
     """A request under the number of its call, and what its ticket said at the other side."""
@@ -67,58 +47,6 @@ class ReceivedRequest(InferRequest):
     call: Final[int] = 0
     rows: Final[int] = 1
     pinned: Final[bool] = False
-
-
-class Reply(NamedTuple):
-    """An answer as it travels. ``answer`` is None for NOTHING and for LATER."""
-
-    call: int
-    status: AnswerStatus
-    final: bool
-    answer: InferResponse | HeadraceError | None
-
-
-class Times(NamedTuple):
-    """`headrace.telemetry.statistics.BatchTimes` as it travels; one clock for all processes."""
-
-    start_ns: int
-    input_end_ns: int
-    infer_end_ns: int
-    end_ns: int
-
-
-_NUMBERS: Final = {code: number for number, code in enumerate(Code)}
-#: The class of an error that has travelled, by the number of its code.
-_ERRORS: Final = {
-    _NUMBERS[kind.code]: kind
-    for kind in (
-        HeadraceError,
-        BackendError,
-        NotFound,
-        InvalidArgument,
-        Unavailable,
-        Unsupported,
-        AlreadyExists,
-        Cancelled,
-    )
-}
-
-
-def reply_of(call: int, answer: Answer, final: bool) -> Reply:
-    """``answer`` to ``call``."""
-    if isinstance(answer, InferResponse):
-        return Reply(call, AnswerStatus.RESPONSE, final, answer)
-    return Reply(call, AnswerStatus.NOTHING if answer is None else AnswerStatus.ERROR, final, answer)
-
-
-def unsendable_reply(reply: Reply, error: Exception) -> Reply:
-    """What is sent in the place of ``reply``, which cannot be written."""
-    return reply_of(reply.call, HeadraceError(f"the response cannot be sent: {error}", Code.INTERNAL), reply.final)
-
-
-def unsendable_request(error: Exception) -> HeadraceError:
-    """What a model is told whose request cannot be written: a value that cannot travel is its mistake."""
-    return HeadraceError(f"the request cannot be sent: {error}", Code.INVALID_ARGUMENT)
 
 
 #: No request in whose execution another was made.
@@ -228,7 +156,7 @@ class Encoder:
                 size = self._tensors.write(name, as_tensor(value), meta, data, size)
             return size
         text = b"" if answer is None else answer.message.encode(errors="replace")
-        code = 0 if answer is None else _NUMBERS[answer.code]
+        code = 0 if answer is None else CODE_NUMBERS[answer.code]
         meta.append(_ANSWER.pack(reply.call, reply.status, reply.final, code, 0, len(text), 0))
         meta.append(text)
         return size
@@ -350,7 +278,7 @@ class Decoder:
             return Reply(call, AnswerStatus.RESPONSE, bool(final), InferResponse(outputs, parameters)), position
         error = None
         if status == AnswerStatus.ERROR:
-            error = _ERRORS[code](str(body[position : position + text_size], "utf-8"))
+            error = ERRORS[code](str(body[position : position + text_size], "utf-8"))
         return Reply(call, AnswerStatus(status), bool(final), error), texts
 
     def _list(self, text: bytes) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from headrace.ipc import busy_poll
-from headrace.ipc.codec import Decoder, Encoder, Times, reply_of
+from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import FrameParser
+from headrace.ipc.replies import Times, reply_of
 from headrace.messages.response import Answer, InferResponse
 from headrace.workers.process.batch_channel import BatchChannel
 from tests.core.conftest import make_ticket

@@ -35,7 +35,8 @@ from headrace.backends.base import (
     Tensors,
 )
 from headrace.errors import Code, HeadraceError
-from headrace.ipc.codec import AnswerStatus, Encoder, Reply, Times
+from headrace.ipc.codec import Encoder
+from headrace.ipc.replies import AnswerStatus, Reply, Times
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 

@@ -8,9 +8,10 @@ from typing import Protocol
 
 from headrace.errors import HeadraceError, InternalError, Unavailable
 from headrace.ipc.busy_poll import LoopBusyPoller
-from headrace.ipc.codec import AnswerStatus, Decoder, Encoder, Times, read_times
+from headrace.ipc.codec import Decoder, Encoder, read_times
 from headrace.ipc.framing import Frame, Kind, ProtocolError, integers_frame
-from headrace.ipc.outgoing import OutgoingRequests
+from headrace.ipc.peer_requests import OutgoingRequests
+from headrace.ipc.replies import AnswerStatus, Times
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.workers.warmup import WarmupSample

@@ -14,7 +14,7 @@ from headrace.ipc.arena import Reader, Writer
 from headrace.ipc.channel import FrameProtocol, Releases, connect
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, frame, read_integers
-from headrace.ipc.incoming import DirectReplies
+from headrace.ipc.peer_requests import DirectReplies
 from headrace.workers.process.batch_channel import BatchChannel, BatchSink
 from headrace.workers.process.endpoint import ServiceEndpoint
 from headrace.workers.process.exit_watcher import LAST_READ_S, ExitWatcher

@@ -20,9 +20,8 @@ from headrace.ipc.arena import Arena, Reader
 from headrace.ipc.channel import FramedSocket, FrameSender
 from headrace.ipc.codec import Decoder
 from headrace.ipc.framing import Frame, Kind, read_integers
-from headrace.ipc.incoming import tell
 from headrace.ipc.json_parts import json_frame, read_json
-from headrace.ipc.outgoing import DirectCalls, OutgoingRequests
+from headrace.ipc.peer_requests import DirectCalls, OutgoingRequests, tell
 from headrace.telemetry import log_output
 from headrace.workers.process.executor import Executor
 from headrace.workers.process.handshake import ChildKind

@@ -16,8 +16,8 @@ from headrace.backends.services import Services
 from headrace.errors import Code, HeadraceError, summary
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, ProtocolError
-from headrace.ipc.incoming import AtOnce, IncomingRequests
 from headrace.ipc.json_parts import json_frame, read_json
+from headrace.ipc.peer_requests import AtOnce, IncomingRequests
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.series import MetricOperation

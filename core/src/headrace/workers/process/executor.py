@@ -12,9 +12,10 @@ from headrace.backends.base import AnyInstance, BaseInstance
 from headrace.backends.services import Services
 from headrace.errors import Code, HeadraceError, summary
 from headrace.ipc.channel import FramedSocket, FrameSender
-from headrace.ipc.codec import AnswerStatus, Decoder, ReceivedRequest, Reply, Times, reply_of
+from headrace.ipc.codec import Decoder, ReceivedRequest
 from headrace.ipc.framing import VERSION, Frame, Kind
 from headrace.ipc.json_parts import json_frame
+from headrace.ipc.replies import AnswerStatus, Reply, Times, reply_of
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry import log_output

@@ -13,7 +13,7 @@ from time import monotonic_ns
 
 from headrace.backends.base import Isolation
 from headrace.errors import Cancelled, HeadraceError, Unavailable, summary
-from headrace.ipc.codec import Times
+from headrace.ipc.replies import Times
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.pacing import paced

@@ -15,7 +15,7 @@ from headrace.errors import Code, HeadraceError
 from headrace.ipc.channel import FrameSender
 from headrace.ipc.framing import HEADER_BYTES, Frame, Kind, ProtocolError, frame
 from headrace.ipc.json_parts import json_frame
-from headrace.ipc.outgoing import DirectCalls, OutgoingRequests
+from headrace.ipc.peer_requests import DirectCalls, OutgoingRequests
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
