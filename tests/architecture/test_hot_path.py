@@ -16,7 +16,7 @@ RARE = {
         "ipc/json_parts",
         "workers/process/bootstrap",
         "workers/process/exits",
-        "workers/process/instance_spec",
+        "workers/process/handshake",
         "workers/process/launch",
     )
 }

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from headrace.telemetry.statistics import BatchTimes, Observer
     from headrace.workers.output_schema import OutputSchema
     from headrace.workers.process.exits import ending
-    from headrace.workers.process.instance_spec import InstanceSpec
+    from headrace.workers.process.handshake import InstanceSpec
     from headrace.workers.process.launch import child_command
     from headrace.workers.process.orphan_reaper import ORPHAN_REAPER
 
@@ -139,7 +139,7 @@ _HOMES = {
     "headrace.telemetry.statistics": ("BatchTimes", "Observer"),
     "headrace.workers.output_schema": ("OutputSchema",),
     "headrace.workers.process.exits": ("ending",),
-    "headrace.workers.process.instance_spec": ("InstanceSpec",),
+    "headrace.workers.process.handshake": ("InstanceSpec",),
     "headrace.workers.process.launch": ("child_command",),
     "headrace.workers.process.orphan_reaper": ("ORPHAN_REAPER",),
 }

@@ -24,7 +24,7 @@ from headrace.models.serving_table import ServingTable
 from headrace.telemetry.custom import CustomMetrics, Holding
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.series import MetricKind, MetricOperation
-from headrace.workers.process.endpoint import LoopServices
+from headrace.workers.process.remote_services import LoopServices
 from headrace.workers.threads import LoopMailbox
 from headrace.workers.worker import Worker
 

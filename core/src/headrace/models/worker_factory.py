@@ -22,9 +22,9 @@ from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement
 from headrace.workers.instance import close_instance, failures_worded, load_instance, runner_for
 from headrace.workers.output_schema import OutputSchema
-from headrace.workers.process.endpoint import LoopServices
-from headrace.workers.process.instance_spec import InstanceSpec
+from headrace.workers.process.handshake import InstanceSpec
 from headrace.workers.process.process_worker import ProcessWorker
+from headrace.workers.process.remote_services import LoopServices
 from headrace.workers.runner import Runner
 from headrace.workers.warmup import WarmupSample, prepare, read_samples
 from headrace.workers.worker import InstanceThread, Worker

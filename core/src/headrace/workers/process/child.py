@@ -16,12 +16,10 @@ from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, frame, read_integers
 from headrace.ipc.peer_requests import DirectReplies
 from headrace.workers.process.batch_channel import BatchChannel, BatchSink
-from headrace.workers.process.endpoint import ServiceEndpoint
-from headrace.workers.process.exit_watcher import LAST_READ_S, ExitWatcher
-from headrace.workers.process.exits import ending
-from headrace.workers.process.handshake import ChildKind, Handshake
-from headrace.workers.process.instance_spec import InstanceSpec
+from headrace.workers.process.exits import LAST_READ_S, ExitWatcher, ending, read_crash_report
+from headrace.workers.process.handshake import ChildKind, Handshake, InstanceSpec
 from headrace.workers.process.launch import Launched, launch
+from headrace.workers.process.remote_services import ServiceEndpoint
 from headrace.workers.threads import LoopMailbox
 
 log = logging.getLogger(__name__)
@@ -103,7 +101,7 @@ class Child:
         if not done:
             self._launched.process.send_signal(signal.SIGUSR1)  # it writes where it is
             await asyncio.sleep(LAST_READ_S)
-            where = await asyncio.to_thread(self._launched.crash_report)
+            where = await asyncio.to_thread(read_crash_report, self._launched)
             raise LoadError(f"model instance '{self._name}' did not load within {timeout:g} s\n{where}".rstrip())
         self.has_check = self._handshake.loaded.result()
 

@@ -1,15 +1,85 @@
-"""How a process ended, in the words of messages about it, and when another is started in its place."""
+"""The end of a process: noticed, in the words of messages about it, and followed by another."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import signal
+import threading
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from time import monotonic
 from typing import Final
 
-# ---------------------------------------------------------------------- words
+from headrace.workers.process.launch import Launched
+
+#: How long what a child sent before it died may still arrive.
+LAST_READ_S = 0.05
+#: How long a child may take to end when it has closed a channel.
+_LAST_BREATH_S = 0.25
+#: This many exits within the window, and the instance is given up.
+MOST: Final = 5
+WINDOW_S: Final = 60.0
+#: Before the second restart within the window, and at most before any.
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 15.0
+
+
+# ---------------------------------------------------------------------- noticed
+
+
+class ExitWatcher:
+    """Of one process. Event loop only.
+
+    ``ended`` is called with the exit code and the crash report, once or twice; ``cut_off`` when the process
+    lives on without a channel, and has to be killed.
+    """
+
+    def __init__(self, launched: Launched, ended: Callable[[int, str], None], cut_off: Callable[[], None]) -> None:
+        self._launched, self._ended, self._cut_off = launched, ended, cut_off
+        self._loop = asyncio.get_running_loop()
+        self._code: int | None = None
+        self._report = ""
+        self._has_hung_up = False
+
+    def begin(self, name: str) -> None:
+        """Wait for the end of the process, on a thread of its own."""
+        threading.Thread(target=self._wait, name=f"headrace-wait-{name}", daemon=True).start()
+
+    def hung_up(self) -> None:
+        """Nothing more will come from the child."""
+        self._has_hung_up = True
+        if self._code is not None:
+            self._ended(self._code, self._report)
+        else:
+            self.lost_channel()
+
+    def lost_channel(self) -> None:
+        """A child that ends closes its channels first; one that lives on without them is of no use."""
+        if self._code is None:
+            self._loop.call_later(_LAST_BREATH_S, self._end_it)
+
+    def _wait(self) -> None:
+        code = self._launched.wait()
+        with self._launched.crash_file:
+            report = read_crash_report(self._launched)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(self._exited, code, report)
+
+    def _exited(self, code: int, report: str) -> None:
+        """The process is gone; what it sent before is still to be read, unless it has been."""
+        self._code, self._report = code, report
+        if self._has_hung_up:
+            self._ended(code, report)
+        else:  # another process may hold the other end
+            self._loop.call_later(LAST_READ_S, self._ended, code, report)
+
+    def _end_it(self) -> None:
+        if self._code is None:
+            self._cut_off()
+
+
+# ---------------------------------------------------------------------- in words
 
 
 def ending(code: int) -> str:
@@ -26,6 +96,12 @@ _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line \d+,? in ')
 _THREAD = re.compile(r"((?:Current t|T)hread) 0x[0-9a-f]+")
 #: The frames below every thread's own; CPython's, in whichever library it has them.
 _THREADING = re.compile(r'/threading\.py", line \d+ in (run|_bootstrap|_bootstrap_inner)$')
+
+
+def read_crash_report(launched: Launched) -> str:
+    """What the child's fatal error wrote, if anything, without the frames of the server's packages."""
+    launched.crash_file.seek(0)
+    return crash_report(launched.crash_file.read(64 * 1024).decode(errors="backslashreplace"), launched.folders)
 
 
 def crash_report(words: str, folders: Collection[str]) -> str:
@@ -57,12 +133,6 @@ def _without_ours(lines: list[str], folders: Collection[str]) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------------- what follows
-
-#: This many exits within the window, and the instance is given up.
-MOST: Final = 5
-WINDOW_S: Final = 60.0
-#: Before the second restart within the window, and at most before any.
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 15.0
 
 
 class RestartPolicy:

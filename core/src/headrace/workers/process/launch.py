@@ -23,7 +23,6 @@ from headrace.errors import LoadError
 from headrace.ipc.arena import Arena
 from headrace.telemetry import log_output
 from headrace.workers.process import bootstrap
-from headrace.workers.process.exits import crash_report
 from headrace.workers.process.orphan_reaper import ORPHAN_REAPER
 
 #: Address space of each arena; memory is taken as it is used.
@@ -64,11 +63,6 @@ class Launched:
         with self._reaping, contextlib.suppress(ProcessLookupError, PermissionError):
             if self.process.returncode is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
-
-    def crash_report(self) -> str:
-        """What the child's fatal error wrote, if anything, without the frames of the server's packages."""
-        self.crash_file.seek(0)
-        return crash_report(self.crash_file.read(64 * 1024).decode(errors="backslashreplace"), self.folders)
 
     def close(self) -> None:
         """Let go of the arenas, whose views keep their memory. The crash file is its reader's to close."""

@@ -23,9 +23,9 @@ from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process import exits
 from headrace.workers.process.batch_channel import WarmUp
 from headrace.workers.process.child import Child
-from headrace.workers.process.endpoint import LoopServices, ServiceEndpoint
 from headrace.workers.process.exits import RestartPolicy
-from headrace.workers.process.instance_spec import InstanceSpec
+from headrace.workers.process.handshake import InstanceSpec
+from headrace.workers.process.remote_services import LoopServices, ServiceEndpoint
 from headrace.workers.threads import LoopWakeup
 from headrace.workers.warmup import WarmupSample
 from headrace.workers.worker import BatchSource
