@@ -16,7 +16,8 @@ from tritonclient.grpc import service_pb2 as triton
 
 from headrace.engine import ModelView
 from headrace.errors import InvalidArgument, PluginError
-from headrace.frontends.grpc.encode import encode, encode_empty
+from headrace.frontends.grpc.encode import encode, encode_empty, pack, pack_stream
+from headrace.frontends.grpc.grpc_service_pb2 import ModelInferResponse
 from headrace.messages import dtypes
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor
@@ -110,3 +111,41 @@ def test_an_empty_response_is_named_after_its_request() -> None:
     expected = triton.ModelInferResponse(model_name="m", id="7")
     expected.parameters["triton_final_response"].bool_param = True
     assert message == expected
+
+
+# ---------------------------------------------------------------------- hand-made bytes against protobuf's own
+
+
+@given(st.lists(st.binary(max_size=300), max_size=4), st.text(max_size=5))
+def test_pack_gives_protobufs_bytes(raw: list[bytes], name: str) -> None:
+    expected = triton.ModelInferResponse(model_name=name, raw_output_contents=raw).SerializeToString()
+    header = ModelInferResponse(model_name=name).SerializeToString()
+    assert pack(header, [memoryview(entry) for entry in raw]) == expected
+
+
+@given(st.binary(max_size=300), st.text(max_size=200))
+def test_pack_stream_gives_protobufs_bytes(content: bytes, error: str) -> None:
+    response = triton.ModelInferResponse(id="7", raw_output_contents=[content])
+    expected = triton.ModelStreamInferResponse(error_message=error, infer_response=response).SerializeToString()
+    assert pack_stream(response.SerializeToString(), error) == expected
+
+
+def test_golden_bytes_of_a_response() -> None:
+    header = ModelInferResponse(model_name="m", id="7").SerializeToString()
+    body = pack(header, [memoryview(b"\x00\x00\x80?"), memoryview(b"")])
+    assert body == b"\x0a\x01m\x1a\x017\x32\x04\x00\x00\x80?\x32\x00"
+    assert pack_stream(body) == b"\x12\x0e" + body
+    assert pack_stream(b"", "no") == b"\x0a\x02no\x12\x00"
+
+
+def test_a_response_too_large_for_grpc_is_refused() -> None:
+    class Huge:
+        nbytes = 2**31
+
+        def __len__(self) -> int:
+            return 2**31
+
+    with pytest.raises(
+        InvalidArgument, match=r"^Response has byte size 2147483654 which exceeds gRPC's byte size limit 2147483647\.$"
+    ):
+        pack(b"", [Huge()])  # type: ignore[list-item]

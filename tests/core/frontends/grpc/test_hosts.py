@@ -18,9 +18,9 @@ from google.protobuf.message import DecodeError
 
 from headrace.config.options import GrpcServer, ServerOptions
 from headrace.errors import BackendError, Code, HeadraceError
-from headrace.frontends.grpc.context import Cancel, Context, Reply, Send
-from headrace.frontends.grpc.hosts import Host, choose_host
-from headrace.frontends.grpc.rpcs import Rpc
+from headrace.frontends.grpc.frontend import choose_host
+from headrace.frontends.grpc.hosts import Host
+from headrace.frontends.grpc.rpc import Cancel, Context, Reply, Rpc, Send
 from headrace.large import LargeWork
 
 MIB = 1 << 20

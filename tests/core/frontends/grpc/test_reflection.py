@@ -18,9 +18,9 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
 from tritonclient.grpc import service_pb2 as triton
 
 from headrace.frontends.grpc import reflection
-from headrace.frontends.grpc.context import Context
 from headrace.frontends.grpc.reflection import SERVICES, Reflection
 from headrace.frontends.grpc.reflection_pb2 import ServerReflectionRequest as Received
+from headrace.frontends.grpc.rpc import Context
 
 NAMES = ("inference.GRPCInferenceService", "grpc.health.v1.Health", *SERVICES)
 #: A second file, because what is served has no extensions.

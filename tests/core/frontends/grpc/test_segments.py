@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config.options import ServerOptions
-from headrace.frontends.grpc.context import Cancel, Context, Reply
 from headrace.frontends.grpc.native_host import Calls
-from headrace.frontends.grpc.rpcs import Rpc
+from headrace.frontends.grpc.rpc import Cancel, Context, Reply, Rpc
 from headrace.frontends.http2.connection import Connection
 from headrace.frontends.http2.connections import Connections
 from headrace.frontends.http2.keepalive import Keepalive

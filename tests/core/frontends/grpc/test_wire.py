@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as triton
 
-from headrace.errors import InvalidArgument
 from headrace.frontends.grpc import wire
-from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
+from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 
 raws = st.lists(st.binary(max_size=300), max_size=4)
 
@@ -75,41 +74,3 @@ def test_a_message_of_very_many_fields_is_left_to_protobuf() -> None:
 def test_small_contents_are_the_same() -> None:
     body = triton.ModelInferRequest(model_name="m", raw_input_contents=[b"ab", b""]).SerializeToString()
     assert list(wire.unpack(body).raw) == [b"ab", b""]
-
-
-@given(raws, st.text(max_size=5))
-def test_pack_gives_protobufs_bytes(raw: list[bytes], name: str) -> None:
-    expected = triton.ModelInferResponse(model_name=name, raw_output_contents=raw).SerializeToString()
-    assert (
-        wire.pack(ModelInferResponse(model_name=name).SerializeToString(), [memoryview(entry) for entry in raw])
-        == expected
-    )
-
-
-@given(st.binary(max_size=300), st.text(max_size=200))
-def test_pack_stream_gives_protobufs_bytes(content: bytes, error: str) -> None:
-    response = triton.ModelInferResponse(id="7", raw_output_contents=[content])
-    expected = triton.ModelStreamInferResponse(error_message=error, infer_response=response).SerializeToString()
-    assert wire.pack_stream(response.SerializeToString(), error) == expected
-
-
-def test_golden_bytes_of_a_response() -> None:
-    body = wire.pack(
-        ModelInferResponse(model_name="m", id="7").SerializeToString(), [memoryview(b"\x00\x00\x80?"), memoryview(b"")]
-    )
-    assert body == b"\x0a\x01m\x1a\x017\x32\x04\x00\x00\x80?\x32\x00"
-    assert wire.pack_stream(body) == b"\x12\x0e" + body
-    assert wire.pack_stream(b"", "no") == b"\x0a\x02no\x12\x00"
-
-
-def test_a_response_too_large_for_grpc_is_refused() -> None:
-    class Huge:
-        nbytes = 2**31
-
-        def __len__(self) -> int:
-            return 2**31
-
-    with pytest.raises(
-        InvalidArgument, match=r"^Response has byte size 2147483654 which exceeds gRPC's byte size limit 2147483647\.$"
-    ):
-        wire.pack(b"", [Huge()])  # type: ignore[list-item]

@@ -2,14 +2,16 @@
 
 ::
 
-    stock client ── native_host ── rpcs ── health, metadata, statistics, repository, infer, stream ...
-                    grpcio_host    (one table, restrictions)    (plain functions, most of them async)
+    stock client ── native_host ── rpc_table ── infer, stream_infer     ── decode, encode
+                    grpcio_host    (one table,  control_plane, reflection
+                                   restrictions)
 
-A handler takes a parsed request and a `Context`, and returns a message or raises a
-`HeadraceError`; it knows no transport. ``native_host`` makes ``calls`` of the streams of
-`headrace.frontends.http2`; ``grpcio_host`` is the only module that imports grpcio. ``wire``,
-``decode`` and ``encode`` stand between protobuf and `InferRequest`/`InferResponse`; tensor bytes
-are views on the way in and are copied once on the way out.
+A handler takes a parsed request and a `Context` (``rpc``), and returns a message or raises a
+`HeadraceError`; it knows no transport. ``native_host`` makes calls (``single_calls``, ``stream_calls``) of the streams
+of `headrace.frontends.http2`: their headers are read in ``call_headers``, their messages put together in
+``message_framing``. ``grpcio_host`` is the only module that imports grpcio. ``wire``, ``decode`` and ``encode`` stand
+between protobuf and `InferRequest`/`InferResponse`, and ``large_requests`` before them; tensor bytes are views on the
+way in and are copied once on the way out.
 
 Options: the ``--grpc-*`` flags (``headrace serve --help``).
 """

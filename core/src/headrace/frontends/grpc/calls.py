@@ -1,10 +1,10 @@
-"""gRPC calls as HTTP/2 streams: what they have in common, and those with one message each way.
+"""gRPC calls as HTTP/2 streams: what they have in common.
 
 ::
 
-    DirectCall    one message in, one out, by callback: the hot path
+    DirectCall    one message in, one out, by callback: the hot path (module ``single_calls``)
     UnaryCall     the same, with a task for its handler
-    StreamCall    any number of each, with a task for its handler (module ``streaming``)
+    StreamCall    any number of each, with a task for its handler (module ``stream_calls``)
     RefusedCall   ended by its headers
 
 A call `is_ended` once its status is decided, or once nobody is left to hear it. What its handler
@@ -17,48 +17,42 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError
-from headrace.frontends.failures import tell_fault
-from headrace.frontends.grpc import blocks
-from headrace.frontends.grpc.call_head import CallHead, Refusal
-from headrace.frontends.grpc.compression import IDENTITY, bound, inflate
-from headrace.frontends.grpc.context import Cancel, Metadata
+from headrace.frontends.grpc.call_headers import CallHead, Refusal, refusal
 from headrace.frontends.grpc.hosts import OUT_OF_TIME
-from headrace.frontends.grpc.infer import SHUTTING_DOWN
-from headrace.frontends.grpc.message_assembler import PREFIX, PREFIX_BYTES, MessageAssembler
-from headrace.frontends.grpc.rpcs import serialize
-from headrace.frontends.grpc.status import (
-    CANCELLED,
-    DEADLINE_EXCEEDED,
-    INTERNAL,
-    STATUS,
-    UNAVAILABLE,
-    UNIMPLEMENTED,
-    Status,
-)
+from headrace.frontends.grpc.message_framing import IDENTITY, Compressor, MessageAssembler, bound, inflate
+from headrace.frontends.grpc.rpc import Cancel, Metadata
+from headrace.frontends.grpc.status import DEADLINE_EXCEEDED, INTERNAL, STATUS, UNAVAILABLE, Status
 from headrace.frontends.grpc.wire import Buffer
 from headrace.frontends.http2.connection import Connection
 from headrace.frontends.http2.stream import Stream
-from headrace.large import LARGE_BYTES, UNBOUNDED, Large
+from headrace.large import UNBOUNDED, LargeWork
 from headrace.telemetry.pacing import paced
-
-if TYPE_CHECKING:
-    from headrace.frontends.grpc.native_host import Calls
 
 log = paced(__name__)
 
 T = TypeVar("T")
 
-_BEGIN = blocks.begin()
 #: Pieces of a message that are smaller, and not its last, are counted like frames without a use.
 _FRAGMENT_BYTES = 64
 #: What beginning a task is taken to cost, in the turn of the loop in which it begins.
 _TASK_NS = 50_000
+
+
+class CallState:
+    """What all calls of a host share. ``draining``: no further requests are taken."""
+
+    def __init__(self, options: ServerOptions, large: LargeWork) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.draining = False
+        self.large = large
+        self.inflated_bytes = options.grpc_max_decompressed_size
+        self.compressor = Compressor(options.grpc_infer_response_compression_level)
 
 
 class RefusedCall(Stream):
@@ -66,9 +60,9 @@ class RefusedCall(Stream):
 
     __slots__ = ()
 
-    def __init__(self, connection: Connection, id: int, refusal: Refusal) -> None:
+    def __init__(self, connection: Connection, id: int, refused: Refusal) -> None:
         Stream.__init__(self, connection, id)
-        self.end(refusal.block)
+        self.end(refused.block)
 
 
 class Call(Stream):
@@ -76,7 +70,7 @@ class Call(Stream):
 
     __slots__ = ("_assembler", "_calls", "_cancel", "_head", "_timer", "is_ended")
 
-    def __init__(self, connection: Connection, id: int, calls: Calls, head: CallHead) -> None:
+    def __init__(self, connection: Connection, id: int, calls: CallState, head: CallHead) -> None:
         Stream.__init__(self, connection, id)
         self._calls = calls
         self._head = head
@@ -181,7 +175,7 @@ class Call(Stream):
             self._timer.cancel()
 
     def _send_status(self, code: int, message: str) -> None:
-        self.end(blocks.refusal(code, message))
+        self.end(refusal(code, message))
 
     def _expire(self) -> None:
         self.finish(DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -228,178 +222,3 @@ class Call(Stream):
 
         self.is_busy = True
         self._cancel = cancel
-
-
-class SingleCall(Call):
-    """One message in, one out."""
-
-    __slots__ = ()
-
-    def data_received(self, data: Buffer, ended: bool) -> None:
-        size = len(data) - PREFIX_BYTES
-        if ended and self._assembler is None and size >= 0 and PREFIX.unpack_from(data) == (0, size):
-            self._start(0, bytes(data[PREFIX_BYTES:]))  # nearly always
-        else:
-            Call.data_received(self, data, ended)
-
-    def _gathered(self, assembler: MessageAssembler, ended: bool) -> None:
-        if self.is_ended:
-            return
-        complete = assembler.complete
-        if len(complete) > 1 or (complete and not assembler.is_between):
-            raise Status(UNIMPLEMENTED, "more than one request message")
-        if not ended:
-            self.credit(assembler.missing_bytes - self.receive_window)
-            return
-        if not assembler.is_between:
-            raise Status(INTERNAL, "the request message is incomplete")
-        if not complete:
-            raise Status(UNIMPLEMENTED, "no request message")
-        self._start(*assembler.take())
-
-    def _start(self, flag: int, body: Buffer) -> None:
-        """Let the handler begin."""
-        self.is_busy = True
-        try:
-            self._handle(self._head.rpc.parse(self._inflated(flag, body, LARGE_BYTES) if flag else body))
-        except Large:
-            self._start_large(flag, body)
-        except Exception as error:
-            self.fail(error)
-            self.done()
-
-    def _start_large(self, flag: int, body: Buffer) -> None:
-        try:
-            self._begin_large(partial(self._read, flag, body), self._read_done)
-        except HeadraceError as error:  # too many wait
-            self.fail(error)
-            self.done()
-
-    def _read_done(self, outcome: Any) -> None:
-        self._cancel = None
-        try:
-            if isinstance(outcome, Exception):
-                raise outcome
-            self._handle(outcome)
-        except Exception as error:
-            self.fail(error)
-            self.done()
-        finally:
-            del outcome  # an error and the frame that has it would keep each other, and the body, for the collector
-
-    def look(self, now: float) -> None:
-        if not (self.is_busy or self.is_ended):
-            self._require_progress(now)
-
-    def farewell(self) -> None:
-        if not self.is_busy:  # its message is not there
-            self.finish(UNAVAILABLE, SHUTTING_DOWN)
-
-    @abstractmethod
-    def _handle(self, request: Any) -> None:
-        """Let the handler answer ``request``. What it raises ends the call."""
-
-    def succeed(self, body: bytes) -> None:
-        """End the call with an answer."""
-        if self.is_ended:
-            return
-        encoding = self._head.answers
-        if not encoding:
-            self._end()
-            self.respond(_BEGIN, PREFIX.pack(0, len(body)), body, blocks.SUCCESS)
-        elif len(body) <= LARGE_BYTES:
-            self._succeed_packed(self._calls.compressor.deflate(body, encoding))
-        else:
-            try:
-                self._begin_large(partial(self._calls.compressor.deflate, body, encoding), self._packed)
-            except HeadraceError as error:  # too many wait
-                self.fail(error)
-
-    def _packed(self, outcome: bytes | Exception) -> None:
-        self._cancel = None
-        if isinstance(outcome, Exception):
-            self.fail(outcome)
-        elif not self.is_ended:
-            self._succeed_packed(outcome)
-        self.done()
-
-    def _succeed_packed(self, body: bytes) -> None:
-        self._end()
-        self.respond(blocks.begin(self._head.answers), PREFIX.pack(1, len(body)), body, blocks.SUCCESS)
-
-
-class DirectCall(SingleCall):
-    """By callback."""
-
-    __slots__ = ()
-
-    def _start(self, flag: int, body: Buffer) -> None:
-        rpc = self._head.rpc
-        assert rpc.direct is not None
-        self.is_busy = True
-        try:
-            request = rpc.parse(self._inflated(flag, body, LARGE_BYTES) if flag else body)
-            cancel = rpc.direct(request, self, self._reply)
-        except Large:
-            self._start_large(flag, body)
-        except Exception as error:
-            self.fail(error)
-            self.done()
-        else:
-            self._cancel = cancel if self.is_busy else None
-
-    def _handle(self, request: Any) -> None:
-        direct = self._head.rpc.direct
-        assert direct is not None
-        cancel = direct(request, self, self._reply)
-        self._cancel = cancel if self.is_busy else None
-
-    def _reply(self, answer: bytes | HeadraceError) -> None:
-        self._cancel = None
-        if self.is_closed:
-            self.done()  # the caller has gone
-            return
-        self.is_busy = False
-        if isinstance(answer, bytes):
-            self.succeed(answer)
-        else:
-            self.fail(answer)
-
-
-class HeldCall(DirectCall):
-    """One that begins when its client has read some of what waits for it."""
-
-    __slots__ = ()
-
-    def _start(self, flag: int, body: Buffer) -> None:
-        self.is_busy = True
-        self.sender.held.append(partial(self._begin, flag, body))
-
-    def _begin(self, flag: int, body: Buffer) -> None:
-        if self.is_ended:
-            self.done()
-        else:
-            DirectCall._start(self, flag, body)
-
-
-class UnaryCall(SingleCall):
-    """By a task."""
-
-    __slots__ = ()
-
-    def _handle(self, request: Any) -> None:
-        self._begin_task(self._run(request))
-
-    async def _run(self, request: Any) -> None:
-        rpc = self._head.rpc
-        assert rpc.unary is not None
-        try:
-            self.succeed(serialize(await rpc.unary(request, self)))
-        except asyncio.CancelledError:
-            self.finish(CANCELLED, "the call was cancelled")
-        except Exception as error:
-            if isinstance(error, HeadraceError):
-                tell_fault(error, rpc.name)
-            self.fail(error)
-        finally:
-            self.done()

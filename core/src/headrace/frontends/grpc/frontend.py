@@ -1,17 +1,25 @@
-"""The gRPC frontend as the server sees it: start and stop."""
+"""The gRPC frontend as the server sees it: start, stop, and which host it is."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
+from headrace.config.options import GrpcServer
+from headrace.distributions import need
 from headrace.frontends.base import Frontend
-from headrace.frontends.grpc.hosts import Host, choose_host
-from headrace.frontends.grpc.rpcs import rpcs
+from headrace.frontends.failures import is_verbose
+from headrace.frontends.grpc.hosts import Host
+from headrace.frontends.grpc.rpc_table import rpcs
 from headrace.frontends.listening import announce
 
 log = logging.getLogger(__name__)
+
+_VERBOSITY = "GRPC_VERBOSITY"
 
 
 class GrpcFrontend(Frontend):
@@ -42,3 +50,35 @@ class GrpcFrontend(Frontend):
         if self._host is not None:
             await self._host.stop()
             self._host = None
+
+
+def choose_host(wanted: GrpcServer) -> type[Host]:
+    """The host for ``--grpc-server``; ``auto`` takes the native one.
+
+    Imports what the host is made of, so call it on a thread. Raises `ConfigError` where that is not installed.
+    """
+    if wanted == "grpcio":
+        need("grpc", "--grpc-server=grpcio")
+        with _quiet_core():
+            from headrace.frontends.grpc.grpcio_host import GrpcioHost
+
+        return GrpcioHost
+    from headrace.frontends.grpc.native_host import NativeHost
+
+    return NativeHost
+
+
+@contextmanager
+def _quiet_core() -> Iterator[None]:
+    """Import grpc so that its core writes nothing: it would write past our log, and whatever peers make it write.
+
+    ``GRPC_VERBOSITY`` is read at that moment only. Whoever has set it, or wants a verbose log, gets what it says.
+    """
+    if _VERBOSITY in os.environ or is_verbose():
+        yield
+        return
+    os.environ[_VERBOSITY] = "NONE"
+    try:
+        yield
+    finally:
+        del os.environ[_VERBOSITY]

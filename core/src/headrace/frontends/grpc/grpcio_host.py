@@ -21,10 +21,9 @@ from headrace.errors import CallerError, Code, HeadraceError, InternalError, Una
 from headrace.frontends.base import LAST_WORDS_S
 from headrace.frontends.failures import tell_fault
 from headrace.frontends.grpc import tls
-from headrace.frontends.grpc.context import Metadata
 from headrace.frontends.grpc.hosts import OUT_OF_TIME, Host, address_of
 from headrace.frontends.grpc.infer import SHUTTING_DOWN
-from headrace.frontends.grpc.rpcs import Direct, Rpc, Stream, Unary, serialize
+from headrace.frontends.grpc.rpc import Direct, Metadata, Rpc, Stream, Unary, serialize
 from headrace.frontends.grpc.status import STATUS, details
 from headrace.frontends.grpc.wire import MESSAGE_BYTES
 from headrace.large import Large, LargeWork

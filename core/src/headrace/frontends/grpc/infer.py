@@ -12,10 +12,10 @@ from headrace.engine import Caller, not_by_model_infer
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
 from headrace.frontends.answering import EncodedAnswer, check_strings
 from headrace.frontends.failures import tell_fault
-from headrace.frontends.grpc.context import Cancel, Context, Metadata, Reply, first
 from headrace.frontends.grpc.decode import Decoded, decode
 from headrace.frontends.grpc.encode import encode
 from headrace.frontends.grpc.message_layouts import MessageLayoutCache
+from headrace.frontends.grpc.rpc import Cancel, Context, Metadata, Reply, first
 from headrace.frontends.grpc.wire import RawRequest
 from headrace.large import Large
 from headrace.messages.request import InferRequest

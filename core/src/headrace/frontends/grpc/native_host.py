@@ -10,13 +10,13 @@ from math import inf
 from headrace.config.options import ServerOptions
 from headrace.errors import Unavailable
 from headrace.frontends.base import LAST_WORDS_S
-from headrace.frontends.grpc import call_head, tls
-from headrace.frontends.grpc.call_head import CallHead, Refusal
-from headrace.frontends.grpc.calls import DirectCall, HeldCall, RefusedCall, UnaryCall
-from headrace.frontends.grpc.compression import Compressor
+from headrace.frontends.grpc import tls
+from headrace.frontends.grpc.call_headers import CallHead, Refusal, read_call
+from headrace.frontends.grpc.calls import CallState, RefusedCall
 from headrace.frontends.grpc.hosts import Host, address_of
-from headrace.frontends.grpc.rpcs import Rpc
-from headrace.frontends.grpc.streaming import StreamCall
+from headrace.frontends.grpc.rpc import Rpc
+from headrace.frontends.grpc.single_calls import DirectCall, HeldCall, UnaryCall
+from headrace.frontends.grpc.stream_calls import StreamCall
 from headrace.frontends.http2.connection import Connection
 from headrace.frontends.http2.connections import Connections, Service
 from headrace.frontends.http2.headers import RequestHeaders
@@ -56,19 +56,15 @@ class NativeHost(Host):
         await self._connections.drain(self.options.exit_timeout_secs + LAST_WORDS_S)
 
 
-class Calls(Service["CallHead | Refusal"]):
+class Calls(CallState, Service["CallHead | Refusal"]):
     """Makes a call of each stream."""
 
     def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: LargeWork) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.draining = False
-        self.large = large
-        self.inflated_bytes = options.grpc_max_decompressed_size
-        self.compressor = Compressor(options.grpc_infer_response_compression_level)
+        super().__init__(options, large)
         self._table = {f"/{rpc.service}/{rpc.name}".encode(): rpc for rpc in rpcs}
 
     def interpret(self, headers: RequestHeaders) -> CallHead | Refusal:
-        return call_head.read(self._table, self.compressor, headers)
+        return read_call(self._table, self.compressor, headers)
 
     def open_held(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
         if isinstance(meaning, Refusal) or meaning.rpc.direct is None:

@@ -18,7 +18,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from headrace.config import model_config_pb2
 from headrace.frontends.grpc import grpc_service_pb2, health_pb2
 from headrace.frontends.grpc import reflection_pb2 as pb
-from headrace.frontends.grpc.context import Context, Send
+from headrace.frontends.grpc.rpc import Context, Send
 
 #: The second is the successor of the first, with the same messages; tools ask for it first.
 SERVICES = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")

@@ -1,18 +1,16 @@
-"""Tensor bytes into and out of protobuf messages, without the copies that protobuf makes.
+"""Requests as they come, taken apart without the copies that protobuf makes of their tensors.
 
 Protobuf copies a ``bytes`` field into its arena when it parses, again when Python reads it, and
 twice more on the way out. Raw contents are the one field where that matters, so their wire form
-(https://protobuf.dev/programming-guides/encoding) is taken apart and put together here; every
+(https://protobuf.dev/programming-guides/encoding) is taken apart here and put together in ``encode``; every
 other field is left to protobuf.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from headrace.errors import InvalidArgument
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from headrace.large import LARGE_BYTES, Large
 
@@ -30,9 +28,6 @@ MESSAGE_BYTES = 2**31 - 1
 
 LENGTH_DELIMITED = 2
 _RAW_INPUT_TAG = 7 << 3 | LENGTH_DELIMITED
-_RAW_OUTPUT_TAG = bytes([6 << 3 | LENGTH_DELIMITED])
-_ERROR_MESSAGE_TAG = bytes([1 << 3 | LENGTH_DELIMITED])
-_INFER_RESPONSE_TAG = bytes([2 << 3 | LENGTH_DELIMITED])
 #: Bytes of a field of wire type 1 and 5.
 FIXED_SIZES = {1: 8, 5: 4}
 
@@ -66,7 +61,7 @@ def unpack(body: Buffer, patience: int = LARGE_BYTES) -> RawRequest:
     """Parse a serialized ``ModelInferRequest``; large raw contents are views of ``body``.
 
     Raises ``google.protobuf.message.DecodeError`` if ``body`` is malformed, and `Large` if more than
-    ``patience`` bytes of it are no raw contents: those are for `long_messages.unpack`.
+    ``patience`` bytes of it are no raw contents: those are for `large_requests.unpack_large`.
     """
     if len(body) > SPLIT_BYTES:
         raw_request = split(body, patience)
@@ -122,27 +117,6 @@ def raw_spans(body: Buffer) -> list[Span] | None:
     return spans if position == len(body) else None
 
 
-def pack(header: bytes, raw: Sequence[Buffer]) -> bytes:
-    """A serialized ``ModelInferResponse`` with ``raw`` as its ``raw_output_contents``. Copies each byte once.
-
-    Raises `InvalidArgument` if a gRPC message cannot hold it.
-    """
-    parts: list[Buffer] = [header]
-    for data in raw:
-        parts += (_raw_head(len(data)), data)
-    size = sum(map(len, parts))
-    if size > MESSAGE_BYTES:
-        raise InvalidArgument(f"Response has byte size {size} which exceeds gRPC's byte size limit {MESSAGE_BYTES}.")
-    return b"".join(parts)
-
-
-def pack_stream(response: bytes, error: str = "") -> bytes:
-    """A serialized ``ModelStreamInferResponse`` around a serialized ``ModelInferResponse``."""
-    text = error.encode("utf-8", "replace")
-    start = _ERROR_MESSAGE_TAG + varint(len(text)) + text if text else b""
-    return b"".join((start, _INFER_RESPONSE_TAG, varint(len(response)), response))
-
-
 def read_varint(body: Buffer, position: int) -> tuple[int, int]:
     """The varint at ``position`` and the position after it; IndexError if it does not end."""
     value = shift = 0
@@ -155,12 +129,6 @@ def read_varint(body: Buffer, position: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise IndexError(position)
-
-
-@lru_cache(1024)
-def _raw_head(size_bytes: int) -> bytes:
-    """What stands before raw contents of that size."""
-    return _RAW_OUTPUT_TAG + varint(size_bytes)
 
 
 def varint(value: int) -> bytes:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.errors import Unavailable
-from headrace.frontends.grpc import blocks
-from headrace.frontends.grpc.call_head import CallHead
-from headrace.frontends.grpc.calls import Call
+from headrace.frontends.grpc.call_headers import CallHead, begin_block, refusal, trailers
+from headrace.frontends.grpc.calls import Call, CallState
 from headrace.frontends.grpc.infer import SHUTTING_DOWN
-from headrace.frontends.grpc.message_assembler import PREFIX, MessageAssembler
+from headrace.frontends.grpc.message_framing import PREFIX, MessageAssembler
 from headrace.frontends.grpc.status import CANCELLED, INTERNAL, OK, Status
 from headrace.frontends.http2 import frames
 from headrace.frontends.http2.connection import Connection
 from headrace.large import LARGE_BYTES, Large
-
-if TYPE_CHECKING:
-    from headrace.frontends.grpc.native_host import Calls
-
 
 #: What a message is taken to cost, from one to the next; its bytes are added.
 _MESSAGE_NS = 30_000
@@ -31,7 +26,7 @@ class StreamCall(Call):
 
     __slots__ = ("_arrival", "_drain", "_has_begun")
 
-    def __init__(self, connection: Connection, id: int, calls: Calls, head: CallHead) -> None:
+    def __init__(self, connection: Connection, id: int, calls: CallState, head: CallHead) -> None:
         Call.__init__(self, connection, id, calls, head)
         self._assembler = assembler = MessageAssembler()
         self._arrival: asyncio.Future[None] | None = None
@@ -100,7 +95,7 @@ class StreamCall(Call):
         encoding = self._head.answers
         if not self._has_begun:
             self._has_begun = True
-            self.send_headers(blocks.begin(encoding))
+            self.send_headers(begin_block(encoding))
         if encoding:
             pack = partial(self._calls.compressor.deflate, body, encoding)
             body = pack() if len(body) <= LARGE_BYTES else await self._calls.large.run(pack)
@@ -124,11 +119,11 @@ class StreamCall(Call):
 
     def _send_status(self, code: int, message: str) -> None:
         if not self._has_begun:
-            self.end(blocks.refusal(code, message))
+            self.end(refusal(code, message))
         elif self.is_blocked and code:
             self.abandon(frames.CANCEL)  # what waits will not go, and a status must not pass it
         else:
-            self.end(blocks.trailers(code, message))
+            self.end(trailers(code, message))
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError, InternalError, Unavailable
 from headrace.frontends.failures import Failure, shown, tell
-from headrace.frontends.grpc.context import Context, Send, first
 from headrace.frontends.grpc.decode import Decoded
-from headrace.frontends.grpc.encode import encode, encode_empty
+from headrace.frontends.grpc.encode import encode, encode_empty, pack_stream
 from headrace.frontends.grpc.infer import SHUTTING_DOWN, Inference, decode_large
-from headrace.frontends.grpc.wire import RawRequest, pack_stream
+from headrace.frontends.grpc.rpc import Context, Send, first
+from headrace.frontends.grpc.wire import RawRequest
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket

@@ -18,10 +18,10 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine, Entrance
 from headrace.errors import BackendError, Code, HeadraceError, NotFound, Unavailable
-from headrace.frontends.grpc import stream
-from headrace.frontends.grpc.context import Metadata, texts
+from headrace.frontends.grpc import stream_infer
 from headrace.frontends.grpc.infer import Inference, model_infer
-from headrace.frontends.grpc.stream import model_stream_infer
+from headrace.frontends.grpc.rpc import Metadata, texts
+from headrace.frontends.grpc.stream_infer import model_stream_infer
 from headrace.frontends.grpc.wire import RawRequest, unpack
 from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.large import LargeWork
@@ -490,8 +490,8 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
     opened = OpenStream(engine)
     opened.window.clear()
     extra = 3
-    opened.send(*[raw_request() for _ in range(stream.IN_FLIGHT + extra)], None)
-    in_flight = [await engine.submitted.get() for _ in range(stream.IN_FLIGHT)]
+    opened.send(*[raw_request() for _ in range(stream_infer.IN_FLIGHT + extra)], None)
+    in_flight = [await engine.submitted.get() for _ in range(stream_infer.IN_FLIGHT)]
     for _ in range(10):
         await asyncio.sleep(0)
     assert engine.submitted.empty()
@@ -503,8 +503,8 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
     assert opened.unread == extra + 1
     opened.window.set()
     for value in range(extra):
-        (await engine.submitted.get()).respond(answer(stream.IN_FLIGHT + value), True)
-    assert await opened.values(stream.IN_FLIGHT + extra) == list(range(stream.IN_FLIGHT + extra))
+        (await engine.submitted.get()).respond(answer(stream_infer.IN_FLIGHT + value), True)
+    assert await opened.values(stream_infer.IN_FLIGHT + extra) == list(range(stream_infer.IN_FLIGHT + extra))
     await opened.task
 
 
@@ -512,10 +512,10 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
 async def test_a_client_that_does_not_read_its_refusals_is_not_read_either() -> None:
     opened, extra = OpenStream(StandInEngine()), 30
     opened.window.clear()
-    opened.send(*(raw_request("z") for _ in range(stream.UNSENT + extra)), None)
-    for _ in range(stream.UNSENT + extra):
+    opened.send(*(raw_request("z") for _ in range(stream_infer.UNSENT + extra)), None)
+    for _ in range(stream_infer.UNSENT + extra):
         await asyncio.sleep(0)
     assert opened.unread in (extra, extra + 1)  # one more waits in the writer's hands
     opened.window.set()
     await opened.task
-    assert opened.received.qsize() == stream.UNSENT + extra
+    assert opened.received.qsize() == stream_infer.UNSENT + extra

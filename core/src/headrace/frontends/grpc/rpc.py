@@ -1,9 +1,12 @@
-"""What a handler may ask of the transport that called it, and what it answers with."""
+"""One RPC, as handlers and transports see it: what a handler may ask, what it answers, and what is kept of it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
+
+from google.protobuf.message import Message
 
 from headrace.errors import HeadraceError
 
@@ -37,6 +40,38 @@ class Context(Protocol):
     @property
     def draining(self) -> bool:
         """Whether the server is about to stop and takes no new requests."""
+
+
+#: What handlers answer: a message, or one that is serialized already.
+Answer: TypeAlias = "Message | bytes"
+Unary: TypeAlias = Callable[[Any, Context], Awaitable[Answer]]
+Stream: TypeAlias = Callable[[AsyncIterator[Any], Send, Context], Awaitable[None]]
+Direct: TypeAlias = Callable[[Any, Context, Reply], "Cancel | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """One RPC. ``parse`` makes the handler's request of what was received.
+
+    Exactly one of three is set: ``unary`` and ``stream`` run in a task of their own. ``direct``
+    answers by callback, now or later; it raises `HeadraceError` if it refuses now, and returns what
+    cancels it.
+    """
+
+    service: str
+    name: str
+    category: str
+    #: Of bytes or a memoryview. Raises `Large` for what is to be read by ``parse_large``, on a thread.
+    parse: Callable[[Any], Any]
+    unary: Unary | None = None
+    stream: Stream | None = None
+    direct: Direct | None = None
+    parse_large: Callable[[Any], Any] | None = None
+
+
+def serialize(answer: Answer) -> bytes:
+    """What goes on the wire for a handler's ``answer``."""
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 def first(metadata: Metadata, key: str) -> str | None:

@@ -1,19 +1,21 @@
-"""What the headers of a call say (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md)."""
+"""The headers of calls: what those of a caller say, and the header blocks that calls are answered with.
+
+Source: https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+"""
 
 from __future__ import annotations
 
 import binascii
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+from urllib.parse import quote
 
-from headrace.frontends.grpc import blocks
-from headrace.frontends.grpc.compression import ACCEPTED, DECODERS, IDENTITY, Compressor
-from headrace.frontends.grpc.context import Metadata
-from headrace.frontends.grpc.rpcs import Rpc
-from headrace.frontends.grpc.status import INTERNAL, RESOURCE_EXHAUSTED, UNIMPLEMENTED
-from headrace.frontends.http2.headers import Fields, RequestHeaders, literal
+from headrace.frontends.grpc.message_framing import ACCEPTED, DECODERS, IDENTITY, Compressor
+from headrace.frontends.grpc.rpc import Metadata, Rpc
+from headrace.frontends.grpc.status import INTERNAL, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED, details
+from headrace.frontends.http2.headers import Fields, RequestHeaders, literal, status
 
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 #: grpc's core takes more digits than the eight that the protocol has.
@@ -28,6 +30,13 @@ _RESERVED = frozenset(
         *(b"grpc-timeout", b"grpc-encoding", b"grpc-accept-encoding", b"grpc-message-type"),
     )
 )
+#: What stays as it is in ``grpc-message``: printable ASCII without the percent sign.
+_PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+_BEGIN = status(200) + literal(b"content-type", b"application/grpc")
+
+
+# ---------------------------------------------------------------------- what a caller says
 
 
 class Refusal(NamedTuple):
@@ -58,24 +67,24 @@ class CallHead:
         return self._metadata
 
 
-def read(table: Mapping[bytes, Rpc], compressor: Compressor, headers: RequestHeaders) -> CallHead | Refusal:
+def read_call(table: Mapping[bytes, Rpc], compressor: Compressor, headers: RequestHeaders) -> CallHead | Refusal:
     """What ``headers`` ask for. ``table`` has the RPCs by path."""
     named = dict(headers.fields)
     if headers.method != b"POST":
-        return Refusal(blocks.http_error(405, (literal(b"allow", b"POST"),)))
+        return Refusal(http_error(405, (literal(b"allow", b"POST"),)))
     if not _is_grpc(named.get(b"content-type", b"")):
-        return Refusal(blocks.http_error(415))
+        return Refusal(http_error(415))
     if headers.is_oversized:
-        return Refusal(blocks.refusal(RESOURCE_EXHAUSTED, "received metadata size exceeds limit"))
+        return Refusal(refusal(RESOURCE_EXHAUSTED, "received metadata size exceeds limit"))
     rpc = table.get(headers.path)
     if rpc is None:
-        return Refusal(blocks.refusal(UNIMPLEMENTED, "Method not found!"))
+        return Refusal(refusal(UNIMPLEMENTED, "Method not found!"))
     encoding = named.get(b"grpc-encoding", IDENTITY)
     if encoding != IDENTITY and encoding not in DECODERS:
         return Refusal(_unknown_encoding(encoding))
     timeout = _seconds(named[b"grpc-timeout"]) if b"grpc-timeout" in named else 0.0
     if timeout is None:
-        return Refusal(blocks.refusal(INTERNAL, "Error parsing 'grpc-timeout' metadata"))
+        return Refusal(refusal(INTERNAL, "Error parsing 'grpc-timeout' metadata"))
     accepted = named.get(b"grpc-accept-encoding", b"").replace(b" ", b"").split(b",")
     answers = compressor.choose(accepted) if rpc.category == "inference" else b""
     return CallHead(rpc, headers.fields, timeout, encoding, answers)
@@ -83,7 +92,7 @@ def read(table: Mapping[bytes, Rpc], compressor: Compressor, headers: RequestHea
 
 def _unknown_encoding(name: bytes) -> bytes:
     text = f"grpc-encoding '{name.decode('ascii', 'replace')}' is not supported"
-    return blocks.refusal(UNIMPLEMENTED, text, (literal(b"grpc-accept-encoding", ACCEPTED),))
+    return refusal(UNIMPLEMENTED, text, (literal(b"grpc-accept-encoding", ACCEPTED),))
 
 
 def _is_grpc(content_type: bytes) -> bool:
@@ -121,3 +130,31 @@ def _binary(value: bytes) -> bytes:
         return b64decode(value + b"=" * (-len(value) % 4), validate=True)
     except binascii.Error:
         return value
+
+
+# ---------------------------------------------------------------------- what is answered
+
+
+def begin_block(encoding: bytes = b"") -> bytes:
+    """Before the first message; ``encoding`` is what messages are compressed with."""
+    return _BEGIN + literal(b"grpc-encoding", encoding) if encoding else _BEGIN
+
+
+def trailers(code: int, message: str = "") -> bytes:
+    """Behind the last message."""
+    block = literal(b"grpc-status", b"%d" % code)
+    return block + literal(b"grpc-message", quote(details(message), _PLAIN).encode()) if message else block
+
+
+#: Behind nearly every answer.
+SUCCESS = trailers(OK)
+
+
+def refusal(code: int, message: str, more: Iterable[bytes] = ()) -> bytes:
+    """In place of everything, if there is no message."""
+    return b"".join((_BEGIN, *more, trailers(code, message)))
+
+
+def http_error(code: int, more: Iterable[bytes] = ()) -> bytes:
+    """For what is no gRPC."""
+    return b"".join((status(code), *more))

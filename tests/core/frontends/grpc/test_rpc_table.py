@@ -12,8 +12,8 @@ from tritonclient.grpc import service_pb2 as triton
 from headrace.config.options import Restriction, ServerOptions
 from headrace.engine import Engine, Entrance
 from headrace.errors import CallerError, Code, HeadraceError
-from headrace.frontends.grpc.context import Metadata
-from headrace.frontends.grpc.rpcs import HEALTH_SERVICE, SERVICE, Rpc, rpcs, serialize
+from headrace.frontends.grpc.rpc import Metadata, Rpc, serialize
+from headrace.frontends.grpc.rpc_table import HEALTH_SERVICE, SERVICE, rpcs
 from headrace.models.states import IndexEntry
 
 #: docs/spec/behaviours.md section 2.1.

@@ -11,9 +11,10 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from headrace.errors import InvalidArgument
-from headrace.frontends.grpc import long_messages, wire
+from headrace.frontends.grpc import wire
 from headrace.frontends.grpc.decode import decode
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest, RepositoryModelLoadRequest
+from headrace.frontends.grpc.large_requests import bounded_parser, unpack_large
 from headrace.large import Large
 from headrace.messages.request import Undecoded
 from headrace.messages.tensor import BytesTensor
@@ -57,7 +58,7 @@ def test_long_contents_are_read_as_protobuf_reads_them(name: str) -> None:
     if len(body) > 1 << 16:
         with pytest.raises(Large):
             wire.unpack(body)
-    raw_request = long_messages.unpack(body)
+    raw_request = unpack_large(body)
     assert not getattr(raw_request.message.inputs[1].contents, name)
     found = decode(raw_request).request
     whole = decode(wire.RawRequest(message, (), body)).request
@@ -74,7 +75,7 @@ def test_fields_that_are_not_packed_and_come_in_parts_are_one() -> None:
     packed.contents.int_contents.extend([7] * 45_000)
     inner = more.SerializeToString() + b"\x2a" + wire.varint(len(unpacked)) + unpacked + packed.SerializeToString()
     body += b"\x2a" + wire.varint(len(inner)) + inner
-    found = decode(long_messages.unpack(body)).request.inputs["y"]
+    found = decode(unpack_large(body)).request.inputs["y"]
     assert isinstance(found, np.ndarray)
     assert found.tolist() == list(ModelInferRequest.FromString(body).inputs[2].contents.int_contents)
 
@@ -90,13 +91,13 @@ def test_damage_is_refused_as_protobuf_refuses_it(name: str) -> None:
             whole = ModelInferRequest.FromString(cut)
         except DecodeError:
             with pytest.raises((DecodeError, InvalidArgument)):
-                decode(long_messages.unpack(cut))
+                decode(unpack_large(cut))
             continue
         try:
             expected = decode(wire.RawRequest(whole, whole.raw_input_contents, cut)).request
         except InvalidArgument:
             continue
-        found = decode(long_messages.unpack(cut)).request
+        found = decode(unpack_large(cut)).request
         assert {key: wire_bytes(value) for key, value in found.inputs.items()} == {
             key: wire_bytes(value) for key, value in expected.inputs.items()
         }
@@ -105,11 +106,11 @@ def test_damage_is_refused_as_protobuf_refuses_it(name: str) -> None:
 @pytest.mark.parametrize("field", [b"\x2a\0", b"\x32\0", b"\x22\0", b"\x3a\0", b"\x08\0"])
 def test_a_message_made_of_parts_is_refused(field: bytes) -> None:
     with pytest.raises(InvalidArgument, match=r"more than (1048576 bytes besides|4096 raw)"):
-        long_messages.unpack(field * (1 << 20))
+        unpack_large(field * (1 << 20))
 
 
 def test_other_messages_may_have_long_bytes_and_few_parts() -> None:
-    parse = long_messages.parser(RepositoryModelLoadRequest)
+    parse = bounded_parser(RepositoryModelLoadRequest)
     message = RepositoryModelLoadRequest(model_name="m")
     message.parameters["file:1/x"].bytes_param = bytes(3 << 20)
     assert parse(message.SerializeToString()) == message
