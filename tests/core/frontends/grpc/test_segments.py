@@ -22,7 +22,7 @@ from headrace.frontends.grpc.native_host import Calls
 from headrace.frontends.grpc.rpc import Cancel, Context, Reply, Rpc
 from headrace.frontends.http2.connection import Connection
 from headrace.frontends.http2.connections import Connections
-from headrace.frontends.http2.keepalive import Keepalive
+from headrace.frontends.http2.lifetime import Keepalive
 from headrace.frontends.http2.limits import Limits
 from headrace.large import LargeWork
 

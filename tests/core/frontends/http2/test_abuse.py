@@ -21,7 +21,7 @@ from hyperframe import frame as frames
 from headrace.frontends.http2.connection import Connection
 from headrace.frontends.http2.connections import Connections, Service
 from headrace.frontends.http2.headers import RequestHeaders
-from headrace.frontends.http2.keepalive import Keepalive
+from headrace.frontends.http2.lifetime import Keepalive
 from headrace.frontends.http2.limits import Limits
 from headrace.frontends.http2.stream import Stream
 

@@ -110,7 +110,7 @@ class Call(Stream):
         except Status as status:
             self.fail(status)
         if len(data) < _FRAGMENT_BYTES and not ended and not assembler.is_between:
-            self.connection.count_idle()
+            self.connection.allowance.count_idle()
 
     def tail(self, size_bytes: int) -> memoryview | None:
         assembler = self._assembler

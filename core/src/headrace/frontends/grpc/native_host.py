@@ -20,7 +20,7 @@ from headrace.frontends.grpc.stream_calls import StreamCall
 from headrace.frontends.http2.connection import Connection
 from headrace.frontends.http2.connections import Connections, Service
 from headrace.frontends.http2.headers import RequestHeaders
-from headrace.frontends.http2.keepalive import Keepalive
+from headrace.frontends.http2.lifetime import Keepalive
 from headrace.frontends.http2.limits import Limits
 from headrace.frontends.http2.stream import Stream
 from headrace.frontends.listening import BACKLOG, bind

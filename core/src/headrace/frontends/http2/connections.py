@@ -8,9 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.frontends.http2.headers import RequestHeaders
-from headrace.frontends.http2.keepalive import Keepalive
-from headrace.frontends.http2.limits import SWEEP_SECONDS, Limits
-from headrace.frontends.http2.turns import Turns
+from headrace.frontends.http2.lifetime import Keepalive
+from headrace.frontends.http2.limits import SWEEP_SECONDS, Limits, Turns
 
 if TYPE_CHECKING:
     from headrace.frontends.http2.connection import Connection
@@ -75,7 +74,7 @@ class Connections:
         """Sweep now and from time to time, until `drain` has ended."""
         now = self._loop.time()
         for connection in tuple(self._open):
-            connection.sweep(now)
+            connection.lifetime.sweep(now)
         self._timer = self._loop.call_later(self._interval, self.watch)
 
     async def drain(self, seconds: float) -> None:
@@ -85,15 +84,15 @@ class Connections:
         cancelled, by `Stream.expel`.
         """
         for connection in tuple(self._open):
-            connection.shut_down()
-            connection.farewell()
+            connection.lifetime.shut_down()
+            connection.lifetime.farewell()
         try:
             await self._emptied(seconds - _LAST_WORDS_SECONDS, hurry=True)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
             for connection in tuple(self._open):
-                connection.expel()
+                connection.lifetime.expel()
             await self._emptied(_LAST_WORDS_SECONDS, hurry=False)
             for connection in tuple(self._open):
                 connection.abort()
@@ -107,4 +106,4 @@ class Connections:
                 await asyncio.wait_for(self._empty.wait(), min(left, _LOOK_SECONDS))
             if hurry:
                 for connection in tuple(self._open):
-                    connection.hurry(loop.time())
+                    connection.lifetime.hurry(loop.time())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.frontends.http2 import frames
-from headrace.frontends.http2.control import HANDLERS
+from headrace.frontends.http2.control_frames import HANDLERS
 from headrace.frontends.http2.frames import (
     CONTINUATION,
     DATA,
@@ -32,9 +32,9 @@ from headrace.frontends.http2.frames import (
 
 if TYPE_CHECKING:
     from headrace.frontends.http2.connection import Connection
+    from headrace.frontends.http2.limits import Turns
     from headrace.frontends.http2.sending import Buffer
     from headrace.frontends.http2.stream import Stream
-    from headrace.frontends.http2.turns import Turns
 
 #: Payloads up to here are copied out of what was received; larger ones are views of it.
 _COPIED_BYTES = 2048
@@ -54,6 +54,7 @@ class Receiver:
     def __init__(self, connection: Connection, scratch: memoryview, turns: Turns) -> None:
         """``scratch`` is what the socket writes to; it is free again after each `received`."""
         self._connection = connection
+        self._allowance = connection.allowance
         self._turns = turns
         self._limits = connection.limits
         self._streams = connection.streams
@@ -194,14 +195,14 @@ class Receiver:
     def _take(self, kind: int, flags: int, id: int, payload: bytes) -> None:
         handler = HANDLERS.get(kind)
         if handler is not None:
-            self._connection.count_idle()
+            self._allowance.count_idle()
             handler(self._connection, flags, id, payload)
         elif kind == HEADERS:
             self._begin_headers(flags, id, payload)
         elif kind == CONTINUATION:
             self._continue_headers(flags, id, payload)
         else:
-            self._connection.count_idle()  # of an unknown kind, to be ignored
+            self._allowance.count_idle()  # of an unknown kind, to be ignored
 
     def _refuse_size(self, size: int) -> None:
         if size > self._limits.frame_bytes:
@@ -233,7 +234,7 @@ class Receiver:
             stream.receive_window -= padding + 1
             stream.credit(padding + 1)
         if size < _SMALL_BYTES and (not size or stream is None) and not flags & END_STREAM:
-            connection.count_idle()
+            self._allowance.count_idle()
         self._stream, self._left, self._padding_left = stream, size, padding
         self._ends = bool(flags & END_STREAM)
         if not size and self._ends and stream is not None:
@@ -291,7 +292,7 @@ class Receiver:
         if not block or self._block_id != id:
             raise ConnectionFault(PROTOCOL_ERROR, "CONTINUATION of nothing")
         block.append(payload)
-        self._connection.count_idle()
+        self._allowance.count_idle()
         if len(block) > self._limits.continuations or sum(map(len, block)) > self._limits.header_block_bytes:
             raise ConnectionFault(ENHANCE_YOUR_CALM, "header block too large")
         if flags & END_HEADERS:

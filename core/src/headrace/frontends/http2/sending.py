@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from headrace.frontends.http2.frames import DEFAULT_FRAME_BYTES, DEFAULT_WINDOW
 
 if TYPE_CHECKING:
-    from headrace.frontends.http2.limits import Limits
+    from headrace.frontends.http2.limits import Limits, Turns
     from headrace.frontends.http2.stream import Stream
-    from headrace.frontends.http2.turns import Turns
 
 Buffer: TypeAlias = "bytes | memoryview"
 

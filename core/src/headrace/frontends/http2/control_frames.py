@@ -55,9 +55,9 @@ def _ping(connection: Connection, flags: int, id: int, payload: bytes) -> None:
     if len(payload) != 8:
         raise ConnectionFault(FRAME_SIZE_ERROR, "PING of a wrong size")
     if flags & ACK:
-        connection.ping_answered(payload)
+        connection.lifetime.ping_answered(payload)
     else:
-        connection.ping_received(payload)
+        connection.lifetime.ping_received(payload)
 
 
 def _window_update(connection: Connection, flags: int, id: int, payload: bytes) -> None:
@@ -95,7 +95,7 @@ def _rst_stream(connection: Connection, flags: int, id: int, payload: bytes) -> 
     _require_opened(connection, id)
     stream = connection.streams.get(id)
     if stream is not None:
-        connection.count_left()
+        connection.allowance.count_left()
         stream.close()
         stream.lost()
 
