@@ -20,18 +20,12 @@ SOURCES = [
 #: Every part of one shape has these, in its own package: an interface, an entry point, what its authors choose.
 SHARED = {"__init__", "__main__", "base", "backend", "frontend", "instance", "plugin", "Parameters"}
 MODULES = {
-    "control",
     "engine",
     "metrics",
     "parameters",
     "plugins",
-    "repository",
-    "stream",
-    "watching",
 }
-CLASSES = {
-    "Call",
-}
+CLASSES = set[str]()
 
 
 def repeated(names: list[str]) -> set[str]:

@@ -65,7 +65,7 @@ class RefusedCall(Stream):
         self.end(refused.block)
 
 
-class Call(Stream):
+class GrpcCall(Stream):
     """What all other calls have in common. Handlers see it as their ``Context``."""
 
     __slots__ = ("_assembler", "_calls", "_cancel", "_head", "_timer", "is_ended")

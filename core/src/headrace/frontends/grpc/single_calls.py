@@ -10,7 +10,7 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.frontends.failures import tell_fault
 from headrace.frontends.grpc.call_headers import SUCCESS, begin_block
-from headrace.frontends.grpc.calls import Call
+from headrace.frontends.grpc.calls import GrpcCall
 from headrace.frontends.grpc.infer import SHUTTING_DOWN
 from headrace.frontends.grpc.message_framing import PREFIX, PREFIX_BYTES, MessageAssembler
 from headrace.frontends.grpc.rpc import serialize
@@ -21,7 +21,7 @@ from headrace.large import LARGE_BYTES, Large
 _BEGIN = begin_block()
 
 
-class SingleCall(Call):
+class SingleCall(GrpcCall):
     """One message in, one out."""
 
     __slots__ = ()
@@ -31,7 +31,7 @@ class SingleCall(Call):
         if ended and self._assembler is None and size >= 0 and PREFIX.unpack_from(data) == (0, size):
             self._start(0, bytes(data[PREFIX_BYTES:]))  # nearly always
         else:
-            Call.data_received(self, data, ended)
+            GrpcCall.data_received(self, data, ended)
 
     def _gathered(self, assembler: MessageAssembler, ended: bool) -> None:
         if self.is_ended:

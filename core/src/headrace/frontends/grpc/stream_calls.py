@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.errors import Unavailable
 from headrace.frontends.grpc.call_headers import CallHead, begin_block, refusal, trailers
-from headrace.frontends.grpc.calls import Call, CallState
+from headrace.frontends.grpc.calls import CallState, GrpcCall
 from headrace.frontends.grpc.infer import SHUTTING_DOWN
 from headrace.frontends.grpc.message_framing import PREFIX, MessageAssembler
 from headrace.frontends.grpc.status import CANCELLED, INTERNAL, OK, Status
@@ -21,13 +21,13 @@ from headrace.large import LARGE_BYTES, Large
 _MESSAGE_NS = 30_000
 
 
-class StreamCall(Call):
+class StreamCall(GrpcCall):
     """By a task. A handler that does not read stops the client, and a client that does not read the handler."""
 
     __slots__ = ("_arrival", "_drain", "_has_begun")
 
     def __init__(self, connection: Connection, id: int, calls: CallState, head: CallHead) -> None:
-        Call.__init__(self, connection, id, calls, head)
+        GrpcCall.__init__(self, connection, id, calls, head)
         self._assembler = assembler = MessageAssembler()
         self._arrival: asyncio.Future[None] | None = None
         self._drain: asyncio.Future[None] | None = None
