@@ -285,9 +285,18 @@ def test_a_fork_that_returns_from_its_batch_ends_and_disturbs_nobody(
 
 
 def test_a_load_that_never_ends_is_ended_and_says_where_it_was(run_trial: Run) -> None:
-    model = run_trial(load="sleep", load_timeout_s=3)
-    assert "model instance 'm_0_0' did not load within 3 s" in model.reason
-    assert "in _sleep" in model.reason
+    for seconds in (3, 9):  # on a slow machine it takes a while to come so far
+        reason = run_trial(load="sleep", load_timeout_s=seconds).reason
+        assert f"model instance 'm_0_0' did not load within {seconds} s" in reason
+        if "in _sleep" in reason:
+            break
+    else:
+        pytest.fail(reason)
+
+
+def test_a_load_whose_process_ends_when_it_is_asked_where_it_is_is_too_long_all_the_same(run_trial: Run) -> None:
+    """An interpreter that has just been started ends by that question, and its crash report is read and closed then."""
+    assert "model instance 'm_0_0' did not load within 0.001 s" in run_trial(load="sleep", load_timeout_s=0.001).reason
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,16 @@ _THREADING = re.compile(r'/threading\.py", line \d+ in (run|_bootstrap|_bootstra
 
 
 def read_crash_report(launched: Launched) -> str:
-    """What the child's fatal error wrote, if anything, without the frames of the server's packages."""
-    launched.crash_file.seek(0)
-    return crash_report(launched.crash_file.read(64 * 1024).decode(errors="backslashreplace"), launched.folders)
+    """What the child's fatal error wrote, if anything, without the frames of the server's packages.
+
+    Nothing once the `ExitWatcher` has read it and closed the file.
+    """
+    try:
+        launched.crash_file.seek(0)
+        words = launched.crash_file.read(64 * 1024)
+    except ValueError:
+        return ""
+    return crash_report(words.decode(errors="backslashreplace"), launched.folders)
 
 
 def crash_report(words: str, folders: Collection[str]) -> str:
