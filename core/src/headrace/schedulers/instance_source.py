@@ -1,22 +1,31 @@
-"""Where one instance gets its batches from, on a thread or on the event loop: of what its scheduler chooses, what still
-waits."""
+"""Where one instance gets its batches from, on a thread or on the event loop, and how idle instances are woken."""
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
 
 from headrace.errors import InternalError, summary
+from headrace.messages.response import Answer
 from headrace.messages.ticket import Batch, Padding, Ticket
-from headrace.schedulers.base import InstanceInfo, Timer, Wait
+from headrace.schedulers.base import (
+    Clock,
+    InstanceInfo,
+    LoopClock,
+    ScheduledModel,
+    Scheduler,
+    SchedulerContext,
+    Timer,
+    Wait,
+)
+from headrace.schedulers.in_flight import RequestQueue
 from headrace.telemetry.pacing import paced
 from headrace.workers.threads import LoopWakeup, Wakeup
-
-if TYPE_CHECKING:
-    from headrace.schedulers.kernel import Kernel
 
 log = paced(__name__)
 
@@ -34,25 +43,11 @@ class InstanceSource:
     """
 
     __slots__ = (
-        "_alarm",
-        "_batch",
-        "_is_parked",
-        "_kept",
-        "_kernel",
-        "_next",
-        "_now_ns",
-        "_on_loop",
-        "_on_threads",
-        "_remove",
-        "_wakeup",
-        "deliver",
-        "instance",
-        "progress",
-        "wait",
-        "wake_at",
+        "_alarm", "_batch", "_is_parked", "_kept", "_kernel", "_next", "_now_ns", "_on_loop", "_on_threads",
+        "_remove", "_wakeup", "deliver", "instance", "progress", "wait", "wake_at",
     )  # fmt: skip
 
-    def __init__(self, kernel: Kernel, instance: InstanceInfo) -> None:
+    def __init__(self, kernel: Dispatcher, instance: InstanceInfo) -> None:
         self.instance = instance
         self.wait: Wait | None = None
         self.wake_at: float = 0
@@ -229,3 +224,93 @@ class InstanceSource:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+
+
+class Dispatcher(ABC):
+    """Which instances are idle, and how they are woken: as much of the kernel as its sources see.
+
+    ``sources`` are where the instances get their batches, in the order of ``model.instances``. Event loop only, except
+    `hand_on`.
+    """
+
+    def __init__(
+        self,
+        kind: type[Scheduler],
+        model: ScheduledModel,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock | None = None,
+    ) -> None:
+        self.clock = LoopClock(loop) if clock is None else clock
+        self.closed = False
+        self.arrived = 0  # rows; and `NEWS`
+        self.idle: deque[InstanceSource] = deque()
+        self.queue = RequestQueue()
+        self.call_soon, self.call_soon_threadsafe = loop.call_soon, loop.call_soon_threadsafe
+        self._is_waking = False
+        context = SchedulerContext(
+            model.config,
+            model.parameters,
+            model.inputs,
+            model.outputs,
+            model.instances,
+            self.clock,
+            self.queue,
+            model.call,
+            self.answer,
+            self.ask_again,
+        )
+        self.scheduler = scheduler = kind(context)
+        #: Whether threads are only rung for, and take what is there once they are awake: one is as good as another, and
+        #: the scheduler has never had one wait for a fuller batch, which the loop would form.
+        self.threads_take = scheduler.on_threads and scheduler.instances_alike
+        self._alike = scheduler.instances_alike
+        #: Outputs that the model gives and callers do not get.
+        self.kept = frozenset(scheduler.kept)
+        self.hears = bool(self.kept) or type(scheduler).finished is not Scheduler.finished
+        self.sources = [InstanceSource(self, instance) for instance in model.instances]
+
+    @abstractmethod
+    def answer(self, ticket: Ticket, answer: Answer, final: bool = True) -> None: ...
+
+    @abstractmethod
+    def progress(self, ticket: Ticket, response: Answer) -> None: ...
+
+    @abstractmethod
+    def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None: ...
+
+    @abstractmethod
+    def deliver_heard(
+        self, source: InstanceSource | None, tickets: Sequence[Ticket], answers: Sequence[Answer]
+    ) -> None: ...
+
+    def ask_again(self) -> None:
+        """Ask for all who are idle, soon."""
+        self.arrived += NEWS
+        self.wake_soon()
+
+    def wake_soon(self) -> None:
+        if self.idle and not self._is_waking:
+            self._is_waking = True
+            self.call_soon(self._wake)
+
+    def hand_on(self) -> None:
+        """Have another idle thread look at what one has left. Any thread."""
+        if self.threads_take and len(self.queue):
+            with suppress(IndexError):  # woken by somebody else in the meantime
+                self.idle.popleft().wake()
+
+    def _wake(self) -> None:
+        """Offer what waits to the instances that are idle, those that form a batch first."""
+        self._is_waking = False
+        idle = self.idle
+        for source in tuple(idle):
+            if self.arrived < source.wake_at:
+                if self._alike:
+                    return
+                continue
+            try:
+                idle.remove(source)
+            except ValueError:  # its thread has looked by itself
+                continue
+            if not source.offer() and self._alike:
+                return

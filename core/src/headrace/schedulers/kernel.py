@@ -8,17 +8,15 @@ asks on its own thread, where its scheduler allows that.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable, summary
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.schedulers.base import Clock, LoopClock, ScheduledModel, Scheduler, SchedulerContext, Timer
-from headrace.schedulers.in_flight import AWAITED, InFlightTracker, RequestQueue
-from headrace.schedulers.instance_source import NEWS, InstanceSource
+from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, Timer
+from headrace.schedulers.in_flight import AWAITED, InFlightTracker
+from headrace.schedulers.instance_source import Dispatcher, InstanceSource
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import Duration, ModelStatistics
 from headrace.workers.instance import ExecutionRecorder
@@ -28,11 +26,8 @@ log = paced(__name__)
 _STOPPING = "Server is stopping"
 
 
-class Kernel:
-    """Runs a scheduler of ``kind`` for one version of a model. Event loop only, except `InstanceSource.take`.
-
-    ``sources`` are where the instances get their batches, in the order of ``model.instances``.
-    """
+class Kernel(Dispatcher):
+    """Runs a scheduler of ``kind`` for one version of a model. Event loop only, except `InstanceSource.take`."""
 
     def __init__(
         self,
@@ -42,43 +37,16 @@ class Kernel:
         loop: asyncio.AbstractEventLoop,
         clock: Clock | None = None,
     ) -> None:
+        super().__init__(kind, model, loop, clock)
         self.statistics = statistics
-        self.clock = LoopClock(loop) if clock is None else clock
-        self.closed = False
-        self.arrived = 0  # rows; and `NEWS`
-        self.idle: deque[InstanceSource] = deque()
-        self.queue = RequestQueue()
-        self.call_soon, self.call_soon_threadsafe = loop.call_soon, loop.call_soon_threadsafe
-        context = SchedulerContext(
-            model.config,
-            model.parameters,
-            model.inputs,
-            model.outputs,
-            model.instances,
-            self.clock,
-            self.queue,
-            model.call,
-            self.answer,
-            self.ask_again,
-        )
-        self.scheduler = scheduler = kind(context)
-        self._tracker = InFlightTracker(scheduler.keeps_order, model.config.model_transaction_policy.decoupled)
+        self._tracker = InFlightTracker(self.scheduler.keeps_order, model.config.model_transaction_policy.decoupled)
         self._recorder: ExecutionRecorder | None = None
         self._timers: dict[Ticket, Timer] = {}
-        self._is_waking = False
-        #: Whether threads are only rung for, and take what is there once they are awake: one is as good as another, and
-        #: the scheduler has never had one wait for a fuller batch, which the loop would form.
-        self.threads_take = scheduler.on_threads and scheduler.instances_alike
-        self._alike = scheduler.instances_alike
         # Bound once: what a scheduler does not override is not called.
-        self._now_ns, self._submit, self._add = self.clock.now_ns, scheduler.submit, self.queue.add
+        self._now_ns, self._submit, self._add = self.clock.now_ns, self.scheduler.submit, self.queue.add
         self._leave = self._cancel
         self._open = self._tracker.open
-        #: Outputs that the model gives and callers do not get.
-        self.kept = frozenset(scheduler.kept)
-        self._holds_back = bool(self.kept) or scheduler.keeps_order
-        self.hears = bool(self.kept) or type(scheduler).finished is not Scheduler.finished
-        self.sources = [InstanceSource(self, instance) for instance in model.instances]
+        self._holds_back = bool(self.kept) or self.scheduler.keeps_order
 
     # ------------------------------------------------------------------ in
 
@@ -126,40 +94,6 @@ class Kernel:
             self.statistics.rejected.count += 1
         elif not isinstance(error, Exception | KeyboardInterrupt):  # a stranger's: it must not end the loop
             raise InternalError(summary(error)) from error
-
-    # ------------------------------------------------------------------ to the instances
-
-    def ask_again(self) -> None:
-        """Ask for all who are idle, soon."""
-        self.arrived += NEWS
-        self.wake_soon()
-
-    def wake_soon(self) -> None:
-        if self.idle and not self._is_waking:
-            self._is_waking = True
-            self.call_soon(self._wake)
-
-    def hand_on(self) -> None:
-        """Have another idle thread look at what one has left. Any thread."""
-        if self.threads_take and len(self.queue):
-            with suppress(IndexError):  # woken by somebody else in the meantime
-                self.idle.popleft().wake()
-
-    def _wake(self) -> None:
-        """Offer what waits to the instances that are idle, those that form a batch first."""
-        self._is_waking = False
-        idle = self.idle
-        for source in tuple(idle):
-            if self.arrived < source.wake_at:
-                if self._alike:
-                    return
-                continue
-            try:
-                idle.remove(source)
-            except ValueError:  # its thread has looked by itself
-                continue
-            if not source.offer() and self._alike:
-                return
 
     # ------------------------------------------------------------------ out
 
