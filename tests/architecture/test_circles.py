@@ -6,7 +6,7 @@ circle has to read them all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -53,11 +53,11 @@ def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def sources() -> dict[str, list[Import]]:
+def sources() -> dict[str, Sequence[Import]]:
     return {name: imports(path.read_text(encoding="utf-8")) for name, path in modules().items()}
 
 
-def test_no_modules_import_each_other_when_they_are_imported(sources: dict[str, list[Import]]) -> None:
+def test_no_modules_import_each_other_when_they_are_imported(sources: dict[str, Sequence[Import]]) -> None:
     assert len(sources) > 200
     graph = {
         name: imported(name, [each for each in found if not each.typing_only and not each.in_function], sources)
@@ -66,7 +66,7 @@ def test_no_modules_import_each_other_when_they_are_imported(sources: dict[str, 
     assert in_circles(graph) == set()
 
 
-def test_no_further_modules_are_in_circles(sources: dict[str, list[Import]]) -> None:
+def test_no_further_modules_are_in_circles(sources: dict[str, Sequence[Import]]) -> None:
     graph = {name: imported(name, found, sources) for name, found in sources.items()}
     found = in_circles(graph)
     assert len(found) <= IN_CIRCLES, sorted(found)

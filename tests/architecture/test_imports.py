@@ -13,8 +13,9 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -89,9 +90,10 @@ class Import:
         return words[1] if len(words) > 1 and words[1] in MAY_IMPORT.keys() | COMPOSITION else "__init__"
 
 
-def imports(source: str) -> list[Import]:
+@cache
+def imports(source: str) -> Sequence[Import]:
     """Every import of ``source``, with the place it stands in."""
-    return list(_walk(ast.parse(source), typing_only=False, in_function=False))
+    return tuple(_walk(ast.parse(source), typing_only=False, in_function=False))
 
 
 def _walk(node: ast.AST, *, typing_only: bool, in_function: bool) -> Iterator[Import]:

@@ -3,7 +3,7 @@
 ``under_attack(server)`` is the frame of every test here: whatever is done inside it, a caller in another process
 is answered rightly and soon, and the memory of the server comes back. ``nox -s attack`` prints the figures of all of
 them, and holds health to 50 ms (the other hosts, and crowds, to `OTHERS_MS`), and memory to `KEPT`. A plain run, on a
-machine that may be busy with other things, holds health to `PATIENCE_MS` and prints the rest.
+machine that may be busy with other things, holds health to `PATIENCE_MS` and prints the rest; its tests share a server.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,16 +115,57 @@ def attack_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(params=list(HOSTS))
-def attacked(request: pytest.FixtureRequest, serve: Callable[..., Headrace], attack_repository: Path) -> Headrace:
-    """A server of its own for each test, on our hosts of HTTP and gRPC, and on the others."""
-    return serve(f"--model-repository={attack_repository}", *HOSTS[request.param])
+@pytest.fixture(scope="session")
+def share(keep_serving: Callable[..., Headrace], attack_repository: Path) -> Callable[..., Headrace]:
+    """The server with these flags, for all tests that ask for it; another once it has ended."""
+    servers: dict[tuple[str, ...], Headrace] = {}
+
+    def share(*words: str) -> Headrace:
+        if words not in servers or servers[words].process.poll() is not None:
+            servers[words] = keep_serving(f"--model-repository={attack_repository}", *words)
+        return servers[words]
+
+    return share
 
 
 @pytest.fixture
-def attacked_natively(serve: Callable[..., Headrace], attack_repository: Path) -> Headrace:
+def of_its_own() -> None:
+    """For a test that takes its server down, or looks at all that it has done."""
+
+
+@pytest.fixture
+def serve_attacked(
+    request: pytest.FixtureRequest,
+    serve: Callable[..., Headrace],
+    share: Callable[..., Headrace],
+    attack_repository: Path,
+) -> Iterator[Callable[..., Headrace]]:
+    """Starts a server of its own for each test where memory is judged; in a plain run most tests share one."""
+    is_judged = request.config.getoption("--health-p99-ms", None) is not None
+    if is_judged or "of_its_own" in request.fixturenames:
+        yield partial(serve, f"--model-repository={attack_repository}")
+        return
+    used: list[tuple[Headrace, int]] = []
+
+    def start(*words: str) -> Headrace:
+        used.append((server := share(*words), len(server.lines)))
+        return server
+
+    yield start
+    for server, lines in used:
+        assert "Traceback" not in "".join(server.lines[lines:])
+
+
+@pytest.fixture(params=list(HOSTS))
+def attacked(request: pytest.FixtureRequest, serve_attacked: Callable[..., Headrace]) -> Headrace:
+    """A server on our hosts of HTTP and gRPC, and on the others."""
+    return serve_attacked(*HOSTS[request.param])
+
+
+@pytest.fixture
+def attacked_natively(serve_attacked: Callable[..., Headrace]) -> Headrace:
     """The same on our hosts only, for attacks on what only they have."""
-    return serve(f"--model-repository={attack_repository}")
+    return serve_attacked()
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ LIMITS = ("--http-header-timeout-secs=2", "--http-keepalive-timeout-secs=2", "--
 
 
 @pytest.fixture
-def impatient(serve: Callable[..., Headrace], attack_repository: Path) -> Headrace:
+def impatient(serve_attacked: Callable[..., Headrace]) -> Headrace:
     """A server whose limits are reached in seconds."""
-    return serve(f"--model-repository={attack_repository}", *LIMITS)
+    return serve_attacked(*LIMITS)
 
 
 @pytest.fixture(params=["http", "metrics"])

@@ -138,6 +138,7 @@ def flood(port: int, pieces: Iterator[bytes], is_one_connection: bool) -> None:
                 caller.settimeout(5)
 
 
+@pytest.mark.usefixtures("of_its_own")
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_nonsense_makes_few_lines(attacked: Headrace, under_attack: Under, kind: str) -> None:
     name, make, is_one_connection = KINDS[kind]
