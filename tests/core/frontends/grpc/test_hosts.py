@@ -473,7 +473,7 @@ async def test_a_deadline_ends_a_stream(name: GrpcServer) -> None:
 @pytest.mark.parametrize("method", ["wait", "later"])
 @asynchronous
 async def test_stopping_answers_what_is_in_flight_and_takes_no_more(name: GrpcServer, method: str) -> None:
-    async with serving(name) as served:
+    async with serving(name, exit_timeout_secs=60) as served:
         call = asyncio.ensure_future(served.unary(method, b"x"))
         await served.service.begun.wait()
         stop = asyncio.ensure_future(served.stop())
@@ -485,7 +485,7 @@ async def test_stopping_answers_what_is_in_flight_and_takes_no_more(name: GrpcSe
         if served.service.reply is not None:
             served.service.reply(b"x")
         assert await call == b"x"
-        await asyncio.wait_for(stop, 2)
+        await asyncio.wait_for(stop, 30)
 
 
 @both
