@@ -20,7 +20,6 @@ SOURCES = [
 #: Every part of one shape has these, in its own package: an interface, an entry point, what its authors choose.
 SHARED = {"__init__", "__main__", "base", "backend", "frontend", "instance", "plugin", "Parameters"}
 MODULES = {
-    "engine",
     "metrics",
     "parameters",
     "plugins",

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from headrace.frontends.grpc import wire
 from headrace.frontends.grpc.decode import Decoded, decode
-from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
-from headrace.frontends.grpc.wire import Buffer, RawRequest
+from headrace.frontends.grpc.wire import Buffer, MessageLayout, RawRequest
 from headrace.frontends.recognition import FIXED_BYTES, LAYOUTS, Recent, RequestLayout, fixed_tensors
 from headrace.large import LARGE_BYTES
 from headrace.messages.request import Parameter
 
 #: Bytes at the beginning that tell layouts of one size apart: the name of the model, as a rule.
 _KEY_BYTES = 24
-
-
-class MessageLayout(NamedTuple):
-    """``fixed`` are the bytes of a message in the ``gaps`` between its tensors; the rest is what they say."""
-
-    gaps: Sequence[tuple[int, int]]
-    fixed: Sequence[bytes]
-    layout: RequestLayout
-    message: ModelInferRequest
-    classes: Mapping[str, int]
-    empty_final: bool
-
-    def fits(self, body: Buffer) -> bool:
-        """Whether ``body``, of the size of the message that was laid out so, differs from it in tensors only."""
-        return [body[begin:end] for begin, end in self.gaps] == self.fixed
-
-    def decode(self, body: Buffer, forwarded: Mapping[str, Parameter] | None) -> Decoded:
-        """What decoding ``body``, which fits, would make of it."""
-        message = self.message
-        request = self.layout.request(message.model_name, message.model_version, body, forwarded)
-        return Decoded(request, self.classes, self.empty_final)
 
 
 class MessageLayoutCache:
@@ -55,7 +32,9 @@ class MessageLayoutCache:
         """What ``raw_request`` asks for, as `headrace.frontends.grpc.decode.decode` says; `Large` is for
         that itself."""
         if raw_request.layout is not None:
-            return raw_request.layout.decode(raw_request.body, forwarded)
+            known, message = raw_request.layout, raw_request.message
+            request = known.layout.request(message.model_name, message.model_version, raw_request.body, forwarded)
+            return Decoded(request, known.classes, known.empty_final)
         decoded = decode(raw_request, forwarded, LARGE_BYTES)
         if not forwarded:
             self._keep(raw_request.body, decoded)

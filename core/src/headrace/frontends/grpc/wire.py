@@ -9,13 +9,11 @@ other field is left to protobuf.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
+from headrace.frontends.recognition import RequestLayout
 from headrace.large import LARGE_BYTES, Large
-
-if TYPE_CHECKING:
-    from headrace.frontends.grpc.message_layouts import MessageLayout
 
 Buffer: TypeAlias = "bytes | memoryview"
 
@@ -41,6 +39,21 @@ class Span(NamedTuple):
 
 
 _NOTHING: Mapping[int, Sequence[Span]] = {}
+
+
+class MessageLayout(NamedTuple):
+    """``fixed`` are the bytes of a message in the ``gaps`` between its tensors; the rest is what they say."""
+
+    gaps: Sequence[tuple[int, int]]
+    fixed: Sequence[bytes]
+    layout: RequestLayout
+    message: ModelInferRequest
+    classes: Mapping[str, int]
+    empty_final: bool
+
+    def fits(self, body: Buffer) -> bool:
+        """Whether ``body``, of the size of the message that was laid out so, differs from it in tensors only."""
+        return [body[begin:end] for begin, end in self.gaps] == self.fixed
 
 
 class RawRequest(NamedTuple):
