@@ -541,7 +541,6 @@ def test_calls_of_whoever_has_too_much_to_read_wait_until_it_is_read(
     peer.credits = False
     for stream in range(1, 9, 2):
         peer.call(stream, "ModelInfer", peer.infer(content=bytes(30_000)))
-    peer.settle()
     peer.until(frames.HeadersFrame, 7)  # four answers, of which three are not too much, and those windows are shut
     peer.call(9, "ModelInfer", peer.infer("slow"))
     peer.call(11, "ServerLive")
