@@ -62,6 +62,28 @@ def test_endpoints_start_in_tritons_order_after_the_models(serve: Start) -> None
         server.wait_for(text)
 
 
+def test_a_model_that_has_no_backend_is_told_of_and_served(
+    serve: Start, repository: Path, distribute: Callable[[str, str], None]
+) -> None:
+    distribute(
+        "forward",
+        "import headrace\n"
+        "class Forward(headrace.Scheduler):\n"
+        "    name, needs_instances = 'forward', False\n"
+        "    def next(self, instance, now_ns): raise AssertionError('there are no instances')\n"
+        "@headrace.hookimpl\n"
+        "def register_schedulers(): return [Forward]\n",
+    )
+    (repository / "alone" / "1").mkdir(parents=True)
+    config = (repository / "echo/config.pbtxt").read_text().replace('backend: "identity"', "")
+    (repository / "alone/config.pbtxt").write_text(
+        config + 'parameters { key: "scheduler" value { string_value: "forward" } }'
+    )
+    server = serve()
+    server.wait_for("Started Metrics Service at")
+    assert re.search(r"^\| alone +\| 1 +\| READY +\|$", "".join(server.seen), re.MULTILINE)
+
+
 def test_without_a_repository_the_text_is_tritons(headrace: Start) -> None:
     code, text = headrace("serve").finish()
     assert code == 1
