@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import threading
@@ -21,9 +22,13 @@ def test_a_server_at_peace(attacked: Headrace, under_attack: Callable[..., Abstr
 
 
 def test_a_server_that_stands_still_is_noticed(
-    attacked_natively: Headrace, under_attack: Callable[..., AbstractContextManager[None]]
+    attacked_natively: Headrace,
+    under_attack: Callable[..., AbstractContextManager[None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One stop of a second is one late answer, and two hundred probes that were due meanwhile."""
+    # What a busy hypervisor takes from this machine meanwhile would excuse it.
+    monkeypatch.setitem(inspect.unwrap(under_attack).__globals__, "_stolen_ms", lambda: 0.0)
 
     def stand_still() -> None:
         with under_attack(attacked_natively, 500):
