@@ -40,6 +40,7 @@ PARTS = {
     "Waiting": "schedulers/base.py",
     "Clock": "schedulers/base.py",
     "Frontend": "frontends/base.py",
+    "ResponseCache": "caches/base.py",
     "HttpRoute": "frontends/http/plugin_routes.py",
     "HttpCall": "frontends/http/plugin_routes.py",
     "Observer": "telemetry/statistics.py",

@@ -42,9 +42,10 @@ MAY_IMPORT = {
     "telemetry": {"errors", "messages", "config", "hookspecs"},  # its summaries are a plugin of their own
     "ipc": {"errors", "messages"},
     "backends": LEAVES,
+    "caches": LEAVES | {"backends", "large"},
     "workers": LEAVES | {"backends", "ipc"},
-    "schedulers": LEAVES | {"workers", "backends"},
-    "models": LEAVES | {"schedulers", "workers", "backends"},
+    "schedulers": LEAVES | {"workers", "backends", "caches"},
+    "models": LEAVES | {"schedulers", "workers", "backends", "caches"},
     "large": {"errors", "trimming"},
     "trimming": set[str](),
     "engine": LEAVES | {"models", "large"},

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         Tensors,
     )
     from headrace.backends.services import LOG_LEVELS, LogLevel, Services
+    from headrace.caches.base import CachedResponse, ResponseCache
+    from headrace.caches.packing import pack_response, unpack_response
     from headrace.config.config_json import config_to_json
     from headrace.config.confinement import one_line, why_path_leaves
     from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
@@ -98,6 +100,8 @@ _HOMES = {
         "Tensors",
     ),
     "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "Services"),
+    "headrace.caches.base": ("CachedResponse", "ResponseCache"),
+    "headrace.caches.packing": ("pack_response", "unpack_response"),
     "headrace.config.confinement": ("one_line", "why_path_leaves"),
     "headrace.config.config_json": ("config_to_json",),
     "headrace.config.model_config_pb2": ("ModelConfig", "ModelInput", "ModelInstanceGroup", "ModelOutput"),
@@ -156,6 +160,7 @@ __all__ = [
     "Batch",
     "BatchTimes",
     "BytesTensor",
+    "CachedResponse",
     "Call",
     "Caller",
     "Cancelled",
@@ -201,6 +206,7 @@ __all__ = [
     "Padding",
     "RequestInstance",
     "Respond",
+    "ResponseCache",
     "Scheduler",
     "SchedulerContext",
     "ServedModel",
@@ -228,8 +234,10 @@ __all__ = [
     "metric_without_value",
     "one_line",
     "paced",
+    "pack_response",
     "read_config",
     "read_isolation",
+    "unpack_response",
     "why_path_leaves",
 ]
 

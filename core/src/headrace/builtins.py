@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.backends.base import Backend
+from headrace.caches.base import ResponseCache
 from headrace.frontends.base import Frontend
 from headrace.hookspecs import hookimpl
 from headrace.schedulers.base import Scheduler
@@ -30,3 +31,10 @@ def register_frontends() -> list[type[Frontend]]:
     from headrace.frontends.metrics_frontend import MetricsFrontend
 
     return [GrpcFrontend, HttpFrontend, MetricsFrontend]
+
+
+@hookimpl
+def register_caches() -> list[type[ResponseCache]]:
+    from headrace.caches.local import LocalCache
+
+    return [LocalCache]

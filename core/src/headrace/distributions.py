@@ -18,6 +18,7 @@ _PLANNED = {
     name: f"headrace-{name}"
     for name in ("dali", "fil", "openvino", "pytorch", "tensorflow", "tensorrt", "tensorrtllm", "vllm")
 }
+_CACHES = {"redis": "headrace-redis"}
 #: Schedulers that Triton has, by the field of the config that asks for each. None is published yet.
 _SCHEDULERS = {"ensemble_scheduling": "headrace-ensemble", "sequence_batching": "headrace-sequence"}
 
@@ -38,7 +39,7 @@ def need(module: str, who: str) -> None:
 
 def is_known(kind: str, name: str) -> bool:
     """Whether ``name`` is a part that exists elsewhere, and no slip of the pen."""
-    known = {"backend": _WRITTEN | _PLANNED, "scheduler": _SCHEDULERS}
+    known = {"backend": _WRITTEN | _PLANNED, "scheduler": _SCHEDULERS, "cache": _CACHES}
     return name in known.get(kind, ())
 
 
@@ -49,6 +50,8 @@ def missing(kind: str, name: str) -> str:
     if kind == "scheduler" and name in _SCHEDULERS:
         own = _SCHEDULERS[name]
         return f"Models with '{name}' need the distribution {own}, which is not published yet: pip install {own};"
+    if kind == "cache" and name in _CACHES:
+        return f"The cache '{name}' comes with the distribution {_CACHES[name]}: pip install {_CACHES[name]};"
     return ""
 
 

@@ -16,6 +16,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from headrace.backends.base import Backend
+    from headrace.caches.base import ResponseCache
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
     from headrace.frontends.base import Frontend
@@ -56,6 +57,14 @@ def register_schedulers() -> Sequence[type[Scheduler]]:  # type: ignore[empty-bo
 @hookspec
 def register_frontends() -> Sequence[type[Frontend]]:  # type: ignore[empty-body]
     """The frontend classes of this plugin; ``headrace serve`` starts each that is enabled.
+
+    Called once per server, before anything is loaded; same rules as `register_backends`.
+    """
+
+
+@hookspec
+def register_caches() -> Sequence[type[ResponseCache]]:  # type: ignore[empty-body]
+    """The response cache classes of this plugin; ``name`` is what ``--cache-config`` says. A server has one at most.
 
     Called once per server, before anything is loaded; same rules as `register_backends`.
     """

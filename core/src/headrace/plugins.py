@@ -18,6 +18,7 @@ import pluggy
 
 from headrace import builtins, hookspecs
 from headrace.backends.base import Backend
+from headrace.caches.base import ResponseCache
 from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
 from headrace.models.entrance import Interceptor
@@ -37,6 +38,7 @@ class Plugins:
         self._broken: list[PluginInfo] = []
         self.backends: Registry[type[Backend]] = Registry("backend", Backend, self._broken)
         self.schedulers: Registry[type[Scheduler]] = Registry("scheduler", Scheduler, self._broken)
+        self.caches: Registry[type[ResponseCache]] = Registry("cache", ResponseCache, self._broken)
         self.frontends: Registry[type[Frontend]] = Registry("frontend", Frontend, self._broken)
         self.routes = RouteRegistry(self._broken)
         self.interceptors: Registry[type[Interceptor]] = Registry("interceptor", Interceptor, self._broken)
@@ -47,6 +49,7 @@ class Plugins:
             "register_backends": self.backends,
             "register_schedulers": self.schedulers,
             "register_frontends": self.frontends,
+            "register_caches": self.caches,
             "register_routes": self.routes,
             "register_interceptors": self.interceptors,
             "add_options": self.options,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from headrace.caches.model_cache import ServerCache, make_cache
 from headrace.config import support
 from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
@@ -90,6 +91,7 @@ class Server:
         self._any_number = engine.entrance()
         self._lifecycle: Lifecycle
         self._control: Control
+        self._cache: ServerCache | None = None
         self._portal: contextlib.AbstractContextManager[BlockingPortal] | None = None
         # What a program asks beside inferences is the engine's to answer, and the serving table's.
         self.resolve, self.ready_versions = self._table.served, self._table.ready_versions
@@ -164,6 +166,9 @@ class Server:
         if self.phase is not Phase.NEW:
             return
         self.loop = asyncio.get_running_loop()
+        if self.options.cache_config:
+            cache = await asyncio.to_thread(make_cache, self.options.cache_config, self.plugins.caches)
+            self._cache = ServerCache(cache, self.engine.large_work, self.loop)
         self.engine.phase = Phase.STARTING
         options, plugins, table = self.options, self.plugins, self._table
         for complaint in plugins.complaints:
@@ -171,7 +176,7 @@ class Server:
         slots = LoadSlots(options.model_load_thread_count)
         calls = ModelCalls(self.loop, table, self._interceptors)
         services = ServerServices(LoopMailbox(self.loop), calls, self.engine, NestedLoads(slots), self.custom_metrics)
-        loader = Loader(options, plugins, self.loop, services.siblings)
+        loader = Loader(options, plugins, self.loop, services.siblings, self._cache)
         self._lifecycle = self.engine.lifecycle = Lifecycle(loader, table, slots, options.model_load_retry_count)
         self._control = self.engine.control = Control(options, self._lifecycle)
         self.engine.version = await asyncio.to_thread(distribution_version, "headrace")  # reads files
@@ -219,6 +224,8 @@ class Server:
             self.engine.phase = Phase.STOPPED
             self.engine.large_work.close()
             await asyncio.to_thread(self._control.close)
+            if self._cache is not None:
+                await asyncio.to_thread(self._cache.close)
 
     async def _drain(self, wait_for_loads: bool) -> None:
         """One part that fails to stop keeps no other from it."""

@@ -259,8 +259,6 @@ REFUSED = {
     "--allow-vertex-ai=1",
     "--trace-config=level=TIMESTAMPS",
     "--trace-level=TIMESTAMPS",
-    "--cache-config=local,size=1024",
-    "--response-cache-byte-size=1024",
     "--rate-limit=execution_count",
     "--model-load-gpu-limit=0:0.5",
     "--allow-client-shm=true",
@@ -277,8 +275,6 @@ REFUSED_EXAMPLES = {
     "model-namespacing",
     "trace-config",
     "trace-level",
-    "cache-config",
-    "response-cache-byte-size",
     "model-load-gpu-limit",
 }
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.statistics import BatchTimes
+from headrace.telemetry.statistics import BatchTimes, ModelStatistics
 from headrace.telemetry.summaries import RELATIVE_ERROR, WINDOW_S, LatencySummaries, Summaries, Summary
 from tests.core.conftest import make_ticket
 
@@ -75,7 +75,7 @@ def test_a_batch_of_failures_is_not_counted() -> None:
 
 def test_summaries_live_as_long_as_their_model() -> None:
     class Model:
-        pass
+        statistics = ModelStatistics()
 
     summaries, model = Summaries(), Model()
     observer = summaries.observe_model(model)

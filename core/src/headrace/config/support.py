@@ -66,7 +66,6 @@ SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT)
     "vertex_ai_thread_count": _NOT_VERTEX,
     "vertex_ai_default_model": _NOT_VERTEX,
     "trace_config": _refused("tracing is not built yet; no trace would be written"),
-    "cache_config": _refused("the response cache is not built yet; no response would be cached"),
     "cache_directory": _no_effect(_PLUGINS),
     "repoagent_directory": _no_effect(_PLUGINS),
     "rate_limit": _refused("the rate limiter is not built yet; models would run beyond their resources"),

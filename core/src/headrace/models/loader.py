@@ -15,11 +15,13 @@ from weakref import WeakSet
 from google.protobuf import text_format
 
 from headrace.backends.base import Backend, Model
+from headrace.caches.model_cache import ModelCache, ServerCache
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.config.parameters import parse_parameters
 from headrace.errors import LoadError
 from headrace.models import model_files
+from headrace.models.cache_identity import identity_of
 from headrace.models.configuring import (
     PluginRegistries,
     complete,
@@ -47,6 +49,7 @@ from headrace.models.signature import Signature
 from headrace.models.states import ShutdownDeadline
 from headrace.models.worker_factory import WorkerFactory, isolation_of
 from headrace.schedulers.base import InstanceInfo, ScheduledModel
+from headrace.schedulers.caching import CachingKernel
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
@@ -75,7 +78,8 @@ class LoadPlan:
 class Loader:
     """Loads versions. ``loop`` is where the models will answer.
 
-    ``services`` makes what the server does for the instances of one version.
+    ``services`` makes what the server does for the instances of one version; ``cache`` keeps answers of those models
+    whose configs ask for it.
     """
 
     def __init__(
@@ -84,8 +88,10 @@ class Loader:
         plugins: PluginRegistries,
         loop: asyncio.AbstractEventLoop,
         services: Callable[[str], SiblingServices],
+        cache: ServerCache | None = None,
     ) -> None:
         self._options = options
+        self._cache = cache
         self._plugins = plugins
         self._loop = loop
         self._services = services
@@ -160,7 +166,7 @@ class Loader:
             undo.callback(services.close)
             labels = read_labels(config, model.path.parent)
             placements = plan_instances(config)
-            kernel = self._kernel(config, signature, placements, statistics, services)
+            kernel = self._kernel(model, signature, placements, statistics, services)
             factory = WorkerFactory(
                 backend,
                 model,
@@ -189,12 +195,13 @@ class Loader:
 
     def _kernel(
         self,
-        config: ModelConfig,
+        model: Model,
         signature: Signature,
         placements: Sequence[Placement],
         statistics: ModelStatistics,
         services: SiblingServices,
     ) -> Kernel:
+        config = model.config
         scheduler = find_scheduler(config, self._plugins.schedulers)
         if scheduler.name == "dynamic_batching":  # there is no thread of its own; it is what scripts look for
             log.debug("Starting dynamic-batcher thread for %s at nice 0...", config.name)
@@ -202,8 +209,12 @@ class Loader:
             InstanceInfo(placement.name, placement.device, max(1, config.max_batch_size)) for placement in placements
         ]
         told = scheduler_parameters(config, scheduler)
-        model = ScheduledModel(config, instances, signature.inputs, signature.outputs, services.call, told)
-        return Kernel(scheduler, model, statistics, self._loop)
+        scheduled = ScheduledModel(config, instances, signature.inputs, signature.outputs, services.call, told)
+        if self._cache is None or not config.response_cache.enable:
+            return Kernel(scheduler, scheduled, statistics, self._loop)
+        identity = identity_of(model, is_shared=self._cache.cache.is_remote)
+        cache = ModelCache(self._cache, model.name, str(model.version), identity, signature)
+        return CachingKernel(scheduler, scheduled, statistics, self._loop, cache)
 
 
 def _tell_completed(config: ModelConfig) -> None:

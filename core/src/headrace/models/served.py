@@ -252,7 +252,7 @@ def statistics_document(model: ServedModel) -> dict[str, Any]:
         "inference_stats": {
             "success": _duration(numbers.success),
             "fail": _duration(numbers.fail),
-            "queue": _duration(executions.queue),
+            "queue": _duration(numbers.queue),
             "compute_input": _duration(executions.compute_input),
             "compute_infer": _duration(executions.compute_infer),
             "compute_output": _duration(executions.compute_output),

@@ -23,7 +23,7 @@ from headrace.workers.instance import ExecutionRecorder
 
 log = paced(__name__)
 
-_STOPPING = "Server is stopping"
+STOPPING = "Server is stopping"
 
 
 class Kernel(Dispatcher):
@@ -54,23 +54,24 @@ class Kernel(Dispatcher):
         """Own ``ticket`` from now on, and answer it exactly once with final set.
 
         Raises `Unavailable`, and what the scheduler raises, without owning it, when full or stopping. The one way in:
-        a cache that answers in a model's stead stands here, before the scheduler is asked.
+        `CachingKernel` answers here in a model's stead.
         """
         if self._tracker.is_closing:
-            raise Unavailable(
-                f"{ticket.request.log_id}Server is stopping, scheduler for model has stopped accepting new inference "
-                "requests"
-            )
-        ticket.queued_ns = self._now_ns()
-        ticket.on_cancel = self._leave
+            raise self._closing(ticket)
         self._open[ticket] = AWAITED
-        if self._holds_back:
-            ticket.respond_at_once = None  # its turn may not have come, or it would be told what is not for it
         try:
-            level = self._submit(ticket)
+            self.enqueue(ticket)
         except BaseException as error:
             self._refuse(ticket, error)
             raise
+
+    def enqueue(self, ticket: Ticket) -> None:
+        """Have the scheduler take in ``ticket``, which has entered. Raises what it raises."""
+        ticket.queued_ns = self._now_ns()
+        ticket.on_cancel = self._leave
+        if self._holds_back:
+            ticket.respond_at_once = None  # its turn may not have come, or it would be told what is not for it
+        level = self._submit(ticket)
         if level is None:
             level = 1
         elif not level:
@@ -86,6 +87,13 @@ class Kernel(Dispatcher):
             # thread switch per request, and batches of one.
             self._is_waking = True
             self.call_soon(self._wake)
+
+    @staticmethod
+    def _closing(ticket: Ticket) -> Unavailable:
+        return Unavailable(
+            f"{ticket.request.log_id}Server is stopping, scheduler for model has stopped accepting new inference "
+            "requests"
+        )
 
     def _refuse(self, ticket: Ticket, error: BaseException) -> None:
         self._tracker.forget(ticket)
@@ -215,7 +223,7 @@ class Kernel(Dispatcher):
                 break
             source.end()
         for ticket in self.queue.head(len(self.queue)):
-            self._give_up(ticket, Unavailable(f"{ticket.request.log_id}{_STOPPING}"), self.statistics.rejected)
+            self._give_up(ticket, Unavailable(f"{ticket.request.log_id}{STOPPING}"), self.statistics.rejected)
 
     def abandon(self) -> None:
         """`close`, when the server waits no longer: also those requests that instances have are answered,
@@ -224,4 +232,4 @@ class Kernel(Dispatcher):
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        self._tracker.abandon(_STOPPING)
+        self._tracker.abandon(STOPPING)

@@ -95,6 +95,27 @@ LATENCIES: tuple[Family, ...] = (
         lambda s: s.executions.compute_output.ns // 1000,
     ),
 )
+#: Of models whose answers are kept.
+CACHE: tuple[Family, ...] = (
+    Family("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda s: s.cache_hit.count),
+    Family("nv_cache_num_misses_per_model", "Number of cache misses per model", lambda s: s.cache_miss.count),
+    Family(
+        "nv_cache_hit_duration_per_model",
+        "Total cache hit duration per model, in microseconds",
+        lambda s: s.cache_hit.ns // 1000,
+    ),
+    Family(
+        "nv_cache_miss_duration_per_model",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+        lambda s: s.cache_miss.ns // 1000,
+    ),
+    # Headrace's own: Triton does not tell.
+    Family(
+        "nv_cache_num_failures_per_model",
+        "Number of times that the response cache failed to answer, or to keep an answer, per model",
+        lambda s: s.cache_failures,
+    ),
+)
 GAUGES: tuple[Family, ...] = (
     Family(
         "nv_inference_pending_request_count",
@@ -144,6 +165,14 @@ SUMMARIES: Mapping[str, tuple[str, str]] = {
     "compute_input": ("nv_inference_compute_input_summary_us", _INPUT.help),
     "compute_infer": ("nv_inference_compute_infer_summary_us", _INFER.help),
     "compute_output": ("nv_inference_compute_output_summary_us", _OUTPUT.help),
+    "cache_hit": (
+        "nv_cache_hit_summary_per_model",
+        "Summary of cache hit counts/durations per model, in microseconds.",
+    ),
+    "cache_miss": (
+        "nv_cache_miss_summary_per_model",
+        "Summary of cache miss counts/durations per model, in microseconds.",
+    ),
 }
 
 
@@ -186,17 +215,21 @@ class ModelCollector(Collector):
         for family in GAUGES:
             yield _family(family, "gauge", rows)
         yield _family(RESTARTS, "counter", rows)
+        cached = [(labels, snapshot) for labels, snapshot in rows if snapshot.has_cache]
+        for family in CACHE:
+            yield _family(family, "counter", cached)
         for histogram in HISTOGRAMS:
             yield _histogram(histogram, rows)
-        yield from self._summary_families([(model, labels) for model, labels, _ in models])
+        yield from self._summary_families(models)
 
-    def _summary_families(self, models: Sequence[tuple[CollectedModel, Labels]]) -> Iterator[Metric]:
+    def _summary_families(self, models: Sequence[tuple[CollectedModel, Labels, Snapshot]]) -> Iterator[Metric]:
         if self._summaries is None:
             return
         for stage, (name, help_text) in SUMMARIES.items():
             family = Metric(name, help_text, "summary")
-            for model, labels in models:
-                family.samples += self._summary(name, stage, model, labels)
+            for model, labels, snapshot in models:
+                if stage not in (("cache_hit", "cache_miss"), ("request",))[snapshot.has_cache]:
+                    family.samples += self._summary(name, stage, model, labels)
             yield family
 
     def _summary(self, name: str, stage: str, model: CollectedModel, labels: Labels) -> Iterator[Sample]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.messages.ticket import Ticket
@@ -200,16 +200,25 @@ class Snapshot:
     other_failures: Duration
     cache_hit: Duration
     cache_miss: Duration
+    cached: Duration
+    cache_failures: int
+    has_cache: bool
     pending: int
     load_ns: int
     restarts: int
 
     @property
     def success(self) -> Duration:
-        """Successful requests, those answered from the cache included."""
+        """Successful requests, those answered from the cache included, and what misses have cost."""
         return Duration(
-            self.executions.success.count + self.cache_hit.count, self.executions.success.ns + self.cache_hit.ns
+            self.executions.success.count + self.cached.count,
+            self.executions.success.ns + self.cached.ns + self.cache_miss.ns,
         )
+
+    @property
+    def queue(self) -> Duration:
+        """Successful requests in the queue, where those answered from the cache were for no time."""
+        return Duration(self.executions.queue.count + self.cached.count, self.executions.queue.ns)
 
     @property
     def fail(self) -> Duration:
@@ -227,8 +236,16 @@ class ModelStatistics:
     rejected: Duration = field(default_factory=Duration)
     cancelled: Duration = field(default_factory=Duration)
     other_failures: Duration = field(default_factory=Duration)
+    #: Whether answers are kept: the numbers of the response cache mean something.
+    has_cache: bool = False
+    #: What looking up took where it found an answer, or one that was on its way; and where it did not, with keeping it.
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
+    #: Requests that the cache has answered, from their arrival on.
+    cached: Duration = field(default_factory=Duration)
+    cache_failures: int = 0
+    #: Told of each hit (True) and miss, with its nanoseconds.
+    watch_cache: Callable[[bool, int], None] | None = None
     load_ns: int = 0
     instances: list[ExecutionStatistics] = field(default_factory=list)
 
@@ -237,6 +254,23 @@ class ModelStatistics:
         statistics = ExecutionStatistics()
         self.instances.append(statistics)
         return statistics
+
+    def record_hit(self, arrival_ns: int, asked_ns: int, now_ns: int) -> None:
+        """The cache has answered a request that had arrived, and asked it, at these times. Event loop only."""
+        hit, cached = self.cache_hit, self.cached
+        hit.count += 1
+        hit.ns += now_ns - asked_ns
+        cached.count += 1
+        cached.ns += now_ns - arrival_ns
+        if self.watch_cache is not None:
+            self.watch_cache(True, now_ns - asked_ns)
+
+    def record_miss(self, spent_ns: int) -> None:
+        """A request has been executed, because the cache had no answer. Event loop only."""
+        self.cache_miss.count += 1
+        self.cache_miss.ns += spent_ns
+        if self.watch_cache is not None:
+            self.watch_cache(False, spent_ns)
 
     def snapshot(self, pending: int = 0, restarts: int = 0) -> Snapshot:
         """Everything added up. ``pending`` is the scheduler's count of waiting requests, ``restarts`` the hosts'."""
@@ -253,6 +287,9 @@ class ModelStatistics:
             other_failures=self.other_failures,
             cache_hit=self.cache_hit,
             cache_miss=self.cache_miss,
+            cached=self.cached,
+            cache_failures=self.cache_failures,
+            has_cache=self.has_cache,
             pending=pending,
             load_ns=self.load_ns,
             restarts=restarts,

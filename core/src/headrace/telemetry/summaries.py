@@ -15,18 +15,19 @@ from collections.abc import Callable, Sequence
 from math import ceil, log, nan
 from threading import Lock
 from time import monotonic_ns
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from headrace.hookspecs import hookimpl
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.statistics import BatchTimes, Observer
+from headrace.telemetry.statistics import BatchTimes, ModelStatistics, Observer
 
 GROWTH = 1.02
 RELATIVE_ERROR = (GROWTH - 1) / (GROWTH + 1)
 WINDOW_S = 60
 SLOTS = 6
 #: In the order of their export; the words stand in the names of the families.
-STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 
 _LOG_GROWTH = log(GROWTH)
 _SLOT_NS = WINDOW_S * 1_000_000_000 // SLOTS
@@ -99,11 +100,22 @@ class LatencySummaries(Observer):
             stages["compute_infer"].record((inferred - inputs) // 1000, end, number)
             stages["compute_output"].record((end - inferred) // 1000, end, number)
 
+    def cache_asked(self, is_hit: bool, took_ns: int) -> None:
+        """The response cache has answered a request, or not."""
+        with self._lock:
+            self._stages["cache_hit" if is_hit else "cache_miss"].record(took_ns // 1000, self._clock_ns())
+
     def read(self, stage: str, quantiles: Sequence[float]) -> tuple[int, int, list[float]]:
         """Count, sum in microseconds, and the quantiles of one of `STAGES`."""
         with self._lock:
             summary = self._stages[stage]
             return summary.count, summary.total_us, summary.quantiles(quantiles, self._clock_ns())
+
+
+class ObservedModel(Protocol):
+    """What is needed of a `headrace.models.served.ServedModel`."""
+
+    statistics: ModelStatistics
 
 
 class Summaries:
@@ -113,8 +125,11 @@ class Summaries:
         self._models: WeakKeyDictionary[object, LatencySummaries] = WeakKeyDictionary()
 
     @hookimpl
-    def observe_model(self, model: object) -> LatencySummaries:
-        return self.of(model)
+    def observe_model(self, model: ObservedModel) -> LatencySummaries:
+        summaries = self.of(model)
+        if model.statistics.has_cache:
+            model.statistics.watch_cache = summaries.cache_asked
+        return summaries
 
     def of(self, model: object) -> LatencySummaries:
         """The summaries of ``model``; empty ones if it has not been observed before."""

@@ -1,0 +1,53 @@
+"""The built-in cache ``local``: the answers of all models in the memory of the server, and no more than it may take."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headrace.caches.base import CachedResponse, ResponseCache
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCacheParameters:
+    size: int = 0  #: bytes that all entries together may take
+
+    def __post_init__(self) -> None:
+        if self.size <= 0:
+            raise ValueError("Failed to initialize LocalCache: config didn't contain a valid 'size' field.")
+
+
+class LocalCache(ResponseCache):
+    """Forgets first what was not asked for longest. ``used_bytes`` counts tensors, keys and the objects around them."""
+
+    name: ClassVar[str] = "local"
+    Parameters = LocalCacheParameters
+
+    def __init__(self, parameters: LocalCacheParameters) -> None:
+        super().__init__(parameters)
+        self.used_bytes = 0
+        self._size = self.largest_bytes = parameters.size
+        self._entries: OrderedDict[bytes, CachedResponse] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> CachedResponse | None:
+        found = self._entries.get(key)
+        if found is not None:
+            self._entries.move_to_end(key)
+        return found
+
+    def put(self, key: bytes, response: CachedResponse) -> None:
+        if key in self._entries or response.size_bytes > self._size:
+            return
+        self._entries[key] = response
+        self.used_bytes += response.size_bytes
+        while self.used_bytes > self._size:
+            _, gone = self._entries.popitem(last=False)
+            self.used_bytes -= gone.size_bytes
+
+    def close(self) -> None:
+        self._entries.clear()
+        self.used_bytes = 0

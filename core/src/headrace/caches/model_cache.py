@@ -1,0 +1,173 @@
+"""The response cache as one version of a model sees it, and how a server makes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from headrace.caches.base import CachedResponse, ResponseCache
+from headrace.caches.kept_responses import content_bytes, lent, own
+from headrace.caches.keys import CacheKeys
+from headrace.caches.remote_calls import Found, RemoteCalls
+from headrace.config.model_config_pb2 import ModelParameter
+from headrace.config.parameters import parse_parameters, unknown
+from headrace.errors import ConfigError, HeadraceError, InvalidArgument, PluginError, Unavailable, summary
+from headrace.large import LargeWork
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.messages.spec import Spec
+from headrace.messages.tensor import data_type
+from headrace.telemetry.pacing import paced
+
+log = paced(__name__)
+
+#: From here on a thread digests what is asked, and copies what is answered: a third of a millisecond of work.
+LARGE_BYTES = 256 * 1024
+
+
+class CacheClasses(Protocol):
+    """Where the classes are looked up: a registry. ``get`` raises `LoadError` with the reason."""
+
+    def get(self, name: str) -> type[ResponseCache]: ...
+
+
+def make_cache(configured: Mapping[str, Mapping[str, str]], classes: CacheClasses) -> ResponseCache:
+    """The cache that ``--cache-config`` asks for. May block. Raises `ConfigError`, `LoadError` and `PluginError`."""
+    if len(configured) > 1:
+        raise ConfigError("found multiple cache configurations, but only a single cache is currently supported")
+    ((name, settings),) = configured.items()
+    kind = classes.get(name)
+    given = {key: ModelParameter(string_value=value) for key, value in settings.items()}
+    try:
+        for problem in unknown(kind.Parameters, given):
+            raise ConfigError(problem.message)
+        return kind(parse_parameters(kind.Parameters, given))
+    except HeadraceError as error:
+        text = error.message.removeprefix("parameters: ")
+        raise ConfigError(f"--cache-config={name},...: {text}", error.code) from error
+    except BaseException as error:  # a stranger's
+        raise PluginError(f"response cache '{name}' failed to start: {summary(error)}") from error
+
+
+class ServerCache:
+    """The cache of a server, and the threads for what is too long for its event loop. Event loop only."""
+
+    def __init__(self, cache: ResponseCache, large_work: LargeWork, loop: asyncio.AbstractEventLoop) -> None:
+        self.cache, self.large_work = cache, large_work
+        self.remote = RemoteCalls(cache, loop) if cache.is_remote else None
+
+    def close(self) -> None:
+        """Nothing is asked any more. Blocks."""
+        (self.remote or self.cache).close()
+
+
+class CachedSignature(Protocol):
+    """What is needed of a `headrace.models.signature.Signature`."""
+
+    batched: bool
+    outputs: dict[str, Spec]
+
+
+class ModelCache:
+    """What one version keeps in ``server``. ``identity`` tells it from all others."""
+
+    def __init__(
+        self,
+        server: ServerCache,
+        name: str,
+        version: str,
+        identity: bytes,
+        signature: CachedSignature,
+    ) -> None:
+        self.name, self.version = name, version
+        self.keys = CacheKeys(identity, signature.outputs)
+        self._server, self._cache = server, server.cache
+        self._outputs, self._batched = signature.outputs, signature.batched
+        self.is_remote = server.remote is not None
+        #: Counts what the cache has failed to do.
+        self.failed: Callable[[Exception], None] = _nobody
+
+    def find(self, key: bytes) -> CachedResponse | None:
+        """What a cache that is not remote has under ``key``."""
+        try:
+            return self._cache.get(key)
+        except Exception as error:
+            self._note(error)
+            return None
+
+    def ask(self, key: bytes, found: Found) -> bool:
+        """Have ``found`` told what a remote cache has; False if it is not asked now."""
+        remote = self._server.remote
+        assert remote is not None
+        return remote.get(key, self._check, partial(self._found, found))
+
+    def digest_apart(self, request: InferRequest, done: Callable[[bytes | Exception], None]) -> bool:
+        """Have ``done`` told the key of ``request``, which is large, soon; False if too much is under way."""
+        try:
+            self._server.large_work.begin(partial(self.keys.key, request), done)
+        except Unavailable:
+            return False
+        return True
+
+    def keep(self, key: bytes, response: InferResponse) -> CachedResponse:
+        """Keep what ``response`` says. Returns that, for others who wait for it."""
+        size = content_bytes(response.outputs.values())
+        if size > min(LARGE_BYTES, self._cache.largest_bytes):
+            if size <= self._cache.largest_bytes:
+                self._copy_apart(key, response)
+            return lent(response)
+        kept = own(response)
+        self._put(key, kept)
+        return kept
+
+    def _copy_apart(self, key: bytes, response: InferResponse) -> None:
+        try:
+            self._server.large_work.begin(partial(own, response), partial(self._copied, key))
+        except Unavailable as error:
+            self.failed(error)
+
+    def _copied(self, key: bytes, kept: CachedResponse | Exception) -> None:
+        if isinstance(kept, Exception):
+            self._note(kept)
+        else:
+            self._put(key, kept)
+
+    def _put(self, key: bytes, kept: CachedResponse) -> None:
+        remote = self._server.remote
+        try:
+            if remote is None:
+                self._cache.put(key, kept)
+            else:
+                remote.put(key, kept, self.failed)
+        except Exception as error:
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        log.warning("response cache '%s' failed for model '%s': %s", self._cache.name, self.name, summary(error))
+        self.failed(error)
+
+    def _found(self, found: Found, outcome: CachedResponse | Exception | None) -> None:
+        if isinstance(outcome, Exception):
+            self.failed(outcome)
+        found(outcome)
+
+    def _check(self, response: CachedResponse) -> None:
+        """Raise `InvalidArgument` unless ``response`` could be an answer of the model. On any thread."""
+        for name, tensor in response.outputs.items():
+            spec = self._outputs.get(name)
+            if spec is None:
+                raise InvalidArgument(f"the cache has an output '{name}', which model '{self.name}' does not have")
+            dims = tensor.shape[self._batched :]
+            fits = len(dims) == len(spec.dims) and all(
+                want in (-1, got) for want, got in zip(spec.dims, dims, strict=True)
+            )
+            if data_type(tensor) is not spec.datatype or not fits or len(tensor.shape) != len(dims) + self._batched:
+                raise InvalidArgument(
+                    f"the cache has output '{name}' of model '{self.name}' as {data_type(tensor)} {list(tensor.shape)}"
+                )
+
+
+def _nobody(error: Exception) -> None:
+    """Counts nothing."""

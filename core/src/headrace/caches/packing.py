@@ -1,0 +1,99 @@
+"""A response as bytes, for caches outside of the process::
+
+    magic "HRC1" | header length u32 | header, JSON | tensors in wire form, each at a multiple of 16 bytes
+
+The header has ``parameters``, and of each of the ``outputs`` name, data type, shape and bytes. What is unpacked may
+have been written by anybody: it is bounded by its own size, and nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from headrace.caches.base import CachedResponse
+from headrace.errors import InvalidArgument
+from headrace.messages import dtypes
+from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
+
+_MAGIC = b"HRC1"
+#: What NumPy can index on every version.
+_MOST_AXES = 32
+_ALIGN = 16
+_MOST_HEADER_BYTES = 1 << 20
+
+
+def pack_response(response: CachedResponse) -> bytes:
+    """``response`` for `unpack_response`. Copies every tensor once."""
+    outputs, parts, place = [], [], 0
+    for name, tensor in response.outputs.items():
+        content = wire_bytes(tensor)
+        size = len(content)
+        outputs.append([name, data_type(tensor).name, list(tensor.shape), size])
+        parts += [content, bytes(-size % _ALIGN)]
+        place += size + -size % _ALIGN
+    header = json.dumps({"outputs": outputs, "parameters": dict(response.parameters)}).encode()
+    header += b" " * (-(len(header) + 8) % _ALIGN)
+    return b"".join([_MAGIC, len(header).to_bytes(4, "little"), header, *parts])
+
+
+def unpack_response(data: bytes) -> CachedResponse:
+    """What `pack_response` made ``data`` of; its tensors look at it. Raises `InvalidArgument` for anything else."""
+    try:
+        return _unpack(data)
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise InvalidArgument(f"{len(data)} bytes are no packed response: {error}") from None
+
+
+def _unpack(data: bytes) -> CachedResponse:
+    size = int.from_bytes(data[4:8], "little")
+    if data[:4] != _MAGIC or not 0 < size <= min(len(data) - 8, _MOST_HEADER_BYTES):
+        raise ValueError("it has no header")
+    header, place = json.loads(data[8 : 8 + size]), 8 + size
+    outputs: dict[str, Tensor] = {}
+    for name, datatype, shape, nbytes in header["outputs"]:
+        if not isinstance(name, str) or name in outputs:
+            raise ValueError("an output has no name of its own")
+        outputs[name] = _tensor(data, place, datatype, _whole(shape), *_whole([nbytes]))
+        place += nbytes + -nbytes % _ALIGN
+    if place != len(data):
+        raise ValueError(f"its outputs end at {place}")
+    return CachedResponse(outputs, _parameters(header["parameters"]), len(data))
+
+
+def _tensor(data: bytes, place: int, datatype: str, shape: tuple[int, ...], size: int) -> Tensor:
+    if place + size > len(data):
+        raise ValueError("an output runs past the end")
+    kind = dtypes.BY_NAME[datatype]
+    if kind is dtypes.BYTES:
+        strings = BytesTensor(memoryview(data)[place : place + size], shape)
+        try:
+            found = len(strings.offsets) - 1
+        except InvalidArgument as error:
+            raise ValueError(error.message) from None
+        if found != prod(shape):
+            raise ValueError(f"{found} strings for shape {list(shape)}")
+        return strings
+    if prod(shape) * kind.itemsize != size:
+        raise ValueError(f"{size} bytes for {datatype} {list(shape)}")
+    array: Tensor = np.ndarray(shape, kind.numpy, data, place)
+    return array
+
+
+def _whole(numbers: Any) -> tuple[int, ...]:
+    """``numbers``, if they are a few whole ones that are not negative."""
+    if not isinstance(numbers, list) or len(numbers) > _MOST_AXES:
+        raise ValueError("a shape is no list, or too long")
+    for number in numbers:
+        if type(number) is not int or not 0 <= number < 1 << 63:
+            raise ValueError("a shape or a size is no number of elements")
+    return tuple(numbers)
+
+
+def _parameters(given: Any) -> dict[str, str | int | bool | float]:
+    if not isinstance(given, dict) or not all(isinstance(value, str | int | bool | float) for value in given.values()):
+        raise ValueError("its parameters are none")
+    return given

@@ -1,0 +1,253 @@
+"""The stage of the response cache: requests that are answered in a model's stead, before its scheduler hears of them.
+
+A request is answered from the cache; or it follows one that asks the same, and is executed already; or it leads: it is
+executed, and its answer is kept. If a leader fails or leaves, the first of those that follow leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from headrace.caches.base import CachedResponse
+from headrace.caches.kept_responses import content_bytes
+from headrace.caches.keys import bypasses
+from headrace.caches.model_cache import LARGE_BYTES, ModelCache
+from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable, summary
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Respond, Ticket
+from headrace.schedulers.base import Clock, ScheduledModel, Scheduler
+from headrace.schedulers.in_flight import AWAITED
+from headrace.schedulers.kernel import STOPPING, Kernel
+from headrace.telemetry.statistics import ModelStatistics
+
+#: After so many executions that failed those who still wait are executed each for itself, and not one after another.
+_ATTEMPTS = 2
+
+
+class Flight:
+    """One key whose answer is on its way, from an execution (``leader``) or from a remote cache (None).
+
+    ``followers`` wait for it, in order of arrival, each with the time at which it asked.
+    """
+
+    __slots__ = (
+        "answer",
+        "failures",
+        "followers",
+        "is_passed_on",
+        "key",
+        "leader",
+        "priority",
+        "responses",
+        "spent_ns",
+    )
+
+    def __init__(self, key: bytes, priority: int) -> None:
+        self.key, self.priority = key, priority
+        self.leader: Ticket | None = None
+        self.followers: dict[Ticket, int] = {}
+        self.answer: Answer = None
+        self.responses = self.failures = self.spent_ns = 0
+        self.is_passed_on = False
+
+
+class CachingKernel(Kernel):
+    """The kernel of a version whose answers are kept in ``cache``. Event loop only, as `Kernel`."""
+
+    def __init__(
+        self,
+        kind: type[Scheduler],
+        model: ScheduledModel,
+        statistics: ModelStatistics,
+        loop: asyncio.AbstractEventLoop,
+        cache: ModelCache,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(kind, model, statistics, loop, clock)
+        self._cache = cache
+        statistics.has_cache, cache.failed = True, self._count_failure
+        self._flights: dict[bytes, Flight] = {}
+        #: Those that have entered and wait for an answer, or for their own key (None), outside the scheduler.
+        self._followed: dict[Ticket, Flight | None] = {}
+
+    # ------------------------------------------------------------------ in
+
+    def submit(self, ticket: Ticket) -> None:
+        """As `Kernel.submit`. Raises `InvalidArgument`, too, if the parameter `BYPASS` is neither true nor false."""
+        request = ticket.request
+        if bypasses(request):
+            super().submit(ticket)
+            return
+        if self._tracker.is_closing:
+            raise self._closing(ticket)
+        asked_ns = self._now_ns()
+        if content_bytes(request.inputs.values()) <= LARGE_BYTES:  # type: ignore[arg-type]
+            self._look_up(ticket, self._cache.keys.key(request), asked_ns, super().submit)
+        elif self._cache.digest_apart(request, partial(self._digested, ticket, asked_ns)):
+            self._wait(ticket, None, asked_ns)
+        else:
+            super().submit(ticket)
+
+    def _digested(self, ticket: Ticket, asked_ns: int, key: bytes | Exception) -> None:
+        """The key of a request that waited for it is there."""
+        if self._followed.pop(ticket, self) is self:
+            return  # it has left
+        if isinstance(key, Exception):
+            self._count_failure(key)
+            self._resume(ticket)
+        else:
+            self._look_up(ticket, key, asked_ns, self._resume)
+
+    def _look_up(self, ticket: Ticket, key: bytes, asked_ns: int, execute: Callable[[Ticket], None]) -> None:
+        """Have ``ticket`` answered by whoever can, or ``execute`` it."""
+        request, flight = ticket.request, self._flights.get(key)
+        if flight is not None:
+            # An instance that waits for its call may be what the leader waits for; and who is urgent waits for nobody.
+            if request.callers or request.priority != flight.priority:
+                self._miss(asked_ns)
+                execute(ticket)
+            else:
+                self._wait(ticket, flight, asked_ns)
+            return
+        if not self._cache.is_remote and (found := self._cache.find(key)) is not None:
+            self._open[ticket] = AWAITED
+            self._hit(ticket, found, asked_ns)
+            return
+        flight = self._flights[key] = Flight(key, request.priority)
+        if self._cache.is_remote and self._cache.ask(key, partial(self._found, flight)):
+            self._wait(ticket, flight, asked_ns)
+            return
+        try:
+            self._lead(flight, ticket, asked_ns, execute)
+        except BaseException:
+            self._flights.pop(key, None)
+            raise
+
+    def _wait(self, ticket: Ticket, flight: Flight | None, asked_ns: int) -> None:
+        self._open[ticket] = AWAITED
+        ticket.queued_ns, ticket.on_cancel = asked_ns, self._depart
+        self._followed[ticket] = flight
+        if flight is not None:
+            flight.followers[ticket] = asked_ns
+
+    def _lead(self, flight: Flight, ticket: Ticket, asked_ns: int, execute: Callable[[Ticket], None]) -> None:
+        """Execute ``ticket`` for all who wait for ``flight``."""
+        respond = ticket.respond
+        flight.leader, flight.spent_ns = ticket, self._now_ns() - asked_ns
+        ticket.respond = partial(self._answered, flight, respond)
+        try:
+            execute(ticket)
+        except BaseException:
+            flight.leader, ticket.respond = None, respond
+            raise
+
+    def _resume(self, ticket: Ticket) -> None:
+        """Execute ``ticket``, which has entered long ago: a refusal is its answer."""
+        try:
+            self.enqueue(ticket)
+        except BaseException as error:
+            ticket.on_cancel = None
+            if isinstance(error, Unavailable):
+                self.statistics.rejected.count += 1
+            refusal = error if isinstance(error, HeadraceError) else InternalError(summary(error))
+            self._tracker.answer(ticket, refusal)
+
+    # ------------------------------------------------------------------ out
+
+    def _answered(self, flight: Flight, respond: Respond, answer: Answer, final: bool) -> None:
+        """The leader of ``flight`` is answered."""
+        leader = flight.leader
+        assert leader is not None
+        if isinstance(answer, InferResponse):
+            flight.responses += 1
+        if answer is not None and not isinstance(flight.answer, HeadraceError):
+            flight.answer = answer
+        if final:
+            leader.respond = respond  # else they would hold each other until they are collected
+        try:
+            respond(answer, final)
+        finally:
+            if final:
+                self._land(flight, leader)
+
+    def _land(self, flight: Flight, leader: Ticket) -> None:
+        answer, single = flight.answer, flight.responses == 1
+        flight.leader, flight.answer, flight.responses = None, None, 0
+        if isinstance(answer, InferResponse) and single:
+            now_ns = self._now_ns()
+            kept = self._cache.keep(flight.key, answer)
+            self._miss(now_ns - flight.spent_ns)
+            self._give(flight, kept)
+            return
+        self._miss(self._now_ns() - flight.spent_ns)
+        flight.failures += not leader.cancelled
+        self._pass_on(flight)
+
+    def _found(self, flight: Flight, found: CachedResponse | Exception | None) -> None:
+        """The remote cache has answered, or failed."""
+        if isinstance(found, CachedResponse):
+            self._give(flight, found)
+        else:
+            self._pass_on(flight)
+
+    def _give(self, flight: Flight, kept: CachedResponse) -> None:
+        """Answer all who wait for ``flight``."""
+        self._flights.pop(flight.key, None)
+        for ticket, asked_ns in tuple(flight.followers.items()):
+            if self._followed.pop(ticket, self) is not self:
+                self._hit(ticket, kept, asked_ns)
+
+    def _pass_on(self, flight: Flight) -> None:
+        """Nobody is executed for ``flight``: the first who waits is, or, after too many failures, each who does."""
+        if flight.is_passed_on:  # it is refused at once; whoever passes on looks for another
+            return
+        flight.is_passed_on = True
+        while flight.followers and flight.leader is None:
+            ticket, asked_ns = next(iter(flight.followers.items()))
+            del flight.followers[ticket], self._followed[ticket]
+            if flight.failures < _ATTEMPTS:
+                self._lead(flight, ticket, asked_ns, self._resume)
+            else:
+                self._miss(asked_ns)
+                self._resume(ticket)
+        flight.is_passed_on = False
+        if flight.leader is None:
+            self._flights.pop(flight.key, None)
+
+    def _hit(self, ticket: Ticket, kept: CachedResponse, asked_ns: int) -> None:
+        ticket.on_cancel = None
+        self.statistics.record_hit(ticket.arrival_ns, asked_ns, self._now_ns())
+        cache = self._cache
+        self._tracker.answer(
+            ticket, InferResponse(dict(kept.outputs), kept.parameters, cache.name, cache.version, ticket.request.id)
+        )
+
+    def _miss(self, asked_ns: int) -> None:
+        self.statistics.record_miss(self._now_ns() - asked_ns)
+
+    def _count_failure(self, error: Exception) -> None:
+        self.statistics.cache_failures += 1
+
+    # ------------------------------------------------------------------ those who leave, and the end
+
+    def _depart(self, ticket: Ticket) -> None:
+        """The caller of one who waits has gone."""
+        self._dismiss(ticket, Cancelled(f"{ticket.request.log_id}request was cancelled"))
+
+    def _dismiss(self, ticket: Ticket, error: HeadraceError) -> None:
+        flight = self._followed.pop(ticket, self)
+        if flight is self:
+            return
+        if isinstance(flight, Flight):
+            del flight.followers[ticket]
+        reason = self.statistics.cancelled if isinstance(error, Cancelled) else self.statistics.rejected
+        reason.count += 1
+        reason.ns += self._now_ns() - ticket.arrival_ns
+        self.deliver((ticket,), (error,))
+
+    def close(self) -> None:
+        for ticket in tuple(self._followed):
+            self._dismiss(ticket, Unavailable(f"{ticket.request.log_id}{STOPPING}"))
+        super().close()

@@ -1,0 +1,164 @@
+"""The response cache in a server: what a config and ``--cache-config`` ask for, and what the server tells of it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import CachedResponse, ResponseCache, Server, builtins, hookimpl
+from headrace.errors import ConfigError, LoadError, PluginError
+from headrace.models.served import statistics_document
+from headrace.telemetry import exposition
+from tests.core.conftest import GATED, Gated, WriteModel
+
+LOCAL = {"local": {"size": "1000000"}}
+CACHED = f"{GATED} response_cache {{ enable: true }}"
+X = np.ones((1, 2), np.float32)
+
+
+def page(server: Server) -> str:
+    return exposition.text(server.engine.collect())
+
+
+def counted(server: Server, model: str) -> dict[str, int]:
+    """The families of the cache, as far as ``model`` has series."""
+    found = re.findall(rf'^(nv_cache_\w+){{model="{model}",version="1"}} (\d+)$', page(server), re.MULTILINE)
+    return {name: int(value) for name, value in found if "duration" not in name}
+
+
+def test_a_model_that_takes_part_is_asked_once_and_another_each_time(
+    make_server: Callable[..., Server], write_model: WriteModel, gated: type[Gated]
+) -> None:
+    write_model("cached", CACHED)
+    write_model("plain", GATED)
+    with make_server(cache_config=LOCAL) as server:
+        for model in ("cached", "plain"):
+            for _ in range(3):
+                np.testing.assert_array_equal(server.infer(model, {"x": X}).outputs["y"], X)
+        assert [type(each.scheduler).__name__ for each in server.served()] == ["CachingKernel", "Kernel"]
+        told = {model.name: statistics_document(model) for model in server.served()}
+        assert told["cached"]["execution_count"] == told["cached"]["inference_count"] == 1
+        stats = told["cached"]["inference_stats"]
+        counts = {name: stats[name]["count"] for name in stats}
+        assert counts == {
+            "success": 3, "fail": 0, "queue": 3, "compute_input": 1, "compute_infer": 1, "compute_output": 1,
+            "cache_hit": 2, "cache_miss": 1,
+        }  # fmt: skip
+        assert 0 < stats["cache_hit"]["ns"] < stats["success"]["ns"]
+        assert told["plain"]["inference_stats"]["cache_miss"] == {"count": 0, "ns": 0}
+        assert counted(server, "cached") == {
+            "nv_cache_num_hits_per_model": 2,
+            "nv_cache_num_misses_per_model": 1,
+            "nv_cache_num_failures_per_model": 0,
+        }
+        assert counted(server, "plain") == {}
+        assert 'nv_inference_request_success{model="cached",version="1"} 3' in page(server)
+        assert 'nv_inference_count{model="cached",version="1"} 1' in page(server)
+
+
+def test_a_model_that_would_take_part_does_without_a_cache(
+    make_server: Callable[..., Server], write_model: WriteModel
+) -> None:
+    write_model("cached", CACHED)
+    with make_server() as server:
+        for _ in range(2):
+            server.infer("cached", {"x": X})
+        (model,) = server.served()
+        assert model.snapshot().executions.execution_count == 2
+        assert counted(server, "cached") == {}
+
+
+def test_summaries_speak_of_the_cache_where_there_is_one_and_not_of_requests(
+    make_server: Callable[..., Server], write_model: WriteModel
+) -> None:
+    write_model("cached", CACHED)
+    write_model("plain", GATED)
+    with make_server(cache_config=LOCAL, metrics_config={"summary_latencies": "true"}) as server:
+        for model in ("cached", "plain"):
+            for _ in range(3):
+                server.infer(model, {"x": X})
+        summaries = {
+            model: dict(re.findall(rf'^(\w+)_count{{model="{model}",version="1"}} (\d+)$', page(server), re.MULTILINE))
+            for model in ("cached", "plain")
+        }
+    assert summaries["cached"]["nv_cache_hit_summary_per_model"] == "2"
+    assert summaries["cached"]["nv_cache_miss_summary_per_model"] == "1"
+    assert "nv_inference_request_summary_us" not in summaries["cached"]
+    assert summaries["plain"]["nv_inference_request_summary_us"] == "3"
+    assert not any("cache" in name for name in summaries["plain"])
+
+
+def test_nothing_is_left_of_what_was_loaded_before(make_server: Callable[..., Server], write_model: WriteModel) -> None:
+    folder = write_model("cached", CACHED)
+    with make_server(cache_config=LOCAL, model_control_mode="explicit", load_model=("*",)) as server:
+        server.infer("cached", {"x": X})
+        (folder / "1/weights").write_text("other")
+        server._call(server.load, "cached", {})
+        server.infer("cached", {"x": X})
+        (model,) = server.served()
+        assert model.snapshot().executions.execution_count == 1
+        assert model.snapshot().cache_hit.count == 0
+
+
+def test_many_who_ask_at_once_cost_one_execution(
+    make_server: Callable[..., Server], write_model: WriteModel, gated: type[Gated]
+) -> None:
+    write_model("cached", CACHED)
+
+    async def ask(server: Server) -> None:
+        gated.gate.clear()
+        answers = [asyncio.ensure_future(server.infer_async("cached", {"x": X})) for _ in range(50)]
+        await asyncio.sleep(0)
+        answers[0].cancel()
+        gated.gate.set()
+        done = await asyncio.gather(*answers, return_exceptions=True)
+        assert [type(each) for each in done].count(asyncio.CancelledError) == 1
+
+    with make_server(cache_config=LOCAL) as server:
+        server._call(ask, server)
+        (model,) = server.served()
+        assert model.snapshot().executions.execution_count <= 2
+        assert model.scheduler.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "text"),
+    [
+        ({"local": {"size": "0"}}, ConfigError, "didn't contain a valid 'size' field"),
+        ({"local": {}}, ConfigError, "didn't contain a valid 'size' field"),
+        ({"local": {"size": "many"}}, ConfigError, "'size' is 'many', expected a whole number"),
+        ({"local": {"sise": "5"}}, ConfigError, "unknown parameter 'sise'; did you mean 'size'\\? known: size"),
+        ({"lokal": {"size": "5"}}, LoadError, "no plugin provides cache 'lokal'; did you mean 'local'"),
+        ({"local": {"size": "5"}, "other": {}}, ConfigError, "only a single cache is currently supported"),
+        ({"falls": {}}, PluginError, "response cache 'falls' failed to start: ZeroDivisionError: now"),
+    ],
+)
+def test_a_cache_that_cannot_be_stops_the_start(
+    make_server: Callable[..., Server], falls: None, config: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text), make_server(cache_config=config):
+        pass
+
+
+class Falls(ResponseCache):
+    name = "falls"
+
+    def __init__(self, parameters: Any) -> None:
+        raise ZeroDivisionError("now")
+
+    def get(self, key: bytes) -> CachedResponse | None:
+        return None
+
+    def put(self, key: bytes, response: CachedResponse) -> None:
+        return None
+
+
+@pytest.fixture
+def falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = builtins.register_caches
+    monkeypatch.setattr(builtins, "register_caches", hookimpl(lambda: [*own(), Falls]))
