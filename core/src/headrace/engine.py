@@ -244,6 +244,10 @@ class Engine:
         models = table.for_statistics(name, version) if name else table.all_ready()
         return [statistics_document(model) for model in models]
 
+    def explain(self, name: str, version: str = "") -> dict[str, Any]:
+        """Why the last batches of a model ran when they did; docs/explain.md has the fields. Raises as `resolve`."""
+        return self._table.served(name, version).explain()
+
     # ------------------------------------------------------------------ control
 
     def index(self, ready_only: bool = False) -> list[IndexEntry]:

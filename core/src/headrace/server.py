@@ -98,7 +98,7 @@ class Server:
         self.load, self.unload = engine.load, engine.unload
         self.index, self.list_repository = engine.index, engine.list_repository
         self.check_ready, self.is_model_ready = engine.check_ready, engine.is_model_ready
-        self.when_ready, self.metadata = engine.when_ready, engine.metadata
+        self.when_ready, self.metadata, self.explain = engine.when_ready, engine.metadata, engine.explain
 
     def served(self, name: str | None = None, version: str = "") -> list[ServedModel]:
         """The versions that take requests: all, or as a statistics request means them; raises `InvalidArgument`."""

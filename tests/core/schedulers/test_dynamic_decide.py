@@ -29,15 +29,15 @@ def rule(max_rows: int = 8, preferred: Sequence[int] = (), delay_ms: int = 0) ->
 
 
 def test_without_delay_what_is_there_goes_at_once() -> None:
-    assert decide(waiting(1, 1, 1), rule(), 0).count == 3
+    assert decide(waiting(1, 1, 1), rule(), 0).requests == 3
 
 
 def test_a_batch_never_exceeds_the_maximum_and_never_splits_a_request() -> None:
-    assert decide(waiting(3, 3, 3), rule(), 0).count == 2
+    assert decide(waiting(3, 3, 3), rule(), 0).requests == 2
 
 
 def test_the_largest_preferred_prefix_goes_before_the_delay_is_over() -> None:
-    assert decide(waiting(1, 1, 1, 1, 1), rule(preferred=(2, 4), delay_ms=5), 1).count == 4
+    assert decide(waiting(1, 1, 1, 1, 1), rule(preferred=(2, 4), delay_ms=5), 1).requests == 4
 
 
 def test_below_every_preferred_size_it_waits_for_the_rest_of_the_delay() -> None:
@@ -49,11 +49,11 @@ def test_with_a_delay_and_no_preferred_size_it_waits_for_the_maximum() -> None:
 
 
 def test_after_the_delay_everything_that_waits_goes() -> None:
-    assert decide(waiting(1, 1, 1), rule(preferred=(2,), delay_ms=5), 5 * MS).count == 3
+    assert decide(waiting(1, 1, 1), rule(preferred=(2,), delay_ms=5), 5 * MS).requests == 3
 
 
 def test_a_request_that_cannot_join_ends_the_batch_before_the_delay() -> None:
-    assert decide(waiting(1, 1, 1, keys=("a", "a", "b")), rule(delay_ms=5), 0).count == 2
+    assert decide(waiting(1, 1, 1, keys=("a", "a", "b")), rule(delay_ms=5), 0).requests == 2
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_a_request_that_cannot_join_ends_the_batch_before_the_delay() -> None:
 def test_what_would_lift_a_batch_above_the_largest_preferred_size_is_left_for_the_next_one(
     rows: Sequence[int], preferred: Sequence[int], since_ms: int, count: int
 ) -> None:
-    assert decide(waiting(*rows), rule(8, preferred, delay_ms=5), since_ms * MS).count == count
+    assert decide(waiting(*rows), rule(8, preferred, delay_ms=5), since_ms * MS).requests == count
 
 
 def test_without_a_delay_a_batch_may_be_larger_than_every_preferred_size() -> None:
-    assert decide(waiting(3, 4), rule(8, (2, 6)), 0).count == 2
+    assert decide(waiting(3, 4), rule(8, (2, 6)), 0).requests == 2
 
 
 def test_a_model_without_batch_axis_runs_one_by_one() -> None:
-    assert decide(waiting(1, 1), BatchRule(), 0).count == 1
+    assert decide(waiting(1, 1), BatchRule(), 0).requests == 1
 
 
 @pytest.mark.parametrize("delay_ms", [0, 3])
@@ -93,8 +93,8 @@ def test_every_decision_either_sends_a_legal_prefix_or_waits_within_the_delay(
     delay_ms: int, rows: list[int], now_ms: int, preferred: set[int]
 ) -> None:
     decision = decide(waiting(*rows), rule(8, tuple(preferred), delay_ms), now_ms * MS)
-    if decision.count:
-        assert sum(rows[: decision.count]) <= 8
+    if decision.requests:
+        assert sum(rows[: decision.requests]) <= 8
     else:
         assert 0 < decision.wait_ns <= delay_ms * MS
         assert decision.missing_rows > 0

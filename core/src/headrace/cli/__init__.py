@@ -1,4 +1,4 @@
-"""The command line: ``headrace serve | check | plugins``.
+"""The command line: ``headrace serve | check | explain | plugins``.
 
 Exit codes: 0 for success and 1 for failure, arguments that cannot be read included (docs/spec/behaviours.md
 section 8).
@@ -17,12 +17,13 @@ Usage: headrace <command> [options]
 
   serve      serve the models of a repository           headrace serve --model-repository=/srv/models
   check      say what is wrong with a repository        headrace check /srv/models
+  explain    say why the batches of a model ran         headrace explain mlp
   plugins    list the plugins that are installed        headrace plugins
 
   headrace <command> --help    all about one command
   headrace --version           the version
 """
-_COMMANDS = ("serve", "check", "plugins")
+_COMMANDS = ("serve", "check", "explain", "plugins")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -108,11 +108,23 @@ class Padding(Ticket):
         self.rows, self.pinned = rows, True
 
 
-class Batch(list[Ticket]):
+class ReasonedBatch(list[Ticket]):
+    """Tickets, why they run now, and how many rows they are together (0 if nobody has counted). Made without `Batch`'s
+    constructor, which would cost as much as all the rest of remembering a batch: who makes one sets both."""
+
+    __slots__ = ("reason", "rows")
+
+    reason: str
+    rows: int
+
+
+class Batch(ReasonedBatch):
     """What a scheduler has an instance run, where a list of tickets does not say it all.
 
     ``added``: what each request gets as further inputs, in the order of the tickets. ``pinned``: the batch runs as it
     is, whoever leaves meanwhile, and its requests are not tried one by one if it fails. It may hold `Padding`.
+    ``reason``: why it runs now, in a word or two, for whoever asks the server to explain; ``rows``: how many they are
+    together, if that is known, 0 if not.
     """
 
     __slots__ = ("added", "pinned")
@@ -122,9 +134,11 @@ class Batch(list[Ticket]):
         tickets: Iterable[Ticket],
         added: Sequence[Mapping[str, Tensor]] = (),
         pinned: bool = False,
+        reason: str = "",
+        rows: int = 0,
     ) -> None:
         super().__init__(tickets)
-        self.added, self.pinned = added, pinned
+        self.added, self.pinned, self.reason, self.rows = added, pinned, reason, rows
 
 
 def _unheard(answer: Answer, final: bool) -> None:

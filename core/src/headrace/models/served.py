@@ -144,6 +144,22 @@ class ServedModel:
         """The statistics, added up now."""
         return self.statistics.snapshot(self.scheduler.pending, sum(worker.restarts for worker in self.workers))
 
+    def explain(self) -> dict[str, Any]:
+        """Why its last batches ran when they did, and what waits now: what ``GET .../explain`` says. Any thread."""
+        kernel, batching = self.scheduler, self.config.dynamic_batching
+        return {
+            "name": self.name,
+            "version": str(self.version),
+            "scheduler": kernel.scheduler.name,
+            "instances": len(self.workers),
+            "max_batch_size": self.max_batch_size,
+            "preferred_batch_size": list(batching.preferred_batch_size),
+            "max_queue_delay_us": batching.max_queue_delay_microseconds,
+            "waiting": kernel.pending,
+            "in_flight": kernel.in_flight,
+            **kernel.history.document(kernel.clock.now_ns()),
+        }
+
     async def drain(self) -> None:
         """Refuse new requests and wait until those submitted are answered."""
         await self.scheduler.drain()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from headrace.config.model_config_pb2 import ModelConfig, ModelQueuePolicy
 from headrace.errors import Unavailable
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import ReasonedBatch, Ticket
 from headrace.schedulers.base import InstanceInfo, Scheduler, SchedulerContext, Wait
+from headrace.telemetry.batch_history import DEADLINE, DELAY, FULL, IDLE_INSTANCE, PREFERRED_SIZE, SHAPE_BREAK
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,55 +95,61 @@ class BatchRule:
         return cls(rows, rows, preferred, batching.max_queue_delay_microseconds * 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Send the first ``count`` requests now; if that is 0, look again after ``wait_ns``, or as
-    soon as ``missing_rows`` more have arrived."""
+class Decision(NamedTuple):
+    """Send the first ``requests`` now, which are ``rows``, for ``reason``; if that is 0, look again after
+    ``wait_ns``, or as soon as ``missing_rows`` more have arrived."""
 
-    count: int
+    requests: int
     wait_ns: int = 0
     missing_rows: int = 0
+    rows: int = 0
+    reason: str = ""
 
 
 def decide(waiting: Sequence[Ticket], rule: BatchRule, now_ns: int) -> Decision:
     """What to do about ``waiting``: at least one request, in the order they would be served."""
-    rows = preferred = count = 0
-    key, complete = waiting[0].batch_key, False
+    rows = preferred = preferred_at = count = 0
+    key, complete = waiting[0].batch_key, ""
     most, preferred_rows = rule.max_rows, rule.preferred_rows
     for ticket in waiting:
         joined = rows + ticket.rows
         if count and (joined > most or ticket.batch_key != key):
-            complete = True
+            complete = FULL if joined > most else SHAPE_BREAK
             break
         rows = joined
         count += 1
         if rows in preferred_rows:
-            preferred = count
+            preferred, preferred_at = count, rows
+    if rows >= most or count >= rule.max_requests:
+        complete = FULL
+    why_preferred = FULL if preferred_at >= most else PREFERRED_SIZE
     if not rule.max_delay_ns:
-        return Decision(preferred or count)
+        if preferred:
+            return Decision(preferred, 0, 0, preferred_at, why_preferred)
+        return Decision(count, 0, 0, rows, complete or IDLE_INSTANCE)
     waited_ns = now_ns - min([ticket.queued_ns for ticket in waiting[:count]])
     if waited_ns >= rule.max_delay_ns:
-        return Decision(count)
+        return Decision(count, 0, 0, rows, complete or DELAY)
     if preferred:
-        return Decision(preferred)
+        return Decision(preferred, 0, 0, preferred_at, why_preferred)
     if rows > rule.largest_preferred:
-        return Decision(_below(waiting, rule.largest_preferred))
-    if complete or rows == rule.largest_preferred or count >= rule.max_requests:
-        return Decision(count)
+        return _below(waiting, rule.largest_preferred)
+    if complete or rows == rule.largest_preferred:
+        return Decision(count, 0, 0, rows, complete or FULL)
     target = min(size for size in rule.preferred_rows | {rule.max_rows} if size > rows)
     return Decision(0, rule.max_delay_ns - waited_ns, target - rows)
 
 
-def _below(waiting: Sequence[Ticket], largest: int) -> int:
-    """How many of ``waiting`` stay within ``largest`` rows, but the first in any case: what would lift the
+def _below(waiting: Sequence[Ticket], largest: int) -> Decision:
+    """As many of ``waiting`` as stay within ``largest`` rows, but the first in any case: what would lift the
     batch above the largest preferred size is left for the next one."""
     rows = count = 0
     for ticket in waiting:
-        rows += ticket.rows
-        if count and rows > largest:
+        if count and rows + ticket.rows > largest:
             break
+        rows += ticket.rows
         count += 1
-    return count
+    return Decision(count, 0, 0, rows, FULL)
 
 
 class DynamicScheduler(Scheduler):
@@ -167,6 +174,8 @@ class DynamicScheduler(Scheduler):
         #: give it another place.
         self._joins_behind = not (has_levels or policy.postpones)
         self._forming_key: object = None
+        #: Whether a batch is being formed, and the time of a request is over since: who stays may be a batch for that.
+        self._is_forming = self._has_expired = False
 
     def rule(self, context: SchedulerContext) -> BatchRule:
         """How requests join; other queue-based schedulers override this."""
@@ -196,13 +205,19 @@ class DynamicScheduler(Scheduler):
             waiting = [ticket for ticket in queue if not 0 < ticket.deadline_ns <= now_ns][: rule.max_requests]
         if not waiting or rule.max_requests == 1:
             return waiting
-        decision = decide(waiting, rule, now_ns)
-        if decision.count:
-            return waiting[: decision.count]
-        self._forming_key = waiting[0].batch_key
-        return Wait(decision.wait_ns, decision.missing_rows)
+        count, wait_ns, missing_rows, rows, reason = decide(waiting, rule, now_ns)
+        if count:
+            if self._is_forming:
+                reason = DEADLINE if self._has_expired and reason != DELAY else reason
+                self._is_forming = self._has_expired = False
+            batch = ReasonedBatch(waiting if count == len(waiting) else waiting[:count])
+            batch.reason, batch.rows = reason, rows
+            return batch
+        self._forming_key, self._is_forming, self._has_expired = waiting[0].batch_key, True, False
+        return Wait(wait_ns, missing_rows)
 
     def expired(self, ticket: Ticket) -> int | None:
+        self._has_expired = self._is_forming
         level = self._priorities.level(ticket.request.priority)
         return level if self._priorities.policy(level).postpones else None
 

@@ -32,13 +32,13 @@ class RequestQueue:
         #: Of each level that was asked for: those that wait, and those that were postponed. A model may have 2^64 - 1.
         self._levels: dict[int, tuple[Lane, Lane]] = {}
         #: All of them, in the order in which they are served. Replaced, never changed.
-        self._lanes: tuple[Lane, ...] = ()
+        self.lanes: tuple[Lane, ...] = ()
 
     def __len__(self) -> int:
-        return sum(map(len, self._lanes))
+        return sum(map(len, self.lanes))
 
     def __contains__(self, ticket: Ticket) -> bool:
-        return any(ticket in lane for lane in self._lanes)
+        return any(ticket in lane for lane in self.lanes)
 
     def __iter__(self) -> Iterator[Ticket]:
         return iter(self.head(len(self)))
@@ -61,7 +61,7 @@ class RequestQueue:
 
     def remove(self, ticket: Ticket) -> bool:
         """Take ``ticket`` out; True makes the caller its owner."""
-        for lane in self._lanes:  # noqa: SIM110 (a generator would double the cost of a request)
+        for lane in self.lanes:  # noqa: SIM110 (a generator would double the cost of a request)
             if lane.pop(ticket, self) is None:
                 return True
         return False
@@ -74,12 +74,12 @@ class RequestQueue:
         kept = {known: lanes for known, lanes in self._levels.items() if lanes[0] or lanes[1]}
         kept[level] = (OrderedDict(), OrderedDict())
         self._levels = dict(sorted(kept.items()))
-        self._lanes = tuple(chain.from_iterable(self._levels.values()))
+        self.lanes = tuple(chain.from_iterable(self._levels.values()))
         return kept[level]
 
     def head(self, count: int) -> tuple[Ticket, ...]:
         """The next ``count`` requests, still waiting and still nobody's."""
-        lanes = [lane for lane in self._lanes if lane]
+        lanes = [lane for lane in self.lanes if lane]
         while True:
             try:
                 # tuple() over C iterators: no bytecode runs in between, so hardly ever another thread.

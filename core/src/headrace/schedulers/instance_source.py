@@ -12,7 +12,7 @@ from math import inf
 
 from headrace.errors import InternalError, summary
 from headrace.messages.response import Answer
-from headrace.messages.ticket import Batch, Padding, Ticket
+from headrace.messages.ticket import Batch, Padding, ReasonedBatch, Ticket
 from headrace.schedulers.base import (
     Clock,
     InstanceInfo,
@@ -24,6 +24,7 @@ from headrace.schedulers.base import (
     Wait,
 )
 from headrace.schedulers.in_flight import RequestQueue
+from headrace.telemetry.batch_history import BatchHistory
 from headrace.telemetry.pacing import paced
 from headrace.workers.threads import LoopWakeup, Wakeup
 
@@ -44,7 +45,7 @@ class InstanceSource:
 
     __slots__ = (
         "_alarm", "_batch", "_is_parked", "_kept", "_kernel", "_next", "_now_ns", "_on_loop", "_on_threads",
-        "_remove", "_wakeup", "deliver", "instance", "progress", "wait", "wake_at",
+        "_queue", "_remember", "_remove", "_wakeup", "deliver", "instance", "progress", "wait", "wake_at",
     )  # fmt: skip
 
     def __init__(self, kernel: Dispatcher, instance: InstanceInfo) -> None:
@@ -56,7 +57,7 @@ class InstanceSource:
         self._kernel = kernel
         # Bound once: asking is every batch's way.
         self._next, self._now_ns, self._remove = kernel.scheduler.next, kernel.clock.now_ns, kernel.queue.remove
-        self._kept = kernel.kept
+        self._kept, self._queue, self._remember = kernel.kept, kernel.queue, kernel.history.add
         self._on_threads = kernel.scheduler.on_threads
         self._on_loop = False
         self._wakeup: Wakeup | LoopWakeup | None = None
@@ -72,28 +73,42 @@ class InstanceSource:
         On any thread if the scheduler says so. The one way out of the queue: a limiter that has instances of
         several models share a device stands here, before the scheduler is asked, and in `Kernel.deliver`.
         """
-        chosen = self._next(self.instance, self._now_ns())
+        now_ns = self._now_ns()
+        chosen = self._next(self.instance, now_ns)
         if isinstance(chosen, Wait):
             self.wait, self._kernel.threads_take = chosen, False
             return []
         self.wait = None
-        return self._claim(chosen) or self._ask_after_losing() if chosen else []
+        return self._claim(chosen, now_ns) or self._ask_after_losing() if chosen else []
 
-    def _claim(self, chosen: Sequence[Ticket]) -> list[Ticket]:
-        """Those of ``chosen`` that still waited, and wait no more."""
+    def _claim(self, chosen: Sequence[Ticket], now_ns: int) -> list[Ticket]:
+        """Those of ``chosen`` that still waited, and wait no more; they are remembered as a batch."""
         remove = self._remove
         if self._kept:
             self._ask_for_kept(chosen)
-        if not isinstance(chosen, Batch):
-            return [ticket for ticket in chosen if remove(ticket)]
-        for ticket, added in zip(chosen, chosen.added, strict=False):
-            request = ticket.request
-            ticket.request = request.with_inputs({**request.inputs, **added})
-        claimed = Batch([ticket for ticket in chosen if isinstance(ticket, Padding) or remove(ticket)])
-        if chosen.pinned:
+        reason, rows = (chosen.reason, chosen.rows) if isinstance(chosen, ReasonedBatch) else ("", 0)
+        if isinstance(chosen, Batch):
+            for ticket, added in zip(chosen, chosen.added, strict=False):
+                request = ticket.request
+                ticket.request = request.with_inputs({**request.inputs, **added})
+        claimed = requests = [ticket for ticket in chosen if remove(ticket)]
+        if not claimed:
+            return claimed
+        if isinstance(chosen, Batch) and chosen.pinned:
             for ticket in claimed:
                 ticket.pinned = True
-        return claimed if any(not isinstance(ticket, Padding) for ticket in claimed) else []
+        if len(claimed) < len(chosen):  # some have left, or are nobody's
+            taken, rows = set(claimed), 0
+            claimed = Batch([ticket for ticket in chosen if ticket in taken or isinstance(ticket, Padding)])
+        first, last = requests[0], requests[-1]
+        if not rows:
+            rows = first.rows if first is last else sum([ticket.rows for ticket in requests])
+        lanes = self._queue.lanes
+        waiting = len(lanes[0]) + len(lanes[1]) if len(lanes) == 2 else len(self._queue)  # hardly a model has levels
+        self._remember((
+            now_ns, self.instance.name, reason, len(requests), rows, first.queued_ns, last.queued_ns, waiting,
+        ))  # fmt: skip
+        return claimed
 
     def _ask_for_kept(self, chosen: Sequence[Ticket]) -> None:
         for ticket in chosen:
@@ -103,11 +118,12 @@ class InstanceSource:
     def _ask_after_losing(self) -> list[Ticket]:
         """Others were faster; there may be more. A scheduler that gives what does not wait would be asked for ever."""
         for _ in range(100):
-            chosen = self._next(self.instance, self._now_ns())
+            now_ns = self._now_ns()
+            chosen = self._next(self.instance, now_ns)
             if isinstance(chosen, Wait) or not chosen:
                 self.wait = chosen if isinstance(chosen, Wait) else None
                 return []
-            if batch := self._claim(chosen):
+            if batch := self._claim(chosen, now_ns):
                 return batch
         raise InternalError(f"scheduler '{self._kernel.scheduler.name}' gives out requests that do not wait")
 
@@ -245,6 +261,7 @@ class Dispatcher(ABC):
         self.arrived = 0  # rows; and `NEWS`
         self.idle: deque[InstanceSource] = deque()
         self.queue = RequestQueue()
+        self.history = BatchHistory()
         self.call_soon, self.call_soon_threadsafe = loop.call_soon, loop.call_soon_threadsafe
         self._is_waking = False
         context = SchedulerContext(

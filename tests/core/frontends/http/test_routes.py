@@ -19,7 +19,7 @@ from headrace.frontends.http.url_paths import CORE, template
 MakeCaller = Callable[..., Any]
 X = {"X": ("FP32", (4,))}
 
-#: Every path of docs/spec/behaviours.md section 1.2, its method and its category.
+#: Every path of docs/spec/behaviours.md section 1.2, its method and its category; and ``explain``, which is our own.
 PATHS = [
     ("GET", "/v2", "metadata"),
     ("GET", "/v2/health/live", "health"),
@@ -32,6 +32,7 @@ PATHS = [
             ("GET", "/ready", "health"),
             ("GET", "/config", "model-config"),
             ("GET", "/stats", "statistics"),
+            ("GET", "/explain", "statistics"),
             ("POST", "/infer", "inference"),
             ("POST", "/generate", "inference"),
             ("POST", "/generate_stream", "inference"),

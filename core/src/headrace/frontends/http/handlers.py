@@ -54,6 +54,9 @@ class DescriptionHandlers:
     def statistics(self, request: HttpRequest, target: PathTarget) -> HttpReply:
         return json_reply({"model_stats": self._engine.statistics(target.name, target.version)})
 
+    def explain(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        return json_reply(self._engine.explain(target.name, target.version))
+
     async def _check_ready(self) -> HttpReply:
         return self._health(await self._engine.check_ready())
 

@@ -125,6 +125,7 @@ class Routes:
             _route(paths.INDEX, "model-repository", POST=self._task(repository.index)),
             _route(paths.LOAD, "model-repository", POST=self._load(repository)),
             _route(paths.UNLOAD, "model-repository", POST=self._task(repository.unload)),
+            _route(paths.EXPLAIN, "statistics", GET=_direct(about.explain)),
             *self._added(engine, inference),
         ]
 

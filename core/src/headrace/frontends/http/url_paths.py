@@ -17,6 +17,7 @@ MODEL = "/v2/models/{name}[/versions/{version}]"
 _REPOSITORY = "/v2/repository[/{repository}]"
 SERVER, LIVE, READY = "/v2", "/v2/health/live", "/v2/health/ready"
 ALL_STATISTICS, STATISTICS = "/v2/models/stats", f"{MODEL}/stats"
+EXPLAIN = f"{MODEL}/explain"  # not one of Triton's
 INFER, GENERATE = f"{MODEL}/infer", f"{MODEL}/generate[_stream]"
 MODEL_READY, CONFIG = f"{MODEL}/ready", f"{MODEL}/config"
 LOGGING, TRACE = "/v2/logging", "/v2[/models/{name}]/trace/setting"
@@ -27,7 +28,7 @@ REGIONS = tuple(f"/v2/{kind}sharedmemory[/region/{{name}}]" for kind in ("system
 CORE = (
     *(ALL_STATISTICS, LOGGING, INFER, GENERATE, MODEL_READY, CONFIG, STATISTICS, MODEL, TRACE, SERVER, LIVE, READY),
     *(f"{region}/{what}" for region in REGIONS for what in ("status", "[un]register")),
-    *(INDEX, LOAD, UNLOAD),
+    *(INDEX, LOAD, UNLOAD, EXPLAIN),
 )
 _PLACEHOLDER = re.compile(r"{(\w+)}")
 #: What a plugin's path may have between two slashes.

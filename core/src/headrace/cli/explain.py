@@ -1,0 +1,131 @@
+"""``headrace explain``: asks a running server why the last batches of a model ran when they did."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote, urlsplit
+from urllib.request import Request, urlopen
+
+from headrace.cli.usage import Parser
+from headrace.telemetry.logs import draw_table, one_line
+
+#: How long the server may take, and how much it may say.
+_TIMEOUT_S = 10.0
+_MOST_BYTES = 16 << 20
+_BAR = 40
+#: So many sizes have a bar each; more are joined.
+_MOST_BARS = 16
+
+
+def run(words: Sequence[str]) -> int:
+    """Print what the server says; 1 if it says nothing."""
+    arguments = _parser().parse(words)
+    try:
+        told = _ask(_address(arguments.url, arguments.model, arguments.version), arguments.header)
+        print(json.dumps(told, indent=2) if arguments.json else "\n".join(_picture(told, arguments.last)))
+    except HTTPError as error:
+        print(f"{arguments.url} answers {error.code}: {_error_in(error)}", file=sys.stderr)
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        print(f"cannot ask {arguments.url} about '{arguments.model}': {error}", file=sys.stderr)
+    else:
+        return 0
+    return 1
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "headrace explain",
+        "[options] <model>",
+        "Ask a running server why the last batches of a model ran when they did.",
+        "Example: headrace explain mlp --url http://127.0.0.1:8000",
+    )
+    parser.add_argument("model", help="the model's name")
+    parser.add_argument("--version", default="", metavar="N", help="the version; the latest that is ready unless given")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the server listens for HTTP")
+    parser.add_argument("--header", default="", metavar="NAME:VALUE", help="the key, where statistics are restricted")
+    parser.add_argument("--last", type=int, default=12, metavar="N", help="how many batches are shown one by one")
+    parser.add_argument("--json", action="store_true", help="print what the server says as it is")
+    return parser
+
+
+def _address(url: str, model: str, version: str) -> str:
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError("the address must begin with http:// or https://")
+    path = f"/versions/{quote(version, safe='')}" if version else ""
+    return f"{url.rstrip('/')}/v2/models/{quote(model, safe='')}{path}/explain"
+
+
+def _ask(address: str, header: str) -> Mapping[str, Any]:
+    name, _, value = header.partition(":")
+    headers = {name.strip(): value.strip()} if header else {}
+    with urlopen(Request(address, headers=headers), timeout=_TIMEOUT_S) as reply:
+        told = json.loads(reply.read(_MOST_BYTES))
+    if not isinstance(told, dict):
+        raise TypeError("the answer is no JSON object")
+    return told
+
+
+def _error_in(error: HTTPError) -> str:
+    try:
+        return one_line(str(json.loads(error.read(_MOST_BYTES))["error"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return one_line(error.reason)
+
+
+def _picture(told: Mapping[str, Any], last: int) -> Iterator[str]:
+    batches = told["batches"]
+    yield f"{one_line(told['name'])} version {told['version']}: {_rule(told)}"
+    yield f"{told['waiting']} requests wait now, {told['in_flight']} are waiting or being executed"
+    if not batches:
+        yield "no batch has run yet"
+        return
+    yield ""
+    yield f"Why the last {len(batches)} batches ran, which took {batches[0]['age_us'] / 1e6:.3g} s until now:"
+    yield from _bars([(reason, count) for reason, count in told["reasons"].items()])
+    yield ""
+    yield "Their rows:"
+    yield from _bars(_joined([(size["rows"], size["batches"]) for size in told["sizes"]]))
+    yield ""
+    waits = ", ".join(f"{name} {us} µs" for name, us in told["longest_wait_us"].items())
+    yield f"The request of a batch that waited longest: {waits}"
+    yield ""
+    shown = batches[-last:] if last > 0 else []
+    head = ("Age ms", "Instance", "Reason", "Requests", "Rows", "First waited µs", "Last waited µs", "Left waiting")
+    keys = ("instance", "reason", "requests", "rows", "first_wait_us", "last_wait_us", "waiting")
+    yield draw_table(head, [[f"{each['age_us'] / 1000:.1f}", *(str(each[key]) for key in keys)] for each in shown])
+
+
+def _rule(told: Mapping[str, Any]) -> str:
+    parts = [f"scheduler {one_line(told['scheduler'])}", f"{told['instances']} instances"]
+    if told["max_batch_size"]:
+        parts.append(f"at most {told['max_batch_size']} rows in a batch")
+    if told["preferred_batch_size"]:
+        parts.append(f"preferred {', '.join(map(str, told['preferred_batch_size']))}")
+    if told["max_queue_delay_us"]:
+        parts.append(f"a delay of {told['max_queue_delay_us']} µs")
+    return ", ".join(parts)
+
+
+def _bars(counted: Sequence[tuple[object, int]]) -> Iterator[str]:
+    """One line each: what, how many, which share, and a bar as long as that is beside the largest."""
+    most, total = max(count for _, count in counted), sum(count for _, count in counted)
+    width = max(len(one_line(str(what))) for what, _ in counted)
+    for what, count in counted:
+        bar = "#" * max(1, round(_BAR * count / most))
+        yield f"  {one_line(str(what)):<{width}} {count:>6} {100 * count / total:5.1f} %  {bar}"
+
+
+def _joined(sizes: Sequence[tuple[int, int]]) -> Sequence[tuple[object, int]]:
+    """``sizes`` as they are, or, where they are many, between powers of two."""
+    if len(sizes) <= _MOST_BARS:
+        return sizes
+    joined: dict[str, int] = {}
+    for rows, count in sizes:
+        low = 1 << max(0, rows.bit_length() - 1)
+        joined[f"{low}-{2 * low - 1}"] = joined.get(f"{low}-{2 * low - 1}", 0) + count
+    return list(joined.items())

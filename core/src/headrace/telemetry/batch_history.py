@@ -1,0 +1,77 @@
+"""Why the last batches of a model ran when they did: a tuple each, which is put into words when somebody asks."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+#: Batches that are remembered of each version.
+KEPT = 512
+
+# Why a batch ran. A scheduler may have reasons of its own.
+FULL = "full"
+PREFERRED_SIZE = "preferred_size"
+DELAY = "delay"
+SHAPE_BREAK = "shape_break"
+DEADLINE = "deadline"
+IDLE_INSTANCE = "idle_instance"
+
+#: When it was given to which instance, why, its requests and rows, when the first and the last of its requests were
+#: queued, and how many were left waiting.
+Closed: TypeAlias = tuple[int, str, str, int, int, int, int, int]
+
+#: What is said of the distribution of waits.
+_QUANTILES = (50, 90, 99, 100)
+
+
+class BatchHistory:
+    """The last `KEPT` batches of a version. ``add`` on any thread, once per batch; reading on any thread."""
+
+    __slots__ = ("_closed", "add")
+
+    def __init__(self) -> None:
+        self._closed = deque[Closed](maxlen=KEPT)
+        self.add = self._closed.append
+
+    def last(self) -> list[Closed]:
+        """Those that are remembered, oldest first."""
+        while True:
+            try:
+                return list(self._closed)
+            except RuntimeError:  # another thread has added one meanwhile
+                continue
+
+    def document(self, now_ns: int) -> dict[str, Any]:
+        """What is remembered, added up and one by one, oldest first. Times are microseconds; ages are counted back
+        from ``now_ns``."""
+        closed = self.last()
+        reasons = Counter(batch[2] or IDLE_INSTANCE for batch in closed)
+        sizes = Counter(batch[4] for batch in closed)
+        return {
+            "remembered": KEPT,
+            "reasons": dict(reasons.most_common()),
+            "sizes": [{"rows": rows, "batches": sizes[rows]} for rows in sorted(sizes)],
+            "longest_wait_us": _quantiles([max(batch[0] - batch[5], batch[0] - batch[6]) for batch in closed]),
+            "batches": [_in_words(batch, now_ns) for batch in closed],
+        }
+
+
+def _in_words(batch: Closed, now_ns: int) -> dict[str, Any]:
+    closed_ns, instance, reason, requests, rows, first_ns, last_ns, waiting = batch
+    return {
+        "age_us": max(0, now_ns - closed_ns) // 1000,
+        "instance": instance,
+        "reason": reason or IDLE_INSTANCE,
+        "requests": requests,
+        "rows": rows,
+        "first_wait_us": (closed_ns - first_ns) // 1000,
+        "last_wait_us": (closed_ns - last_ns) // 1000,
+        "waiting": waiting,
+    }
+
+
+def _quantiles(waits_ns: Sequence[int]) -> dict[str, int]:
+    """The least wait that so many percent of them do not exceed; empty if there is none."""
+    ordered = sorted(waits_ns)
+    return {f"p{q}": ordered[-(-len(ordered) * q // 100) - 1] // 1000 for q in _QUANTILES if ordered}

@@ -1,0 +1,201 @@
+"""Why the dynamic batcher let a batch run, each reason provoked, on a clock that the test turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.messages.ticket import Batch, Ticket
+from headrace.schedulers.base import InstanceInfo, Scheduler
+from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
+from headrace.telemetry.batch_history import KEPT
+from headrace.testing.stage import Stage, play
+
+MS = 1_000_000
+DELAY = "max_queue_delay_microseconds: 5000"
+
+
+def staged(text: str = "", kind: type[Scheduler] = DynamicScheduler, instances: int = 1) -> Stage:
+    config = text_format.Parse(f'name: "m" max_batch_size: 8 dynamic_batching {{ {text} }}', ModelConfig())
+    stage = Stage(kind, config, instances)
+    stage.begin()
+    return stage
+
+
+def told(stage: Stage) -> dict[str, Any]:
+    return stage.kernel.history.document(stage.clock.now_ns())
+
+
+def reasons(stage: Stage) -> list[tuple[str, int]]:
+    """Of every batch, why it ran and its rows."""
+    return [(batch["reason"], batch["rows"]) for batch in told(stage)["batches"]]
+
+
+async def send(stage: Stage, *rows: int, key: object = None, **fields: Any) -> list[Ticket]:
+    tickets = [stage.send(count, key, **fields) for count in rows]
+    await stage.settle()
+    return tickets
+
+
+def test_without_a_delay_an_idle_instance_takes_what_is_there() -> None:
+    async def run() -> None:
+        stage = staged()
+        await send(stage, 1, 2)
+        assert reasons(stage) == [("idle_instance", 3)]
+
+    play(run)
+
+
+@pytest.mark.parametrize("text", ["", DELAY])
+@pytest.mark.parametrize(("rows", "ran"), [((8,), 8), ((3, 5), 8), ((5, 4), 5), ((1,) * 9, 8)])
+def test_a_batch_that_nothing_more_fits_in_is_full(text: str, rows: Sequence[int], ran: int) -> None:
+    async def run() -> None:
+        stage = staged(text)
+        await send(stage, *rows)
+        assert reasons(stage) == [("full", ran)]
+
+    play(run)
+
+
+@pytest.mark.parametrize(("rows", "ran"), [((2, 2), 4), ((2, 2, 1), 4), ((1, 3, 1), 4)])
+def test_a_preferred_size_that_is_met_is_the_reason(rows: Sequence[int], ran: int) -> None:
+    async def run() -> None:
+        stage = staged(f"preferred_batch_size: [4] {DELAY}")
+        await send(stage, *rows)
+        assert reasons(stage) == [("preferred_size", ran)]
+
+    play(run)
+
+
+def test_what_would_pass_the_largest_preferred_size_makes_the_batch_before_it_full() -> None:
+    async def run() -> None:
+        stage = staged(f"preferred_batch_size: [4] {DELAY}")
+        await send(stage, 3, 3)
+        assert reasons(stage) == [("full", 3)]
+
+    play(run)
+
+
+def test_the_delay_is_the_reason_once_it_has_passed() -> None:
+    async def run() -> None:
+        stage = staged(DELAY)
+        await send(stage, 1, 2)
+        assert reasons(stage) == []
+        await stage.turn(5 * MS)
+        assert reasons(stage) == [("delay", 3)]
+        (batch,) = told(stage)["batches"]
+        assert (batch["first_wait_us"], batch["last_wait_us"], batch["requests"]) == (5000, 5000, 2)
+
+    play(run)
+
+
+@pytest.mark.parametrize("text", ["", DELAY])
+def test_a_request_of_another_shape_breaks_the_batch(text: str) -> None:
+    async def run() -> None:
+        stage = staged(text)
+        stage.send(2, "short")
+        await send(stage, 1, key="long")
+        assert reasons(stage) == [("shape_break", 2)]
+
+    play(run)
+
+
+@pytest.mark.parametrize("action", ["", "timeout_action: DELAY"])
+def test_a_deadline_is_the_reason_where_those_who_stay_are_a_batch_without_the_one_who_left(action: str) -> None:
+    policy = f"default_queue_policy {{ {action} default_timeout_microseconds: 60000000 allow_timeout_override: true }}"
+
+    async def run() -> None:
+        stage = staged(f"preferred_batch_size: [2, 8] max_queue_delay_microseconds: 500000 {policy}")
+        await send(stage, 3, timeout_us=1000)
+        await send(stage, 1)
+        await send(stage, 1)
+        assert reasons(stage) == []
+        await stage.turn(1 * MS)
+        assert reasons(stage) == [("deadline", 2)]
+        stage.instances[0].finish()
+        await send(stage, 2)
+        if not action:  # the deadline is no reason for the batches after it
+            assert reasons(stage)[1:] == [("preferred_size", 2)]
+
+    play(run)
+
+
+def test_the_direct_scheduler_gives_an_idle_instance_each_request() -> None:
+    async def run() -> None:
+        stage = staged(kind=DirectScheduler)
+        await send(stage, 8, 1)
+        stage.instances[0].finish()
+        assert reasons(stage) == [("idle_instance", 8), ("idle_instance", 1)]
+
+    play(run)
+
+
+def test_waits_and_the_depth_of_the_queue_are_those_of_the_moment() -> None:
+    async def run() -> None:
+        stage = staged()
+        await send(stage, 1)
+        await send(stage, 4, 1)
+        await stage.turn(2 * MS)
+        await send(stage, 3, 2, 1)
+        await stage.turn(1 * MS)
+        stage.instances[0].finish()
+        document = told(stage)
+        first, second = document["batches"]
+        assert first == {
+            "age_us": 3000, "instance": stage.instances[0].name, "reason": "idle_instance", "requests": 1, "rows": 1,
+            "first_wait_us": 0, "last_wait_us": 0, "waiting": 0,
+        }  # fmt: skip
+        assert second == {**first, "age_us": 0, "reason": "full", "requests": 3, "rows": 8, "first_wait_us": 3000,
+                          "last_wait_us": 1000, "waiting": 2}  # fmt: skip
+        assert document["reasons"] == {"idle_instance": 1, "full": 1}
+        assert document["sizes"] == [{"rows": 1, "batches": 1}, {"rows": 8, "batches": 1}]
+        assert document["longest_wait_us"] == {"p50": 0, "p90": 3000, "p99": 3000, "p100": 3000}
+
+    play(run)
+
+
+def test_who_left_before_the_batch_was_taken_does_not_count() -> None:
+    async def run() -> None:
+        stage = staged(DELAY)
+        tickets = await send(stage, 1, 2, 3)
+        tickets[1].cancel()
+        await stage.turn(5 * MS)
+        assert reasons(stage) == [("delay", 4)]
+
+    play(run)
+
+
+def test_no_more_batches_are_remembered_than_are_said() -> None:
+    async def run() -> None:
+        stage = staged(kind=DirectScheduler)
+        for _ in range(KEPT + 3):
+            stage.send()
+        await stage.run(0)
+        assert len(told(stage)["batches"]) == told(stage)["remembered"] == KEPT
+
+    play(run)
+
+
+class Patient(Scheduler):
+    """Says why in words of its own, or says nothing."""
+
+    name = "patient"
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket]:
+        waiting = self.context.waiting.head(2)
+        return Batch(waiting, reason="it was time") if len(waiting) == 2 else waiting
+
+
+def test_a_scheduler_may_have_reasons_of_its_own_and_one_that_gives_none_is_heard_too() -> None:
+    async def run() -> None:
+        stage = staged(kind=Patient)
+        await send(stage, 1, 3)
+        stage.instances[0].finish()
+        await send(stage, 2)
+        assert reasons(stage) == [("it was time", 4), ("idle_instance", 2)]
+
+    play(run)
