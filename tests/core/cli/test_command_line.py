@@ -259,7 +259,6 @@ REFUSED = {
     "--allow-vertex-ai=1",
     "--trace-config=level=TIMESTAMPS",
     "--trace-level=TIMESTAMPS",
-    "--rate-limit=execution_count",
     "--model-load-gpu-limit=0:0.5",
     "--allow-client-shm=true",
 }

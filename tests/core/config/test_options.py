@@ -137,7 +137,6 @@ REFUSED = {
     "allow_sagemaker": True,
     "allow_vertex_ai": True,
     "trace_config": ("anything",),
-    "rate_limit": "execution_count",
     "model_load_gpu_limit": {0: 0.5},
     "allow_client_shm": True,
 }

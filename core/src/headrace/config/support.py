@@ -68,8 +68,6 @@ SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT)
     "trace_config": _refused("tracing is not built yet; no trace would be written"),
     "cache_directory": _no_effect(_PLUGINS),
     "repoagent_directory": _no_effect(_PLUGINS),
-    "rate_limit": _refused("the rate limiter is not built yet; models would run beyond their resources"),
-    "rate_limit_resource": _no_effect("it belongs to --rate-limit=execution_count, which is not built yet"),
     "pinned_memory_pool_byte_size": _NO_DEVICE_POOLS,
     "cuda_memory_pool_byte_size": _NO_DEVICE_POOLS,
     "cuda_virtual_address_size": _no_effect("sequence state on the GPU is not built yet"),

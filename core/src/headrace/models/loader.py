@@ -48,9 +48,10 @@ from headrace.models.server_services import SiblingServices
 from headrace.models.signature import Signature
 from headrace.models.states import ShutdownDeadline
 from headrace.models.worker_factory import WorkerFactory, isolation_of
-from headrace.schedulers.base import InstanceInfo, ScheduledModel
+from headrace.schedulers.base import ScheduledModel
 from headrace.schedulers.caching import CachingKernel
 from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.rate_limiter import RateLimiter, instance_info
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement, plan_instances
@@ -96,6 +97,8 @@ class Loader:
         self._loop = loop
         self._services = services
         self.deadline = ShutdownDeadline(options.exit_timeout_secs)
+        limited = options.rate_limit == "execution_count"
+        self._limiter = RateLimiter(loop, options.rate_limit_resource) if limited else None
         self._running: dict[str, Backend] = {}
         self._lock = threading.Lock()
         #: The processes of all models, those being loaded and on their way out included.
@@ -166,6 +169,10 @@ class Loader:
             undo.callback(services.close)
             labels = read_labels(config, model.path.parent)
             placements = plan_instances(config)
+            if self._limiter is not None:
+                claims = [placement.claim for placement in placements]
+                self._limiter.add(claims)
+                undo.callback(self._limiter.remove, claims)
             kernel = self._kernel(model, signature, placements, statistics, services)
             factory = WorkerFactory(
                 backend,
@@ -205,16 +212,14 @@ class Loader:
         scheduler = find_scheduler(config, self._plugins.schedulers)
         if scheduler.name == "dynamic_batching":  # there is no thread of its own; it is what scripts look for
             log.debug("Starting dynamic-batcher thread for %s at nice 0...", config.name)
-        instances = [
-            InstanceInfo(placement.name, placement.device, max(1, config.max_batch_size)) for placement in placements
-        ]
+        instances = [instance_info(placement, max(1, config.max_batch_size)) for placement in placements]
         told = scheduler_parameters(config, scheduler)
         scheduled = ScheduledModel(config, instances, signature.inputs, signature.outputs, services.call, told)
         if self._cache is None or not config.response_cache.enable:
-            return Kernel(scheduler, scheduled, statistics, self._loop)
+            return Kernel(scheduler, scheduled, statistics, self._loop, limiter=self._limiter)
         identity = identity_of(model, is_shared=self._cache.cache.is_remote)
         cache = ModelCache(self._cache, model.name, str(model.version), identity, signature)
-        return CachingKernel(scheduler, scheduled, statistics, self._loop, cache)
+        return CachingKernel(scheduler, scheduled, statistics, self._loop, cache, limiter=self._limiter)
 
 
 def _tell_completed(config: ModelConfig) -> None:

@@ -19,6 +19,7 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Respond, Ticket
 from headrace.schedulers.base import Clock, ScheduledModel, Scheduler
 from headrace.schedulers.in_flight import AWAITED
+from headrace.schedulers.instance_source import Limiter
 from headrace.schedulers.kernel import STOPPING, Kernel
 from headrace.telemetry.statistics import ModelStatistics
 
@@ -64,8 +65,9 @@ class CachingKernel(Kernel):
         loop: asyncio.AbstractEventLoop,
         cache: ModelCache,
         clock: Clock | None = None,
+        limiter: Limiter | None = None,
     ) -> None:
-        super().__init__(kind, model, statistics, loop, clock)
+        super().__init__(kind, model, statistics, loop, clock, limiter)
         self._cache = cache
         statistics.has_cache, cache.failed = True, self._count_failure
         self._flights: dict[bytes, Flight] = {}

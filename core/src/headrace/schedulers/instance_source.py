@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
+from typing import ClassVar, Protocol
 
 from headrace.errors import InternalError, summary
 from headrace.messages.response import Answer
@@ -47,6 +48,8 @@ class InstanceSource:
         "_alarm", "_batch", "_is_parked", "_kept", "_kernel", "_next", "_now_ns", "_on_loop", "_on_threads",
         "_queue", "_remember", "_remove", "_wakeup", "deliver", "instance", "progress", "wait", "wake_at",
     )  # fmt: skip
+    #: Whether it may be kept from running what waits for it, so that another has to be asked.
+    is_limited: ClassVar[bool] = False
 
     def __init__(self, kernel: Dispatcher, instance: InstanceInfo) -> None:
         self.instance = instance
@@ -70,8 +73,8 @@ class InstanceSource:
     def _ask(self) -> list[Ticket]:
         """The batch that the instance runs now, which is its from here on; empty if it has to wait.
 
-        On any thread if the scheduler says so. The one way out of the queue: a limiter that has instances of
-        several models share a device stands here, before the scheduler is asked, and in `Kernel.deliver`.
+        On any thread if the scheduler says so. The one way out of the queue: a `Limiter` stands here, before the
+        scheduler is asked.
         """
         now_ns = self._now_ns()
         chosen = self._next(self.instance, now_ns)
@@ -194,7 +197,7 @@ class InstanceSource:
         except BaseException as error:
             log.exception("the scheduler of instance '%s' failed to give it a batch", self.instance.name)
             self.wake_at = inf
-            self._alarm = kernel.clock.call_later(RETRY_NS, self._look)
+            self._alarm = kernel.clock.call_later(RETRY_NS, self.look)
             kernel.idle.append(self)
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -224,17 +227,18 @@ class InstanceSource:
             kernel.idle.append(self)
         else:
             self.wake_at = kernel.arrived + wait.rows
-            self._alarm = kernel.clock.call_later(wait.delay_ns, self._look)
+            self._alarm = kernel.clock.call_later(wait.delay_ns, self.look)
             kernel.idle.appendleft(self)  # it is forming a batch: arrivals are its business first
 
-    def _look(self) -> None:
-        """It is time to ask again."""
+    def look(self) -> bool:
+        """It is time to ask again; whether it was idle. Event loop only."""
         self._alarm = None
         try:
             self._kernel.idle.remove(self)
         except ValueError:  # another thread has had it look already
-            return
+            return False
         self.offer()
+        return True
 
     def _silence(self) -> None:
         if self._alarm is not None:
@@ -242,11 +246,19 @@ class InstanceSource:
             self._alarm = None
 
 
+class Limiter(Protocol):
+    """Has instances of several models share what there is not enough of: a
+    `headrace.schedulers.rate_limiter.RateLimiter`."""
+
+    def source(self, kernel: Dispatcher, instance: InstanceInfo) -> InstanceSource:
+        """Where ``instance`` gets its batches from."""
+
+
 class Dispatcher(ABC):
     """Which instances are idle, and how they are woken: as much of the kernel as its sources see.
 
-    ``sources`` are where the instances get their batches, in the order of ``model.instances``. Event loop only, except
-    `hand_on`.
+    ``sources`` are where the instances get their batches, in the order of ``model.instances``; ``limiter`` makes them
+    if there is one. Event loop only, except `hand_on`.
     """
 
     def __init__(
@@ -255,6 +267,7 @@ class Dispatcher(ABC):
         model: ScheduledModel,
         loop: asyncio.AbstractEventLoop,
         clock: Clock | None = None,
+        limiter: Limiter | None = None,
     ) -> None:
         self.clock = LoopClock(loop) if clock is None else clock
         self.closed = False
@@ -277,14 +290,15 @@ class Dispatcher(ABC):
             self.ask_again,
         )
         self.scheduler = scheduler = kind(context)
-        #: Whether threads are only rung for, and take what is there once they are awake: one is as good as another, and
-        #: the scheduler has never had one wait for a fuller batch, which the loop would form.
-        self.threads_take = scheduler.on_threads and scheduler.instances_alike
-        self._alike = scheduler.instances_alike
         #: Outputs that the model gives and callers do not get.
         self.kept = frozenset(scheduler.kept)
         self.hears = bool(self.kept) or type(scheduler).finished is not Scheduler.finished
-        self.sources = [InstanceSource(self, instance) for instance in model.instances]
+        make = InstanceSource if limiter is None else limiter.source
+        self.sources = [make(self, instance) for instance in model.instances]
+        self._alike = scheduler.instances_alike and not any(source.is_limited for source in self.sources)
+        #: Whether threads are only rung for, and take what is there once they are awake: one is as good as another, and
+        #: the scheduler has never had one wait for a fuller batch, which the loop would form.
+        self.threads_take = scheduler.on_threads and self._alike
 
     @abstractmethod
     def answer(self, ticket: Ticket, answer: Answer, final: bool = True) -> None: ...

@@ -16,7 +16,7 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, Timer
 from headrace.schedulers.in_flight import AWAITED, InFlightTracker
-from headrace.schedulers.instance_source import Dispatcher, InstanceSource
+from headrace.schedulers.instance_source import Dispatcher, InstanceSource, Limiter
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import Duration, ModelStatistics
 from headrace.workers.instance import ExecutionRecorder
@@ -36,8 +36,9 @@ class Kernel(Dispatcher):
         statistics: ModelStatistics,
         loop: asyncio.AbstractEventLoop,
         clock: Clock | None = None,
+        limiter: Limiter | None = None,
     ) -> None:
-        super().__init__(kind, model, loop, clock)
+        super().__init__(kind, model, loop, clock, limiter)
         self.statistics = statistics
         self._tracker = InFlightTracker(self.scheduler.keeps_order, model.config.model_transaction_policy.decoupled)
         self._recorder: ExecutionRecorder | None = None

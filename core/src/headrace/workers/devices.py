@@ -6,10 +6,10 @@ import ctypes
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.backends.base import Backend, Device, DeviceKind
-from headrace.config.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from headrace.config.model_config_pb2 import ModelConfig, ModelInstanceGroup, ModelRateLimiter
 from headrace.errors import ConfigError
 
 _KINDS: Mapping[int, DeviceKind] = {
@@ -20,11 +20,53 @@ _KINDS: Mapping[int, DeviceKind] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Resource:
+    """What the rate limiter deals out: ``name`` on ``device``, or in the whole server if that is None. What is not on
+    a GPU is on device 0, as Triton counts."""
+
+    name: str
+    device: int | None = None
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Those of the whole server come first."""
+        return -1 if self.device is None else self.device, self.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Claim:
+    """What one instance takes while it executes: ``units`` of each resource. The higher its ``priority``, from 1 on,
+    the less often it runs. Compared and hashed by identity."""
+
+    units: Mapping[Resource, int] = field(default_factory=dict)
+    priority: int = 1
+
+    @classmethod
+    def from_config(cls, limiter: ModelRateLimiter, device: Device) -> Claim:
+        units = {
+            Resource(each.name, None if getattr(each, "global") else device.id): each.count
+            for each in limiter.resources
+        }
+        return cls(units, max(limiter.priority, 1))
+
+    def overlaps(self, other: Claim) -> bool:
+        """Whether both take some of the same."""
+        return not self.units.keys().isdisjoint(other.units)
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{units} of '{resource.name}'" + ("" if resource.device is None else f" on device {resource.device}")
+            for resource, units in self.units.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """One instance to be: its name and its device."""
+    """One instance to be: its name, its device, and what it takes of the rate limiter's resources."""
 
     name: str
     device: Device
+    claim: Claim = field(default_factory=Claim, compare=False)
 
 
 @functools.cache
@@ -70,7 +112,7 @@ def plan_instances(config: ModelConfig) -> list[Placement]:
     Passive groups are left out: they are never scheduled.
     """
     return [
-        Placement(f"{group.name}_{number}", device)
+        Placement(f"{group.name}_{number}", device, Claim.from_config(group.rate_limiter, device))
         for group in config.instance_group
         if not group.passive
         for number, device in enumerate(_devices(group))

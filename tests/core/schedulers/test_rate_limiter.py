@@ -1,0 +1,566 @@
+"""Models that share resources: simulated on the kernels of several models at once, whose instances the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.backends.base import Device, Instance, Tensors
+from headrace.config.model_config_pb2 import ModelConfig, ModelRateLimiter
+from headrace.config.options import RateLimitResource
+from headrace.errors import BackendError, Code, ConfigError, Unavailable
+from headrace.messages import dtypes
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.spec import Spec
+from headrace.messages.ticket import Ticket
+from headrace.schedulers.base import ScheduledModel, Scheduler
+from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
+from headrace.schedulers.instance_source import InstanceSource
+from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.rate_limiter import LimitedSource, RateLimiter, instance_info, limits_for
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.testing.played import TurnedClock
+from headrace.testing.stage import play
+from headrace.workers.devices import Claim, Placement, Resource
+from headrace.workers.instance import runner_for
+from headrace.workers.output_schema import OutputSchema
+from headrace.workers.threads import LoopWakeup
+from headrace.workers.worker import InstanceThread
+from tests.core.conftest import make_ticket
+
+MS = 1_000_000
+R, GLOBAL = Resource("R", 0), Resource("G")
+
+
+class Player:
+    """An instance that is played: it runs what it gets until `finish`."""
+
+    def __init__(self, scene: Scene, source: InstanceSource, claim: Claim) -> None:
+        self.source, self.batch, self.runs, self.is_dead = source, list[Ticket](), 0, False
+        self.name, self.claim = source.instance.name, claim
+        self._scene, self._wakeup = scene, LoopWakeup(self.ask)
+
+    def ask(self) -> None:
+        if self.batch or self.is_dead:
+            return
+        self.batch = self.source.poll(self._wakeup) or []
+        if self.batch:
+            self.runs += 1
+            self._scene.order.append(self.name)
+            self._scene.check()
+
+    def finish(self, answer: Answer = None) -> None:
+        batch, self.batch = self.batch, []
+        self.source.deliver(batch, [answer or InferResponse({})] * len(batch))
+        self.ask()
+
+    def die(self) -> None:
+        batch, self.batch, self.is_dead = self.batch, [], True
+        self.source.deliver(batch, [Unavailable("died")] * len(batch))
+        self.source.leave(self._wakeup)
+
+    def rise(self) -> None:
+        self.is_dead = False
+        self.ask()
+
+
+class Scene:
+    """Models behind one limiter. ``order`` has the name of each instance that began to run."""
+
+    def __init__(self, *given: RateLimitResource) -> None:
+        self.clock, self.loop = TurnedClock(), asyncio.get_running_loop()
+        self.limiter = RateLimiter(self.loop, given)
+        self.kernels: dict[str, Kernel] = {}
+        self.players: list[Player] = []
+        self.order: list[str] = []
+        self.answers: list[Answer] = []
+
+    def model(
+        self, name: str, *claims: Claim, kind: type[Scheduler] = DirectScheduler, rows: int = 4, delay_us: int = 0
+    ) -> list[Player]:
+        """A model with an instance for each of ``claims``, all asking."""
+        players = self.played(name, *claims, kind=kind, rows=rows, delay_us=delay_us)
+        for player in players:
+            player.ask()
+        return players
+
+    def played(self, name: str, *claims: Claim, kind: type[Scheduler], rows: int, delay_us: int = 0) -> list[Player]:
+        kernel = self.kernel(name, *claims, kind=kind, rows=rows, delay_us=delay_us)
+        players = [Player(self, source, claim) for source, claim in zip(kernel.sources, claims, strict=True)]
+        self.players += players
+        return players
+
+    def kernel(
+        self, name: str, *claims: Claim, kind: type[Scheduler] = DirectScheduler, rows: int = 4, delay_us: int = 0
+    ) -> Kernel:
+        self.limiter.add(claims)
+        config = ModelConfig(name=name, max_batch_size=rows)
+        config.dynamic_batching.max_queue_delay_microseconds = delay_us
+        infos = [instance_info(Placement(f"{name}_{n}", Device("cpu"), claim), rows) for n, claim in enumerate(claims)]
+        model, statistics = ScheduledModel(config, infos), ModelStatistics()
+        kernel = self.kernels[name] = Kernel(kind, model, statistics, self.loop, self.clock, self.limiter)
+        return kernel
+
+    def send(self, name: str, count: int = 1) -> list[Ticket]:
+        x = {"x": np.ones((1, 1), np.float32)}
+        tickets = [make_ticket(name, x, lambda answer, final: self.answers.append(answer)) for _ in range(count)]
+        for ticket in tickets:
+            self.kernels[name].submit(ticket)
+        return tickets
+
+    async def settle(self) -> None:
+        for _ in range(6):
+            await asyncio.sleep(0)
+
+    @property
+    def running(self) -> list[Player]:
+        return [player for player in self.players if player.batch]
+
+    def taken(self) -> dict[Resource, int]:
+        """What those who run take, added up by the test."""
+        taken: dict[Resource, int] = {}
+        for player in self.running:
+            for resource, units in player.claim.units.items():
+                taken[resource] = taken.get(resource, 0) + units
+        return taken
+
+    def check(self) -> None:
+        assert self.taken().items() <= dict(self.limiter.taken).items()
+        limits = self.limiter._limits
+        assert all(units <= limits[resource] for resource, units in self.limiter.taken.items())
+
+    async def finish_one(self) -> None:
+        self.running[0].finish()
+        await self.settle()
+
+
+def claim(priority: int = 1, **units: int) -> Claim:
+    return Claim(
+        {Resource(name.removesuffix("_everywhere"), None if "_" in name else 0): n for name, n in units.items()},
+        priority,
+    )
+
+
+# ---------------------------------------------------------------------------
+# One after the other
+# ---------------------------------------------------------------------------
+
+
+def test_instances_of_two_models_that_need_the_same_never_run_together() -> None:
+    async def scene() -> None:
+        stage = Scene()
+        stage.model("a", claim(R=1))
+        stage.model("b", claim(R=1))
+        stage.send("a", 3), stage.send("b", 3)
+        await stage.settle()
+        for _ in range(6):
+            assert len(stage.running) == 1
+            await stage.finish_one()
+        assert sorted(stage.order) == ["a_0"] * 3 + ["b_0"] * 3
+        assert len(stage.answers) == 6
+        assert not stage.limiter.taken
+
+    play(scene)
+
+
+def test_without_what_is_shared_models_do_not_wait_for_each_other() -> None:
+    async def scene() -> None:
+        stage = Scene()
+        stage.model("a", claim(R=1))
+        stage.model("b", claim(S=1))
+        stage.model("c", Claim())
+        for name in "abc":
+            stage.send(name)
+        await stage.settle()
+        assert {player.name for player in stage.running} == {"a_0", "b_0", "c_0"}
+
+    play(scene)
+
+
+def test_there_is_as_much_as_the_neediest_asks_for() -> None:
+    async def scene() -> None:
+        stage = Scene()
+        stage.model("little", *(claim(R=1) for _ in range(4)))
+        stage.send("little", 4)
+        await stage.settle()
+        assert len(stage.running) == 1  # there is one unit
+        stage.model("much", claim(R=3))
+        await stage.settle()
+        assert len(stage.running) == 3  # and now there are three
+
+    play(scene)
+
+
+def test_devices_have_resources_of_their_own_and_what_is_global_is_everybodys() -> None:
+    async def scene() -> None:
+        stage = Scene()
+        for device in (0, 1):
+            stage.model(f"own{device}", Claim({Resource("R", device): 1}))
+            stage.model(f"all{device}", Claim({GLOBAL: 1}))
+            stage.send(f"own{device}"), stage.send(f"all{device}")
+        await stage.settle()
+        assert sorted(player.name for player in stage.running) == ["all0_0", "own0_0", "own1_0"]
+
+    play(scene)
+
+
+def test_requests_that_leave_while_their_model_waits_let_others_run() -> None:
+    async def scene() -> None:
+        stage = Scene(RateLimitResource("R", 4))
+        stage.model("runs", claim(R=2))
+        stage.model("big", claim(R=4))
+        stage.model("small", claim(R=2))
+        stage.send("runs")
+        await stage.settle()
+        (waiting,) = stage.send("big")
+        await stage.settle()
+        stage.send("small")
+        await stage.settle()
+        assert [player.name for player in stage.running] == ["runs_0"]  # who needs much is not passed
+        waiting.cancel()
+        await stage.settle()
+        assert [player.name for player in stage.running] == ["runs_0", "small_0"]
+
+    play(scene)
+
+
+def test_an_instance_that_forms_a_batch_holds_nothing_meanwhile() -> None:
+    async def scene() -> None:
+        stage = Scene()
+        stage.model("forms", claim(R=1), kind=DynamicScheduler, delay_us=5000)
+        stage.model("quick", claim(R=1))
+        stage.send("forms")
+        await stage.settle()
+        stage.send("quick")
+        await stage.settle()
+        assert [player.name for player in stage.running] == ["quick_0"]
+        stage.clock.turn(6 * MS)  # its time is over, and the other still runs
+        await stage.settle()
+        assert [player.name for player in stage.running] == ["quick_0"]
+        await stage.finish_one()
+        assert [player.name for player in stage.running] == ["forms_0"]
+
+    play(scene)
+
+
+def test_a_batch_grows_while_its_instance_waits_for_resources() -> None:
+    async def scene() -> None:
+        stage = Scene()
+        stage.model("other", claim(R=1))
+        (batcher,) = stage.model("batches", claim(R=1), kind=DynamicScheduler, rows=8)
+        stage.send("other")
+        await stage.settle()
+        for _ in range(5):
+            stage.send("batches")
+            await stage.settle()
+        await stage.finish_one()
+        assert len(batcher.batch) == 5
+
+    play(scene)
+
+
+# ---------------------------------------------------------------------------
+# Who goes first
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("priorities", [(1, 1), (1, 2), (1, 3, 6), (0, 1), (2, 5, 7, 7)])
+def test_models_that_always_have_requests_run_in_proportion_to_their_priorities(priorities: tuple[int, ...]) -> None:
+    """Arithmetic: with what counts being executions times priority, all are always within one execution of each
+    other, so that over many executions each has its share of 1 / priority."""
+
+    async def scene() -> None:
+        stage = Scene()
+        weights = [max(priority, 1) for priority in priorities]
+        for number, priority in enumerate(priorities):
+            config = ModelRateLimiter(priority=priority)
+            config.resources.add(name="R", count=1)
+            stage.model(f"m{number}", Claim.from_config(config, Device("cpu")))
+            stage.send(f"m{number}", 400)
+        await stage.settle()
+        for _ in range(300):
+            scaled = [player.runs * weight for player, weight in zip(stage.players, weights, strict=True)]
+            assert max(scaled) - min(scaled) <= max(weights)
+            await stage.finish_one()
+        shares = sum(1 / weight for weight in weights)
+        for player, weight in zip(stage.players, weights, strict=True):
+            assert player.runs == pytest.approx(300 / weight / shares, abs=2)
+
+    play(scene)
+
+
+def test_one_that_needs_everything_is_not_starved_by_those_that_need_little() -> None:
+    async def scene() -> None:
+        stage = Scene(RateLimitResource("R", 4))
+        for number in range(4):
+            stage.model(f"small{number}", claim(R=1))
+            stage.send(f"small{number}", 200)
+        stage.model("big", claim(R=4))
+        stage.send("big", 200)
+        await stage.settle()
+        generator = random.Random(1)
+        for _ in range(400):
+            generator.choice(stage.running).finish()
+            await stage.settle()
+        runs = {player.name: player.runs for player in stage.players}
+        assert max(runs.values()) - min(runs.values()) <= 2, runs
+
+    play(scene)
+
+
+def test_a_newcomer_does_not_starve_those_who_have_run_for_long() -> None:
+    async def scene() -> None:
+        stage = Scene()
+        (old,) = stage.model("old", claim(R=1))
+        stage.send("old", 1000)
+        await stage.settle()
+        for _ in range(500):
+            await stage.finish_one()
+        (new,) = stage.model("new", claim(R=1))
+        stage.send("new", 300)
+        await stage.settle()
+        before, gap, longest = old.runs, 0, 0
+        for _ in range(200):
+            runs = old.runs
+            await stage.finish_one()
+            gap = 0 if old.runs > runs else gap + 1
+            longest = max(longest, gap)
+        assert longest <= 8
+        assert new.runs > old.runs - before  # it has the better part until it has caught up
+
+    play(scene)
+
+
+# ---------------------------------------------------------------------------
+# What is taken always comes back
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: int) -> None:
+    """Random needs, arrivals, cancellations, failures, deaths, restarts and removals: never more is taken than there
+    is, everybody is answered, and in the end all is free."""
+    pick = random.Random(seed)
+
+    async def scene() -> None:
+        stage = Scene(RateLimitResource("R", 4), RateLimitResource("S", 2), RateLimitResource("G", 3))
+        claims: dict[str, list[Claim]] = {}
+        for number in range(5):
+            name = f"m{number}"
+            claims[name] = [_any_claim(pick) for _ in range(pick.randint(1, 3))]
+            kind = pick.choice((DirectScheduler, DynamicScheduler))
+            stage.model(name, *claims[name], kind=kind, delay_us=pick.choice((0, 2000)))
+        sent = 0
+        tickets: list[Ticket] = []
+        for _ in range(400):
+            name, player = pick.choice(sorted(stage.kernels)), pick.choice(stage.players)
+            happens = pick.random()
+            if happens < 0.4:
+                count = pick.randint(1, 3)
+                sent += count
+                tickets += stage.send(name, count)
+            elif happens < 0.75:
+                if player.batch:
+                    player.finish(BackendError("failed") if pick.random() < 0.2 else None)
+            elif happens < 0.85 and tickets:
+                tickets.pop(pick.randrange(len(tickets))).cancel()
+            elif happens < 0.9:
+                player.rise() if player.is_dead else player.die()
+            else:
+                stage.clock.turn(pick.randint(1, 3) * MS)
+            for _ in range(pick.randint(0, 6)):
+                await asyncio.sleep(0)
+            stage.check()
+        for player in stage.players:
+            if player.is_dead:
+                player.rise()
+        for _ in range(10_000):
+            await stage.settle()
+            if not any(kernel.in_flight for kernel in stage.kernels.values()):
+                break
+            if stage.running:
+                pick.choice(stage.running).finish()
+            else:
+                stage.clock.turn(MS)
+            stage.check()
+        assert len(stage.answers) == sent
+        await stage.settle()
+        assert not stage.limiter.taken
+        assert not stage.limiter._staged
+        for name in stage.kernels:
+            stage.kernels[name].close()
+            stage.limiter.remove(claims[name])
+        await stage.settle()
+        assert not stage.limiter._claims
+        assert not stage.limiter._sources
+
+    play(scene)
+
+
+def _any_claim(pick: random.Random) -> Claim:
+    units = {R: pick.randint(1, 4), Resource("S", 0): pick.randint(1, 2), GLOBAL: pick.randint(1, 3)}
+    return Claim(dict(pick.sample(sorted(units.items(), key=str), pick.randint(0, 3))), pick.randint(1, 4))
+
+
+@pytest.mark.parametrize("end", ["abandon", "remove", "die"])
+def test_what_an_instance_holds_that_never_returns_is_free_when_it_is_gone(end: str) -> None:
+    async def scene() -> None:
+        stage = Scene()
+        needs = claim(R=1)
+        (hangs,) = stage.model("hangs", needs)
+        stage.model("waits", claim(R=1))
+        stage.send("hangs"), stage.send("waits")
+        await stage.settle()
+        assert stage.running == [hangs]
+        if end == "die":
+            hangs.die()
+        elif end == "remove":
+            stage.limiter.remove([needs])
+        else:
+            stage.kernels["hangs"].abandon()
+            hangs.finish()
+        await stage.settle()
+        assert "waits_0" in {player.name for player in stage.running}
+
+    play(scene)
+
+
+# ---------------------------------------------------------------------------
+# Threads
+# ---------------------------------------------------------------------------
+
+
+class Watched(Instance):
+    """Runs for a moment, and counts how many of them run at once."""
+
+    running = most = 0
+    lock = threading.Lock()
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        with Watched.lock:
+            Watched.running += 1
+            Watched.most = max(Watched.most, Watched.running)
+        total = float(np.ones(20_000).sum())
+        with Watched.lock:
+            Watched.running -= 1
+        return {"y": np.asarray(inputs["x"]) + total}
+
+
+@pytest.mark.parametrize(("units", "most"), [(2, 1), (1, 2)])
+def test_threads_that_would_ask_by_themselves_run_only_as_many_at_once_as_there_is_for(units: int, most: int) -> None:
+    async def scene() -> None:
+        Watched.running = Watched.most = 0
+        stage = Scene(RateLimitResource("R", 2))
+        spec = {"y": Spec("y", dtypes.FP32, (1,))}
+        threads = []
+        for name in ("a", "b"):
+            kernel = stage.kernel(name, claim(R=units), claim(R=units))
+            for source in kernel.sources:
+                load = partial(_loaded, OutputSchema(name, "1", spec, True))
+                thread = InstanceThread(source.instance.name, load, kernel.statistics.for_instance)
+                await asyncio.to_thread(thread.load)
+                thread.serve(source, stage.loop)
+                threads.append(thread)
+        for _ in range(100):
+            stage.send("a"), stage.send("b")
+            await asyncio.sleep(0)
+        while any(kernel.in_flight for kernel in stage.kernels.values()):
+            await asyncio.sleep(0)
+        assert len(stage.answers) == 200
+        assert all(isinstance(answer, InferResponse) for answer in stage.answers)
+        assert Watched.most <= most
+        for kernel in stage.kernels.values():
+            kernel.close()
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+        await stage.settle()
+        assert not stage.limiter.taken
+
+    play(scene)
+
+
+def _loaded(schema: OutputSchema) -> Any:
+    instance = Watched()
+    return instance, runner_for(instance, schema)
+
+
+# ---------------------------------------------------------------------------
+# How much there is
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "resource", "available"),
+    [
+        ((), R, 2),
+        ((RateLimitResource("R", 5),), R, 5),
+        ((RateLimitResource("R", 5), RateLimitResource("R", 3, 0)), R, 3),
+        ((RateLimitResource("R", 5), RateLimitResource("R", 9, 1)), R, 5),
+        ((RateLimitResource("G", 3), RateLimitResource("G", 7, 1), RateLimitResource("R", 2)), GLOBAL, 7),
+    ],
+)
+def test_the_operator_says_how_much_there_is_or_else_the_neediest_instance(
+    given: tuple[RateLimitResource, ...], resource: Resource, available: int
+) -> None:
+    assert limits_for([Claim({resource: 2}), Claim({resource: 1})], given)[resource] == available
+
+
+LIMITED = (
+    'Resource count for "R" is limited to {} which will prevent scheduling of one or more model instances, the minimum '
+    "required count is 4"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "units", "text"),
+    [
+        ((RateLimitResource("R", 3),), {R: 4}, LIMITED.format(3)),
+        ((RateLimitResource("R", 9, 1),), {R: 4}, LIMITED.format(0)),
+        ((RateLimitResource("S", 9),), {R: 4}, LIMITED.format(0)),
+        (
+            (),
+            {R: 1, Resource("R"): 1},
+            'Resource "R" is present as both global and device-specific resource in the model configuration.',
+        ),
+    ],
+)
+def test_an_instance_that_could_never_run_is_refused_and_the_others_go_on(
+    given: Sequence[RateLimitResource], units: Mapping[Resource, int], text: str
+) -> None:
+    async def scene() -> None:
+        stage = Scene(*given)
+        if not given:
+            stage.model("other", claim(R=2))
+        before = dict(stage.limiter._limits)
+        with pytest.raises(ConfigError) as refusal:
+            stage.model("m", Claim(units))
+        assert (refusal.value.message, refusal.value.code) == (text, Code.INVALID_ARGUMENT)
+        assert stage.limiter._limits == before
+
+    play(scene)
+
+
+def test_a_device_is_that_of_a_gpu_and_0_elsewhere() -> None:
+    config = ModelRateLimiter(priority=3)
+    config.resources.add(name="R", count=4)
+    config.resources.add(name="G", count=5, **{"global": True})
+    claims = [Claim.from_config(config, device) for device in (Device("cpu"), Device("gpu", 2), Device("model"))]
+    assert [claim.units for claim in claims] == [{Resource("R", n): 4, GLOBAL: 5} for n in (0, 2, 0)]
+    assert claims[0].priority == 3
+
+
+def test_who_takes_nothing_does_not_pass_by_the_limiter() -> None:
+    async def scene() -> None:
+        stage = Scene()
+        plain, limited = stage.kernel("plain", Claim()), stage.kernel("limited", claim(R=1))
+        assert [type(kernel.sources[0]) for kernel in (plain, limited)] == [InstanceSource, LimitedSource]
+        assert (plain.threads_take, limited.threads_take) == (True, False)
+
+    play(scene)
