@@ -35,7 +35,6 @@ from headrace.frontends.request_parameters import (
     MAX_SEQUENCE_ID_BYTES,
     UINT64_MAX,
     ParameterReader,
-    RequestParameters,
 )
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.messages import dtypes
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from headrace.engine import ModelView
 
 _NO_FORMATS: Mapping[str, OutputFormat] = {}
-_NO_PARAMETERS = RequestParameters()
 _LENGTH_NAME = "Inference-Header-Content-Length"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
@@ -91,11 +89,13 @@ def decode(
         raise Large
     document = _document(body[:json_bytes])
     request_id = _id(document["id"]) if "id" in document else ""
-    read = _NO_PARAMETERS
+    read = None
     if "parameters" in document:
         read = _read_parameters(as_object(document["parameters"], "parameters"))
     inputs = read_inputs(member(document, "inputs"), model, request_id, body, json_bytes, max_bytes, patience)
     outputs, formats = read_outputs(document["outputs"]) if "outputs" in document else ((), _NO_FORMATS)
+    if read is None:
+        return DecodedBody(InferRequest(model, inputs, outputs, request_id, version), formats, JSON)
     request = InferRequest(
         model,
         inputs,
@@ -156,9 +156,11 @@ class BodyLayoutCache:
 
     def keep(self, decoded: DecodedBody, body: memoryview, json_bytes: int) -> None:
         """Know the layout of ``body``, of which ``decoded`` was made, if one like it may come again."""
+        if json_bytes > FIXED_BYTES or json_bytes == body.nbytes:
+            return
         request, formats, default = decoded
         tensors = fixed_tensors(request)
-        if json_bytes > FIXED_BYTES or json_bytes == body.nbytes or tensors is None:
+        if tensors is None:
             return
         *begins, end = accumulate((tensor.nbytes for tensor in tensors.values()), initial=json_bytes)
         if end != body.nbytes:

@@ -41,6 +41,7 @@ class InferenceHandler:
         self._large = engine.large_work
         self._layouts = BodyLayoutCache()
         self._forwarding = HeaderForwarding(engine.options.http_header_forward_pattern)
+        self._forwards = bool(self._forwarding)
 
     def __call__(self, http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
         """Answer ``http`` through ``reply``, now or later; raises `HeadraceError` if refused now.
@@ -58,7 +59,7 @@ class InferenceHandler:
             request = self._read(http, target.name, target.version, answer, LARGE_BYTES)
         except Large:
             return self._begin(http, target, answer, self._entrance.caller(http, reply))
-        if self._forwarding:
+        if self._forwards:
             request = self._forward(http, request)
         ticket = Ticket(request, answer)
         self._start(view, ticket, http, reply)
@@ -77,7 +78,7 @@ class InferenceHandler:
             request = self._read(http, name, version, answer, LARGE_BYTES)
         except Large:
             return await self._large.run(partial(self._read_large, http, name, version, answer))
-        return self._forward(http, request) if self._forwarding else request
+        return self._forward(http, request) if self._forwards else request
 
     async def print_response(self, response: InferResponse) -> bytes:
         """``response`` as a line of JSON. Raises `HeadraceError`."""
@@ -100,7 +101,7 @@ class InferenceHandler:
                 answer.formats, answer.default = known.formats, known.default
                 return known.layout.request(name, version, body)
             decoded = decode(name, version, body, json_bytes, self._max_bytes, patience)
-            if patience < UNBOUNDED:  # those are the event loop's
+            if json_bytes < body.nbytes and patience < UNBOUNDED:  # those are the event loop's
                 self._layouts.keep(decoded, body, json_bytes)
         else:
             decoded = decode_raw(name, version, body, answer.view, self._max_bytes)
@@ -116,7 +117,7 @@ class InferenceHandler:
         """`_read` for what is large, on a thread."""
         request = self._read(http, name, version, answer, UNBOUNDED)
         check_strings(answer.view, request)
-        return self._forward(http, request) if self._forwarding else request
+        return self._forward(http, request) if self._forwards else request
 
     def _forward(self, http: HttpRequest, request: InferRequest) -> InferRequest:
         named = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in http.raw_headers)

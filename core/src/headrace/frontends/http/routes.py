@@ -51,6 +51,7 @@ class Routes:
 
     def __init__(self, engine: Engine) -> None:
         self._restrictions = Restrictions(engine.options.http_restricted_api)
+        self._restricts = bool(self._restrictions)
         self._found = Recent[str, tuple[Route, PathTarget]](_REMEMBERED)
         self._tasks: set[asyncio.Task[None]] = set()
         self.table = self._build(engine)
@@ -61,7 +62,7 @@ class Routes:
     def _dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
         try:
             route, target = self._found.get(request.path) or self._find(request.path)
-            if self._restrictions and (refusal := self._refusal(route, request)) is not None:
+            if self._restricts and (refusal := self._refusal(route, request)) is not None:
                 reply(text_error(403, refusal))
                 return None
             handler = route.handlers.get(request.method)
