@@ -482,8 +482,8 @@ def test_what_is_remembered_of_shapes_and_names_is_bounded() -> None:
     tracemalloc.start()
     try:
         for size in range(6_000):
-            request = make_ticket("m", {"x": np.empty((0, size), np.int8)}, ignore, (f"o{size}",))
-            reader.requests(only(encoder.requests([(1, request)])))
+            ticket = make_ticket("m", {"x": np.empty((0, size), np.int8)}, ignore, (f"o{size}",))
+            reader.requests(only(encoder.requests([(1, ticket)])))
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -50,7 +50,7 @@ class OutputSchema:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], version: str, as_given: bool = False) -> OutputSchema:
-        """What a config promises that is in the form of the ``/config`` endpoint, as a backend sees it: reshaped."""
+        """What a config, as the ``/config`` endpoint shows it, promises; as a backend sees it: reshaped."""
         outputs = {output["name"]: Spec.from_json(output) for output in config.get("output", ())}
         return cls(config["name"], version, outputs, config.get("max_batch_size", 0) > 0, as_given)
 

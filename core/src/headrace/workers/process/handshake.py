@@ -45,8 +45,8 @@ class InstanceSpec:
     """One instance of one version.
 
     ``path`` is the version's directory. ``backend`` is ``module:class`` and ``options`` its
-    ``--backend-config`` settings. ``config`` is the model's config as JSON, in the form of the
-    ``/config`` endpoint, and ``parameters`` its parameters as text. ``entry`` is that of
+    ``--backend-config`` settings. ``config`` is the model's config as JSON, as the
+    ``/config`` endpoint shows it, and ``parameters`` its parameters as text. ``entry`` is that of
     `headrace.backends.base.Isolation`. ``outputs_as_given`` is the backend's. ``kept`` are the outputs
     that the scheduler keeps from callers, as in ``config``. ``services`` and
     ``cleanup`` are set in the child: what the entry leaves in ``cleanup`` is done when the instance has
