@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/[!_]*/pyproject.toml"))
 #: What new plugins are copies of.
 TEMPLATES = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/_template/pyproject.toml"))
+CACHES = sorted(path.parent.name for path in ROOT.glob("caches/[!_]*/pyproject.toml"))
 FRONTENDS = sorted(path.parent.name for path in ROOT.glob("frontends/[!_]*/pyproject.toml"))
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 PINS = ("-c", "constraints.txt")
@@ -202,7 +203,8 @@ def _wheels(session: nox.Session, into: Path, *sources: str) -> None:
 
 
 def _folders() -> list[str]:
-    return [f"backends/{name}" for name in BACKENDS] + [f"frontends/{name}" for name in FRONTENDS]
+    kinds = {"backends": BACKENDS, "frontends": FRONTENDS, "caches": CACHES}
+    return [f"{kind}/{name}" for kind, names in kinds.items() for name in names]
 
 
 def _run(session: nox.Session, program: str, *arguments: str) -> None:

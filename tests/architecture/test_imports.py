@@ -29,7 +29,9 @@ CORE = ROOT / "core/src"
 BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/pyproject.toml"))
 #: Every first-party plugin, the templates included: a stranger could have written it.
 PLUGINS = sorted(
-    path.parent for kind in ("backends", "schedulers", "frontends") for path in ROOT.glob(f"{kind}/*/pyproject.toml")
+    path.parent
+    for kind in ("backends", "schedulers", "frontends", "caches")
+    for path in ROOT.glob(f"{kind}/*/pyproject.toml")
 )
 
 LEAVES = {"errors", "distributions", "messages", "config", "telemetry"}

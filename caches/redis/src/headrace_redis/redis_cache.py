@@ -1,0 +1,129 @@
+"""Answers in Redis: one string per answer, under the digest of its question."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headrace import CachedResponse, InvalidArgument, ResponseCache, pack_response, unpack_response
+
+if TYPE_CHECKING:
+    import redis
+
+#: In front of every key. What a later version packs otherwise stands under another.
+PREFIX = b"headrace:1:"
+#: How long a connection, and an answer, is waited for where the settings say nothing. Requests do not wait as long.
+_DEFAULT_TIMEOUT_MS = 5000
+_MOST_THREADS = 64
+
+
+def _from_environment(name: str, default: str = "") -> Any:
+    return field(default_factory=lambda: os.environ.get(f"TRITONCACHE_REDIS_{name}", default))
+
+
+@dataclass(frozen=True, slots=True)
+class RedisParameters:
+    """What ``--cache-config=redis,FIELD=VALUE`` may say. Times are in milliseconds; 0 is 5 s."""
+
+    host: str = ""
+    port: int = 0
+    user: str = _from_environment("USERNAME", "default")
+    password: str = field(default_factory=lambda: os.environ.get("TRITONCACHE_REDIS_PASSWORD", ""), repr=False)
+    db: int = 0
+    connect_timeout: int = 0
+    socket_timeout: int = 0
+    pool_size: int = 1  #: connections, and threads that ask
+    wait_timeout: int = 1000  #: for a connection of the pool
+    tls_enabled: bool = False
+    cert: str = ""
+    key: str = ""
+    cacert: str = ""
+    cacert_dir: str = ""
+    sni: str = ""
+    max_entry_bytes: int = 64 << 20  #: of a packed response; larger ones are neither kept nor believed
+    expire_seconds: int = 0  #: after which Redis forgets an answer; 0 for never
+
+    def __post_init__(self) -> None:
+        if not self.host or not self.port:
+            raise ValueError("Failed to initialize RedisCache, didn't specify a host and port.")
+        if self.sni:
+            raise ValueError(
+                f"'sni' is '{self.sni}', but redis-py asks for the name in 'host': let the certificate have it"
+            )
+        for name, least, most in (
+            ("port", 1, 65535),
+            ("db", 0, 1 << 31),
+            ("connect_timeout", 0, 1 << 31),
+            ("socket_timeout", 0, 1 << 31),
+            ("pool_size", 1, _MOST_THREADS),
+            ("wait_timeout", 0, 1 << 31),
+            ("max_entry_bytes", 1, 512 << 20),
+            ("expire_seconds", 0, 1 << 31),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"'{name}' is {getattr(self, name)}, expected {least} to {most}")
+
+
+class RedisCache(ResponseCache):
+    """Answers in a Redis server. Any thread, as many at once as there are ``pool_size``."""
+
+    name: ClassVar[str] = "redis"
+    Parameters = RedisParameters
+    is_remote = True
+
+    def __init__(self, parameters: RedisParameters) -> None:
+        super().__init__(parameters)
+        self.threads, self.largest_bytes = parameters.pool_size, parameters.max_entry_bytes
+        self._most, self._expire_s = parameters.max_entry_bytes, parameters.expire_seconds or None
+        self._client = _connect(parameters)
+
+    def get(self, key: bytes) -> CachedResponse | None:
+        """Whoever can write into Redis may have put anything there: no more than may be is fetched of it."""
+        found = self._client.getrange(PREFIX + key.hex().encode(), 0, self._most)
+        if not found:
+            return None
+        if len(found) > self._most:
+            raise InvalidArgument(f"an answer in Redis takes more than 'max_entry_bytes', {self._most}")
+        return unpack_response(found)
+
+    def put(self, key: bytes, response: CachedResponse) -> None:
+        """Nothing if another server was faster, or if it is too large."""
+        packed = pack_response(response)
+        if len(packed) <= self._most:
+            self._client.set(PREFIX + key.hex().encode(), packed, ex=self._expire_s, nx=True)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _connect(parameters: RedisParameters) -> redis.Redis:
+    """A client that connects when it is first asked, and once only for each question: the model is the second try."""
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    tls: dict[str, Any] = {}
+    if parameters.tls_enabled:
+        tls = {
+            "connection_class": redis.SSLConnection,
+            "ssl_certfile": parameters.cert or None,
+            "ssl_keyfile": parameters.key or None,
+            "ssl_ca_certs": parameters.cacert or None,
+            "ssl_ca_path": parameters.cacert_dir or None,
+            "ssl_check_hostname": True,
+        }
+    pool = redis.BlockingConnectionPool(
+        max_connections=parameters.pool_size,
+        timeout=parameters.wait_timeout / 1000,
+        host=parameters.host,
+        port=parameters.port,
+        db=parameters.db,
+        username=(parameters.user or None) if parameters.password else None,
+        password=parameters.password or None,
+        socket_connect_timeout=(parameters.connect_timeout or _DEFAULT_TIMEOUT_MS) / 1000,
+        socket_timeout=(parameters.socket_timeout or _DEFAULT_TIMEOUT_MS) / 1000,
+        retry=Retry(NoBackoff(), 0),
+        **tls,
+    )
+    return redis.Redis.from_pool(pool)

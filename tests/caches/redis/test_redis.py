@@ -1,0 +1,208 @@
+"""Answers in a real Redis server: what servers share, what is not believed, and what happens when it dies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from headrace import BytesTensor, CachedResponse, ConfigError, InvalidArgument, Server, pack_response
+from headrace_redis import RedisCache, RedisParameters
+
+if TYPE_CHECKING:
+    from tests.caches.redis.conftest import RedisServer
+
+CONFIG = """backend: "identity" max_batch_size: 8 response_cache {{ enable: true }} {rest}
+input {{ name: "x" data_type: TYPE_FP32 dims: [ -1 ] }} output {{ name: "y" data_type: TYPE_FP32 dims: [ -1 ] }}
+input {{ name: "s" data_type: TYPE_STRING dims: [ 1 ] }} output {{ name: "t" data_type: TYPE_STRING dims: [ 1 ] }}"""
+ASKED = {"x": np.arange(3, dtype=np.float32).reshape(1, 3), "s": np.array([["word"]], np.object_)}
+#: Of the test itself: what only ends what hangs.
+DEADLINE_S = 90
+
+
+def write_model(repository: Path, rest: str = "") -> None:
+    (repository / "m/1").mkdir(parents=True, exist_ok=True)
+    (repository / "m/config.pbtxt").write_text(CONFIG.format(rest=rest))
+
+
+@contextmanager
+def serving(repository: Path, redis: RedisServer, **settings: str) -> Iterator[Server]:
+    with Server(repository, cache_config={"redis": {**redis.settings, **settings}}) as server:
+        yield server
+
+
+def numbers(server: Server) -> tuple[int, int, int]:
+    """Hits, misses, and failures of the cache."""
+    (model,) = server.served()
+    found = model.snapshot()
+    return found.cache_hit.count, found.cache_miss.count, found.cache_failures
+
+
+def kept(redis: RedisServer, count: int) -> list[bytes]:
+    """The keys in Redis, once there are as many: answers are kept behind their callers' backs."""
+    end = time.monotonic() + DEADLINE_S
+    while len(found := redis.client.keys()) != count:
+        assert time.monotonic() < end, f"{len(found)} answers are in Redis, and not {count}"
+    return list(found)
+
+
+def test_one_server_answers_what_another_has_executed(tmp_path: Path, redis_server: RedisServer) -> None:
+    write_model(tmp_path)
+    with serving(tmp_path, redis_server) as server:
+        first = server.infer("m", ASKED)
+        (key,) = kept(redis_server, 1)
+        assert key.startswith(b"headrace:1:")
+    with serving(tmp_path, redis_server, pool_size="4") as other:
+        answer = other.infer("m", ASKED)
+        assert numbers(other) == (1, 0, 0)
+        np.testing.assert_array_equal(answer.outputs["y"], ASKED["x"])
+        strings = answer.outputs["t"]
+        assert isinstance(strings, BytesTensor)
+        assert strings.items() == [b"word"]
+        assert list(answer.outputs) == list(first.outputs)
+
+
+@pytest.mark.parametrize("change", ["config", "file"])
+def test_a_model_that_has_changed_has_answers_of_its_own(
+    tmp_path: Path, redis_server: RedisServer, change: str
+) -> None:
+    write_model(tmp_path)
+    with serving(tmp_path, redis_server) as server:
+        server.infer("m", ASKED)
+        kept(redis_server, 1)
+    if change == "config":
+        write_model(tmp_path, 'parameters { key: "k" value { string_value: "v" } }')
+    else:
+        (tmp_path / "m/1/weights").write_bytes(b"others")
+    with serving(tmp_path, redis_server) as server:
+        server.infer("m", ASKED)
+        assert numbers(server) == (0, 1, 0)
+        kept(redis_server, 2)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        b"\x80\x04cos\nsystem\n",
+        b"x" * 5000,
+        pack_response(CachedResponse({"y": np.zeros((1, 3), np.int64)}, {})),
+        pack_response(CachedResponse({"z": np.zeros((1, 3), np.float32)}, {})),
+        pack_response(CachedResponse({"y": np.zeros((1, 3), np.float32)}, {}))[:-4],
+    ],
+    ids=["pickle", "too large", "data type", "unknown output", "cut"],
+)
+def test_what_others_have_written_into_redis_is_not_believed(
+    tmp_path: Path, redis_server: RedisServer, planted: bytes
+) -> None:
+    write_model(tmp_path)
+    with serving(tmp_path, redis_server, max_entry_bytes="4096") as server:
+        server.infer("m", ASKED)
+        (key,) = kept(redis_server, 1)
+        redis_server.client.set(key, planted)
+        np.testing.assert_array_equal(server.infer("m", ASKED).outputs["y"], ASKED["x"])
+        assert numbers(server) == (0, 2, 1)
+
+
+def test_a_redis_that_dies_costs_answers_of_the_cache_only_and_may_come_back(
+    tmp_path: Path, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(tmp_path)
+    with serving(tmp_path, redis_server) as server:
+        server.infer("m", ASKED)
+        kept(redis_server, 1)
+        redis_server.kill()
+        for _ in range(20):
+            np.testing.assert_array_equal(server.infer("m", ASKED).outputs["y"], ASKED["x"])
+        hits, misses, failures = numbers(server)
+        assert (hits, misses) == (0, 21)
+        assert 1 <= failures < 20  # it is left alone meanwhile
+        redis_server.start()
+        end = time.monotonic() + DEADLINE_S
+        while not numbers(server)[0]:
+            assert time.monotonic() < end, "the cache does not come back"
+            server.infer("m", ASKED)
+    said = [record.getMessage() for record in caplog.records if "response cache" in record.getMessage()]
+    assert len([line for line in said if "failed, so models answer: ConnectionError" in line]) == 1
+
+
+def test_a_server_starts_without_its_redis(tmp_path: Path, redis_server: RedisServer) -> None:
+    write_model(tmp_path)
+    redis_server.kill()
+    with serving(tmp_path, redis_server) as server:
+        np.testing.assert_array_equal(server.infer("m", ASKED).outputs["y"], ASKED["x"])
+        assert server.ready
+    redis_server.start()
+
+
+def test_what_redis_refuses_is_a_failure(tmp_path: Path, redis_server: RedisServer) -> None:
+    redis_server.client.config_set("requirepass", "secret")
+    cache = RedisCache(RedisParameters(**_typed(redis_server), password="wrong", user=""))
+    with pytest.raises(Exception, match=r"WRONGPASS|invalid username-password"):
+        cache.get(bytes(32))
+    cache.close()
+    cache = RedisCache(RedisParameters(**_typed(redis_server), password="secret"))
+    assert cache.get(bytes(32)) is None
+    cache.close()
+
+
+def test_a_password_comes_from_the_environment_and_is_shown_nowhere(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis_server.client.config_set("requirepass", "secret")
+    monkeypatch.setenv("TRITONCACHE_REDIS_PASSWORD", "secret")
+    parameters = RedisParameters(**_typed(redis_server))
+    assert "secret" not in repr(parameters)
+    cache = RedisCache(parameters)
+    cache.put(bytes(32), CachedResponse({"y": np.ones(2)}, {"p": True}))
+    found = cache.get(bytes(32))
+    assert found is not None
+    assert found.parameters == {"p": True}
+    cache.close()
+
+
+def test_entries_expire_and_stay_as_they_were_first_put(redis_server: RedisServer) -> None:
+    cache = RedisCache(RedisParameters(**_typed(redis_server), expire_seconds=300, max_entry_bytes=1000))
+    for value in (1, 2):
+        cache.put(bytes(32), CachedResponse({"y": np.full(2, value)}, {}))
+    found = cache.get(bytes(32))
+    assert found is not None
+    assert list(np.asarray(found.outputs["y"])) == [1, 1]
+    (key,) = redis_server.client.keys()
+    assert 0 < redis_server.client.ttl(key) <= 300
+    cache.put(bytes(31) + b"1", CachedResponse({"y": np.zeros(1000)}, {}))  # too large
+    assert redis_server.client.keys() == [key]
+    redis_server.client.set(key, bytes(1001))
+    with pytest.raises(InvalidArgument, match="takes more than 'max_entry_bytes', 1000"):
+        cache.get(bytes(32))
+    cache.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "Failed to initialize RedisCache, didn't specify a host and port"),
+        ({"host": "h"}, "didn't specify a host and port"),
+        ({"host": "h", "port": 70000}, "'port' is 70000, expected 1 to 65535"),
+        ({"host": "h", "port": 1, "pool_size": 0}, "'pool_size' is 0, expected 1 to 64"),
+        ({"host": "h", "port": 1, "sni": "n"}, "'sni' is 'n'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_words(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        RedisParameters(**settings)
+
+
+def test_a_wrong_setting_stops_the_server_and_names_the_flag(tmp_path: Path) -> None:
+    server = Server(tmp_path, cache_config={"redis": {"host": "h", "prot": "1"}})
+    text = r"--cache-config=redis,\.{3}: unknown parameter 'prot'; did you mean 'port'"
+    with pytest.raises(ConfigError, match=text):
+        server.__enter__()
+
+
+def _typed(redis: RedisServer) -> dict[str, Any]:
+    return {"host": "127.0.0.1", "port": redis.port}

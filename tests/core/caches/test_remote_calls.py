@@ -1,0 +1,217 @@
+"""A cache that may block: it is asked on threads, keeps nobody waiting for long, and may die."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.caches import remote_calls
+from headrace.caches.base import CachedResponse, ResponseCache
+from headrace.errors import Cancelled
+from headrace.schedulers.dynamic import DynamicScheduler
+from tests.core.schedulers.test_caching import CachedStage, staged, until
+
+Y = np.full((1, 4), 2.0, np.float32)
+
+
+class Shelf(ResponseCache):
+    """Keeps all in a dictionary, behind a gate. ``threads_seen`` asked it."""
+
+    name = "shelf"
+    is_remote = True
+    threads = 2
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.kept: dict[bytes, CachedResponse] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: BaseException | None = None
+        self.asked = 0
+        self.closed = False
+        self.threads_seen: set[threading.Thread] = set()
+
+    def get(self, key: bytes) -> CachedResponse | None:
+        self.asked += 1
+        self.threads_seen.add(threading.current_thread())
+        assert self.gate.wait(90)
+        if self.error is not None:
+            raise self.error
+        return self.kept.get(key)
+
+    def put(self, key: bytes, response: CachedResponse) -> None:
+        self.threads_seen.add(threading.current_thread())
+        if self.error is not None:
+            raise self.error
+        self.kept[key] = response
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@staged
+async def test_a_remote_cache_is_asked_on_threads_once_for_all_who_ask_the_same() -> None:
+    shelf = Shelf()
+    stage = CachedStage(cache=shelf)
+    for name in "abc":
+        stage.send(name)
+    assert (stage.kernel.pending, stage.kernel.in_flight) == (0, 3)
+    await until(lambda: stage.kernel.pending)
+    assert shelf.asked == 1
+    assert await stage.execute() == ["a"]
+    assert stage.y("b") == stage.y("c") == [2.0] * 4
+    await until(lambda: shelf.kept)
+    stage.send("d")
+    stage.send("e")
+    await until(lambda: stage.answers["e"])
+    assert (stage.y("d"), stage.y("e")) == ([2.0] * 4, [2.0] * 4)
+    assert shelf.asked == 2
+    assert stage.counts() == (4, 1)
+    assert threading.current_thread() not in shelf.threads_seen
+    stage.server.close()
+    assert shelf.closed
+
+
+@staged
+async def test_one_who_leaves_while_the_cache_is_asked_is_not_executed() -> None:
+    shelf = Shelf()
+    shelf.gate.clear()
+    stage = CachedStage(cache=shelf)
+    for name in "ab":
+        stage.send(name)
+    stage.tickets["a"].cancel()
+    assert isinstance(stage.answers["a"][0], Cancelled)
+    shelf.gate.set()
+    await until(lambda: stage.kernel.pending)
+    assert await stage.execute() == ["b"]
+    stage.send("c", 2.0)
+    stage.tickets["c"].cancel()
+    await until(lambda: shelf.asked == 2 and not stage.kernel._flights)
+    assert stage.kernel.in_flight == 0
+    stage.server.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"y": Y.astype(np.int32)},
+        {"y": Y.ravel()},
+        {"x": Y},
+        {"y": np.float32(1).reshape(())},
+    ],
+    ids=["data type", "shape", "name", "rank"],
+)
+def test_what_the_model_would_never_answer_is_not_believed(wrong: dict[str, Any]) -> None:
+    @staged
+    async def scene() -> None:
+        shelf = Shelf()
+        stage = CachedStage(cache=shelf)
+        stage.send("a")
+        await until(lambda: stage.kernel.pending)
+        await stage.execute()
+        await until(lambda: shelf.kept)
+        for key in shelf.kept:
+            shelf.kept[key] = CachedResponse(wrong, {})
+        stage.send("b")
+        await until(lambda: stage.kernel.pending)
+        assert await stage.execute() == ["b"]
+        assert stage.statistics.cache_failures == 1
+        stage.server.close()
+
+    scene()
+
+
+@staged
+async def test_a_cache_that_is_slow_keeps_nobody_waiting() -> None:
+    patience, remote_calls.PATIENCE_S = remote_calls.PATIENCE_S, 0.01
+    try:
+        shelf = Shelf()
+        shelf.gate.clear()
+        stage = CachedStage(cache=shelf)
+        stage.send("a")
+        await until(lambda: stage.kernel.pending)
+        assert await stage.execute() == ["a"]
+        assert stage.statistics.cache_failures == 1
+        stage.send("b", 3.0)  # it is left alone, so that nobody waits for it
+        assert stage.kernel.pending == 1
+        assert shelf.asked == 1
+        shelf.gate.set()
+        assert await stage.execute() == ["b"]
+        await stage.settle()
+        assert len(stage.answers["a"]) == 1  # what it says too late is dropped
+        stage.server.close()
+    finally:
+        remote_calls.PATIENCE_S = patience
+
+
+@pytest.mark.parametrize("error", [ConnectionError("gone"), SystemExit(3)], ids=["error", "exit"])
+def test_a_dead_cache_costs_one_line_and_comes_back(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    @staged
+    async def scene() -> None:
+        shelf, rest = Shelf(), remote_calls.REST_S
+        remote_calls.REST_S = 0.0
+        try:
+            stage = CachedStage(cache=shelf)
+            shelf.error = error
+            for number in range(3):
+                stage.send(str(number), float(number))
+                await until(lambda: stage.kernel.pending)
+                assert await stage.execute() == [str(number)]
+            await until(lambda: stage.statistics.cache_failures == 6)
+            shelf.error = None
+            stage.send("a", 9.0)
+            await until(lambda: stage.kernel.pending)
+            await stage.execute()
+            await until(lambda: shelf.kept)
+            stage.send("b", 9.0)
+            await until(lambda: stage.answers["b"])
+            assert stage.y("b") == [18.0] * 4
+            stage.server.close()
+        finally:
+            remote_calls.REST_S = rest
+
+    with caplog.at_level("INFO"):
+        scene()
+    said = [record.getMessage() for record in caplog.records]
+    shown = f"{type(error).__name__}: {error}"
+    assert said == [
+        f"response cache 'shelf' failed, so models answer: {shown}",
+        "response cache 'shelf' answers again",
+    ]
+
+
+@staged
+async def test_no_more_than_a_few_wait_for_a_cache() -> None:
+    waiting, remote_calls.WAITING = remote_calls.WAITING, 3
+    try:
+        shelf = Shelf()
+        shelf.gate.clear()
+        stage = CachedStage(cache=shelf)
+        for number in range(5):
+            stage.send(str(number), float(number))
+        assert stage.kernel.pending == 2
+        shelf.gate.set()
+        await until(lambda: stage.kernel.pending == 5)
+        stage.server.close()
+    finally:
+        remote_calls.WAITING = waiting
+
+
+@staged
+async def test_a_remote_cache_is_asked_in_turn_where_answers_keep_their_order() -> None:
+
+    shelf = Shelf()
+    stage = CachedStage("dynamic_batching { preserve_ordering: true }", shelf, DynamicScheduler)
+    shelf.gate.clear()
+    stage.send("first")
+    stage.send("second", 2.0, parameters={"bypass_response_cache": True})
+    assert await stage.execute() == ["second"]
+    assert stage.answers["second"] == []
+    shelf.gate.set()
+    await until(lambda: stage.kernel.pending)
+    assert await stage.execute() == ["first"]
+    assert stage.y("second") == [4.0] * 4
+    stage.server.close()
