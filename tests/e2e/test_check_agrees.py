@@ -171,9 +171,6 @@ CASES: dict[str, Case] = {
         GOOD + 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: ["x", "z"] }',
         "expects 1 source input, got 2",
     ),
-    "batch_input": Case(
-        GOOD + 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "x" }', "needs batch inputs"
-    ),
     # ------------------------------------------------------------------ parameters
     "parameter": Case(GOOD + parameter("execute_delay", "5"), "did you mean 'execute_delay_ms'?"),
     "value": Case(GOOD + parameter("execute_delay_ms", "soon"), "expected a whole number"),

@@ -142,14 +142,12 @@ def test_a_mistake_in_a_config_is_told_before_anything_else_is_missing(
 @pytest.mark.parametrize(
     ("text", "feature"),
     [
-        (IDENTITY + 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "x" }', "needs batch inputs"),
         (IDENTITY + "sequence_batching { }", "pip install headrace-sequence"),
         (
             f'{ENSEMBLE}{INPUTS} ensemble_scheduling {{ step {{ model_name: "n" model_version: -1 '
             'input_map { key: "a" value: "x" } output_map { key: "b" value: "y" } } }',
             "pip install headrace-ensemble",
         ),
-        ('backend: "identity" batch_input { source_input: "completed" data_type: TYPE_FP32 }', "needs batch inputs"),
     ],
 )
 def test_a_config_without_a_mistake_is_told_what_is_not_built(

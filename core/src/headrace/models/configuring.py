@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 #: What a config may ask for that is not built yet; to ignore it would give wrong answers.
 _NOT_BUILT = {
-    "batch_input": "batch inputs",
-    "batch_output": "batch outputs",
     "model_repository_agents": "repository agents",
 }
 

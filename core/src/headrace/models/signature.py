@@ -11,8 +11,9 @@ not followed.) Requested outputs it has in a sorted set.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from math import prod
 from typing import Any
@@ -52,7 +53,12 @@ class Signature:
         self.required = sum(not spec.optional for spec in self.inputs.values())
         self._has_optional = self.required < len(self.inputs)
         self._checks = {name: _Check.compile(spec, self.batched) for name, spec in self.inputs.items()}
-        self._has_key = self._has_optional or any(check.is_variable for check in self._checks.values())
+        ragged = frozenset(io.name for io in config.input if io.allow_ragged_batch)
+        self._has_key = self._has_optional or any(
+            check.is_variable for name, check in self._checks.items() if name not in ragged
+        )
+        #: What must be equal among the requests of a batch.
+        self._key: Callable[[Mapping[str, Any]], tuple[object, ...]] = partial(_ragged_key, ragged) if ragged else _key
         self._reshaped = tuple(spec for spec in self.inputs.values() if spec.reshape is not None)
 
     def check(self, ticket: Ticket) -> None:
@@ -95,9 +101,15 @@ class Signature:
     def _lacks(self, inputs: Mapping[str, Any]) -> bool:
         return any(not spec.optional and name not in inputs for name, spec in self.inputs.items())
 
-    def _key(self, inputs: Mapping[str, Any]) -> tuple[object, ...]:
-        """Requests stack only if they give the same inputs with the same variable dims."""
-        return tuple([(name, tensor.shape[1:]) for name, tensor in sorted(inputs.items())])
+
+def _key(inputs: Mapping[str, Any]) -> tuple[object, ...]:
+    """Requests stack only if they give the same inputs with the same variable dims."""
+    return tuple([(name, tensor.shape[1:]) for name, tensor in sorted(inputs.items())])
+
+
+def _ragged_key(ragged: Collection[str], inputs: Mapping[str, Any]) -> tuple[object, ...]:
+    """`_key`, where the dims of ``ragged`` inputs need not be equal."""
+    return tuple([(name, None if name in ragged else tensor.shape[1:]) for name, tensor in sorted(inputs.items())])
 
 
 @dataclass(slots=True, frozen=True)

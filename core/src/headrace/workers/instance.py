@@ -27,6 +27,7 @@ from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics, Observer
 from headrace.workers.output_schema import OutputSchema
+from headrace.workers.ragged import RaggedLayout, RaggedRunner
 from headrace.workers.runner import Given, RequestRunner, RowsRunner, Runner, gone
 from headrace.workers.stream_runners import DeferredRunner, StreamRunner
 
@@ -83,10 +84,11 @@ def _unshare(backend: Backend, model: str, shared: Any) -> None:
         log.exception("backend '%s' failed to release what the instances of '%s' shared", backend.name, model)
 
 
-def runner_for(instance: AnyInstance, schema: OutputSchema) -> Runner:
-    """The runner for the rung that ``instance`` stands on; asked once, at load."""
+def runner_for(instance: AnyInstance, schema: OutputSchema, ragged: RaggedLayout | None = None) -> Runner:
+    """The runner for the rung that ``instance`` stands on; asked once, at load. What the model's config says of
+    ``ragged`` batches is for instances that take rows: the others are given every request by itself."""
     if isinstance(instance, Instance):
-        return RowsRunner(schema, instance)
+        return RowsRunner(schema, instance) if ragged is None else RaggedRunner(schema, instance, ragged)
     if isinstance(instance, RequestInstance):
         return RequestRunner(schema, instance)
     if isinstance(instance, StreamInstance):

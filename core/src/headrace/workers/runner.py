@@ -7,7 +7,7 @@ responses. Everything here runs on the instance's thread.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from time import monotonic_ns
 from types import MappingProxyType
@@ -101,12 +101,15 @@ class RowsRunner(Runner):
         super().__init__(schema)
         self._execute = instance.execute
         self.parameters = instance.response_parameters
+        self._stack: Callable[[Sequence[Ticket]], Mapping[str, Tensor]] = _stack
+        #: The outputs that are split row by row.
+        self._in_rows = schema.outputs
 
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Answer], BatchTimes]:
         started = monotonic_ns()
         stacked = inferred = started
         try:
-            inputs = _stack(batch)
+            inputs = self._stack(batch)
             stacked = monotonic_ns()
             results = self._execute(inputs)
             inferred = monotonic_ns()
@@ -126,7 +129,7 @@ class RowsRunner(Runner):
         return self.run([ticket])[0][0]
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
-        outputs = self._checked(results, sum(ticket.rows for ticket in batch), _wanted(batch))
+        outputs = self._checked(results, sum(ticket.rows for ticket in batch), wanted_of(batch))
         if len(batch) == 1:
             request = batch[0].request
             names = request.outputs or outputs
@@ -136,14 +139,14 @@ class RowsRunner(Runner):
         for ticket in batch:
             request, end = ticket.request, begin + ticket.rows
             names = request.outputs or outputs
-            answers.append(self.respond(request, {name: _rows(outputs[name], begin, end) for name in names}))
+            answers.append(self.respond(request, {name: part_of_rows(outputs[name], begin, end) for name in names}))
             begin = end
         return answers
 
     def _checked(self, results: Mapping[str, object], rows: int, wanted: set[str] | None) -> dict[str, Tensor]:
         """The outputs in config order and client shape, or `BackendError` naming the one at fault."""
         outputs: dict[str, Tensor] = {}
-        for name, spec in self.schema.outputs.items():
+        for name, spec in self._in_rows.items():
             if name in results:
                 outputs[name] = self.schema.accept(spec, as_tensor(results[name]), rows)  # type: ignore[arg-type]
             elif wanted is None or name in wanted:
@@ -161,14 +164,15 @@ def _stack(batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
     return {name: concatenate([ticket.request.inputs[name] for ticket in batch]) for name in first}  # type: ignore[misc]
 
 
-def _wanted(batch: Sequence[Ticket]) -> set[str] | None:
+def wanted_of(batch: Sequence[Ticket]) -> set[str] | None:
     """The outputs that somebody asked for; None for all."""
     if not all(ticket.request.outputs for ticket in batch):
         return None
     return {name for ticket in batch for name in ticket.request.outputs}
 
 
-def _rows(tensor: Tensor, begin: int, end: int) -> Tensor:
+def part_of_rows(tensor: Tensor, begin: int, end: int) -> Tensor:
+    """Rows ``begin:end`` of ``tensor``, uncopied."""
     return tensor.rows(begin, end) if isinstance(tensor, BytesTensor) else tensor[begin:end]
 
 

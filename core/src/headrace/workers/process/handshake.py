@@ -22,6 +22,7 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.workers.instance import failures_worded, load_instance, share
 from headrace.workers.output_schema import OutputSchema
+from headrace.workers.ragged import RaggedLayout
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,10 @@ class InstanceSpec:
         config = json.loads(self.config)
         config["output"] = [*config.get("output", ()), *self.kept]
         return Unjudged.from_json(config, str(self.version), self.outputs_as_given)
+
+    def ragged(self) -> RaggedLayout | None:
+        """What the config says of ragged batches."""
+        return RaggedLayout.from_json(json.loads(self.config))
 
     @classmethod
     def from_json(cls, text: bytes, services: Services) -> InstanceSpec:
