@@ -71,7 +71,16 @@ if TYPE_CHECKING:
     from headrace.messages.ticket import Batch, Padding, Respond, Ticket
     from headrace.models.configuring import backend_settings
     from headrace.models.served import ServedModel
-    from headrace.schedulers.base import Clock, InstanceInfo, Scheduler, SchedulerContext, Timer, Wait, Waiting
+    from headrace.schedulers.base import (
+        Clock,
+        HeldUntil,
+        InstanceInfo,
+        Scheduler,
+        SchedulerContext,
+        Timer,
+        Wait,
+        Waiting,
+    )
     from headrace.server import Server
     from headrace.telemetry.pacing import paced
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
@@ -136,7 +145,16 @@ _HOMES = {
     "headrace.messages.ticket": ("Batch", "Padding", "Respond", "Ticket"),
     "headrace.models.configuring": ("backend_settings",),
     "headrace.models.served": ("ServedModel",),
-    "headrace.schedulers.base": ("Clock", "InstanceInfo", "Scheduler", "SchedulerContext", "Timer", "Wait", "Waiting"),
+    "headrace.schedulers.base": (
+        "Clock",
+        "HeldUntil",
+        "InstanceInfo",
+        "Scheduler",
+        "SchedulerContext",
+        "Timer",
+        "Wait",
+        "Waiting",
+    ),
     "headrace.server": ("Server",),
     "headrace.telemetry.pacing": ("paced",),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
@@ -175,6 +193,7 @@ __all__ = [
     "Entrance",
     "Frontend",
     "HeadraceError",
+    "HeldUntil",
     "HttpCall",
     "HttpReply",
     "HttpRequest",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -48,7 +49,7 @@ from headrace.models.server_services import SiblingServices
 from headrace.models.signature import Signature
 from headrace.models.states import ShutdownDeadline
 from headrace.models.worker_factory import WorkerFactory, isolation_of
-from headrace.schedulers.base import ScheduledModel
+from headrace.schedulers.base import HeldUntil, ScheduledModel
 from headrace.schedulers.caching import CachingKernel
 from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.rate_limiter import RateLimiter, instance_info
@@ -214,7 +215,11 @@ class Loader:
             log.debug("Starting dynamic-batcher thread for %s at nice 0...", config.name)
         instances = [instance_info(placement, max(1, config.max_batch_size)) for placement in placements]
         told = scheduler_parameters(config, scheduler)
-        scheduled = ScheduledModel(config, instances, signature.inputs, signature.outputs, services.call, told)
+        held = HeldUntil.from_environ(os.environ)
+        if held.requests or held.backlog:
+            text = "model '%s' runs nothing until %d requests wait, and %d in a backlog: the environment says so"
+            log.warning(text, config.name, held.requests, held.backlog, extra={"model": config.name})
+        scheduled = ScheduledModel(config, instances, signature.inputs, signature.outputs, services.call, told, held)
         if self._cache is None or not config.response_cache.enable:
             return Kernel(scheduler, scheduled, statistics, self._loop, limiter=self._limiter)
         identity = identity_of(model, is_shared=self._cache.cache.is_remote)

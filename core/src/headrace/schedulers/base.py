@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Protocol
 
 from headrace.backends.base import Device, NoParameters
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.errors import InternalError
+from headrace.config.parse import clip
+from headrace.errors import ConfigError, InternalError
 from headrace.messages.response import Answer
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
@@ -83,6 +84,31 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldUntil:
+    """For tests of a server: until when nothing is run, so that a test knows what runs together. 0 holds nothing.
+
+    ``requests``: so many must wait for an instance at once. ``backlog``: so many must wait behind those, where a
+    scheduler lets only some requests come up to the instances. Once that has been so, nothing is held any more.
+    """
+
+    requests: int = 0
+    backlog: int = 0
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> HeldUntil:
+        """What ``TRITONSERVER_DELAY_SCHEDULER`` and ``TRITONSERVER_BACKLOG_DELAY_SCHEDULER`` say
+        (docs/spec/behaviours.md section 14.1). Raises `ConfigError`."""
+        return cls(*(_count(environ, f"TRITONSERVER_{name}DELAY_SCHEDULER") for name in ("", "BACKLOG_")))
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "") or "0"
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ConfigError(f"the environment variable {name} is '{clip(text)}', expected a number of requests")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerContext:
     """What a scheduler works with: one version of a model. The calls are for the event loop.
 
@@ -102,6 +128,8 @@ class SchedulerContext:
     answer: Callable[[Ticket, Answer, bool], None]
     #: Something changed that nobody else has noticed: have `Scheduler.next` asked for all who are idle, soon.
     ask_again: Callable[[], None]
+    #: For tests of a server; a scheduler that batches follows it.
+    held_until: HeldUntil = HeldUntil()
 
 
 class Scheduler(ABC):
@@ -173,3 +201,4 @@ class ScheduledModel:
     outputs: Mapping[str, Spec] = field(default_factory=dict)
     call: Callable[[Ticket], None] = nobody_to_call
     parameters: Any = None
+    held_until: HeldUntil = HeldUntil()

@@ -158,6 +158,8 @@ class DynamicScheduler(Scheduler):
     name: ClassVar[str] = "dynamic_batching"
     on_threads = True
     instances_alike = True
+    #: Whether a test of the server may hold it (`headrace.HeldUntil`).
+    _may_be_held: ClassVar[bool] = True
 
     def __init__(self, context: SchedulerContext) -> None:
         super().__init__(context)
@@ -176,6 +178,9 @@ class DynamicScheduler(Scheduler):
         self._forming_key: object = None
         #: Whether a batch is being formed, and the time of a request is over since: who stays may be a batch for that.
         self._is_forming = self._has_expired = False
+        if context.held_until.requests and self._may_be_held:
+            self._held = True
+            self.next = self._next_if_free  # type: ignore[method-assign]  # a server that is not tested has no such step
 
     def rule(self, context: SchedulerContext) -> BatchRule:
         """How requests join; other queue-based schedulers override this."""
@@ -216,6 +221,11 @@ class DynamicScheduler(Scheduler):
         self._forming_key, self._is_forming, self._has_expired = waiting[0].batch_key, True, False
         return Wait(wait_ns, missing_rows)
 
+    def _next_if_free(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+        """`next`, once as many requests have waited at once as the server is held until."""
+        self._held = self._held and len(self._waiting) < self.context.held_until.requests
+        return () if self._held else DynamicScheduler.next(self, instance, now_ns)
+
     def expired(self, ticket: Ticket) -> int | None:
         self._has_expired = self._is_forming
         level = self._priorities.level(ticket.request.priority)
@@ -226,6 +236,7 @@ class DirectScheduler(DynamicScheduler):
     """The default: first come, first served by any free instance; requests never share an execution."""
 
     name: ClassVar[str] = "direct"
+    _may_be_held = False  # in Triton such a model has no batcher to hold
 
     def rule(self, context: SchedulerContext) -> BatchRule:
         # A request may carry many rows of its own; only the number of requests is limited.

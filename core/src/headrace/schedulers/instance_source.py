@@ -288,6 +288,7 @@ class Dispatcher(ABC):
             model.call,
             self.answer,
             self.ask_again,
+            model.held_until,
         )
         self.scheduler = scheduler = kind(context)
         #: Outputs that the model gives and callers do not get.
