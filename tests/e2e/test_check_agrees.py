@@ -174,6 +174,7 @@ CASES: dict[str, Case] = {
     # ------------------------------------------------------------------ parameters
     "parameter": Case(GOOD + parameter("execute_delay", "5"), "did you mean 'execute_delay_ms'?"),
     "value": Case(GOOD + parameter("execute_delay_ms", "soon"), "expected a whole number"),
+    "padding": Case(GOOD + parameter("padding", "{}"), "it has neither 'pad' nor 'pad_batch_to'"),
     "isolation": Case(GOOD + parameter("isolation", "island"), "expected 'process' or 'thread'"),
     "memory": Case(GOOD + parameter("memory_limit_bytes", "1000000"), "needs instances in processes of their own"),
     "memory_value": Case(GOOD + parameter("memory_limit_bytes", "much"), "expected a number of bytes above 0"),

@@ -6,10 +6,20 @@ Source: docs/spec/behaviours.md sections 10.1 and 10.2, with Triton's words.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-from headrace import ConfigError, LoadError, ModelConfig, ModelInput, ModelOutput, dtypes
+from headrace import (
+    ConfigError,
+    DataType,
+    LoadError,
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+    config_to_json,
+    dtypes,
+    inputs_of_padding,
+)
 from headrace_onnx.graph import Graph, TensorInfo
 
 log = logging.getLogger("headrace.onnxruntime")
@@ -76,7 +86,9 @@ def check(config: ModelConfig, graph: Graph) -> None:
     controls = [control.name for control in config.sequence_batching.control_input]
     states = [state.input_name for state in config.sequence_batching.state]
     _check_controls(config, graph, controls)
-    _check_input_count(config, graph, len(controls) + len(states))
+    made = inputs_of_padding(config_to_json(config))
+    _check_input_count(config, graph, len(controls) + len(states) + len(made))
+    _check_made(config, graph, made)
     for io in config.input:
         info = _find(io, graph.inputs | graph.optional, "input")
         _check_optional(config, io)
@@ -102,6 +114,21 @@ def _check_controls(config: ModelConfig, graph: Graph, controls: Iterable[str]) 
             raise ConfigError(
                 f"unable to load model '{config.name}', sequence control '{name}' in model has dims {_bracket(dims)} "
                 "but dims [1] is expected"
+            )
+
+
+def _check_made(config: ModelConfig, graph: Graph, made: Mapping[str, DataType]) -> None:
+    """What the server makes by itself must be what the graph takes."""
+    for name, datatype in made.items():
+        if name not in graph.inputs:
+            raise ConfigError(
+                f"unexpected inference input '{name}', allowed inputs are: {', '.join(sorted(graph.inputs))}"
+            )
+        found = graph.inputs[name].require_datatype("input", config.name)
+        if found is not datatype:
+            raise ConfigError(
+                f"unable to load model '{config.name}', configuration expects datatype {datatype.config_name} for "
+                f"input '{name}', model provides TYPE_{found.name}"
             )
 
 

@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from headrace.config.model_config_pb2 import ModelParameter
+from headrace.config.padding import PADDING
 from headrace.config.parse import clip
 from headrace.config.validation.shared import Problem
 from headrace.errors import ConfigError, PluginError
@@ -34,7 +35,7 @@ SCHEDULER = "scheduler"
 SCHEDULER_PREFIX = "scheduler."
 
 #: Keys that core understands for every backend.
-CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL, SCHEDULER))
+CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL, SCHEDULER, PADDING))
 #: A core that is never given up is of no use to the others.
 _BUSY_POLL_US = range(1_000_001)
 _BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {_BUSY_POLL_US[-1]}"

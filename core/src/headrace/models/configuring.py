@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.backends.base import AnyInstance, Backend, Model
-from headrace.config import parameters, validation
+from headrace.config import padding, parameters, validation
 from headrace.config.completed_fields import is_set
+from headrace.config.config_json import config_to_json
 from headrace.config.derive import derive, fill_batching
 from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput, ModelParameter
 from headrace.config.options import ServerOptions
@@ -163,6 +164,11 @@ def judge(model: Model, backend: Backend, options: ServerOptions) -> list[Proble
     gpus, files = available_gpus(), model.path.parent
     wrong = validation.problems(model.config, gpus=gpus, files=files, needs_backend=bool(backend.name))
     wrong += parameters.check(kind, given)
+    if padding.PADDING in given and not wrong:  # it is read beside inputs and outputs that are in order
+        try:
+            padding.PaddingRules.from_json(config_to_json(model.config))
+        except ConfigError as error:
+            wrong.append(Problem(error.field, error.message))
     runtime = model.config.runtime
     if runtime.endswith(".py") and not backend.has_runtimes:
         message = f"unable to find backend library '{runtime}' for model '{model.name}': backend '{backend.name}' is"

@@ -20,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from headrace.config.config_json import config_to_json
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.padding import PADDING, PaddingRules
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.messages import dtypes, strings
 from headrace.messages.request import InferRequest, Undecoded
@@ -57,8 +59,14 @@ class Signature:
         self._has_key = self._has_optional or any(
             check.is_variable for name, check in self._checks.items() if name not in ragged
         )
+        padding = PaddingRules.from_json(config_to_json(config)) if PADDING in config.parameters else None
+        self._has_key = self._has_key or padding is not None
         #: What must be equal among the requests of a batch.
-        self._key: Callable[[Mapping[str, Any]], tuple[object, ...]] = partial(_ragged_key, ragged) if ragged else _key
+        self._key: Callable[[Mapping[str, Any]], tuple[object, ...]] = _key
+        if padding is not None:
+            self._key = padding.key
+        elif ragged:
+            self._key = partial(_ragged_key, ragged)
         self._reshaped = tuple(spec for spec in self.inputs.values() if spec.reshape is not None)
 
     def check(self, ticket: Ticket) -> None:

@@ -20,12 +20,11 @@ from headrace.models.signature import Signature
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement
-from headrace.workers.instance import close_instance, failures_worded, load_instance, runner_for
+from headrace.workers.instance import close_instance, failures_worded, load_instance, runner_for, shaping_of
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process.handshake import InstanceSpec
 from headrace.workers.process.process_worker import ProcessWorker
 from headrace.workers.process.remote_services import LoopServices
-from headrace.workers.ragged import RaggedLayout
 from headrace.workers.runner import Runner
 from headrace.workers.warmup import WarmupSample, prepare, read_samples
 from headrace.workers.worker import InstanceThread, Worker
@@ -162,7 +161,7 @@ class WorkerFactory:
         with failures_worded(self._backend, model.name, log):
             instance = load_instance(self._backend, model)
             try:
-                runner = runner_for(instance, self._schema, RaggedLayout.from_json(config_to_json(model.config)))
+                runner = runner_for(instance, self._schema, shaping_of(config_to_json(model.config)))
                 for sample in self._samples:
                     sample.run(runner, model.instance_name)
             except BaseException:

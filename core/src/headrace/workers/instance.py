@@ -7,7 +7,7 @@ A backend is a stranger: what it raises, `SystemExit` and the like included, is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from time import monotonic_ns
 from typing import Any
@@ -21,12 +21,14 @@ from headrace.backends.base import (
     RequestInstance,
     StreamInstance,
 )
-from headrace.errors import BackendError, Code, HeadraceError, LoadError, summary
+from headrace.config.padding import PADDING, PaddingRules
+from headrace.errors import BackendError, Code, ConfigError, HeadraceError, LoadError, summary
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics, Observer
 from headrace.workers.output_schema import OutputSchema
+from headrace.workers.padded import PaddedRunner
 from headrace.workers.ragged import RaggedLayout, RaggedRunner
 from headrace.workers.runner import Given, RequestRunner, RowsRunner, Runner, gone
 from headrace.workers.stream_runners import DeferredRunner, StreamRunner
@@ -84,11 +86,24 @@ def _unshare(backend: Backend, model: str, shared: Any) -> None:
         log.exception("backend '%s' failed to release what the instances of '%s' shared", backend.name, model)
 
 
-def runner_for(instance: AnyInstance, schema: OutputSchema, ragged: RaggedLayout | None = None) -> Runner:
-    """The runner for the rung that ``instance`` stands on; asked once, at load. What the model's config says of
-    ``ragged`` batches is for instances that take rows: the others are given every request by itself."""
+def runner_for(
+    instance: AnyInstance, schema: OutputSchema, shaping: RaggedLayout | PaddingRules | None = None
+) -> Runner:
+    """The runner for the rung that ``instance`` stands on; asked once, at load.
+
+    ``shaping`` is what the config says of requests of different shapes: `shaping_of`. Raises `ConfigError` for padding
+    where the instance takes no rows: it is given every request by itself.
+    """
     if isinstance(instance, Instance):
-        return RowsRunner(schema, instance) if ragged is None else RaggedRunner(schema, instance, ragged)
+        if isinstance(shaping, PaddingRules):
+            return PaddedRunner(schema, instance, shaping)
+        return RowsRunner(schema, instance) if shaping is None else RaggedRunner(schema, instance, shaping)
+    if isinstance(shaping, PaddingRules):
+        raise ConfigError(
+            f"model '{schema.name}': parameter '{PADDING}' is for backends that take rows, and this one is given every "
+            "request by itself: pad in the model",
+            field=f"parameters['{PADDING}']",
+        )
     if isinstance(instance, RequestInstance):
         return RequestRunner(schema, instance)
     if isinstance(instance, StreamInstance):
@@ -99,6 +114,14 @@ def runner_for(instance: AnyInstance, schema: OutputSchema, ragged: RaggedLayout
         f"model '{schema.name}': {type(instance).__name__} is no Instance, RequestInstance, StreamInstance or "
         "DeferredInstance"
     )
+
+
+def shaping_of(config: Mapping[str, Any]) -> RaggedLayout | PaddingRules | None:
+    """What a config in the form of the ``/config`` endpoint says of requests of different shapes; None if nothing.
+
+    Raises `ConfigError`.
+    """
+    return PaddingRules.from_json(config) or RaggedLayout.from_json(config)
 
 
 def run_batch(runner: Runner, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:

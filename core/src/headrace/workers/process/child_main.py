@@ -123,7 +123,7 @@ class Executor:
         except BaseException as error:  # SystemExit of a model is a failure to load, too
             self._fail(error)
         try:
-            runner = runner_for(self.instance, schema, spec.ragged())
+            runner = runner_for(self.instance, schema, spec.shaping())
         except BaseException as error:
             close_instance(self.instance, spec.instance_name)
             self._fail(error)

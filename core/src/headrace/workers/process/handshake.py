@@ -15,12 +15,13 @@ from typing import Any
 
 from headrace.backends.base import AnyInstance, Backend, Device, DeviceKind, Model
 from headrace.backends.services import Services
+from headrace.config.padding import PaddingRules
 from headrace.errors import Code, LoadError, Unavailable
 from headrace.ipc.framing import FIRST_OWN_KIND, VERSION, Frame, ProtocolError, frame
 from headrace.ipc.json_parts import read_json
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
-from headrace.workers.instance import failures_worded, load_instance, share
+from headrace.workers.instance import failures_worded, load_instance, shaping_of, share
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.ragged import RaggedLayout
 
@@ -81,9 +82,9 @@ class InstanceSpec:
         config["output"] = [*config.get("output", ()), *self.kept]
         return Unjudged.from_json(config, str(self.version), self.outputs_as_given)
 
-    def ragged(self) -> RaggedLayout | None:
-        """What the config says of ragged batches."""
-        return RaggedLayout.from_json(json.loads(self.config))
+    def shaping(self) -> RaggedLayout | PaddingRules | None:
+        """What the config says of requests of different shapes."""
+        return shaping_of(json.loads(self.config))
 
     @classmethod
     def from_json(cls, text: bytes, services: Services) -> InstanceSpec:

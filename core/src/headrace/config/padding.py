@@ -1,0 +1,302 @@
+"""The parameter ``padding`` of a model: axes of inputs that are filled up to one of a few sizes, and so are batches.
+
+It is JSON, and nothing that Triton knows::
+
+    {"pad": [{"input": "tokens", "axis": 0, "buckets": [16, 32, 64], "value": 0,
+              "length": {"name": "tokens_length", "data_type": "TYPE_INT32"},
+              "mask": {"name": "tokens_mask", "data_type": "TYPE_INT64"}}],
+     "unpad": [{"output": "scores", "axis": 0, "input": "tokens", "input_axis": 0}],
+     "pad_batch_to": [1, 4, 8]}
+
+Axes count as the config's ``dims`` do, without that of the batch. Child processes import this: no protobuf here.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import ConfigError, InvalidArgument
+from headrace.messages import dtypes
+from headrace.messages.dtypes import DataType
+
+#: The key of the parameter.
+PADDING = "padding"
+#: What the server can make lengths and masks of.
+_MADE_TYPES = ("TYPE_BOOL", "TYPE_INT32", "TYPE_INT64", "TYPE_FP32")
+#: A bucket is a size that tensors get.
+_MOST = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class MadeInput:
+    """An input that the server makes and no caller sends."""
+
+    name: str
+    datatype: DataType
+
+
+@dataclass(frozen=True, slots=True)
+class AxisPad:
+    """Axis ``axis`` of input ``name`` is filled with ``value`` up to the first of ``buckets`` that it fits in.
+
+    The model is given the sizes before as ``length`` [rows], and as ``mask`` [rows, bucket] 1 where there was something
+    before, 0 where there was not.
+    """
+
+    name: str
+    axis: int
+    buckets: tuple[int, ...]
+    value: float
+    length: MadeInput | None
+    mask: MadeInput | None
+
+    def bucket(self, size: int) -> int:
+        """What ``size`` becomes; `InvalidArgument` if no bucket is large enough."""
+        index = bisect_left(self.buckets, size)
+        if index == len(self.buckets):
+            raise InvalidArgument(
+                f"input '{self.name}' has size {size} on axis {self.axis}, but the largest bucket that it can be "
+                f"padded to is {self.buckets[-1]} of {list(self.buckets)}"
+            )
+        return self.buckets[index]
+
+
+@dataclass(frozen=True, slots=True)
+class AxisCut:
+    """Axis ``axis`` of an output is as long as the one that ``pad`` fills, and is cut to what that was before.
+
+    Unless it ``must`` be so, because the config says it, one of another size is left as it is.
+    """
+
+    axis: int
+    pad: AxisPad
+    must: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingRules:
+    """What the parameter says. ``row_buckets`` are empty if batches are not filled up."""
+
+    pads: tuple[AxisPad, ...]
+    cuts: Mapping[str, tuple[AxisCut, ...]]
+    row_buckets: tuple[int, ...]
+    batched: bool
+    by_input: Mapping[str, tuple[AxisPad, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = dict.fromkeys(pad.name for pad in self.pads)
+        by_input = {name: tuple(pad for pad in self.pads if pad.name == name) for name in names}
+        object.__setattr__(self, "by_input", by_input)
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> PaddingRules | None:
+        """Of a config in the form of the ``/config`` endpoint; None if it has no such parameter.
+
+        Raises `ConfigError`.
+        """
+        given = config.get("parameters", {}).get(PADDING)
+        if given is None:
+            return None
+        try:
+            return _Reader(config).read(given.get("string_value", ""))
+        except _Wrong as error:
+            raise ConfigError(
+                f"model '{config.get('name', '')}': parameter '{PADDING}': {error}", field=f"parameters['{PADDING}']"
+            ) from None
+
+    @property
+    def made(self) -> list[MadeInput]:
+        return [made for pad in self.pads for made in (pad.length, pad.mask) if made is not None]
+
+    def rows(self, rows: int) -> int:
+        """So many rows are executed where requests have ``rows``."""
+        buckets = self.row_buckets
+        return buckets[bisect_left(buckets, rows)] if buckets and rows <= buckets[-1] else rows
+
+    def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What ``shape`` of input ``name`` becomes, but for its rows. Raises as `AxisPad.bucket`."""
+        filled = list(shape)
+        for pad in self.by_input.get(name, ()):
+            axis = pad.axis + self.batched
+            filled[axis] = pad.bucket(shape[axis])
+        return tuple(filled)
+
+    def key(self, inputs: Mapping[str, Any]) -> tuple[object, ...]:
+        """What must be equal among the requests of a batch. Raises as `AxisPad.bucket`."""
+        return tuple([(name, self.shape(name, tensor.shape)[1:]) for name, tensor in sorted(inputs.items())])
+
+
+def inputs_of_padding(config: Mapping[str, Any]) -> dict[str, DataType]:
+    """The inputs that the server makes for a model with this config, in the form of `headrace.config_to_json`: no
+    caller sends them, and they are not among the config's. Raises `ConfigError`."""
+    rules = PaddingRules.from_json(config)
+    return {} if rules is None else {made.name: made.datatype for made in rules.made}
+
+
+class _Wrong(Exception):
+    """What is wrong with the parameter, in words."""
+
+
+class _Reader:
+    """Reads the parameter of a model with this ``config``."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._inputs = {io["name"]: io for io in config.get("input", ())}
+        self._outputs = {io["name"]: io for io in config.get("output", ())}
+        self._most_rows = config.get("max_batch_size", 0)
+        self._is_ragged = bool(config.get("batch_input") or config.get("batch_output")) or any(
+            io.get("allow_ragged_batch") for io in self._inputs.values()
+        )
+        self._made: set[str] = set()
+
+    def read(self, text: str) -> PaddingRules:
+        if self._is_ragged:
+            raise _Wrong("a model with ragged batches cannot have it")
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _Wrong(f"expected JSON: {error}") from None
+        fields = _object(given, "the parameter", ("pad", "unpad", "pad_batch_to"))
+        pads = tuple(self._pad(each, f"pad[{n}]") for n, each in enumerate(_array(fields.get("pad", []), "pad")))
+        values: dict[str, float] = {}
+        for number, pad in enumerate(pads):
+            if any((other.name, other.axis) == (pad.name, pad.axis) for other in pads[:number]):
+                raise _Wrong(f"axis {pad.axis} of input '{pad.name}' is padded twice")
+            if values.setdefault(pad.name, pad.value) != pad.value:
+                raise _Wrong(f"input '{pad.name}' is padded with {values[pad.name]} and with {pad.value}")
+        rows = self._row_buckets(fields["pad_batch_to"]) if "pad_batch_to" in fields else ()
+        if not pads and not rows:
+            raise _Wrong("it has neither 'pad' nor 'pad_batch_to'")
+        cuts = dict(self._declared(fields["unpad"], pads) if "unpad" in fields else self._derived(pads))
+        return PaddingRules(pads, cuts, rows, self._most_rows > 0)
+
+    def _pad(self, given: Any, where: str) -> AxisPad:
+        fields = _object(given, where, ("input", "axis", "buckets", "value", "length", "mask"))
+        name = _text(fields, "input", where)
+        io = _named(self._inputs, name, "input", where)
+        if io["data_type"] == "TYPE_STRING":
+            raise _Wrong(f"{where}: input '{name}' is of strings, which cannot be padded")
+        if io.get("reshape"):
+            raise _Wrong(f"{where}: input '{name}' has a reshape, and cannot be padded")
+        axis = _variable_axis(io, fields.get("axis"), f"input '{name}'", where)
+        buckets = _sizes(fields.get("buckets"), f"{where}.buckets")
+        value = _value(fields.get("value", 0), dtypes.BY_CONFIG_NAME[io["data_type"]], where)
+        return AxisPad(
+            name, axis, buckets, value, self._make(fields, "length", where), self._make(fields, "mask", where)
+        )
+
+    def _make(self, fields: Mapping[str, Any], what: str, where: str) -> MadeInput | None:
+        if what not in fields:
+            return None
+        where = f"{where}.{what}"
+        made = _object(fields[what], where, ("name", "data_type"))
+        name, datatype = _text(made, "name", where), _text(made, "data_type", where)
+        if datatype not in _MADE_TYPES:
+            raise _Wrong(f"{where}: data_type is '{datatype}', expected one of {', '.join(_MADE_TYPES)}")
+        if name in self._inputs or name in self._made:
+            raise _Wrong(f"{where}: '{name}' is an input already; what the server makes is not in the config's inputs")
+        self._made.add(name)
+        return MadeInput(name, dtypes.BY_CONFIG_NAME[datatype])
+
+    def _row_buckets(self, given: Any) -> tuple[int, ...]:
+        buckets = _sizes(given, "pad_batch_to")
+        if buckets[-1] != self._most_rows:
+            raise _Wrong(f"pad_batch_to ends with {buckets[-1]}, expected max_batch_size, which is {self._most_rows}")
+        return buckets
+
+    def _declared(self, given: Any, pads: Sequence[AxisPad]) -> Iterator[tuple[str, tuple[AxisCut, ...]]]:
+        found: dict[str, list[AxisCut]] = {}
+        for number, each in enumerate(_array(given, "unpad")):
+            where = f"unpad[{number}]"
+            fields = _object(each, where, ("output", "axis", "input", "input_axis"))
+            name = _text(fields, "output", where)
+            io = _named(self._outputs, name, "output", where)
+            if io.get("reshape"):
+                raise _Wrong(f"{where}: output '{name}' has a reshape, and cannot be cut")
+            axis = _variable_axis(io, fields.get("axis"), f"output '{name}'", where)
+            source, source_axis = _text(fields, "input", where), fields.get("input_axis", axis)
+            pad = next((pad for pad in pads if (pad.name, pad.axis) == (source, source_axis)), None)
+            if pad is None:
+                raise _Wrong(f"{where}: axis {source_axis!r} of input '{source}' is not padded")
+            found.setdefault(name, []).append(AxisCut(axis, pad, True))
+        for name, cuts in found.items():
+            yield name, tuple(cuts)
+
+    def _derived(self, pads: Sequence[AxisPad]) -> Iterator[tuple[str, tuple[AxisCut, ...]]]:
+        """A variable axis of an output follows the first pad of an axis of the same number."""
+        by_axis = {pad.axis: pad for pad in reversed(pads)}
+        for name, io in self._outputs.items():
+            axes = [] if io.get("reshape") else [axis for axis, dim in enumerate(io["dims"]) if int(dim) == -1]
+            cuts = tuple(AxisCut(axis, by_axis[axis], False) for axis in axes if axis in by_axis)
+            if cuts:
+                yield name, cuts
+
+
+def _object(given: Any, where: str, known: Sequence[str]) -> Mapping[str, Any]:
+    if not isinstance(given, dict):
+        raise _Wrong(f"{where} is {_shown(given)}, expected an object")
+    for key in given:
+        if key not in known:
+            raise _Wrong(f"{where} has an unknown key '{_shown(key)}'; known: {', '.join(known)}")
+    return given
+
+
+def _array(given: Any, where: str) -> list[Any]:
+    if not isinstance(given, list):
+        raise _Wrong(f"{where} is {_shown(given)}, expected an array")
+    return given
+
+
+def _text(fields: Mapping[str, Any], key: str, where: str) -> str:
+    given = fields.get(key)
+    if not isinstance(given, str) or not given:
+        raise _Wrong(f"{where}.{key} is {_shown(given)}, expected a name")
+    return given
+
+
+def _named(tensors: Mapping[str, Any], name: str, direction: str, where: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] | None = tensors.get(name)
+    if found is None:
+        raise _Wrong(f"{where} names {direction} '{_shown(name)}', the model has {', '.join(tensors) or 'none'}")
+    return found
+
+
+def _variable_axis(io: Mapping[str, Any], given: Any, what: str, where: str) -> int:
+    dims = [int(dim) for dim in io["dims"]]
+    if type(given) is not int or not 0 <= given < len(dims):
+        raise _Wrong(f"{where}.axis is {_shown(given)}, expected an axis of {what}: 0 to {len(dims) - 1}")
+    if dims[given] != -1:
+        raise _Wrong(
+            f"{where}: axis {given} of {what} is {dims[given]} in the config, and only a variable one can be padded"
+        )
+    return given
+
+
+def _sizes(given: Any, where: str) -> tuple[int, ...]:
+    sizes = _array(given, where)
+    if not sizes or any(type(size) is not int or not 0 < size < _MOST for size in sizes) or sizes != sorted(set(sizes)):
+        raise _Wrong(f"{where} is {_shown(given)}, expected sizes in ascending order")
+    return tuple(sizes)
+
+
+def _value(given: Any, datatype: DataType, where: str) -> float:
+    if type(given) in (int, float, bool):
+        numpy = datatype.numpy
+        try:
+            exact = bool(np.isfinite(given)) and float(np.array(given).astype(numpy)) == float(given)
+        except (OverflowError, ValueError):
+            exact = False
+        if exact or numpy.kind not in "iub":
+            return given  # type: ignore[no-any-return]
+    raise _Wrong(f"{where}.value is {_shown(given)}, expected one of {datatype.config_name}")
+
+
+def _shown(given: Any) -> str:
+    text = given if isinstance(given, str) else json.dumps(given)
+    return text if len(text) <= 60 and text.isprintable() else f"{text[:60].encode('unicode_escape').decode()}..."
