@@ -18,6 +18,7 @@ BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/[!_]*/pyproje
 #: What new plugins are copies of.
 TEMPLATES = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("*/_template/pyproject.toml"))
 CACHES = sorted(path.parent.name for path in ROOT.glob("caches/[!_]*/pyproject.toml"))
+SCHEDULERS = sorted(path.parent.name for path in ROOT.glob("schedulers/[!_]*/pyproject.toml"))
 FRONTENDS = sorted(path.parent.name for path in ROOT.glob("frontends/[!_]*/pyproject.toml"))
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 PINS = ("-c", "constraints.txt")
@@ -76,7 +77,7 @@ def build(session: nox.Session) -> None:
     session.run("headrace", "plugins")
     session.install("-q", *PINS, *map(str, folder.glob("ours/*.whl")), "hypercorn", *GROUPS["test"])
     session.install("-q", *PINS, *WEIGHTS)
-    session.run("pytest", *PARALLEL, "tests/e2e/test_examples.py", "tests/frontends")
+    session.run("pytest", *PARALLEL, "tests/e2e/test_examples.py", "tests/frontends", "tests/schedulers")
     session.install("-q", *PINS, *map(str, folder.glob("new/*.whl")))
     for scaffold in scaffolds:
         session.run("pytest", scaffold, f"--rootdir={scaffold}")
@@ -203,7 +204,7 @@ def _wheels(session: nox.Session, into: Path, *sources: str) -> None:
 
 
 def _folders() -> list[str]:
-    kinds = {"backends": BACKENDS, "frontends": FRONTENDS, "caches": CACHES}
+    kinds = {"backends": BACKENDS, "schedulers": SCHEDULERS, "frontends": FRONTENDS, "caches": CACHES}
     return [f"{kind}/{name}" for kind, names in kinds.items() for name in names]
 
 

@@ -49,6 +49,7 @@ PARTS = {
     "Interceptor": "models/entrance.py",
     "Caller": "models/entrance.py",
     "ServedModel": "models/served.py",
+    "OtherModel": "schedulers/base.py",
 }
 #: Not for authors: set up by the base class, and described in the text.
 DESCRIBED = {"name", "labels"}

@@ -164,7 +164,7 @@ CASES: dict[str, Case] = {
     "ensemble": Case(
         f'platform: "ensemble" {IO} ensemble_scheduling {{ step {{ model_name: "n" model_version: -1 '
         'input_map { key: "a" value: "x" } output_map { key: "b" value: "y" } } }',
-        "pip install headrace-ensemble",
+        "contains models that are not available or ambiguous: n",
     ),
     "step": Case('platform: "ensemble" ensemble_scheduling { step { model_name: "n" } }', "must specify 'input_map'"),
     "sources": Case(

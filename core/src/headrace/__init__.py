@@ -74,8 +74,10 @@ if TYPE_CHECKING:
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import (
         Clock,
+        Dependency,
         HeldUntil,
         InstanceInfo,
+        OtherModel,
         Scheduler,
         SchedulerContext,
         Timer,
@@ -149,8 +151,10 @@ _HOMES = {
     "headrace.models.served": ("ServedModel",),
     "headrace.schedulers.base": (
         "Clock",
+        "Dependency",
         "HeldUntil",
         "InstanceInfo",
+        "OtherModel",
         "Scheduler",
         "SchedulerContext",
         "Timer",
@@ -189,6 +193,7 @@ __all__ = [
     "ConfigError",
     "DataType",
     "DeferredInstance",
+    "Dependency",
     "Device",
     "DeviceKind",
     "Engine",
@@ -223,6 +228,7 @@ __all__ = [
     "NotFound",
     "Observer",
     "OptionGroup",
+    "OtherModel",
     "OutputSchema",
     "Padding",
     "RequestInstance",

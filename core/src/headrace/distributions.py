@@ -19,7 +19,7 @@ _PLANNED = {
     for name in ("dali", "fil", "openvino", "pytorch", "tensorflow", "tensorrt", "tensorrtllm", "vllm")
 }
 _CACHES = {"redis": "headrace-redis"}
-#: Schedulers that Triton has, by the field of the config that asks for each. None is published yet.
+#: Schedulers that are distributions of their own, by the field of the config that asks for each.
 _SCHEDULERS = {"ensemble_scheduling": "headrace-ensemble", "sequence_batching": "headrace-sequence"}
 
 
@@ -49,7 +49,7 @@ def missing(kind: str, name: str) -> str:
         return _backend_missing(name)
     if kind == "scheduler" and name in _SCHEDULERS:
         own = _SCHEDULERS[name]
-        return f"Models with '{name}' need the distribution {own}, which is not published yet: pip install {own};"
+        return f"Models with '{name}' need the distribution {own}: pip install {own};"
     if kind == "cache" and name in _CACHES:
         return f"The cache '{name}' comes with the distribution {_CACHES[name]}: pip install {_CACHES[name]};"
     return ""

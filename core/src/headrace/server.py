@@ -37,6 +37,7 @@ from headrace.models.control import Control
 from headrace.models.entrance import Entrance, not_by_infer
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.loader import Loader
+from headrace.models.repository import Repository
 from headrace.models.running_loads import LoadSlots, NestedLoads
 from headrace.models.served import ServedModel
 from headrace.models.server_services import ModelCalls, ServerServices
@@ -175,9 +176,12 @@ class Server:
             log.warning("%s", complaint)
         slots = LoadSlots(options.model_load_thread_count)
         calls = ModelCalls(self.loop, table, self._interceptors)
-        services = ServerServices(LoopMailbox(self.loop), calls, self.engine, NestedLoads(slots), self.custom_metrics)
+        nested = NestedLoads(slots)
+        services = ServerServices(LoopMailbox(self.loop), calls, self.engine, nested, self.custom_metrics)
         loader = Loader(options, plugins, self.loop, services.siblings, self._cache)
-        self._lifecycle = self.engine.lifecycle = Lifecycle(loader, table, slots, options.model_load_retry_count)
+        find = Repository(options.model_repository).find
+        lifecycle = Lifecycle(loader, table, slots, nested, find, options.model_load_retry_count)
+        self._lifecycle = self.engine.lifecycle = lifecycle
         self._control = self.engine.control = Control(options, self._lifecycle)
         self.engine.version = await asyncio.to_thread(distribution_version, "headrace")  # reads files
 

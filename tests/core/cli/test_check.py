@@ -188,17 +188,17 @@ def test_what_no_field_is_at_fault_for_has_no_place(repository: Path, capsys: py
 
 def missing_scheduler(name: str, distribution: str) -> str:
     return (
-        f"Models with '{name}' need the distribution {distribution}, which is not published yet: pip install "
-        f"{distribution}; no plugin provides scheduler '{name}'; installed: direct, dynamic_batching"
+        f"Models with '{name}' need the distribution {distribution}: pip install {distribution}; no plugin provides "
+        f"scheduler '{name}'; installed: direct, dynamic_batching"
     )
 
 
-def test_a_feature_that_is_not_built_is_said_and_the_rest_is_checked(
+def test_a_scheduler_that_is_not_installed_is_said_and_the_rest_is_checked(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(repository, "seq", 'backend: "identity"\nmax_batch_size: -1\nsequence_batching { direct { } }')
     write(repository, "ens", 'platform: "ensemble"\nensemble_scheduling {\n  step { model_name: "a" }\n}')
-    _, found = check(capsys, str(repository))
+    _, found = check(capsys, "--plugins=builtins", str(repository))
     assert placed(found["seq"]) == [
         (2, 17, "max_batch_size", "'max_batch_size' must be non-negative value for seq"),
         (

@@ -155,7 +155,7 @@ def test_a_config_without_a_mistake_is_told_what_is_not_built(
 ) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text(text)
-    assert feature in reasons(tmp_path, caplog)
+    assert feature in reasons(tmp_path, caplog, plugins=())
 
 
 def test_no_version_is_told_of_a_config_without_a_mistake(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -284,7 +284,7 @@ def test_a_scheduler_that_is_not_installed_is_refused_with_what_would_help(
     config: str, said: str, write_model: WriteModel, tmp_path: Path
 ) -> None:
     write_model(config, "m")
-    with Server(tmp_path / "models", **LENIENT) as server:
+    with Server(tmp_path / "models", plugins=(), **LENIENT) as server:
         assert said in server.index()[0].reason
 
 
@@ -292,7 +292,7 @@ def test_a_plugin_that_brings_the_sequence_batcher_gets_its_models(
     plugin: None, write_model: WriteModel, tmp_path: Path
 ) -> None:
     write_model(f"{IDENTITY} sequence_batching {{ }}", "m")
-    with Server(tmp_path / "models") as server:
+    with Server(tmp_path / "models", plugins=("plugged",)) as server:
         (answer,) = ask(server, ({"a": ROW}, {"sequence_id": 1, "sequence_start": True}))
         assert type(server.served("m")[0].scheduler.scheduler).__name__ == "InTurn"
     assert outputs_of(answer) == {"b": [[1, 2]]}
@@ -309,7 +309,7 @@ def test_a_version_without_instances_joins_the_answers_of_other_models(
     for name, config in (("m", ENSEMBLE), ("one", IDENTITY), ("two", IDENTITY)):
         (headrace_repository / name / "1").mkdir(parents=True)
         (headrace_repository / name / "config.pbtxt").write_text(config)
-    server = headrace_server()
+    server = headrace_server(plugins=("plugged",))
     outputs = infer(server, "m", {"x": ROW, "y": 2 * ROW}, over=over)
     np.testing.assert_array_equal(np.asarray(outputs["u"]), ROW)
     np.testing.assert_array_equal(np.asarray(outputs["v"]), 2 * ROW)
@@ -390,7 +390,8 @@ def test_an_ensemble_that_is_cancelled_cancels_what_it_has_asked_and_one_that_fa
     for name, config in (("m", ENSEMBLE), ("one", IDENTITY), ("two", IDENTITY)):
         write_model(config, name)
 
-    with Server(tmp_path / "models", model_control_mode="explicit", load_model=("*",)) as server:
+    options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": ("*",), "plugins": ("plugged",)}
+    with Server(tmp_path / "models", **options) as server:
         (cancelled,) = ask(server, ({"x": ROW, "y": ROW}, {}), leaves=True)
         assert isinstance(cancelled, Cancelled)
         assert [server.served(name)[0].snapshot().cancelled.count for name in ("one", "two")] == [1, 1]
@@ -404,7 +405,7 @@ def test_a_deadlock_through_a_version_without_instances_is_refused(
 ) -> None:
     for name, config in (("m", ENSEMBLE), ("one", IDENTITY), ("two", IDENTITY.replace("identity", "asks"))):
         write_model(config, name)
-    with Server(tmp_path / "models") as server:
+    with Server(tmp_path / "models", plugins=("plugged",)) as server:
         (stuck,) = ask(server, ({"x": ROW, "y": ROW}, {}))
         assert isinstance(stuck, HeadraceError)
         assert "every instance of model 'two' waits, directly or through others, for this request" in stuck.message

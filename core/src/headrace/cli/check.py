@@ -41,6 +41,7 @@ def run(words: Sequence[str]) -> int:
         allow_external_links=arguments.allow_external_links,
         strict_parameters=True,
         exit_timeout_secs=10,
+        plugins=None if arguments.plugins is None else tuple(filter(None, arguments.plugins.split(","))),
     )
     for model in models:
         print(f"'{model}' is a model, not a repository: this model alone is checked", file=sys.stderr)
@@ -80,6 +81,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--allow-external-links", action="store_true", help="as --allow-external-links=true of headrace serve"
     )
+    parser.add_argument("--plugins", metavar="NAME,...", help="as the flag of headrace serve")
     parser.add_argument("--json", action="store_true", help="print a JSON array, one object per model")
     return parser
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ from headrace.config.validation import Problem
 from headrace.distributions import installs, is_known
 from headrace.errors import Code, ConfigError, HeadraceError, InternalError, LoadError, PluginError, summary
 from headrace.messages import dtypes
-from headrace.schedulers.base import Scheduler
+from headrace.schedulers.base import Dependency, OtherModel, Scheduler
 from headrace.workers.devices import available_gpus, fill_groups
 
 log = logging.getLogger(__name__)
@@ -261,6 +262,30 @@ def needs_backend(config: ModelConfig, schedulers: Parts) -> bool:
         return find_scheduler(config, schedulers).needs_instances
     except ConfigError:
         return parameters.SCHEDULER not in config.parameters
+
+
+def dependencies(config: ModelConfig, scheduler: type[Scheduler]) -> frozenset[Dependency]:
+    """The models that ``scheduler`` needs for one of ``config``. What it raises becomes an error of ours."""
+    with _of_scheduler(scheduler, config):
+        return frozenset(scheduler.depends_on(config))
+
+
+def complete_with(config: ModelConfig, scheduler: type[Scheduler], others: Mapping[Dependency, OtherModel]) -> None:
+    """Have ``scheduler`` hold ``config`` against the ``others``, and complete it in place. Raises as `dependencies`."""
+    with _of_scheduler(scheduler, config):
+        scheduler.complete_config(config, others)
+
+
+@contextmanager
+def _of_scheduler(scheduler: type[Scheduler], config: ModelConfig) -> Iterator[None]:
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except BaseException as error:  # a stranger's code
+        raise PluginError(
+            f"scheduler '{scheduler.name}' failed to complete the config of '{config.name}': {summary(error)}"
+        ) from error
 
 
 def scheduler_parameters(config: ModelConfig, scheduler: type[Scheduler]) -> Any:

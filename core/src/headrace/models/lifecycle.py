@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from headrace.errors import HeadraceError, OperatorError
 from headrace.models import model_files
+from headrace.models.dependencies import Dependencies, Needed
 from headrace.models.loader import Loader, LoadPlan
 from headrace.models.repository import Entry, NoVersion
-from headrace.models.running_loads import Background, LoadSlots, Progress
+from headrace.models.running_loads import Background, LoadSlots, NestedLoads, Progress
 from headrace.models.served import ServedModel
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import (
@@ -37,11 +39,24 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """``slots`` bounds how many versions load at once; ``retries`` is per version."""
+    """``slots`` bounds how many versions load at once, and ``nested`` knows which wait for others. ``find`` looks up
+    a model that another needs, and may block. ``retries`` is per version.
+    """
 
-    def __init__(self, loader: Loader, table: ServingTable, slots: LoadSlots, retries: int = 0) -> None:
+    def __init__(
+        self,
+        loader: Loader,
+        table: ServingTable,
+        slots: LoadSlots,
+        nested: NestedLoads,
+        find: Callable[[str], Entry | None],
+        retries: int = 0,
+    ) -> None:
         self.records: dict[str, ModelRecord] = {}
         self.background = Background()
+        self._dependencies = Dependencies(self.records, nested)
+        self._find = find
+        self._is_stopping = False
         #: Those that take no requests any more and still have some.
         self._draining: set[ServedModel] = set()
         self._drains: set[asyncio.Task[None]] = set()
@@ -58,7 +73,8 @@ class Lifecycle:
         """
         entries = list(entries)
         with Progress(entry.name for entry in entries) as progress:
-            results = await asyncio.gather(*(self._attempt(entry, progress) for entry in entries))
+            progress.attempts |= {e.name: asyncio.ensure_future(self._attempt(e, progress)) for e in entries}
+            results = await asyncio.gather(*progress.attempts.values())
         return [error for error in results if error is not None]
 
     async def load(self, entry: Entry) -> None:
@@ -77,11 +93,13 @@ class Lifecycle:
         """
         self._loader.stop_loading(name)
         async with self._turn(name):
+            self._dependencies.forget(name)
             self._let_go(name)
 
     async def remove(self, name: str) -> None:
         """`unload`, and forget why versions that failed did: ``name`` is gone from the repository."""
         async with self._turn(name):
+            self._dependencies.forget(name)
             self._let_go(name)
             record = self.records.get(name, ModelRecord(name))
             for number in [number for number, version in record.versions.items() if version.has_failed]:
@@ -95,6 +113,7 @@ class Lifecycle:
 
     def stopping(self) -> None:
         """The server has begun to stop; `stop` follows when nobody can send requests any more."""
+        self._is_stopping = True
         self._loader.deadline.stopping()
 
     async def stop(self, *, wait_for_loads: bool = True) -> None:
@@ -104,6 +123,7 @@ class Lifecycle:
         """
         if wait_for_loads:
             await self.background.settle()
+        self._is_stopping = True
         for name in self.records:
             self._let_go(name)
         while self._drains:
@@ -168,8 +188,51 @@ class Lifecycle:
             if is_same and record.is_served and record.is_settled and record.is_alive:
                 return
             record.problem, record.counts = "", True
-            await self._load_versions(record, plan, entry, progress)
+            known = record.versions
+            changed = [n for n, made_of in plan.versions.items() if n not in known or not known[n].is_still(made_of)]
+            with self._dependencies.noted(plan, entry, record):
+                await self._dependencies.await_loads(plan, partial(self._load_needed, progress=progress))
+                await self._load_versions(record, plan, entry, progress, changed)
         progress.loaded(entry.name)
+
+    async def _load_needed(self, name: str, progress: Progress) -> None:
+        """Load ``name``, which another model needs, unless it is served or about to be."""
+        attempt = progress.attempts.get(name)
+        if attempt is None:
+            if self.is_served(name):
+                return
+            entry = await self._slots.run(self._find, name)
+            attempt = progress.attempts.get(name)
+            if attempt is None:
+                if entry is None:
+                    return
+                attempt = asyncio.ensure_future(self._attempt(entry, progress))
+                progress.join(name, attempt)
+        await asyncio.shield(attempt)
+
+    def _follow(self, name: str) -> None:
+        """What is served of ``name`` has changed: in the background, so does what needs it."""
+        if not self._is_stopping:
+            for dependent in self._dependencies.dependents(name):
+                self.background.start(self._load_again(dependent))
+
+    async def _load_again(self, name: str) -> None:
+        """Load the versions of ``name`` as they were, with what they need as it is now; without it, they end."""
+        async with self._turn(name):
+            known, record = self._dependencies.known(name), self.records.get(name)
+            if known is None or record is None:
+                return
+            plan, entry = known
+            if not self._dependencies.is_stale(plan, filter(None, (v.served for v in record.versions.values()))):
+                return
+            with Progress([name]) as progress:
+                try:
+                    await self._load_versions(record, plan, entry, progress, list(plan.versions))
+                except HeadraceError as error:
+                    log.error("'%s' is not served any more: %s", name, error.message)
+                    self._let_go(name)
+                else:
+                    progress.loaded(name)
 
     async def _plan(self, entry: Entry) -> LoadPlan:
         try:
@@ -182,14 +245,12 @@ class Lifecycle:
             log.error("failed to load '%s': %s", entry.name, why)
             raise poll_failure(entry.name, entry.hide(why), is_override=entry.config is not None) from error
 
-    async def _load_versions(self, record: ModelRecord, plan: LoadPlan, entry: Entry, progress: Progress) -> None:
+    async def _load_versions(
+        self, record: ModelRecord, plan: LoadPlan, entry: Entry, progress: Progress, numbers: Sequence[int]
+    ) -> None:
         log.log(VERBOSE_2, "AsyncLoad() '%s'", plan.name)
-        known = record.versions
-        numbers = [
-            n for n, fingerprint in plan.versions.items() if n not in known or not known[n].is_still(fingerprint)
-        ]
         for number in numbers:
-            current = known.setdefault(number, VersionRecord())
+            current = record.versions.setdefault(number, VersionRecord())
             if current.served is None:
                 current.state, current.reason = State.LOADING, ""
         results = await asyncio.gather(*(self._load_version(plan, number, progress) for number in numbers))
@@ -207,7 +268,8 @@ class Lifecycle:
         log.log(VERBOSE_2, "CreateModel() '%s' version %d", plan.name, number)
         for attempt in range(self._retries + 1):
             try:
-                model = await self._slots.run(self._load_on_thread, plan, number, progress)
+                with self._dependencies.kept(plan) as needed:
+                    model = await self._slots.run(self._load_on_thread, plan, number, needed, progress)
             except Exception as error:
                 failure = error if isinstance(error, HeadraceError) else unexpected(error)
                 log.error("failed to load '%s' version %d: %s", plan.name, number, failure.message)
@@ -218,9 +280,9 @@ class Lifecycle:
                 return model
         raise AssertionError("unreachable")
 
-    def _load_on_thread(self, plan: LoadPlan, number: int, progress: Progress) -> ServedModel:
+    def _load_on_thread(self, plan: LoadPlan, number: int, needed: Needed, progress: Progress) -> ServedModel:
         progress.began(plan.name)
-        return self._loader.load(plan, number)
+        return self._loader.load(plan, number, needed)
 
     def _swap(self, record: ModelRecord, plan: LoadPlan, loaded: dict[int, ServedModel]) -> None:
         """Serve ``loaded`` beside what of ``plan`` has been left alone, and let go of everything else of this model."""
@@ -235,7 +297,9 @@ class Lifecycle:
         record.versions |= {number: draining.record for number, draining in outgoing}
         record.versions |= {n: VersionRecord(State.READY, "", model, plan.versions[n]) for n, model in loaded.items()}
         self._table.update(self.records)
-        self._begin_draining([draining for _, draining in outgoing], record.temporary)
+        directory = None if record.temporary == plan.path else record.temporary
+        self._begin_draining([draining for _, draining in outgoing], directory)
+        self._follow(record.name)
 
     def _abandon(
         self, record: ModelRecord, loaded: dict[int, ServedModel], failed: dict[int, HeadraceError], entry: Entry
@@ -263,6 +327,7 @@ class Lifecycle:
         self._table.update(self.records)
         self._begin_draining(draining, record.temporary)
         record.fingerprint = record.temporary = None
+        self._follow(name)
 
     def _begin_draining(self, draining: Sequence[Draining], directory: Path | None) -> None:
         drain_task = self.background.start(self._drain(draining, directory))

@@ -21,11 +21,14 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.config.parameters import parse_parameters
 from headrace.errors import LoadError
+from headrace.messages.ticket import Ticket
 from headrace.models import model_files
 from headrace.models.cache_identity import identity_of
 from headrace.models.configuring import (
     PluginRegistries,
     complete,
+    complete_with,
+    dependencies,
     find_scheduler,
     make_backend,
     raise_first,
@@ -49,7 +52,7 @@ from headrace.models.server_services import SiblingServices
 from headrace.models.signature import Signature
 from headrace.models.states import ShutdownDeadline
 from headrace.models.worker_factory import WorkerFactory, isolation_of
-from headrace.schedulers.base import HeldUntil, ScheduledModel
+from headrace.schedulers.base import Dependency, HeldUntil, OtherModel, ScheduledModel
 from headrace.schedulers.caching import CachingKernel
 from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.rate_limiter import RateLimiter, instance_info
@@ -66,7 +69,8 @@ log = logging.getLogger(__name__)
 class LoadPlan:
     """What is to be loaded: the config as read and derived, the versions, and the files as they were.
 
-    ``versions`` have what each is made of. ``is_sent`` is that of `headrace.backends.base.Model`.
+    ``versions`` have what each is made of. ``is_sent`` is that of `headrace.backends.base.Model`. ``dependencies`` are
+    to be loaded before.
     """
 
     name: str
@@ -75,6 +79,7 @@ class LoadPlan:
     versions: Mapping[int, VersionFingerprint]
     fingerprint: Fingerprint
     is_sent: bool = False
+    dependencies: frozenset[Dependency] = frozenset()
 
 
 class Loader:
@@ -120,19 +125,26 @@ class Loader:
             raise_first(written(config, entry.path))
             raise
         fingerprints = {version: fingerprint_of_version(fingerprint, version, config) for version in versions}
-        return LoadPlan(entry.name, entry.path, config, fingerprints, fingerprint, entry.is_sent)
+        needed = dependencies(config, find_scheduler(config, self._plugins.schedulers))
+        return LoadPlan(entry.name, entry.path, config, fingerprints, fingerprint, entry.is_sent, needed)
 
-    def load(self, plan: LoadPlan, version: int) -> ServedModel:
-        """One version, warmed up and ready for requests. Raises `HeadraceError`."""
+    def load(self, plan: LoadPlan, version: int, needed: Mapping[Dependency, ServedModel]) -> ServedModel:
+        """One version, warmed up and ready for requests. ``needed`` is what its plan depends on, kept for it.
+
+        Raises `HeadraceError`.
+        """
         speak_for(plan.name)
         started = monotonic_ns()
         backend = self._backend(plan.config.backend)
         config = ModelConfig.FromString(plan.config.SerializeToString())
         model = Model(plan.name, version, plan.path / str(version), config, is_sent=plan.is_sent)
         complete(model, backend, self._options)
+        services = self._services(model.name)
+        others = {key: _other(each, services.asking(each)) for key, each in needed.items()}
+        complete_with(model.config, find_scheduler(model.config, self._plugins.schedulers), others)
         _tell_completed(model.config)
         model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
-        served = self._assemble(backend, model)
+        served = self._assemble(backend, model, services, needed, others)
         served.statistics.load_ns = monotonic_ns() - started
         self._plugins.tell("model_loaded", model=served)
         return served
@@ -158,7 +170,14 @@ class Loader:
                 self._running[name] = make_backend(name, self._plugins.backends, self._plugins.hook, self._options)
             return self._running[name]
 
-    def _assemble(self, backend: Backend, model: Model) -> ServedModel:
+    def _assemble(
+        self,
+        backend: Backend,
+        model: Model,
+        services: SiblingServices,
+        needed: Mapping[Dependency, ServedModel],
+        others: Mapping[Dependency, OtherModel],
+    ) -> ServedModel:
         config = model.config
         with failures_worded(backend, model.name, log):
             isolation = isolation_of(backend, model)
@@ -166,15 +185,14 @@ class Loader:
             if isolation is None:  # what an instance in a process shares with no other is the process's own matter
                 model = replace(model, shared=share(backend, model, undo, log))
             signature, statistics = Signature(model.name, config), ModelStatistics()
-            services = self._services(model.name)
             undo.callback(services.close)
-            labels = read_labels(config, model.path.parent)
             placements = plan_instances(config)
             if self._limiter is not None:
                 claims = [placement.claim for placement in placements]
                 self._limiter.add(claims)
                 undo.callback(self._limiter.remove, claims)
-            kernel = self._kernel(model, signature, placements, statistics, services)
+            kernel = self._kernel(model, signature, placements, statistics, services, others)
+            labels = {**kernel.scheduler.labels, **read_labels(config, model.path.parent)}
             factory = WorkerFactory(
                 backend,
                 model,
@@ -192,7 +210,9 @@ class Loader:
             for worker in workers:
                 undo.callback(worker.join)
             services.bind(workers)
-            served = ServedModel(model.version, config, signature, kernel, workers, statistics, labels, release)
+            served = ServedModel(
+                model.version, config, signature, kernel, workers, statistics, labels, release, tuple(needed.values())
+            )
             observers = [
                 observer for observer in self._plugins.hook.observe_model(model=served) if observer is not None
             ]
@@ -208,6 +228,7 @@ class Loader:
         placements: Sequence[Placement],
         statistics: ModelStatistics,
         services: SiblingServices,
+        others: Mapping[Dependency, OtherModel],
     ) -> Kernel:
         config = model.config
         scheduler = find_scheduler(config, self._plugins.schedulers)
@@ -219,12 +240,20 @@ class Loader:
         if held.requests or held.backlog:
             text = "model '%s' runs nothing until %d requests wait, and %d in a backlog: the environment says so"
             log.warning(text, config.name, held.requests, held.backlog, extra={"model": config.name})
-        scheduled = ScheduledModel(config, instances, signature.inputs, signature.outputs, services.call, told, held)
+        inputs, outputs, version = signature.inputs, signature.outputs, str(model.version)
+        scheduled = ScheduledModel(
+            config, instances, inputs, outputs, services.call, told, held, others=others, version=version
+        )
         if self._cache is None or not config.response_cache.enable:
             return Kernel(scheduler, scheduled, statistics, self._loop, limiter=self._limiter)
         identity = identity_of(model, is_shared=self._cache.cache.is_remote)
         cache = ModelCache(self._cache, model.name, str(model.version), identity, signature)
         return CachingKernel(scheduler, scheduled, statistics, self._loop, cache, limiter=self._limiter)
+
+
+def _other(served: ServedModel, ask: Callable[[Ticket], None]) -> OtherModel:
+    """``served``, as the scheduler of a model sees it that depends on it."""
+    return OtherModel(served.config, served.version, served.inputs, served.outputs, served.labels, ask)
 
 
 def _tell_completed(config: ModelConfig) -> None:

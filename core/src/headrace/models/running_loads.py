@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -90,23 +90,31 @@ class NestedLoads:
     async def run(self, asker: str, target: str, work: Callable[[], Awaitable[None]]) -> None:
         """Await ``work`` on ``target``, for which the load of ``asker`` waits.
 
-        Raises `InvalidArgument` naming the path if the load of ``target`` waits for that of
-        ``asker``, and what ``work`` raises.
+        Raises as `waiting`, and what ``work`` raises.
         """
-        if path := self._path(target, asker):
+        with self.waiting(asker, target):
+            async with self._slots.lent():
+                await work()
+
+    @contextmanager
+    def waiting(self, asker: str, target: str) -> Iterator[None]:
+        """The load of ``asker`` waits for ``target``.
+
+        Raises `InvalidArgument` naming the path if the load of ``target`` waits for that of ``asker``.
+        """
+        if path := self.path(target, asker):
             shown = " -> ".join(f"'{name}'" for name in (asker, *path))
             raise InvalidArgument(f"model '{asker}' is being loaded, and would wait for itself: {shown}")
         targets = self._waiting.setdefault(asker, [])
         targets.append(target)
         try:
-            async with self._slots.lent():
-                await work()
+            yield
         finally:
             targets.remove(target)
             if not targets:
                 self._waiting.pop(asker, None)
 
-    def _path(self, start: str, end: str) -> list[str]:
+    def path(self, start: str, end: str) -> list[str]:
         """The models from ``start`` on of which each waits for the next, up to ``end``; empty if there is no way."""
         ways, seen = [[start]], {start}
         while ways:
@@ -155,16 +163,22 @@ class Progress:
     """The load of ``names``, from the entry of this context to its end.
 
     One line for each model that is loaded, and one every `INTERVAL_S` seconds that names the model
-    which takes longest: that is how a load that hangs is seen.
+    which takes longest: that is how a load that hangs is seen. ``attempts`` are the loads that belong to it, by name.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
+        self.attempts: dict[str, asyncio.Task[HeadraceError | None]] = {}
         self._count = len(list(names))
         self._start = monotonic()
         self._began: dict[str, float] = {}
         self._took: dict[str, float] = {}
         self._failed = 0
         self._next: asyncio.TimerHandle | None = None
+
+    def join(self, name: str, attempt: asyncio.Task[HeadraceError | None]) -> None:
+        """``attempt`` loads ``name``, which one of the others needs."""
+        self.attempts[name] = attempt
+        self._count += 1
 
     def began(self, name: str) -> None:
         """A thread has begun to load ``name``. Any thread; what follows the first time counts for nothing."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -61,7 +61,7 @@ class ServedModel:
     """Signature, scheduling kernel and workers of one version, put together at load.
 
     ``labels`` maps an output to the lines of its label file. ``release`` is called after the last
-    instance has closed.
+    instance has closed. ``others`` are what it asks, kept for it (`keep`) until it has answered its last request.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class ServedModel:
         statistics: ModelStatistics,
         labels: Mapping[str, Sequence[str]],
         release: Callable[[], None],
+        others: Collection[ServedModel] = (),
     ) -> None:
         self.name = config.name
         self.version = version
@@ -88,6 +89,10 @@ class ServedModel:
         self.workers = workers
         self._readiness = Readiness(workers)
         self._release = release
+        self.others = others
+        #: How many versions ask this one, or are being loaded to do so.
+        self._users = 0
+        self._unused = asyncio.Event()
         #: What frontends see of it, and what requests are started by.
         self.view = ModelView(
             self.name,
@@ -160,9 +165,28 @@ class ServedModel:
             **kernel.history.document(kernel.clock.now_ns()),
         }
 
+    def keep(self) -> None:
+        """Have this version answer, for one more that asks it, until `let_go`. Event loop only."""
+        self._users += 1
+
+    def let_go(self) -> None:
+        """One that asked this version does so no more. Event loop only."""
+        self._users -= 1
+        if not self._users:
+            self._unused.set()
+
     async def drain(self) -> None:
-        """Refuse new requests and wait until those submitted are answered."""
-        await self.scheduler.drain()
+        """Wait until no other version asks this one; then refuse new requests, and wait until those submitted are
+        answered. What this one has asked itself is let go."""
+        while self._users:
+            self._unused.clear()
+            await self._unused.wait()
+        try:
+            await self.scheduler.drain()
+        finally:
+            for other in self.others:
+                other.let_go()
+            self.others = ()
 
     def close(self) -> None:
         """End the instances. Event loop only; `join` waits for them."""

@@ -18,8 +18,9 @@ from headrace.messages.response import Answer
 from headrace.messages.ticket import Respond, Ticket
 from headrace.models.deadlocks import DeadlockDetector
 from headrace.models.entrance import Entrance, Interceptor, model, not_by_models
+from headrace.models.entrance import start as start_unseen
 from headrace.models.running_loads import NestedLoads
-from headrace.models.served import ModelView
+from headrace.models.served import ModelView, ServedModel
 from headrace.models.serving_table import ServingTable
 from headrace.telemetry.custom import CustomMetrics, Holding
 from headrace.telemetry.pacing import paced
@@ -69,6 +70,10 @@ class SiblingServices:
     def call(self, ticket: Ticket) -> None:
         """Have another model answer ``ticket`` for the scheduler; a refusal is an answer. Event loop only."""
         self._server.calls.submit(ticket, None)
+
+    def asking(self, other: ServedModel) -> Callable[[Ticket], None]:
+        """What has ``other`` answer a request of the scheduler, and raises what refuses it. Event loop only."""
+        return self._server.calls.asking(other)
 
     def of_instance(self, name: str) -> LocalServices:
         """The services of the instance ``name``."""
@@ -192,20 +197,33 @@ class ModelCalls:
         or None: a scheduler, or an instance that is being loaded."""
         request, respond = ticket.request, ticket.respond
         try:
-            if len(request.callers) > MAX_CALLERS:
-                raise InvalidArgument(
-                    f"{len(request.callers)} models wait for this request, one behind the other; the limit is "
-                    f"{MAX_CALLERS}"
-                )
             entrance = self._any_number if request.decoupled else self._single
+            _require_end(request)
             view = entrance.find(request.model_name, request.model_version)
-            ticket.respond = partial(self._respond, ticket, respond, worker)
-            self._start_for(worker, entrance, view, ticket)
+            target = self._table.served_loaded(request.model_name, request.model_version)
+            self._start_for(worker, entrance, view, target, ticket)
         except HeadraceError as error:
             respond(_refused(request, error), True)
         except Exception as error:
             log.exception("a request to model '%s' failed", request.model_name)
             respond(_refused(request, InternalError(summary(error))), True)
+
+    def asking(self, other: ServedModel) -> Callable[[Ticket], None]:
+        """What has ``other`` answer a request of a scheduler, and raises the `HeadraceError` that refuses it."""
+        view, entrance = other.view, self._any_number
+        is_unseen, check, enqueue = entrance.start is start_unseen, view.check, view.enqueue
+
+        def ask(ticket: Ticket) -> None:
+            if len(ticket.request.callers) > 1:  # a model may wait for it, which others wait for in turn
+                _require_end(ticket.request)
+                self._start_for(None, entrance, view, other, ticket)
+            elif is_unseen:
+                check(ticket)
+                enqueue(ticket)
+            else:
+                entrance.start(view, ticket)
+
+        return ask
 
     async def is_ready(self, name: str, version: str) -> bool:
         """Whether requests to that version (empty: the latest) would be taken; False if there is none.
@@ -214,8 +232,10 @@ class ModelCalls:
         """
         return await self._table.is_ready(self._table.served_loaded, name, version)
 
-    def _start_for(self, worker: Worker | None, entrance: Entrance, view: ModelView, ticket: Ticket) -> None:
-        target = self._table.served_loaded(ticket.request.model_name, ticket.request.model_version)
+    def _start_for(
+        self, worker: Worker | None, entrance: Entrance, view: ModelView, target: ServedModel, ticket: Ticket
+    ) -> None:
+        ticket.respond = partial(self._respond, ticket, ticket.respond, worker)
         self._deadlocks.add(worker, ticket, target)  # before it can be answered
         try:
             entrance.start(view, ticket)
@@ -249,6 +269,13 @@ class ModelCalls:
             ),
         )
         ticket.cancel()
+
+
+def _require_end(request: InferRequest) -> None:
+    if len(request.callers) > MAX_CALLERS:
+        raise InvalidArgument(
+            f"{len(request.callers)} models wait for this request, one behind the other; the limit is {MAX_CALLERS}"
+        )
 
 
 def _refused(request: InferRequest, error: HeadraceError) -> HeadraceError:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from headrace.backends.base import Device, NoParameters
 from headrace.config.model_config_pb2 import ModelConfig
@@ -83,6 +83,35 @@ class Wait:
     rows: int = 1
 
 
+class Dependency(NamedTuple):
+    """Another model that a version needs to answer: by name, and by version, -1 for the latest that is served."""
+
+    model: str
+    version: int = -1
+
+
+def _nobody_to_ask(ticket: Ticket) -> None:
+    """The ``ask`` of a model that is known by its config only."""
+    raise InternalError(f"model '{ticket.request.model_name}' is not loaded")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OtherModel:
+    """A version of another model, for those who depend on it: it serves until they have answered their last request.
+
+    ``config`` is complete. ``labels`` maps an output to the lines of its label file. ``ask`` has the version answer a
+    request by its ticket's ``respond``, and raises the `HeadraceError` that refuses it; then it is not answered. It is
+    for the event loop.
+    """
+
+    config: ModelConfig
+    version: int
+    inputs: Mapping[str, Spec]
+    outputs: Mapping[str, Spec]
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    ask: Callable[[Ticket], None] = _nobody_to_ask
+
+
 @dataclass(frozen=True, slots=True)
 class HeldUntil:
     """For tests of a server: until when nothing is run, so that a test knows what runs together. 0 holds nothing.
@@ -130,6 +159,8 @@ class SchedulerContext:
     ask_again: Callable[[], None]
     #: For tests of a server; a scheduler that batches follows it.
     held_until: HeldUntil = HeldUntil()
+    #: What `Scheduler.depends_on` has named, loaded.
+    others: Mapping[Dependency, OtherModel] = field(default_factory=dict)
 
 
 class Scheduler(ABC):
@@ -155,6 +186,22 @@ class Scheduler(ABC):
     keeps_order: bool = False
     #: Outputs that the model gives for `finished` and not for the callers, by name. Set before the first request.
     kept: Mapping[str, Spec] = MappingProxyType({})
+    #: Of outputs for which the model's config names no label file, the lines of one. Set before the first request.
+    labels: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+    @classmethod
+    def depends_on(cls, config: ModelConfig) -> Collection[Dependency]:
+        """The models without which one of ``config`` cannot answer. They are loaded before it, it is loaded again when
+        they are, and they answer until it has answered what it has. On a thread that may block, once per load."""
+        return ()
+
+    @classmethod
+    def complete_config(cls, config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> None:
+        """Hold ``config`` against the models that it depends on, and write into it what follows from them.
+
+        Raises `ConfigError` if they do not go together. ``headrace check`` asks without loading: then ``others`` lacks
+        those whose configs leave out too much. On a thread that may block, once per version and load.
+        """
 
     def __init__(self, context: SchedulerContext) -> None:
         self.context = context
@@ -202,3 +249,5 @@ class ScheduledModel:
     call: Callable[[Ticket], None] = nobody_to_call
     parameters: Any = None
     held_until: HeldUntil = HeldUntil()
+    others: Mapping[Dependency, OtherModel] = field(default_factory=dict)
+    version: str = ""

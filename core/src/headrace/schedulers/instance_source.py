@@ -289,6 +289,7 @@ class Dispatcher(ABC):
             self.answer,
             self.ask_again,
             model.held_until,
+            model.others,
         )
         self.scheduler = scheduler = kind(context)
         #: Outputs that the model gives and callers do not get.

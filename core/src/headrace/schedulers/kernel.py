@@ -40,6 +40,7 @@ class Kernel(Dispatcher):
     ) -> None:
         super().__init__(kind, model, loop, clock, limiter)
         self.statistics = statistics
+        self._name, self._version = model.config.name, model.version
         self._tracker = InFlightTracker(self.scheduler.keeps_order, model.config.model_transaction_policy.decoupled)
         self._recorder: ExecutionRecorder | None = None
         self._timers: dict[Ticket, Timer] = {}
@@ -139,6 +140,9 @@ class Kernel(Dispatcher):
         """The scheduler answers ``ticket`` itself; nothing if it has its last answer."""
         if ticket not in self._tracker:
             return
+        if isinstance(answer, InferResponse) and not answer.model_name:
+            answer.model_name, answer.model_version = self._name, self._version
+            answer.id = answer.id or ticket.request.id
         if not final:
             self._tracker.progress(ticket, answer)
             return

@@ -1,0 +1,137 @@
+"""Models that need others to answer: loaded after these, loaded again when these are, and not served without them.
+
+A version that is asked by others is kept until they have answered their last request, so that neither a load nor an
+unload of what they need is seen by a caller. Source: docs/spec/behaviours.md sections 5.3, 5.5 and 5.10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from headrace.errors import ConfigError, HeadraceError, InvalidArgument
+from headrace.models.loader import LoadPlan
+from headrace.models.repository import Entry
+from headrace.models.running_loads import NestedLoads
+from headrace.models.served import ServedModel
+from headrace.models.states import ModelRecord
+from headrace.schedulers.base import Dependency
+
+#: What a version asks, by what its config says.
+Needed: TypeAlias = "Mapping[Dependency, ServedModel]"
+
+
+class Dependencies:
+    """Which of ``records`` need which. ``nested`` knows which loads wait for which. Event loop only."""
+
+    def __init__(self, records: Mapping[str, ModelRecord], nested: NestedLoads) -> None:
+        self._records = records
+        self._nested = nested
+        #: Of every model that needs others and is served, or would be if these were: what it was to be loaded from.
+        self._known: dict[str, tuple[LoadPlan, Entry]] = {}
+
+    @contextmanager
+    def noted(self, plan: LoadPlan, entry: Entry, record: ModelRecord) -> Iterator[None]:
+        """``plan`` is being loaded: what it needs counts from now on, unless that raises and what was served before is
+        still there."""
+        before = self._known.pop(plan.name, None)
+        if plan.dependencies:
+            self._known[plan.name] = plan, entry
+        try:
+            yield
+        except BaseException:
+            if record.is_served or entry.is_temporary:
+                self._known.pop(plan.name, None)
+                if before is not None and record.is_served:
+                    self._known[plan.name] = before
+            raise
+
+    def forget(self, name: str) -> None:
+        """``name`` is served no more, whatever becomes of what it needs."""
+        self._known.pop(name, None)
+
+    def known(self, name: str) -> tuple[LoadPlan, Entry] | None:
+        """What ``name`` is served from, or would be if what it needs were."""
+        return self._known.get(name)
+
+    def dependents(self, name: str) -> list[str]:
+        """The models that need ``name`` themselves."""
+        return [known for known, (plan, _) in self._known.items() if any(d.model == name for d in plan.dependencies)]
+
+    async def await_loads(self, plan: LoadPlan, load: Callable[[str], Awaitable[None]]) -> None:
+        """Have ``load`` load what ``plan`` needs and is not served. What waits for the load of ``plan`` itself is not
+        waited for: it will be missed."""
+        names = sorted({dependency.model for dependency in plan.dependencies})
+        await asyncio.gather(*(self._await_load(plan.name, name, load) for name in names))
+
+    async def _await_load(self, asker: str, name: str, load: Callable[[str], Awaitable[None]]) -> None:
+        if not self._nested.path(name, asker):
+            with self._nested.waiting(asker, name):
+                await load(name)
+
+    def is_stale(self, plan: LoadPlan, served: Iterable[ServedModel]) -> bool:
+        """Whether what ``plan`` needs is not what those that are ``served`` ask, or there are none."""
+        try:
+            found = set(self._find(plan).values())
+        except HeadraceError:
+            return True
+        asked = [set(model.others) for model in served]
+        return not asked or any(each != found for each in asked)
+
+    @contextmanager
+    def kept(self, plan: LoadPlan) -> Iterator[Needed]:
+        """What ``plan`` needs, kept for the version that is loaded with it, or until this raises.
+
+        Raises `ConfigError` or `InvalidArgument` if something is missing, or needs ``plan`` in turn.
+        """
+        needed = self._find(plan)
+        for model in needed.values():
+            model.keep()
+        try:
+            yield needed
+        except BaseException:
+            for model in needed.values():
+                model.let_go()
+            raise
+
+    def _find(self, plan: LoadPlan) -> Needed:
+        if not plan.dependencies:
+            return {}
+        if circle := self._circle(plan):
+            raise ConfigError(f"circular dependency between ensembles: {' -> '.join(circle)}")
+        unknown = sorted({d.model for d in plan.dependencies if d.model not in self._records})
+        if unknown:
+            raise InvalidArgument(
+                f"ensemble {plan.name} contains models that are not available or ambiguous: {', '.join(unknown)}"
+            )
+        return {dependency: self._served(plan.name, dependency) for dependency in plan.dependencies}
+
+    def _served(self, asker: str, needed: Dependency) -> ServedModel:
+        record = self._records[needed.model]
+        served = {number: v.served for number, v in record.versions.items() if v.served is not None}
+        says = f"ensemble '{asker}' depends on '{needed.model}'"
+        if not served:
+            why = record.problem or "; ".join(v.reason for v in record.versions.values() if v.reason)
+            raise InvalidArgument(
+                f"{says} which has no loaded version. Model '{needed.model}' loading failed with error: {why}"
+            )
+        found = served.get(max(served) if needed.version < 0 else needed.version)
+        if found is None:
+            raise InvalidArgument(f"{says} whose required version {needed.version} is not loaded.")
+        return found
+
+    def _circle(self, plan: LoadPlan) -> list[str]:
+        """The models from ``plan`` on of which each needs the next, down to ``plan`` again; empty if there is none."""
+        ways, seen = [[plan.name]], set[str]()
+        while ways:
+            way = ways.pop()
+            last = plan if len(way) == 1 else self._known[way[-1]][0]
+            for name in sorted({dependency.model for dependency in last.dependencies}):
+                if name == plan.name:
+                    return [*way, name]
+                if name in self._known and name not in seen:
+                    seen.add(name)
+                    ways.append([*way, name])
+        return []

@@ -1,0 +1,297 @@
+"""One request on its way through the graph: what is there, what runs, and what is answered. Event loop only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from headrace import Answer, HeadraceError, InferRequest, InferResponse, InternalError, InvalidArgument, Tensor, Ticket
+from headrace_ensemble.plan import DataflowPlan, Step
+
+#: What a step's response may say of the sequence that later steps are asked in.
+_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+
+
+class Item:
+    """One item of a stream: the request itself, or one response of a decoupled step, which ``source`` asked.
+
+    ``values`` has the tensors that somebody still reads. ``open`` is what keeps the source from going on: steps that
+    run, and a response that the caller has not read.
+    """
+
+    __slots__ = ("calls", "missing", "open", "sequences", "source", "stream", "uses", "values", "waits")
+
+    def __init__(self, plan: DataflowPlan, stream: int, source: Ticket | None) -> None:
+        self.stream, self.source = stream, source
+        self.values: list[Any] = [None] * len(plan.uses)
+        self.waits, self.uses = list(plan.waits), list(plan.uses)
+        self.calls: dict[int, Ticket] = {}
+        self.missing = plan.missing.get(stream, 0)
+        self.open = 0
+        #: By tensor, what the response that brought it said of the sequence; None as long as none has said anything.
+        self.sequences: dict[int, dict[str, Any]] | None = None
+
+
+class Dataflow:
+    """The request of ``ticket``, computed as ``plan`` says and answered by ``answer``. ``name`` is the ensemble's."""
+
+    __slots__ = (
+        "_answer", "_callers", "_early", "_emitted", "_error", "_items", "_limit", "_name", "_plan", "_running",
+        "_unread", "_waiting", "is_decoupled", "ticket", "under_way",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        plan: DataflowPlan,
+        ticket: Ticket,
+        answer: Callable[[Ticket, Answer, bool], None],
+        is_decoupled: bool,
+    ) -> None:
+        self.ticket, self.is_decoupled = ticket, is_decoupled
+        self._name, self._plan, self._answer = name, plan, answer
+        self._callers = (*ticket.request.callers, name)
+        self._error: HeadraceError | None = None
+        #: Steps that run or are about to, and one more while this is busy itself.
+        self.under_way = 0
+        self._items: dict[Item, None] = {}
+        self._emitted: list[tuple[Item, InferResponse]] = []
+        self._unread: deque[Item] = deque()
+        self._early: dict[tuple[Item, Step], list[Answer]] = {}
+
+    def start(self) -> None:
+        """Run what needs the request only."""
+        plan = self._plan
+        item = Item(plan, 0, None)
+        self._items[item] = None
+        given, values = self.ticket.request.inputs, item.values
+        for name, tensor in plan.inputs:
+            values[tensor] = given.get(name)
+        self.under_way = 1
+        if not item.missing and 0 in plan.outputs:
+            self._emit(item)
+        for step in plan.first:
+            self._launch(item, step)
+        self._settle(1)
+
+    def cancel(self, error: HeadraceError) -> None:
+        """The caller has gone, and is told so by others."""
+        self._error, self._answer = error, _unheard
+        self._cancel_calls()
+
+    # ------------------------------------------------------------------ out
+
+    def _launch(self, item: Item, step: Step) -> None:
+        if self._error is not None:
+            return
+        values, uses, inputs = item.values, item.uses, {}
+        for name, tensor, adapt in step.reads:
+            value = values[tensor]
+            if value is not None:
+                inputs[name] = value if adapt is None else adapt(value)
+        for tensor in step.uses:
+            uses[tensor] -= 1
+            if not uses[tensor]:
+                values[tensor] = None
+        request = self.ticket.request
+        sequence_id, start, end = request.sequence_id, request.sequence_start, request.sequence_end
+        if item.sequences is not None:
+            sequence_id, start, end = self._sequence(item, step, sequence_id, start, end)
+        asked = InferRequest(
+            step.name,
+            inputs,
+            step.outputs,
+            request.id,
+            step.version,
+            request.parameters,
+            request.priority,
+            request.timeout_us,
+            sequence_id,
+            start,
+            end,
+            self._callers,
+            request,
+            bool(step.opens),
+        )
+        ticket = Ticket(asked, partial(self._heard_many if step.opens else self._heard, item, step))
+        item.calls[step.index] = ticket
+        item.open += 1
+        self.under_way += 1
+        try:
+            step.ask(ticket)
+        except HeadraceError as error:
+            self._fail(error)
+            self._done(item, step)
+
+    # ------------------------------------------------------------------ in
+
+    def _heard(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
+        """What a step answers that answers once."""
+        if not final or answer is None:
+            self._heard_otherwise(item, step, answer, final)
+            return
+        if self._error is None:
+            if isinstance(answer, InferResponse):
+                self._take(item, step, answer)
+            else:
+                self._fail(answer)
+        self._done(item, step)
+        if self._emitted or not self.under_way:
+            self._settle(0)
+
+    def _heard_otherwise(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
+        """Not the one answer that was to be expected."""
+        early = self._early.setdefault((item, step), [])
+        if answer is not None:
+            early.append(answer)
+        if final:
+            del self._early[item, step]
+            self._heard(item, step, _single(early), True)
+
+    def _heard_many(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
+        """What a decoupled step answers: each response is an item of its stream."""
+        if isinstance(answer, HeadraceError):
+            self._fail(answer)
+        elif answer is not None:
+            if self._error is None:
+                made = Item(self._plan, step.opens, item.calls[step.index])
+                self._items[made] = None
+                made.open = 1
+                self._take(made, step, answer)
+                self._close(made)
+            elif not final:
+                item.calls[step.index].read()
+        if final:
+            self._done(item, step)
+        self._settle(0)
+
+    def _take(self, item: Item, step: Step, response: InferResponse) -> None:
+        """Keep what a step has given, and run what was waiting for it."""
+        values, waits, outputs = item.values, item.waits, response.outputs
+        if response.parameters:
+            self._note_sequence(item, step, response)
+        ready: list[Step] = []
+        plan = self._plan
+        for name, tensor, readers in step.writes:
+            values[tensor] = outputs.get(name)
+            if tensor in plan.output_tensors:
+                item.missing -= 1
+                if not item.missing:
+                    self._emit(item)
+            for reader in readers:
+                if step.opens:
+                    if not reader.waits and reader not in ready:
+                        ready.append(reader)
+                else:
+                    waits[reader.index] -= 1
+                    if not waits[reader.index]:
+                        ready.append(reader)
+        for reader in ready:
+            self._launch(item, reader)
+
+    def _done(self, item: Item, step: Step) -> None:
+        del item.calls[step.index]
+        self.under_way -= 1
+        self._close(item)
+
+    def _close(self, item: Item) -> None:
+        """One thing less keeps ``item`` open; its source may go on when nothing does."""
+        item.open -= 1
+        if not item.open:
+            self._items.pop(item, None)
+            if item.source is not None:
+                item.source.read()
+
+    # ------------------------------------------------------------------ to the caller
+
+    def _emit(self, item: Item) -> None:
+        """All outputs of ``item`` have been written: make the response of it, to be sent when this is no more busy."""
+        outputs: dict[str, Tensor] = {}
+        values = item.values
+        for name, tensor, adapt in self._plan.outputs[item.stream]:
+            value = values[tensor]
+            if value is None:
+                return
+            outputs[name] = value if adapt is None else adapt(value)
+            item.uses[tensor] -= 1
+            if not item.uses[tensor]:
+                values[tensor] = None
+        parameters: dict[str, Any] = {}
+        if item.sequences is not None:
+            for _, tensor, _ in self._plan.outputs[item.stream]:
+                parameters |= item.sequences.get(tensor, {})
+        if self.is_decoupled:
+            item.open += 1
+        self._emitted.append((item, InferResponse(outputs, parameters, id=self.ticket.request.id)))
+
+    def _settle(self, busy: int) -> None:
+        """Send what has been emitted, and the end if nothing is under way."""
+        self.under_way -= busy
+        emitted, self._emitted = self._emitted, []
+        is_over = not self.under_way
+        ticket, answer = self.ticket, self._answer
+        if self.is_decoupled:
+            last = emitted.pop()[1] if is_over and emitted and self._error is None else None
+            for item, response in emitted:
+                self._unread.append(item)
+                answer(ticket, response, False)
+            if is_over:
+                answer(ticket, self._error or last, True)
+        elif is_over:
+            answer(ticket, self._error or (emitted[0][1] if emitted else self._deadlock()), True)
+        else:
+            self._emitted = emitted
+
+    def read(self, ticket: Ticket) -> None:
+        """The caller has read a response."""
+        if self._unread:
+            self._close(self._unread.popleft())
+
+    def _deadlock(self) -> HeadraceError:
+        return InvalidArgument(
+            f"in ensemble '{self._name}', {self.ticket.request.log_id}unexpected deadlock, at least one output is not "
+            "set while no more ensemble steps can be made"
+        )
+
+    def _fail(self, error: HeadraceError) -> None:
+        """A step has failed: no other is begun, and the error is told when those that run are done."""
+        if self._error is None:
+            self._error = HeadraceError(f"in ensemble '{self._name}', {error.message}", error.code)
+            self._cancel_calls()
+
+    def _cancel_calls(self) -> None:
+        for item in tuple(self._items):
+            for ticket in tuple(item.calls.values()):
+                ticket.cancel()
+
+    # ------------------------------------------------------------------ sequences
+
+    def _note_sequence(self, item: Item, step: Step, response: InferResponse) -> None:
+        """What ``response`` says of the sequence goes on with its tensors."""
+        said = {key: response.parameters[key] for key in _SEQUENCE if key in response.parameters}
+        if said:
+            item.sequences = item.sequences or {}
+            for _, tensor, _ in step.writes:
+                item.sequences[tensor] = said
+
+    def _sequence(self, item: Item, step: Step, *own: Any) -> Any:
+        """The sequence that ``step`` is asked in: what its tensors say, before what the caller has said."""
+        assert item.sequences is not None
+        said: dict[str, Any] = {}
+        for _, tensor, _ in step.reads:
+            said |= item.sequences.get(tensor, {})
+        return [said.get(key, default) for key, default in zip(_SEQUENCE, own, strict=True)]
+
+
+def _unheard(ticket: Ticket, answer: Answer, final: bool) -> None:
+    """Nobody is there any more."""
+
+
+def _single(answers: Sequence[Answer]) -> Answer:
+    """The one answer among ``answers``; the first error goes before everything else."""
+    for answer in answers:
+        if isinstance(answer, HeadraceError):
+            return answer
+    return answers[0] if len(answers) == 1 else InternalError(f"expected a single response, got {len(answers)}")

@@ -1,0 +1,217 @@
+"""What is decided once, at load or for a set of requested outputs: which steps run, and what each waits for and gives.
+
+Tensors are numbers, which index lists. They lie in streams: stream 0 is the request, and every decoupled step opens a
+stream of its own, in which each of its responses is an item. A step reads tensors of one stream only, and runs once
+for each item of it; what it gives is in the same item, or opens another stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from headrace import Dependency, ModelConfig, OtherModel, Tensor, Ticket
+
+#: What makes a tensor fit whoever reads it, where one has a batch axis and the other has none.
+Adapt: TypeAlias = "Callable[[Any], Tensor]"
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A step as it runs: ``reads`` has, for each of the model's inputs, a tensor, and ``writes``, for each output that
+    is needed, a tensor and the steps that read it. ``uses`` are the tensors of ``reads``, each once. ``opens`` is the
+    stream that its responses open, 0 for none.
+
+    ``waits`` is how many of the tensors that it reads come from steps of the same item.
+    """
+
+    index: int
+    name: str
+    version: str
+    ask: Callable[[Ticket], None]
+    reads: Sequence[tuple[str, int, Adapt | None]]
+    uses: Sequence[int]
+    writes: Sequence[tuple[str, int, Sequence[Step]]]
+    outputs: Sequence[str]
+    stream: int
+    opens: int
+    waits: int
+
+
+@dataclass(slots=True, eq=False)
+class DataflowPlan:
+    """How one set of requested outputs is computed.
+
+    ``inputs`` are the ensemble's, ``first`` the steps that need nothing else. ``waits`` has, for each step, how many
+    tensors it waits for, and ``uses``, for each tensor, how many steps read it, and one more if it is an output.
+    ``outputs`` are, for each stream, those that it gives, and ``missing`` is how many of these a step is to write.
+    """
+
+    inputs: Sequence[tuple[str, int]]
+    first: Sequence[Step]
+    waits: Sequence[int]
+    uses: Sequence[int]
+    outputs: Mapping[int, Sequence[tuple[str, int, Adapt | None]]]
+    output_tensors: frozenset[int]
+    missing: Mapping[int, int]
+
+
+class EnsembleGraph:
+    """The steps of an ensemble and its tensors. ``others`` are the models of the steps, loaded."""
+
+    def __init__(self, config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> None:
+        self._config = config
+        self._models = [others[dependency_of(step)] for step in config.ensemble_scheduling.step]
+        self._steps = config.ensemble_scheduling.step
+        self._numbers: dict[str, int] = {}
+        for name in (*(io.name for io in config.input), *written(config)):
+            self._numbers.setdefault(name, len(self._numbers))
+        self._writer = {tensor: index for index, step in enumerate(self._steps) for tensor in step.output_map.values()}
+        self._order = in_order(config)
+        self._streams = self._find_streams()
+
+    def plan(self, requested: Collection[str] = ()) -> DataflowPlan:
+        """How the ``requested`` outputs are computed; all if there are none."""
+        names = [output.name for output in self._config.output if not requested or output.name in requested]
+        needed = self._needed(names)
+        tensors = self._numbers
+        steps: dict[int, Step] = {}
+        uses, waits = [0] * len(tensors), [0] * len(self._steps)
+        readers: dict[str, list[Step]] = {name: [] for name in tensors}
+        for name in names:
+            uses[tensors[name]] += 1
+        for index in reversed(self._order):  # so that who reads is made before what is written
+            if index not in needed:
+                continue
+            steps[index] = made = self._step(index, readers, set(names))
+            waits[index] = made.waits
+            for tensor in set(self._steps[index].input_map.values()):
+                readers[tensor].append(made)
+                uses[tensors[tensor]] += 1
+        outputs: dict[int, list[tuple[str, int, Adapt | None]]] = {}
+        missing: dict[int, int] = {}
+        for name in names:
+            stream = self._stream_of(name)
+            outputs.setdefault(stream, []).append((name, tensors[name], self._adapt_output(name)))
+            missing[stream] = missing.get(stream, 0) + (name in self._writer)
+        first = [step for index, step in sorted(steps.items()) if not step.stream and not step.waits]
+        inputs = [(io.name, tensors[io.name]) for io in self._config.input if uses[tensors[io.name]]]
+        return DataflowPlan(inputs, first, waits, uses, outputs, frozenset(tensors[name] for name in names), missing)
+
+    def _needed(self, outputs: Iterable[str]) -> set[int]:
+        needed, todo = set[int](), [*outputs]
+        while todo:
+            index = self._writer.get(todo.pop())
+            if index is not None and index not in needed:
+                needed.add(index)
+                todo += self._steps[index].input_map.values()
+        return needed
+
+    def _step(self, index: int, readers: Mapping[str, Sequence[Step]], requested: Collection[str]) -> Step:
+        step, model = self._steps[index], self._models[index]
+        writes = [
+            (output, self._numbers[tensor], tuple(readers[tensor]))
+            for output, tensor in sorted(step.output_map.items())
+            if readers[tensor] or tensor in requested
+        ]
+        reads = [
+            (name, self._numbers[tensor], self._adapt_input(tensor, model, name))
+            for name, tensor in sorted(step.input_map.items())
+        ]
+        stream = self._streams[index]
+        opens = index + 1 if model.config.model_transaction_policy.decoupled else 0
+        # What opens the stream has written its tensors before anything of the item runs.
+        awaited = {t for t in step.input_map.values() if t in self._writer and not self._opens(self._writer[t])}
+        wanted = [name for name, _, _ in writes]
+        return Step(
+            index,
+            step.model_name,
+            str(step.model_version) if step.model_version >= 0 else "",
+            model.ask,
+            reads,
+            sorted({tensor for _, tensor, _ in reads}),
+            writes,
+            () if len(wanted) == len(model.outputs) else wanted,
+            stream,
+            opens,
+            len(awaited),
+        )
+
+    def _opens(self, index: int) -> bool:
+        return self._models[index].config.model_transaction_policy.decoupled
+
+    def _find_streams(self) -> list[int]:
+        """The stream that each step reads."""
+        found = [0] * len(self._steps)
+        for index in self._order:
+            for tensor in self._steps[index].input_map.values():
+                if (writer := self._writer.get(tensor)) is not None:
+                    found[index] = writer + 1 if self._opens(writer) else found[writer]
+        return found
+
+    def _stream_of(self, tensor: str) -> int:
+        writer = self._writer.get(tensor)
+        if writer is None:
+            return 0
+        return writer + 1 if self._opens(writer) else self._streams[writer]
+
+    def _is_batched(self, tensor: str) -> bool:
+        """Whether whoever gives ``tensor`` gives it a batch axis."""
+        writer = self._writer.get(tensor)
+        config = self._config if writer is None else self._models[writer].config
+        return config.max_batch_size > 0
+
+    def _adapt_input(self, tensor: str, model: OtherModel, name: str) -> Adapt | None:
+        return adapter(self._is_batched(tensor), model.config.max_batch_size > 0, len(model.inputs[name].dims))
+
+    def _adapt_output(self, name: str) -> Adapt | None:
+        (dims,) = (output.dims for output in self._config.output if output.name == name)
+        return adapter(self._is_batched(name), self._config.max_batch_size > 0, len(dims))
+
+
+def dependency_of(step: Any) -> Dependency:
+    """The model that ``step`` asks."""
+    return Dependency(step.model_name, max(step.model_version, -1))
+
+
+def written(config: ModelConfig) -> list[str]:
+    """The tensors that steps write, in order of the steps."""
+    return [tensor for step in config.ensemble_scheduling.step for _, tensor in sorted(step.output_map.items())]
+
+
+def in_order(config: ModelConfig) -> list[int]:
+    """The steps, each behind those whose tensors it reads. One that could never run is left out."""
+    steps = config.ensemble_scheduling.step
+    writer = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
+    before = [{writer[t] for t in step.input_map.values() if t in writer} for step in steps]
+    behind: dict[int, list[int]] = {}
+    for index, those in enumerate(before):
+        for each in those:
+            behind.setdefault(each, []).append(index)
+    order = [index for index, those in enumerate(before) if not those]
+    for index in order:  # which grows
+        for each in behind.get(index, ()):
+            before[each].discard(index)
+            if not before[each]:
+                order.append(each)
+    return order
+
+
+def adapter(is_batched: bool, wants_batch: bool, rank: int) -> Adapt | None:
+    """What gives a tensor the batch axis that its reader wants, or takes one of a single row away; None if both are
+    alike. ``rank`` is how many dims the reader's config has. What does not fit is passed on, to be refused there."""
+    if is_batched == wants_batch:
+        return None
+
+    def add_axis(tensor: Any) -> Tensor:
+        shape = tensor.shape
+        adapted: Tensor = tensor.reshape((1, *shape)) if len(shape) == rank else tensor
+        return adapted
+
+    def drop_axis(tensor: Any) -> Tensor:
+        shape = tensor.shape
+        adapted: Tensor = tensor.reshape(shape[1:]) if len(shape) == rank + 1 and shape[0] == 1 else tensor
+        return adapted
+
+    return add_axis if wants_batch else drop_axis

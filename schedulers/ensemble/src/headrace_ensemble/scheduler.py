@@ -1,0 +1,91 @@
+"""The scheduler of ensembles: no instances, and every request a `Dataflow` through models that others serve, too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
+
+from headrace import (
+    Answer,
+    Dependency,
+    HeadraceError,
+    InstanceInfo,
+    ModelConfig,
+    OtherModel,
+    Scheduler,
+    SchedulerContext,
+    Ticket,
+)
+from headrace_ensemble.consistency import check
+from headrace_ensemble.dataflow import Dataflow
+from headrace_ensemble.plan import DataflowPlan, EnsembleGraph, dependency_of
+
+#: Sets of requested outputs whose plans are kept. Most callers ask for the same.
+_PLANS = 64
+
+
+class EnsembleScheduler(Scheduler):
+    """Has the models of the steps answer, as ``ensemble_scheduling`` draws it."""
+
+    name: ClassVar[str] = "ensemble_scheduling"
+    needs_instances: ClassVar[bool] = False
+
+    @classmethod
+    def depends_on(cls, config: ModelConfig) -> Collection[Dependency]:
+        return {dependency_of(step) for step in config.ensemble_scheduling.step}
+
+    @classmethod
+    def complete_config(cls, config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> None:
+        config.model_transaction_policy.decoupled = check(config, others)
+
+    def __init__(self, context: SchedulerContext) -> None:
+        super().__init__(context)
+        config = context.config
+        self._name, self._answer = config.name, context.answer
+        self._is_decoupled = config.model_transaction_policy.decoupled
+        self._graph = EnsembleGraph(config, context.others)
+        self._plans: dict[tuple[str, ...], DataflowPlan] = {(): self._graph.plan()}
+        self._under_way: dict[Ticket, Dataflow] = {}
+        self.labels = _labels(config, context.others)
+
+    def submit(self, ticket: Ticket) -> int:
+        requested = tuple(ticket.request.outputs)
+        plan = self._plans.get(requested) or self._plan(requested)
+        flow = Dataflow(self._name, plan, ticket, self._finish, self._is_decoupled)
+        self._under_way[ticket] = flow
+        if self._is_decoupled:
+            ticket.on_read = flow.read
+        flow.start()
+        return 0
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket]:
+        raise AssertionError("an ensemble has no instances")
+
+    def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
+        """Callers have left."""
+        for ticket, answer in zip(tickets, answers, strict=True):
+            flow = self._under_way.pop(ticket, None)
+            if flow is not None and isinstance(answer, HeadraceError):
+                flow.cancel(answer)
+
+    def _finish(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        if final:
+            self._under_way.pop(ticket, None)
+        self._answer(ticket, answer, final)
+
+    def _plan(self, requested: tuple[str, ...]) -> DataflowPlan:
+        if len(self._plans) >= _PLANS:
+            self._plans = {(): self._plans[()]}
+        plan = self._plans[requested] = self._graph.plan(requested)
+        return plan
+
+
+def _labels(config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> Mapping[str, Sequence[str]]:
+    """Those of the models that give the ensemble's outputs."""
+    given = {
+        tensor: others[dependency_of(step)].labels[output]
+        for step in config.ensemble_scheduling.step
+        for output, tensor in step.output_map.items()
+        if output in others[dependency_of(step)].labels
+    }
+    return {output.name: given[output.name] for output in config.output if output.name in given}

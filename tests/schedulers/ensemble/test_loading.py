@@ -1,0 +1,153 @@
+"""Ensembles in the life of a repository: loaded behind what they need, again when that changes, and not without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import HeadraceError, Server
+from headrace.testing.serving import on_loop
+
+from .conftest import EXPLICIT, LENIENT, Write, ensemble, identity, step
+
+Run = Callable[..., Server]
+ROW = np.array([[1, 2]], np.float32)
+DEADLINE_S = 90.0
+
+
+def states(server: Server) -> dict[str, str]:
+    return {entry.name: entry.state for entry in server.index()}
+
+
+def why(server: Server, name: str) -> str:
+    return next(entry.reason for entry in server.index() if entry.name == name)
+
+
+def until(server: Server, claim: Callable[[], bool]) -> None:
+    """Wait until ``claim`` holds."""
+
+    async def look() -> None:
+        while not claim():
+            await asyncio.sleep(0)
+
+    on_loop(server, asyncio.wait_for(look(), DEADLINE_S))
+
+
+def delayed(by_ms: int) -> str:
+    return f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{by_ms}" }} }}'
+
+
+def chain(*models: str) -> str:
+    """An ensemble of identity models one behind the other."""
+    names = ["x", *(f"t{number}" for number in range(len(models) - 1)), "y"]
+    return ensemble([step(model, f"a={names[n]}", f"b={names[n + 1]}") for n, model in enumerate(models)])
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_models_are_loaded_before_the_ensembles_that_need_them_however_deep(
+    threads: int, write: Write, run: Run
+) -> None:
+    write("z", ensemble([step("zz", "a=x", "b=y")]))
+    write("zz", identity())
+    write("b_inner", ensemble([step("z", "x=x", "y=m"), step("zz", "a=m", "b=y")]))
+    write("a_outer", ensemble([step("b_inner", "x=x", "y=m"), step("z", "x=m", "y=y")]))
+    server = run(model_load_thread_count=threads)
+    assert set(states(server).values()) == {"READY"}
+    np.testing.assert_array_equal(np.asarray(server.infer("a_outer", {"x": ROW}).outputs["y"]), ROW)
+
+
+def test_a_load_by_name_brings_what_the_ensemble_needs(write: Write, run: Run) -> None:
+    write("one", identity())
+    write("inner", chain("one"))
+    write("e", ensemble([step("inner", "x=x", "y=y")]))
+    server = run(**EXPLICIT)
+    on_loop(server, server.load("e"))
+    assert states(server) == dict.fromkeys(("e", "inner", "one"), "READY")
+    server.infer("e", {"x": ROW})
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ({}, "ensemble e contains models that are not available or ambiguous: one, two"),
+        (
+            {"one": identity(), "two": 'backend: "nobody" ' + identity()[20:]},
+            "ensemble 'e' depends on 'two' which has no loaded version. Model 'two' loading failed with error: ",
+        ),
+        (
+            {"one": chain("e"), "two": identity()},
+            "circular dependency between ensembles: e -> one -> e",
+        ),
+    ],
+)
+def test_an_ensemble_is_refused_with_what_it_misses(models: dict[str, str], said: str, write: Write, run: Run) -> None:
+    write("e", chain("one", "two"))
+    for name, config in models.items():
+        write(name, config)
+    server = run(**LENIENT)
+    assert said in why(server, "e")
+    assert not server.ready_versions("e")
+
+
+def test_a_required_version_that_is_not_loaded_is_named(write: Write, run: Run) -> None:
+    write("one", identity(), versions=(1, 3))
+    write("e", ensemble([step("one", "a=x", "b=y", version=1)]))
+    write("good", ensemble([step("one", "a=x", "b=y", version=3)]))
+    server = run(**LENIENT)
+    assert "ensemble 'e' depends on 'one' whose required version 1 is not loaded." in why(server, "e")
+    server.infer("good", {"x": ROW})
+
+
+def test_an_ensemble_follows_its_models_as_they_are_unloaded_and_loaded(write: Write, run: Run) -> None:
+    write("one", identity())
+    write("e", chain("one"))
+    server = run(load_model=("*",), **EXPLICIT)
+    on_loop(server, server.unload("one"))
+    until(server, lambda: not server.ready_versions("e"))
+    with pytest.raises(HeadraceError, match="Request for unknown model: 'e'"):
+        server.infer("e", {"x": ROW})
+    on_loop(server, server.load("one"))
+    until(server, lambda: bool(server.ready_versions("e")))
+    server.infer("e", {"x": ROW})
+    on_loop(server, server.unload("e"))
+    on_loop(server, server.unload("one"))
+    on_loop(server, server.load("one"))
+    assert not server.ready_versions("e"), "who was unloaded by name does not come back by itself"
+
+
+def test_a_model_that_is_loaded_again_loses_no_request_of_the_ensemble(write: Write, run: Run) -> None:
+    write("slow", identity() + delayed(5))
+    write("one", identity())
+    write("e", chain("slow", "one"))
+    server = run(load_model=("*",), **EXPLICIT)
+    first = server.served("one")[0]
+
+    async def scenario() -> list[Any]:
+        asked = [asyncio.ensure_future(server.infer_async("e", {"x": ROW})) for _ in range(20)]
+        for number in range(3):
+            await asyncio.to_thread(write, "one", identity() + delayed(number))
+            await server.load("one")
+            asked += [asyncio.ensure_future(server.infer_async("e", {"x": ROW})) for _ in range(20)]
+        return await asyncio.gather(*asked)
+
+    assert len(on_loop(server, scenario())) == 80
+    assert server.served("one")[0] is not first
+    until(server, lambda: set(server.served("one")) < set(server.served("e")[0].others))
+
+
+def test_a_server_that_stops_answers_what_its_ensembles_have(write: Write, run: Run) -> None:
+    write("slow", identity() + delayed(20))
+    write("one", identity())
+    answers = []
+    with Server(write("e", chain("slow", "one", "slow")).parent) as server:
+
+        async def ask() -> None:
+            answers.append(await server.infer_async("e", {"x": ROW}))
+
+        asyncio.run_coroutine_threadsafe(ask(), server.loop)
+        until(server, lambda: server.served("slow")[0].scheduler.in_flight > 0)
+    assert len(answers) == 1
