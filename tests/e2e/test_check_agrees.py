@@ -97,6 +97,7 @@ CASES: dict[str, Case] = {
     "good_identity": Case(GOOD),
     "good_onnx": onnx(ONNX + IO, ""),
     "good_onnx_bare": Case(None, "", {"1/model.onnx": graph().SerializeToString()}),
+    "good_sequence": Case(GOOD + "sequence_batching { }"),
     "good_python": python(PYTHON, ""),
     "good_warmup": Case(GOOD + warmup("dims: 4 random_data: true", batch_size=3)),
     # ------------------------------------------------------------------ text
@@ -156,7 +157,6 @@ CASES: dict[str, Case] = {
     "gpus": Case(GOOD + "instance_group { kind: KIND_CPU gpus: 0 }", "specifies one or more GPUs"),
     "profile": Case(GOOD + 'instance_group { kind: KIND_CPU profile: "1" }', "only supported for TensorRT models"),
     # ------------------------------------------------------------------ what is not built
-    "sequence": Case(GOOD + "sequence_batching { }", "pip install headrace-sequence"),
     "control": Case(
         GOOD + 'sequence_batching { control_input { name: "S" control { kind: CONTROL_SEQUENCE_START } } }',
         "must specify either 'int32_false_true'",

@@ -284,6 +284,9 @@ class Server:
         parameters: Mapping[str, Parameter] | None = None,
         timeout_us: int = 0,
         priority: int = 0,
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
     ) -> InferResponse:
         """The model's answer. Arrays go in without a copy; strings may be str or bytes.
 
@@ -300,6 +303,9 @@ class Server:
             parameters or {},
             priority,
             timeout_us,
+            sequence_id,
+            sequence_start,
+            sequence_end,
         )
         answer = self._answer(request)
         if asyncio.get_running_loop() is self.loop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
@@ -185,3 +186,36 @@ def test_a_sequence_control_has_one_element_per_row(graphs: Any) -> None:
     assert error.message == (
         "unable to load model 'm', sequence control 'B' in model has dims [16] but dims [1] is expected"
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (
+            'input_name: "B" output_name: "D2" data_type: TYPE_FP32',
+            "unexpected inference output 'D2', allowed outputs are: D, S",
+        ),
+        (
+            'input_name: "B2" output_name: "D" data_type: TYPE_FP32',
+            "unexpected inference input 'B2', allowed inputs are: A, B",
+        ),
+        (
+            'input_name: "B" output_name: "D" data_type: TYPE_INT32',
+            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'B', "
+            "model provides TYPE_FP32",
+        ),
+    ],
+)
+def test_a_state_must_be_an_input_and_an_output_of_the_graph(graphs: Any, state: str, reason: str) -> None:
+    config = f"max_batch_size: 4 {A} {S} sequence_batching {{ state {{ {state} dims: 16 }} }}"
+    error = refusal(graphs, graphs.add(), config)
+    assert isinstance(error, ConfigError)
+    assert error.message == reason
+
+
+def test_a_state_is_given_with_the_outputs_and_taken_with_the_inputs(graphs: Any, pair: Any) -> None:
+    a, b = pair
+    state = 'sequence_batching { state { input_name: "B" output_name: "D" data_type: TYPE_FP32 dims: 16 } }'
+    outputs = graphs.serve(graphs.add(), f"max_batch_size: 4 {A} {S} {state}").execute({"A": a, "B": b})
+    np.testing.assert_array_equal(outputs["S"], a + b)
+    np.testing.assert_array_equal(outputs["D"], a - b)

@@ -97,12 +97,23 @@ def check(config: ModelConfig, graph: Graph) -> None:
             _check_ragged(config, io, info)
         else:
             _check_dims(config, io, info, exact=False)
+    _check_states(config, graph)
     scattered = {name for output in config.batch_output for name in output.target_name}
     for output in config.output:
         info = _find(output, graph.outputs, "output")
         _check_datatype(config, output, info, "output")
         if output.name not in scattered:
             _check_dims(config, output, info, exact=True)
+
+
+def _check_states(config: ModelConfig, graph: Graph) -> None:
+    for state in config.sequence_batching.state:
+        for name, infos, direction in (
+            (state.input_name, graph.inputs, "input"),
+            (state.output_name, graph.outputs, "output"),
+        ):
+            io = ModelInput(name=name, data_type=state.data_type)
+            _check_datatype(config, io, _find(io, infos, direction), direction)
 
 
 def _check_controls(config: ModelConfig, graph: Graph, controls: Iterable[str]) -> None:

@@ -49,14 +49,17 @@ class Plan:
 
     @classmethod
     def of(cls, config: ModelConfig, graph: Graph) -> Plan:
-        inputs = [(graph.inputs | graph.optional)[io.name] for io in config.input]
-        outputs = [graph.outputs[io.name] for io in config.output]
+        batching = config.sequence_batching
+        told = [control.name for control in batching.control_input] + [state.input_name for state in batching.state]
+        given = [io.name for io in config.output] + [state.output_name for state in batching.state]
+        inputs = [(graph.inputs | graph.optional)[name] for name in (*(io.name for io in config.input), *told)]
+        outputs = [graph.outputs[name] for name in dict.fromkeys(given)]
         dims = {io.name: tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims) for io in config.output}
         return cls(
             [info.name for info in outputs],
             tuple(info.name for info in inputs if info.datatype is dtypes.BYTES),
             tuple(info.name for info in inputs if not info.shape),
-            {info.name: dims[info.name] for info in outputs if not info.shape},
+            {info.name: dims[info.name] for info in outputs if not info.shape and info.name in dims},
             any(info.datatype is dtypes.BF16 for info in [*inputs, *outputs]),
         )
 

@@ -242,7 +242,16 @@ class Loader:
             log.warning(text, config.name, held.requests, held.backlog, extra={"model": config.name})
         inputs, outputs, version = signature.inputs, signature.outputs, str(model.version)
         scheduled = ScheduledModel(
-            config, instances, inputs, outputs, services.call, told, held, others=others, version=version
+            config,
+            instances,
+            inputs,
+            outputs,
+            services.call,
+            told,
+            held,
+            others=others,
+            version=version,
+            directory=model.path.parent,
         )
         if self._cache is None or not config.response_cache.enable:
             return Kernel(scheduler, scheduled, statistics, self._loop, limiter=self._limiter)

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic_ns
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -153,7 +154,8 @@ class SchedulerContext:
     waiting: Waiting
     #: Have another model answer a request, by its ticket's ``respond``; a refusal is an answer.
     call: Callable[[Ticket], None]
-    #: Give a request that no instance has an answer: ``answer(request, answer, final)``.
+    #: Give a request that no instance has an answer: ``answer(request, answer, final)``. Of one that waited,
+    #: `Unavailable` counts as rejected, and `Cancelled` as cancelled.
     answer: Callable[[Ticket, Answer, bool], None]
     #: Something changed that nobody else has noticed: have `Scheduler.next` asked for all who are idle, soon.
     ask_again: Callable[[], None]
@@ -161,6 +163,8 @@ class SchedulerContext:
     held_until: HeldUntil = HeldUntil()
     #: What `Scheduler.depends_on` has named, loaded.
     others: Mapping[Dependency, OtherModel] = field(default_factory=dict)
+    #: Where the model lies in its repository, with its config and its versions; None for one that lies nowhere.
+    directory: Path | None = None
 
 
 class Scheduler(ABC):
@@ -232,6 +236,9 @@ class Scheduler(ABC):
         a deadline and behind all others there."""
         return None
 
+    def close(self) -> None:
+        """No more requests come: cancel what was asked of the clock. Those that run may still be `finished`."""
+
 
 def nobody_to_call(ticket: Ticket) -> None:
     """The ``call`` of a context that has no server."""
@@ -251,3 +258,4 @@ class ScheduledModel:
     held_until: HeldUntil = HeldUntil()
     others: Mapping[Dependency, OtherModel] = field(default_factory=dict)
     version: str = ""
+    directory: Path | None = None

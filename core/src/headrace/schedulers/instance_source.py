@@ -290,6 +290,7 @@ class Dispatcher(ABC):
             self.ask_again,
             model.held_until,
             model.others,
+            model.directory,
         )
         self.scheduler = scheduler = kind(context)
         #: Outputs that the model gives and callers do not get.

@@ -146,7 +146,11 @@ class Kernel(Dispatcher):
         if not final:
             self._tracker.progress(ticket, answer)
             return
-        self.queue.remove(ticket)
+        if self.queue.remove(ticket) and isinstance(answer, Unavailable | Cancelled):
+            is_rejected = isinstance(answer, Unavailable)
+            self._count(ticket, self.statistics.rejected if is_rejected else self.statistics.cancelled)
+            self.deliver((ticket,), (answer,))
+            return
         ticket.started_ns = ticket.started_ns or self._now_ns()
         if self._recorder is None:
             self._recorder = ExecutionRecorder(self.scheduler.name, self.statistics.for_instance)
@@ -191,12 +195,15 @@ class Kernel(Dispatcher):
             self.ask_again()
 
     def _drop(self, ticket: Ticket, error: HeadraceError, reason: Duration) -> None:
-        reason.count += 1
-        reason.ns += self._now_ns() - ticket.arrival_ns
+        self._count(ticket, reason)
         if self.hears:
             self.deliver_heard(None, (ticket,), (error,))
         else:
             self.deliver((ticket,), (error,))
+
+    def _count(self, ticket: Ticket, reason: Duration) -> None:
+        reason.count += 1
+        reason.ns += self._now_ns() - ticket.arrival_ns
 
     # ------------------------------------------------------------------ how many, and the end
 
@@ -229,6 +236,10 @@ class Kernel(Dispatcher):
             source.end()
         for ticket in self.queue.head(len(self.queue)):
             self._give_up(ticket, Unavailable(f"{ticket.request.log_id}{STOPPING}"), self.statistics.rejected)
+        try:
+            self.scheduler.close()
+        except Exception:
+            log.exception("scheduler '%s' failed to close", self.scheduler.name)
 
     def abandon(self) -> None:
         """`close`, when the server waits no longer: also those requests that instances have are answered,

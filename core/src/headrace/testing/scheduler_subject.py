@@ -38,6 +38,7 @@ class ScheduledSubject:
 
     ``plugin`` is the module of the entry point, ``scheduler`` the name in configs. ``config`` is more text for the
     model's config: ``scheduling_choice``, the scheduler's parameters. The claims: ``max_batch`` rows in one execution;
+    ``most_rows`` that one request may have, 0 for as many;
     ``delay_ns``, how long a request that is alone waits for others while an instance is idle; ``in_order``, that
     requests which differ in nothing run in the order in which they came; ``longest_wait_ns``, how long a request waits
     at most while others keep coming and each execution takes 10 ms, None for no promise; ``timeout_us``, a timeout
@@ -54,6 +55,7 @@ class ScheduledSubject:
     scheduler: ClassVar[str]
     config: ClassVar[str] = ""
     max_batch: ClassVar[int] = 8
+    most_rows: ClassVar[int] = 0
     delay_ns: ClassVar[int] = 0
     in_order: ClassVar[bool] = True
     longest_wait_ns: ClassVar[int | None] = 1000 * MS
@@ -88,7 +90,7 @@ class ScheduledSubject:
     def stage(self, instances: int = 1) -> Stage:
         """The scheduler with so many idle instances, or with none if it needs none."""
         count = instances if self.scheduler_class.needs_instances else 0
-        stage = Stage(self.scheduler_class, self.model_config(), count)
+        stage = Stage(self.scheduler_class, self.model_config(), count, self.most_rows)
         stage.begin()
         return stage
 
@@ -132,7 +134,7 @@ class ScheduledService(ScheduledSubject):
         self.require_instances()
 
         async def scene() -> None:
-            stage = Stage(self.scheduler_class, self.model_config(), 2)
+            stage = Stage(self.scheduler_class, self.model_config(), 2, self.most_rows)
             threads = await stage.start_threads()
             for number in range(60):
                 (ticket,) = self.send(stage, rows=1 + number % 2)
@@ -160,8 +162,9 @@ class ScheduledService(ScheduledSubject):
             )
             (entry,) = [each for each in server.index() if each.name == NAME]
             assert entry.state == "READY", f"a model that chooses it does not load: {entry.reason}"
-            x = np.ones((2, 1), np.float32)
-            np.testing.assert_array_equal(np.asarray(server.infer(NAME, {"x": x}).outputs["y"]), x)
+            x = np.ones((min(2, self.most_rows or 2), 1), np.float32)
+            outputs = server.infer(NAME, {"x": x}, **self.fields(0)).outputs
+            np.testing.assert_array_equal(np.asarray(outputs["y"]), x)
 
     def test_an_unknown_parameter_is_named_with_the_known(self) -> None:
         kind = self.scheduler_class.Parameters

@@ -44,7 +44,7 @@ class Stage:
     from it; they give back ``x`` as ``y``.
     """
 
-    def __init__(self, kind: type[Scheduler], config: ModelConfig, instances: int) -> None:
+    def __init__(self, kind: type[Scheduler], config: ModelConfig, instances: int, most_rows: int = 0) -> None:
         self.clock, self.statistics = TurnedClock(), ModelStatistics()
         self.answers: dict[str, list[Answer]] = {}
         self.tickets: list[Ticket] = []
@@ -52,6 +52,8 @@ class Stage:
         self.rows: dict[str, int] = {}
         self.wrong: list[str] = []
         self.asked = 0
+        #: That one request may have; 0 for as many as the test says.
+        self._most_rows = most_rows
         self.calls: list[Ticket] = []
         self.has_threads = False
         slots = max(1, config.max_batch_size)
@@ -66,6 +68,7 @@ class Stage:
 
     def send(self, rows: int = 1, key: object = None, **fields: Any) -> Ticket:
         """A request of ``rows`` rows, which joins those with the same ``key`` only. Raises what `submit` raises."""
+        rows = min(rows, self._most_rows or rows)
         name = str(len(self.tickets))
         heard = self.answers[name] = []
         request = InferRequest(NAME, {"x": np.ones((rows, 1), np.float32)}, id=name, **fields)

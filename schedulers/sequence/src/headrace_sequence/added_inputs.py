@@ -1,0 +1,117 @@
+"""What the model is told of each request, as further inputs: start, end, ready, the id of the sequence, and its state.
+
+All that can be is made once, at load or when a sequence begins, and shared by all requests: nobody may write to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace import BytesTensor, InferRequest, InvalidArgument, ModelConfig, Tensor, dtypes
+from headrace_sequence.implicit_states import States
+from headrace_sequence.live import LiveSequence
+
+_START, _READY, _END, _ID = (f"CONTROL_SEQUENCE_{kind}" for kind in ("START", "READY", "END", "CORRID"))
+_TYPES = {"int32_false_true": np.int32, "fp32_false_true": np.float32, "bool_false_true": np.bool_}
+_UINT64 = 2**64 - 1
+
+
+class AddedInputs:
+    """The control inputs of ``config``, and its ``states``."""
+
+    def __init__(self, config: ModelConfig, states: States) -> None:
+        self._model, self._states = config.name, states
+        self._shape = (1, 1) if config.max_batch_size > 0 else (1,)
+        self._id, self._id_type = "", dtypes.UINT64
+        pairs: dict[str, tuple[str, tuple[Tensor, Tensor]]] = {}
+        for name, control in _controls(config):
+            kind = control.Kind.Name(control.kind)
+            if kind == _ID:
+                self._id, self._id_type = name, dtypes.BY_CONFIG_VALUE[control.data_type]
+            else:
+                pairs[kind] = name, self._pair(control)
+        #: By flags: 1 for start, 2 for end.
+        self._flags = [
+            self._told(pairs, {_START: bool(flags & 1), _READY: True, _END: bool(flags & 2)}) for flags in range(4)
+        ]
+        #: For a slot that has no request to run.
+        self._null = self._told(pairs, dict.fromkeys(pairs, False))
+        if self._id:
+            self._null[self._id] = self._id_tensor("" if self._id_type is dtypes.BYTES else 0)
+
+    def check(self, request: InferRequest) -> None:
+        """Raise `InvalidArgument` if the model takes no ids of the type that ``request`` has."""
+        is_text = isinstance(request.sequence_id, str)
+        if self._id and is_text is not (self._id_type is dtypes.BYTES):
+            raise InvalidArgument(
+                f"{request.log_id}sequence batching control '{self._id}' data-type is "
+                f"'{'BYTES' if is_text else 'UINT64'}', but model '{self._model}' expects '{self._id_type.name}'"
+            )
+
+    def of(self, sequence: LiveSequence, request: InferRequest) -> Mapping[str, Tensor]:
+        """The further inputs of ``request``, which is the next of ``sequence``. Its state begins anew at a start."""
+        flags = request.sequence_start + 2 * request.sequence_end
+        told = sequence.inputs[flags]
+        if told is None:
+            told = self._flags[flags]
+            if self._id:
+                told = {**told, self._id: self._id_tensor(sequence.id)}
+            sequence.inputs[flags] = told
+        if not self._states.initial:
+            return told
+        if request.sequence_start:
+            sequence.states = self._states.initial
+        return {**told, **sequence.states}
+
+    def key(self, sequence: LiveSequence) -> object:
+        """What must be equal among the requests of a batch, of the next of ``sequence``."""
+        ticket = sequence.tickets[0]
+        if not self._states.is_variable:
+            return ticket.batch_key
+        return ticket.batch_key, self._states.shapes(sequence, ticket.request)
+
+    def null(self, sequence: LiveSequence) -> dict[str, Tensor]:
+        """All inputs of a request that nobody sent, to stand beside the next of ``sequence``."""
+        request = sequence.tickets[0].request
+        states = self._states.of_next(sequence, request)
+        inputs: Mapping[str, Any] = {**request.inputs, **states}
+        return {**{name: _zeros(tensor) for name, tensor in inputs.items()}, **self._null}
+
+    def _pair(self, control: Any) -> tuple[Tensor, Tensor]:
+        """A control's tensors for no and for yes."""
+        (field,) = (name for name in _TYPES if getattr(control, name))
+        no, yes = (_frozen(np.full(self._shape, value, _TYPES[field])) for value in getattr(control, field))
+        return no, yes
+
+    def _told(
+        self, pairs: Mapping[str, tuple[str, tuple[Tensor, Tensor]]], is_so: Mapping[str, bool]
+    ) -> dict[str, Tensor]:
+        return {name: pair[is_so[kind]] for kind, (name, pair) in pairs.items()}
+
+    def _id_tensor(self, id: int | str) -> Tensor:
+        """The id in the data type of its control: of a number those of its 64 bits that fit."""
+        if isinstance(id, str):
+            return BytesTensor.from_items([id.encode(errors="replace")], self._shape)
+        whole = np.array([id & _UINT64], np.uint64)
+        return _frozen(whole.view(self._id_type.numpy)[:1].reshape(self._shape).copy())
+
+
+def _controls(config: ModelConfig) -> Iterator[tuple[str, Any]]:
+    for tensor in config.sequence_batching.control_input:
+        for control in tensor.control:
+            yield tensor.name, control
+
+
+def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, BytesTensor):
+        return BytesTensor(bytes(4 * tensor.size), tensor.shape)
+    return np.zeros(tensor.shape, tensor.dtype)

@@ -1,0 +1,69 @@
+"""Strategy ``direct``: a slot is a place in every batch, for models that keep a state for each place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from headrace import Batch, ModelConfig, Padding, Tensor, Ticket, Wait
+from headrace_sequence.added_inputs import AddedInputs
+from headrace_sequence.batcher import Batcher, Release
+from headrace_sequence.live import LiveSequence
+
+_NOTHING: Mapping[str, Tensor] = {}
+
+
+class DirectBatcher(Batcher):
+    """Every batch has the slots from the first to the last that has a request to run, each in its place.
+
+    A slot between them without a request gets one that nobody sent, and so does one whose request does not stack with
+    the first: its turn comes with the next batch.
+    """
+
+    def __init__(
+        self, config: ModelConfig, size: int, inputs: AddedInputs, release: Release, holds: bool = False
+    ) -> None:
+        super().__init__(config, size, inputs, release, holds)
+        direct = config.sequence_batching.direct
+        self._delay_ns = direct.max_queue_delay_microseconds * 1000
+        #: So many are worth running at once; with fewer the first waits for others as long as the delay says.
+        self._wanted = ceil(direct.minimum_slot_utilization * size) if self._delay_ns else 0
+        self._nulls: list[Padding] = []
+        self._null_key: object = self
+
+    def choose(self, now_ns: int) -> Sequence[Ticket] | Wait:
+        missing = self._wanted - len(self.ready)
+        if missing > 0:
+            since_ns = min([sequence.tickets[0].queued_ns for sequence in self.ready])
+            if (wait_ns := since_ns + self._delay_ns - now_ns) > 0:
+                return Wait(wait_ns, missing)
+        return self._batch()
+
+    def _batch(self) -> Batch:
+        ready, key_of = self.ready, self.inputs.key
+        sequences = [sequence for sequence in self.slots if sequence is not None and sequence in ready]
+        first = sequences[0]
+        key = key_of(first)
+        stacked = [sequence for sequence in sequences if key_of(sequence) == key]
+        gaps = stacked[-1].slot + 1 - len(stacked)
+        nulls = iter(self._padding(first, key, gaps) if gaps else ())
+        tickets: list[Ticket] = []
+        added: list[Mapping[str, Tensor]] = []
+        for sequence in stacked:
+            while len(tickets) < sequence.slot:
+                tickets.append(next(nulls))
+                added.append(_NOTHING)
+            ticket, inputs = self.take(sequence)
+            tickets.append(ticket)
+            added.append(inputs)
+        return Batch(tickets, added, pinned=True)
+
+    def _padding(self, sequence: LiveSequence, key: object, count: int) -> list[Padding]:
+        """So many requests that nobody sent, to stand beside the next of ``sequence``. Used again for every batch with
+        the same ``key``: an instance runs one batch at a time."""
+        if key != self._null_key:
+            self._nulls, self._null_key = [], key
+        if len(self._nulls) < count:
+            inputs = self.inputs.null(sequence)
+            self._nulls += [Padding(self.config.name, inputs) for _ in range(count - len(self._nulls))]
+        return self._nulls

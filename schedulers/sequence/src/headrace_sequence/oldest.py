@@ -1,0 +1,61 @@
+"""Strategy ``oldest``: the oldest requests of the candidates form a batch, at most one of each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace import Batch, ModelConfig, Ticket, Wait
+from headrace_sequence.added_inputs import AddedInputs
+from headrace_sequence.batcher import Batcher, Release
+from headrace_sequence.live import LiveSequence
+
+
+class OldestBatcher(Batcher):
+    """Batches as the dynamic batcher does, among the first requests of those sequences that have none running."""
+
+    one_at_a_time = True
+
+    def __init__(
+        self, config: ModelConfig, size: int, inputs: AddedInputs, release: Release, holds: bool = False
+    ) -> None:
+        oldest = config.sequence_batching.oldest
+        super().__init__(config, size, inputs, release, holds or oldest.preserve_ordering)
+        self._rows = rows = max(1, config.max_batch_size)
+        self._delay_ns = oldest.max_queue_delay_microseconds * 1000
+        sizes = (
+            sorted(set(oldest.preferred_batch_size) | {rows})
+            if not oldest.preferred_batch_size
+            else sorted(set(oldest.preferred_batch_size))
+        )
+        #: By how many stack: the largest preferred size that they reach (0 for none), and the next that they do not.
+        self._preferred = [max((size for size in sizes if size <= count), default=0) for count in range(rows + 1)]
+        self._next_size = [min((size for size in sizes if size > count), default=rows) for count in range(rows + 1)]
+
+    def choose(self, now_ns: int) -> Sequence[Ticket] | Wait:
+        stacked, is_complete = self._stacked()
+        count, preferred = len(stacked), self._preferred[len(stacked)]
+        if self._delay_ns:
+            wait_ns = stacked[0].ready_ns + self._delay_ns - now_ns
+            if wait_ns > 0:
+                if not preferred and not is_complete:
+                    return Wait(wait_ns, self._next_size[count] - count)
+                count = preferred or count
+        else:
+            count = preferred or count
+        taken = [self.take(sequence) for sequence in stacked[:count]]
+        return Batch([ticket for ticket, _ in taken], [added for _, added in taken], pinned=True)
+
+    def _stacked(self) -> tuple[list[LiveSequence], bool]:
+        """The first of those that are ready, as far as they fit into a batch, and whether no more will."""
+        stacked: list[LiveSequence] = []
+        key, key_of = None, self.inputs.key
+        for sequence in self.ready:
+            own = key_of(sequence)
+            if not stacked:
+                key = own
+            elif own != key:
+                return stacked, True
+            stacked.append(sequence)
+            if len(stacked) == self._rows:
+                return stacked, True
+        return stacked, False

@@ -1,0 +1,204 @@
+"""The scheduler ``sequence_batching``: which sequence a request belongs to, and what becomes of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from headrace import (
+    Answer,
+    Cancelled,
+    Code,
+    ConfigError,
+    HeadraceError,
+    InferResponse,
+    InstanceInfo,
+    InvalidArgument,
+    Scheduler,
+    SchedulerContext,
+    Ticket,
+    Unavailable,
+    Unsupported,
+    Wait,
+    paced,
+)
+from headrace_sequence.added_inputs import AddedInputs
+from headrace_sequence.direct import DirectBatcher
+from headrace_sequence.implicit_states import States
+from headrace_sequence.live import LiveSequence
+from headrace_sequence.oldest import OldestBatcher
+from headrace_sequence.slots import SlotTable
+
+log = paced("headrace.sequence_batching")
+
+#: Of an id that is a string.
+MAX_ID_BYTES = 128
+
+
+class SequenceScheduler(Scheduler):
+    """Keeps the requests of a sequence together and in order, as the config's ``sequence_batching`` says."""
+
+    name: ClassVar[str] = "sequence_batching"
+
+    def __init__(self, context: SchedulerContext) -> None:
+        super().__init__(context)
+        config, batching = context.config, context.config.sequence_batching
+        self._model = config.name
+        if batching.iterative_sequence:
+            raise ConfigError(
+                f"model '{config.name}' needs iterative sequences ('iterative_sequence'), which this version lacks",
+                Code.UNSUPPORTED,
+                field="sequence_batching.iterative_sequence",
+            )
+        self._idle_ns = batching.max_sequence_idle_microseconds * 1000
+        self._states = States(config, context.directory)
+        self._inputs = AddedInputs(config, self._states)
+        self.kept = self._states.kept
+        self._has_states = bool(self.kept)
+        is_oldest = batching.HasField("oldest")
+        kind = OldestBatcher if is_oldest else DirectBatcher
+        most = batching.oldest.max_candidate_sequences if is_oldest else 0
+        self._batchers = {
+            instance: kind(config, most or instance.slots, self._inputs, self._release, holds=self._has_states)
+            for instance in context.instances
+        }
+        self._slots = SlotTable(tuple(self._batchers.values()))
+        #: The sequences that take further requests, by their ids. 1 and "1" are two.
+        self._live: dict[int | str, LiveSequence] = {}
+        #: The sequence of each request that waits or runs.
+        self._sequences: dict[Ticket, LiveSequence] = {}
+        self._now_ns = context.clock.now_ns
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, ticket: Ticket) -> int | None:
+        request = ticket.request
+        sequence = self._live.get(request.sequence_id)
+        if sequence is None or ticket.rows != 1:
+            sequence = self._begin(ticket)
+        elif request.sequence_start:
+            log.warning(
+                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
+                "start. Previous sequence will be terminated early.",
+                sequence.id,
+                self._model,
+                extra={"model": self._model},
+            )
+        self._sequences[ticket] = sequence
+        sequence.tickets.append(ticket)
+        sequence.touched_ns = now_ns = ticket.queued_ns
+        if request.sequence_end:
+            self._forget(sequence)
+        if sequence.batcher is None:
+            if request.timeout_us:
+                ticket.deadline_ns = now_ns + request.timeout_us * 1000
+        elif len(sequence.tickets) == 1:
+            sequence.batcher.arrived(sequence, now_ns)
+        return None
+
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+        return self._batchers[instance].next(now_ns)
+
+    def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
+        now_ns, find = self._now_ns(), self._sequences.pop
+        batcher = None if instance is None else self._batchers[instance]
+        for ticket, answer in zip(tickets, answers, strict=True):
+            sequence = find(ticket, None)
+            if sequence is None:  # nobody's, or answered here
+                continue
+            sequence.touched_ns = now_ns
+            if batcher is None:
+                if isinstance(answer, HeadraceError):
+                    sequence.tickets.remove(ticket)
+                    self._end(sequence, answer)
+                continue
+            if self._has_states and isinstance(answer, InferResponse):
+                self._states.update(sequence, answer.outputs)
+            batcher.finished(sequence, now_ns)
+            if ticket.cancelled:
+                self._end(sequence, Cancelled("request was cancelled"))
+            elif sequence.timer is None and not sequence.tickets:
+                self._watch(sequence, self._idle_ns)
+
+    def expired(self, ticket: Ticket) -> int | None:
+        """Only who waits in the backlog runs out of time, and with it all of its sequence."""
+        sequence = self._sequences[ticket]
+        if sequence.batcher is not None:
+            return 1
+        self._end(sequence, Unavailable("timeout of the corresponding sequence has been expired"))
+        return None
+
+    def close(self) -> None:
+        for sequence in tuple(self._live.values()):
+            self._forget(sequence)
+
+    # ------------------------------------------------------------------ sequences
+
+    def _begin(self, ticket: Ticket) -> LiveSequence:
+        """The sequence that the request of ``ticket`` begins. Raises if it begins none, and is of none that lives."""
+        request, key = ticket.request, ticket.request.sequence_id
+        self._inputs.check(request)
+        to = f"to model '{self._model}' must specify"
+        if ticket.rows != 1:
+            raise InvalidArgument(f"inference request {to} batch-size 1 due to requirements of sequence batcher")
+        if not key:
+            raise InvalidArgument(f"inference request {to} a non-zero or non-empty correlation ID")
+        if not request.sequence_start:
+            raise InvalidArgument(
+                f"inference request for sequence {key} {to} the START flag on the first request of the sequence"
+            )
+        if isinstance(key, str) and len(key.encode(errors="replace")) > MAX_ID_BYTES:
+            raise Unsupported(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")
+        sequence = self._live[key] = LiveSequence(key)
+        self._slots.admit(sequence, ticket.queued_ns)
+        return sequence
+
+    def _forget(self, sequence: LiveSequence) -> None:
+        """``sequence`` takes no further requests; those that it has run nevertheless."""
+        if self._live.get(sequence.id) is sequence:
+            del self._live[sequence.id]
+        if sequence.timer is not None:
+            sequence.timer.cancel()
+            sequence.timer = None
+
+    def _release(self, sequence: LiveSequence) -> None:
+        self._slots.release(sequence, self._now_ns())
+
+    def _end(self, sequence: LiveSequence, why: HeadraceError) -> None:
+        """End ``sequence`` now: its slot is free, and whoever waits is told why."""
+        tickets = tuple(sequence.tickets)
+        sequence.tickets.clear()
+        self._forget(sequence)
+        self._release(sequence)
+        for ticket in tickets:
+            del self._sequences[ticket]
+        for ticket in tickets:
+            is_cancelled = isinstance(why, Cancelled)
+            answer = Cancelled(f"{ticket.request.log_id}request was cancelled") if is_cancelled else why
+            self.context.answer(ticket, answer, True)
+
+    # ------------------------------------------------------------------ idle sequences
+
+    def _watch(self, sequence: LiveSequence, delay_ns: int) -> None:
+        """Look in ``delay_ns`` whether ``sequence`` has been idle for too long."""
+        if self._live.get(sequence.id) is sequence:
+            sequence.timer = self.context.clock.call_later(delay_ns, self._look, sequence)
+
+    def _look(self, sequence: LiveSequence) -> None:
+        sequence.timer = None
+        if sequence.tickets or sequence.running:  # it is watched again from its answer on
+            return
+        left_ns = sequence.touched_ns + self._idle_ns - self._now_ns()
+        if left_ns > 0:
+            self._watch(sequence, left_ns)
+            return
+        log.info(
+            "sequence %s of model '%s' has ended: it was idle for %d us",
+            sequence.id,
+            self._model,
+            self._idle_ns // 1000,
+            extra={"model": self._model},
+        )
+        self._forget(sequence)
+        self._release(sequence)
+        self.context.ask_again()

@@ -1,0 +1,52 @@
+"""Which slots are free, and which sequences wait for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from headrace_sequence.batcher import Batcher
+from headrace_sequence.live import LiveSequence, SlotOwner
+
+
+class SlotTable:
+    """The slots of all instances. The lowest free one goes first, so that sequences spread over the instances and
+    batches stay short; of equal ones that which has been free for longest."""
+
+    def __init__(self, batchers: Sequence[Batcher]) -> None:
+        self._turns = count()
+        self._free: list[tuple[int, int, SlotOwner]] = [
+            (slot, next(self._turns), batcher) for batcher in batchers for slot in range(len(batcher.slots))
+        ]
+        heapify(self._free)
+        #: The sequences that wait for a slot, in order of their arrival.
+        self.backlog: dict[LiveSequence, None] = {}
+
+    @property
+    def free(self) -> int:
+        """How many slots are free."""
+        return len(self._free)
+
+    def admit(self, sequence: LiveSequence, now_ns: int) -> None:
+        """Give ``sequence`` a slot, or a place in the backlog."""
+        if self._free:
+            slot, _, batcher = heappop(self._free)
+            batcher.seat(sequence, slot, now_ns)
+        else:
+            self.backlog[sequence] = None
+
+    def release(self, sequence: LiveSequence, now_ns: int) -> None:
+        """``sequence`` needs no slot any more: the one that it has goes to the first of the backlog."""
+        batcher = sequence.batcher
+        if batcher is None:
+            self.backlog.pop(sequence, None)
+            return
+        slot = sequence.slot
+        batcher.leave(sequence)
+        if self.backlog:
+            first = next(iter(self.backlog))
+            del self.backlog[first]
+            batcher.seat(first, slot, now_ns)
+        else:
+            heappush(self._free, (slot, next(self._turns), batcher))
