@@ -13,6 +13,7 @@ from pathlib import Path
 
 import python_models
 import report
+from batching import batching
 from engines import engines
 from large_tensors import large_tensors
 from mixed_load import mixed_load
@@ -28,6 +29,7 @@ SECTIONS = {
     "tiny": tiny_add,
     "triton": pyident,
     "engines": engines,
+    "batching": batching,
     "large": large_tensors,
     "mixed": mixed_load,
     "python": python_models.small,
