@@ -186,7 +186,9 @@ class Patient(Scheduler):
     name = "patient"
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket]:
-        waiting = self.context.waiting.head(2)
+        waiting = self.context.waiting.head(3)
+        if len(waiting) == 3:
+            return Batch(waiting, reason=b"x" * 1000)  # type: ignore[arg-type]
         return Batch(waiting, reason="it was time") if len(waiting) == 2 else waiting
 
 
@@ -197,5 +199,9 @@ def test_a_scheduler_may_have_reasons_of_its_own_and_one_that_gives_none_is_hear
         stage.instances[0].finish()
         await send(stage, 2)
         assert reasons(stage) == [("it was time", 4), ("idle_instance", 2)]
+        stage.instances[0].finish()
+        await send(stage, 1, 1, 1)
+        (reason, rows) = reasons(stage)[-1]
+        assert (len(reason), rows, list(told(stage)["reasons"])[-1]) == (100, 3, reason)
 
     play(run)

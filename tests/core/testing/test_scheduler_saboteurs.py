@@ -226,6 +226,18 @@ class AddsToTheFirstOnly(Sound):
         return chosen if isinstance(chosen, Wait) or not chosen else Batch(chosen, [{}] * (len(chosen) + 1))
 
 
+class ReasonsInNumbers(Sound):
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+        chosen = super().next(instance, now_ns)
+        return chosen if isinstance(chosen, Wait) or not chosen else Batch(chosen, reason=7)  # type: ignore[arg-type]
+
+
+class MiscountsItsRows(Sound):
+    def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+        chosen = super().next(instance, now_ns)
+        return chosen if isinstance(chosen, Wait) or not chosen else Batch(chosen, reason="sound", rows=99)
+
+
 class IsEarly(Sound):
     def delay_ns(self) -> int:
         return DELAY_NS - 1000
@@ -407,6 +419,8 @@ SABOTEURS = [
     ("test_batches_fit_their_instances", RunsOneTwice, "has a request twice"),
     ("test_batches_fit_their_instances", PadsOnly, "is nothing but padding"),
     ("test_batches_fit_their_instances", AddsToTheFirstOnly, "adds inputs to"),
+    ("test_batches_fit_their_instances", ReasonsInNumbers, "has the reason 7, which is no text"),
+    ("test_batches_fit_their_instances", MiscountsItsRows, "is said to have 99 rows"),
     ("test_a_request_alone_waits_as_long_as_is_said_to_the_microsecond", IsEarly, "is run before 2000 µs"),
     ("test_a_request_alone_waits_as_long_as_is_said_to_the_microsecond", IsLate, "is not run after 2000 µs"),
     (

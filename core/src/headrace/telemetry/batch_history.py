@@ -21,6 +21,8 @@ IDLE_INSTANCE = "idle_instance"
 #: queued, and how many were left waiting.
 Closed: TypeAlias = tuple[int, str, str, int, int, int, int, int]
 
+#: Characters of a reason that are shown.
+_LONGEST = 100
 #: What is said of the distribution of waits.
 _QUANTILES = (50, 90, 99, 100)
 
@@ -46,7 +48,7 @@ class BatchHistory:
         """What is remembered, added up and one by one, oldest first. Times are microseconds; ages are counted back
         from ``now_ns``."""
         closed = self.last()
-        reasons = Counter(batch[2] or IDLE_INSTANCE for batch in closed)
+        reasons = Counter(_shown(batch[2]) for batch in closed)
         sizes = Counter(batch[4] for batch in closed)
         return {
             "remembered": KEPT,
@@ -62,13 +64,18 @@ def _in_words(batch: Closed, now_ns: int) -> dict[str, Any]:
     return {
         "age_us": max(0, now_ns - closed_ns) // 1000,
         "instance": instance,
-        "reason": reason or IDLE_INSTANCE,
+        "reason": _shown(reason),
         "requests": requests,
         "rows": rows,
         "first_wait_us": (closed_ns - first_ns) // 1000,
         "last_wait_us": (closed_ns - last_ns) // 1000,
         "waiting": waiting,
     }
+
+
+def _shown(reason: object) -> str:
+    """A scheduler is a stranger, and may have said anything."""
+    return str(reason)[:_LONGEST] if reason else IDLE_INSTANCE
 
 
 def _quantiles(waits_ns: Sequence[int]) -> dict[str, int]:

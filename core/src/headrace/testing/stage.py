@@ -16,7 +16,7 @@ from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
-from headrace.messages.ticket import Batch, Padding, Ticket
+from headrace.messages.ticket import Batch, Padding, ReasonedBatch, Ticket
 from headrace.models.configuring import scheduler_parameters
 from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler, Wait, Waiting
 from headrace.schedulers.kernel import Kernel
@@ -197,6 +197,13 @@ def _misfits(instance: InstanceInfo, chosen: Sequence[Ticket], waiting: Waiting,
         why.append("joins requests that do not stack: their batch_key differs")
     if isinstance(chosen, Batch) and len(chosen.added) not in (0, len(chosen)):
         why.append(f"adds inputs to {len(chosen.added)} requests, and has {len(chosen)}")
+    if isinstance(chosen, ReasonedBatch):
+        wanted = sum(ticket.rows for ticket in callers)
+        reason: object = chosen.reason  # a stranger's
+        if not isinstance(reason, str):
+            why.append(f"has the reason {reason!r}, which is no text")
+        if chosen.rows not in (0, wanted):
+            why.append(f"is said to have {chosen.rows} rows, and its requests have {wanted}")
     if not has_threads and any(ticket not in waiting for ticket in callers):
         why.append("has a request that does not wait")
     return why
