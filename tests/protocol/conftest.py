@@ -72,6 +72,8 @@ CONFIGS: dict[str, str] = {
     "classes_flat": identity({"IN": ("TYPE_INT32", "dims: [-1]")}),
     "huge": identity({"IN": ("TYPE_UINT8", "dims: [-1]")}),
     "versions": identity({"IN": ("TYPE_FP32", "dims: [4]")}, rest="version_policy { all {} }"),
+    "cached": identity({"IN": ("TYPE_FP32", "dims: [4]")}, 8, "response_cache { enable: true }"),
+    "cached_strings": identity({"IN": ("TYPE_STRING", "dims: [-1]")}, rest="response_cache { enable: true }"),
     "slow": identity({"IN": ("TYPE_FP32", "dims: [4]")}, 4, "dynamic_batching {}").replace("identity", "gated"),
     "queue": identity({"IN": ("TYPE_FP32", "dims: [4]")}, 1, QUEUE).replace("identity", "gated"),
 }  # fmt: skip
@@ -104,7 +106,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def flags(repository: Path) -> list[str]:
-    return [f"--model-repository={repository}", f"--http-max-input-size={MAX_INPUT_BYTES}"]
+    limits = [f"--http-max-input-size={MAX_INPUT_BYTES}", "--cache-config=local,size=1000000"]
+    return [f"--model-repository={repository}", *limits]
 
 
 @pytest.fixture(scope="session")

@@ -251,3 +251,31 @@ def test_liveness_is_answered_while_every_instance_is_busy(server: Headrace, stu
     assert stub.ModelInfer(asked("batched")).model_name == "batched"
     for each in held:
         each.release()
+
+
+def test_what_was_asked_before_is_answered_from_the_cache_to_every_client(client: Any) -> None:
+    """Whether the first of them executes or not: the second never does."""
+    name = f"asked by {client.name}"
+    x = np.array([[1, 2, 3, 4.5]], np.float32)
+    words = np.array([name, "übel", ""], np.object_)
+
+    def numbers() -> tuple[int, int, int]:
+        document = client.metadata(client.get_inference_statistics("cached"))["model_stats"][0]
+        hit = document["inference_stats"]["cache_hit"]
+        assert int(document["inference_stats"]["success"]["count"]) >= int(document["inference_count"])
+        return int(document["inference_count"]), int(hit["count"]), int(hit["ns"])
+
+    client.echo("cached", x, "FP32", request_id="first")
+    executed, hits, hit_ns = numbers()
+    answer = client.echo("cached", x, "FP32", request_id="second")
+    np.testing.assert_array_equal(answer.as_numpy("OUT"), x)
+    response = answer.get_response()
+    assert (response["id"] if isinstance(response, dict) else response.id) == "second"
+    after = numbers()
+    assert after[:2] == (executed, hits + 1)
+    assert after[2] > hit_ns
+    client.echo("cached", x, "FP32", parameters={"bypass_response_cache": True})
+    assert numbers()[:2] == (executed + 1, hits + 1)
+    for _ in range(2):
+        told = client.echo("cached_strings", words, "BYTES").as_numpy("OUT")
+        assert [each.decode() for each in told] == list(words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any
 
 from headrace.errors import InvalidArgument
@@ -27,7 +27,8 @@ class CacheKeys:
     """
 
     def __init__(self, identity: bytes, outputs: Iterable[str]) -> None:
-        self._started = blake2b(identity, digest_size=32)
+        # Processors have instructions for this one: it is three times as fast as the others here.
+        self._started = sha256(identity)
         self._all = frozenset(outputs)
         self._headers: dict[Any, bytes] = {}
 

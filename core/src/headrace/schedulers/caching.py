@@ -76,7 +76,7 @@ class CachingKernel(Kernel):
 
     # ------------------------------------------------------------------ in
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: Ticket, has_entered: bool = False) -> None:
         """As `Kernel.submit`. Raises `InvalidArgument`, too, if the parameter `BYPASS` is neither true nor false."""
         request = ticket.request
         if bypasses(request):
@@ -148,7 +148,7 @@ class CachingKernel(Kernel):
     def _resume(self, ticket: Ticket) -> None:
         """Execute ``ticket``, which has entered long ago: a refusal is its answer."""
         try:
-            self.enqueue(ticket)
+            super().submit(ticket, has_entered=True)
         except BaseException as error:
             ticket.on_cancel = None
             if isinstance(error, Unavailable):

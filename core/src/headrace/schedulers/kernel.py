@@ -52,28 +52,26 @@ class Kernel(Dispatcher):
 
     # ------------------------------------------------------------------ in
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: Ticket, has_entered: bool = False) -> None:
         """Own ``ticket`` from now on, and answer it exactly once with final set.
 
         Raises `Unavailable`, and what the scheduler raises, without owning it, when full or stopping. The one way in:
-        `CachingKernel` answers here in a model's stead.
+        `CachingKernel` answers here in a model's stead, and has those that it kept waiting submitted late: they
+        ``has_entered``, so that they are not refused when stopping, and stay owned if the scheduler raises.
         """
-        if self._tracker.is_closing:
+        if self._tracker.is_closing and not has_entered:
             raise self._closing(ticket)
-        self._open[ticket] = AWAITED
-        try:
-            self.enqueue(ticket)
-        except BaseException as error:
-            self._refuse(ticket, error)
-            raise
-
-    def enqueue(self, ticket: Ticket) -> None:
-        """Have the scheduler take in ``ticket``, which has entered. Raises what it raises."""
         ticket.queued_ns = self._now_ns()
         ticket.on_cancel = self._leave
+        self._open[ticket] = AWAITED
         if self._holds_back:
             ticket.respond_at_once = None  # its turn may not have come, or it would be told what is not for it
-        level = self._submit(ticket)
+        try:
+            level = self._submit(ticket)
+        except BaseException as error:
+            if not has_entered:
+                self._refuse(ticket, error)
+            raise
         if level is None:
             level = 1
         elif not level:
