@@ -80,7 +80,7 @@ def test_a_load_by_name_brings_what_the_ensemble_needs(write: Write, run: Run) -
         ),
         (
             {"one": chain("e"), "two": identity()},
-            "circular dependency between ensembles: e -> one -> e",
+            "circular dependency between ensembles: e -> ... -> one -> e",
         ),
     ],
 )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 
-from headrace import Server
+from headrace import HeadraceError, Server
 from headrace.testing.serving import WAYS
 
-from .conftest import Write, ensemble, identity, step
+from .conftest import Write, both, ensemble, identity, step
 
 ROW = np.array([[1, 2]], np.float32)
 
@@ -28,3 +30,87 @@ def test_two_models_answer_as_one(
     answer = server.infer("e", {"x": ROW})
     assert (answer.model_name, answer.model_version) == ("e", "1")
     assert [server.served(name)[0].snapshot().success.count for name in ("one", "two", "e")] == [2, 2, 2]
+
+
+COUNTS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender, given = request.get_response_sender(), pb_utils.get_input_tensor_by_name(request, "a").as_numpy()
+            for number in range(int(given[0, 0])):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("b", given + number)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def streamed(server: Server, model: str, row: Any) -> list[list[float]]:
+    """What ``model`` sends to a stream, up to the response that says that it is the last."""
+    heard: Queue[tuple[Any, Any]] = Queue()
+    given = grpcclient.InferInput("x", list(row.shape), "FP32")
+    given.set_data_from_numpy(row)
+    found = []
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}") as client:
+        client.start_stream(lambda result, error: heard.put((result, error)))
+        client.async_stream_infer(model, [given], enable_empty_final_response=True)
+        is_last = False
+        while not is_last:
+            result, error = heard.get(timeout=90)
+            assert error is None
+            response = result.get_response()
+            is_last = response.parameters["triton_final_response"].bool_param
+            found += [result.as_numpy("y").tolist()[0]] if response.outputs else []
+        client.stop_stream()
+    return found
+
+
+def test_a_decoupled_model_is_part_of_an_ensemble_however_many_responses_it_sends(
+    write: Write, headrace_server: Callable[..., Server]
+) -> None:
+    decoupled = 'backend: "python" model_transaction_policy { decoupled: true } max_batch_size: 8 '
+    write("counts", decoupled + both("a", "b"), files={"1/model.py": COUNTS})
+    write("one", identity())
+    write("inner", ensemble([step("counts", "a=x", "b=m"), step("one", "a=m", "b=y")]))
+    write("e", ensemble([step("inner", "x=x", "y=m"), step("one", "a=m", "b=y")]))
+    server = headrace_server()
+    assert streamed(server, "e", np.array([[200, 0]], np.float32)) == [[200 + n, n] for n in range(200)]
+    assert streamed(server, "e", np.array([[0, 0]], np.float32)) == []
+    with pytest.raises(HeadraceError, match="decoupled"):
+        server.infer("e", {"x": ROW})
+    for name in ("e", "inner", "counts", "one"):
+        assert server.served(name)[0].scheduler.in_flight == 0
+
+
+def test_an_error_of_a_step_has_its_words_and_its_code_and_says_through_which_ensembles_it_came(
+    write: Write, run: Callable[..., Server]
+) -> None:
+    write("one", identity())
+    write("wide", identity(dims="3"))
+    write("inner", ensemble([step("one", "a=x", "b=m"), step("wide", "a=m", "b=y")], dims="-1").replace("[2]", "[-1]"))
+    write("one", identity(dims="-1"))
+    write("e", ensemble([step("inner", "x=x", "y=y")], dims="-1"))
+    server = run()
+    with pytest.raises(HeadraceError) as refusal:
+        server.infer("e", {"x": ROW})
+    assert refusal.value.message.startswith(
+        "in ensemble 'e', in ensemble 'inner', [request id: <id_unknown>] unexpected shape for input 'a' for model "
+        "'wide'. "
+        "Expected [-1,3], got [1,2]."
+    )
+    counts = [server.served(name)[0].snapshot().executions for name in ("e", "inner", "one")]
+    assert [(each.success.count, each.fail.count) for each in counts] == [(0, 1), (0, 1), (1, 0)]
+
+
+def test_statistics_count_a_request_of_an_ensemble_as_one_execution(write: Write, run: Callable[..., Server]) -> None:
+    """As Triton counts it."""
+    write("one", identity())
+    write("e", ensemble([step("one", "a=x", "b=m"), step("one", "a=m", "b=y")]))
+    server = run()
+    for _ in range(3):
+        server.infer("e", {"x": np.ones((2, 2), np.float32)})
+    executions = server.served("e")[0].snapshot().executions
+    assert (executions.success.count, executions.inference_count, executions.execution_count) == (3, 6, 3)
+    assert server.served("one")[0].snapshot().executions.inference_count == 12

@@ -100,7 +100,10 @@ class Dependencies:
         if not plan.dependencies:
             return {}
         if circle := self._circle(plan):
-            raise ConfigError(f"circular dependency between ensembles: {' -> '.join(circle)}")
+            more = f" ({' -> '.join(circle)})" if len(circle) > 3 else ""
+            raise ConfigError(
+                f"circular dependency between ensembles: {plan.name} -> ... -> {circle[-2]} -> {plan.name}{more}"
+            )
         unknown = sorted({d.model for d in plan.dependencies if d.model not in self._records})
         if unknown:
             raise InvalidArgument(
@@ -113,7 +116,8 @@ class Dependencies:
         served = {number: v.served for number, v in record.versions.items() if v.served is not None}
         says = f"ensemble '{asker}' depends on '{needed.model}'"
         if not served:
-            why = record.problem or "; ".join(v.reason for v in record.versions.values() if v.reason)
+            failed = (f"version {n} is at UNAVAILABLE state: {v.reason};" for n, v in record.versions.items())
+            why = record.problem or " ".join(failed)
             raise InvalidArgument(
                 f"{says} which has no loaded version. Model '{needed.model}' loading failed with error: {why}"
             )

@@ -152,7 +152,7 @@ class Kernel(Dispatcher):
         ticket.started_ns = ticket.started_ns or self._now_ns()
         if self._recorder is None:
             self._recorder = ExecutionRecorder(self.scheduler.name, self.statistics.for_instance)
-        self._recorder.late(ticket, answer)
+        self._recorder.late(ticket, answer, is_execution=not self.scheduler.needs_instances)
         self.deliver((ticket,), (answer,))
 
     def _stripped(self, answer: Answer) -> Answer:

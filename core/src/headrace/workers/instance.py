@@ -166,12 +166,14 @@ class ExecutionRecorder:
             self._batches.record_execution(batch, times)
         self._conclude(self._batches, succeeded, failed, cancelled, times)
 
-    def late(self, ticket: Ticket, answer: Answer) -> None:
-        """A last answer has come after its execution."""
+    def late(self, ticket: Ticket, answer: Answer, is_execution: bool = False) -> None:
+        """A last answer has come after its execution, or, where ``is_execution``, was all of it."""
         start, now = ticket.started_ns, monotonic_ns()
         times = BatchTimes(start, start, now, now)
         succeeded, failed, cancelled = _outcome([ticket], [answer])
         self._late.record_requests(succeeded, failed, times)
+        if is_execution and succeeded:
+            self._late.record_execution(succeeded, times)
         self._conclude(self._late, succeeded, failed, cancelled, times)
 
     def _conclude(

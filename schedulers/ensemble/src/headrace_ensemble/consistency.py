@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace import ConfigError, DataType, Dependency, ModelConfig, OtherModel, Spec
-from headrace_ensemble.plan import dependency_of, in_order
+from headrace_ensemble.conditions import TRUTH, Condition, conditions
+from headrace_ensemble.plan import dependency_of, in_order, reads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ def check(config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> bool:
         if (model := others.get(dependency_of(step))) is not None:
             _check_batch_size(config, index, model)
             _check_step(config, index, model, sides)
+    if len(in_order(config)) < len(config.ensemble_scheduling.step):
+        raise ConfigError(f"in ensemble {config.name}, conditions of steps wait for each other", field="parameters")
+    for index, condition in conditions(config).items():
+        if condition.tensor in sides:
+            _check_condition(config, index, condition, sides[condition.tensor])
     return _is_decoupled(config, others)
 
 
@@ -85,6 +91,19 @@ def _check_step(config: ModelConfig, index: int, model: OtherModel, sides: dict[
         _compare(config.name, tensor, sides.setdefault(tensor, side), side, _field(index, "output_map", name))
 
 
+def _check_condition(config: ModelConfig, index: int, condition: Condition, side: Side) -> None:
+    what = f"in ensemble {config.name}, step {index} runs when ensemble tensor {condition.tensor} says so, which is"
+    if side.datatype not in TRUTH:
+        raise ConfigError(
+            f"{what} {side.datatype.config_name} ({side.where}); expected TYPE_BOOL or an integer",
+            field=condition.field,
+        )
+    if any(dim != 1 for dim in side.dims):
+        raise ConfigError(
+            f"{what} no scalar: its shape is {_shape(side.dims)} ({side.where}); expected [1]", field=condition.field
+        )
+
+
 def _side(model: OtherModel, spec: Spec, where: str) -> Side:
     return Side(model.config.name, spec.datatype, spec.dims, model.config.max_batch_size > 0, where)
 
@@ -113,11 +132,11 @@ def _match(one: Sequence[int], other: Sequence[int]) -> bool:
 def _is_decoupled(config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> bool:
     """Whether a decoupled step lies on the way to an output. Raises `ConfigError` for a step that reads tensors of
     different origin, whose responses nobody could tell to belong together."""
-    steps = config.ensemble_scheduling.step
+    steps, found = config.ensemble_scheduling.step, conditions(config)
     origin = {io.name: -1 for io in config.input}
     for index in in_order(config):
         step, model = steps[index], others.get(dependency_of(steps[index]))
-        origins = {origin.get(tensor, -1) for tensor in step.input_map.values()}
+        origins = {origin.get(tensor, -1) for tensor in reads_of(config, index, found)}
         if len(origins) > 1:
             tensors = ", ".join(
                 f"{tensor} of {_told(config, origin.get(tensor, -1))}" for tensor in sorted(step.input_map.values())
@@ -130,7 +149,15 @@ def _is_decoupled(config: ModelConfig, others: Mapping[Dependency, OtherModel]) 
         is_decoupled = model is not None and model.config.model_transaction_policy.decoupled
         for tensor in step.output_map.values():
             origin[tensor] = index if is_decoupled else min(origins)
-    return any(origin.get(output.name, -1) >= 0 for output in config.output)
+    origins = {origin.get(output.name, -1) for output in config.output}
+    if len(origins) > 1:
+        tensors = ", ".join(f"{io.name} of {_told(config, origin.get(io.name, -1))}" for io in config.output)
+        raise ConfigError(
+            f"in ensemble {config.name}, step of model '{config.name}' receives inputs originated from different "
+            f"decoupled models (its outputs are {tensors})",
+            field="output",
+        )
+    return origins != {-1}
 
 
 def _told(config: ModelConfig, origin: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,17 +21,19 @@ class Item:
     run, and a response that the caller has not read.
     """
 
-    __slots__ = ("calls", "missing", "open", "sequences", "source", "stream", "uses", "values", "waits")
+    __slots__ = ("calls", "missing", "open", "sequences", "skipped", "source", "stream", "uses", "values", "waits")
 
     def __init__(self, plan: DataflowPlan, stream: int, source: Ticket | None) -> None:
         self.stream, self.source = stream, source
         self.values: list[Any] = [None] * len(plan.uses)
         self.waits, self.uses = list(plan.waits), list(plan.uses)
         self.calls: dict[int, Ticket] = {}
-        self.missing = plan.missing.get(stream, 0)
+        self.missing = plan.missing
         self.open = 0
         #: By tensor, what the response that brought it said of the sequence; None as long as none has said anything.
         self.sequences: dict[int, dict[str, Any]] | None = None
+        #: By tensor, why the step that writes it has not run; None as long as every step has.
+        self.skipped: dict[int, str] | None = None
 
 
 class Dataflow:
@@ -49,6 +51,7 @@ class Dataflow:
         ticket: Ticket,
         answer: Callable[[Ticket, Answer, bool], None],
         is_decoupled: bool,
+        limit: int = 0,
     ) -> None:
         self.ticket, self.is_decoupled = ticket, is_decoupled
         self._name, self._plan, self._answer = name, plan, answer
@@ -60,6 +63,10 @@ class Dataflow:
         self._emitted: list[tuple[Item, InferResponse]] = []
         self._unread: deque[Item] = deque()
         self._early: dict[tuple[Item, Step], list[Answer]] = {}
+        self._limit = limit
+        #: Where a step may be asked for ``limit`` items at a time only: of how many it is, and which wait.
+        self._running: dict[int, int] = {}
+        self._waiting: dict[int, deque[tuple[Item, Step]]] = {}
 
     def start(self) -> None:
         """Run what needs the request only."""
@@ -70,22 +77,62 @@ class Dataflow:
         for name, tensor in plan.inputs:
             values[tensor] = given.get(name)
         self.under_way = 1
-        if not item.missing and 0 in plan.outputs:
+        if not (plan.missing or plan.stream):
             self._emit(item)
-        for step in plan.first:
-            self._launch(item, step)
+        self._run(item, list(plan.first))
         self._settle(1)
 
     def cancel(self, error: HeadraceError) -> None:
         """The caller has gone, and is told so by others."""
         self._error, self._answer = error, _unheard
         self._cancel_calls()
+        for index in self._waiting:
+            self._admit(index)
 
     # ------------------------------------------------------------------ out
 
+    def _run(self, item: Item, ready: list[Step]) -> None:
+        """Run the steps that are ``ready``, and those that become so because one of them does not run."""
+        for step in ready:  # which grows
+            if self._error is not None:
+                return
+            if (step.when >= 0 or item.skipped is not None) and (why := self._why_not(item, step)):
+                self._drop(item, step)
+                item.skipped = item.skipped or {}
+                item.skipped.update((tensor, why) for _, tensor, _ in step.writes)
+                ready += self._put(item, step, {})
+            elif self._limit and self._running.get(step.index, 0) >= self._limit:
+                self._waiting.setdefault(step.index, deque()).append((item, step))
+                item.open += 1
+                self.under_way += 1
+            else:
+                self._launch(item, step)
+
+    def _why_not(self, item: Item, step: Step) -> str:
+        """Why ``step`` does not run; empty if it does."""
+        skipped = item.skipped or {}
+        for tensor in step.required:
+            if tensor in skipped:
+                return skipped[tensor]
+        if step.when < 0:
+            return ""
+        told = f"step {step.index} ('{step.name}') did not run"
+        if step.when in skipped:
+            return f"{told}, because {skipped[step.when]}"
+        value = item.values[step.when]
+        truths = set() if value is None else {bool(each) for each in value.flat}
+        if len(truths) > 1:
+            self._fail(InvalidArgument(f"the rows of the condition of step {step.index} ('{step.name}') differ"))
+        return "" if truths == {not step.is_negated} else f"{told}, because its condition did not hold"
+
+    def _drop(self, item: Item, step: Step) -> None:
+        """``step`` does not read its tensors any more."""
+        for tensor in step.uses:
+            item.uses[tensor] -= 1
+            if not item.uses[tensor]:
+                item.values[tensor] = None
+
     def _launch(self, item: Item, step: Step) -> None:
-        if self._error is not None:
-            return
         values, uses, inputs = item.values, item.uses, {}
         for name, tensor, adapt in step.reads:
             value = values[tensor]
@@ -117,6 +164,8 @@ class Dataflow:
         )
         ticket = Ticket(asked, partial(self._heard_many if step.opens else self._heard, item, step))
         item.calls[step.index] = ticket
+        if self._limit:
+            self._running[step.index] = self._running.get(step.index, 0) + 1
         item.open += 1
         self.under_way += 1
         try:
@@ -169,9 +218,14 @@ class Dataflow:
 
     def _take(self, item: Item, step: Step, response: InferResponse) -> None:
         """Keep what a step has given, and run what was waiting for it."""
-        values, waits, outputs = item.values, item.waits, response.outputs
         if response.parameters:
             self._note_sequence(item, step, response)
+        if ready := self._put(item, step, response.outputs):
+            self._run(item, ready)
+
+    def _put(self, item: Item, step: Step, outputs: Mapping[str, Tensor]) -> list[Step]:
+        """Keep ``outputs`` of ``step``; the steps that now have all that they read."""
+        values, waits = item.values, item.waits
         ready: list[Step] = []
         plan = self._plan
         for name, tensor, readers in step.writes:
@@ -188,13 +242,25 @@ class Dataflow:
                     waits[reader.index] -= 1
                     if not waits[reader.index]:
                         ready.append(reader)
-        for reader in ready:
-            self._launch(item, reader)
+        return ready
 
     def _done(self, item: Item, step: Step) -> None:
         del item.calls[step.index]
+        if self._limit:
+            self._running[step.index] -= 1
+            self._admit(step.index)
         self.under_way -= 1
         self._close(item)
+
+    def _admit(self, index: int) -> None:
+        """A step is asked for one item less: let the next have its turn, or all if none will be asked any more."""
+        waiting = self._waiting.get(index)
+        while waiting and (self._error is not None or self._running[index] < self._limit):
+            item, step = waiting.popleft()
+            if self._error is None:
+                self._launch(item, step)
+            self.under_way -= 1
+            self._close(item)
 
     def _close(self, item: Item) -> None:
         """One thing less keeps ``item`` open; its source may go on when nothing does."""
@@ -209,18 +275,24 @@ class Dataflow:
     def _emit(self, item: Item) -> None:
         """All outputs of ``item`` have been written: make the response of it, to be sent when this is no more busy."""
         outputs: dict[str, Tensor] = {}
-        values = item.values
-        for name, tensor, adapt in self._plan.outputs[item.stream]:
+        values, missing = item.values, list[str]()
+        for name, tensor, adapt in self._plan.outputs:
             value = values[tensor]
-            if value is None:
-                return
+            if value is None:  # whoever was to write it has not
+                if item.skipped is not None and tensor in item.skipped:
+                    missing.append(f"output '{name}' was not written: {item.skipped[tensor]}")
+                continue
             outputs[name] = value if adapt is None else adapt(value)
             item.uses[tensor] -= 1
             if not item.uses[tensor]:
                 values[tensor] = None
+        if missing and (self.ticket.request.outputs or not outputs):
+            if not self.is_decoupled:
+                self._fail(InvalidArgument(self.ticket.request.log_id + "; ".join(missing)))
+            return
         parameters: dict[str, Any] = {}
         if item.sequences is not None:
-            for _, tensor, _ in self._plan.outputs[item.stream]:
+            for _, tensor, _ in self._plan.outputs:
                 parameters |= item.sequences.get(tensor, {})
         if self.is_decoupled:
             item.open += 1
@@ -233,7 +305,10 @@ class Dataflow:
         is_over = not self.under_way
         ticket, answer = self.ticket, self._answer
         if self.is_decoupled:
-            last = emitted.pop()[1] if is_over and emitted and self._error is None else None
+            last: Answer = None
+            if is_over and emitted and self._error is None:
+                item, last = emitted.pop()
+                self._close(item)
             for item, response in emitted:
                 self._unread.append(item)
                 answer(ticket, response, False)
@@ -260,6 +335,8 @@ class Dataflow:
         if self._error is None:
             self._error = HeadraceError(f"in ensemble '{self._name}', {error.message}", error.code)
             self._cancel_calls()
+            for index in self._waiting:
+                self._admit(index)
 
     def _cancel_calls(self) -> None:
         for item in tuple(self._items):

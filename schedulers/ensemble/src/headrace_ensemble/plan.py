@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from headrace import Dependency, ModelConfig, OtherModel, Tensor, Ticket
+from headrace_ensemble.conditions import Condition, conditions
 
 #: What makes a tensor fit whoever reads it, where one has a batch axis and the other has none.
 Adapt: TypeAlias = "Callable[[Any], Tensor]"
@@ -23,7 +24,9 @@ class Step:
     is needed, a tensor and the steps that read it. ``uses`` are the tensors of ``reads``, each once. ``opens`` is the
     stream that its responses open, 0 for none.
 
-    ``waits`` is how many of the tensors that it reads come from steps of the same item.
+    ``waits`` is how many of the tensors that it reads come from steps of the same item. ``when`` is the tensor that
+    says whether it runs, -1 for none, and ``is_negated`` that it runs if that says no. It does not run without one of
+    ``required``, either, if the step that was to write it has not run.
     """
 
     index: int
@@ -37,6 +40,9 @@ class Step:
     stream: int
     opens: int
     waits: int
+    when: int
+    is_negated: bool
+    required: frozenset[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,16 +51,17 @@ class DataflowPlan:
 
     ``inputs`` are the ensemble's, ``first`` the steps that need nothing else. ``waits`` has, for each step, how many
     tensors it waits for, and ``uses``, for each tensor, how many steps read it, and one more if it is an output.
-    ``outputs`` are, for each stream, those that it gives, and ``missing`` is how many of these a step is to write.
+    ``outputs`` are the items of ``stream``, and ``missing`` is how many of them a step is to write.
     """
 
     inputs: Sequence[tuple[str, int]]
     first: Sequence[Step]
     waits: Sequence[int]
     uses: Sequence[int]
-    outputs: Mapping[int, Sequence[tuple[str, int, Adapt | None]]]
+    stream: int
+    outputs: Sequence[tuple[str, int, Adapt | None]]
     output_tensors: frozenset[int]
-    missing: Mapping[int, int]
+    missing: int
 
 
 class EnsembleGraph:
@@ -68,6 +75,7 @@ class EnsembleGraph:
         for name in (*(io.name for io in config.input), *written(config)):
             self._numbers.setdefault(name, len(self._numbers))
         self._writer = {tensor: index for index, step in enumerate(self._steps) for tensor in step.output_map.values()}
+        self._conditions = conditions(config)
         self._order = in_order(config)
         self._streams = self._find_streams()
 
@@ -86,18 +94,23 @@ class EnsembleGraph:
                 continue
             steps[index] = made = self._step(index, readers, set(names))
             waits[index] = made.waits
-            for tensor in set(self._steps[index].input_map.values()):
+            for tensor in self._read_by(index):
                 readers[tensor].append(made)
                 uses[tensors[tensor]] += 1
-        outputs: dict[int, list[tuple[str, int, Adapt | None]]] = {}
-        missing: dict[int, int] = {}
-        for name in names:
-            stream = self._stream_of(name)
-            outputs.setdefault(stream, []).append((name, tensors[name], self._adapt_output(name)))
-            missing[stream] = missing.get(stream, 0) + (name in self._writer)
+        outputs = [(name, tensors[name], self._adapt_output(name)) for name in names]
+        missing = sum(name in self._writer for name in names)
         first = [step for index, step in sorted(steps.items()) if not step.stream and not step.waits]
         inputs = [(io.name, tensors[io.name]) for io in self._config.input if uses[tensors[io.name]]]
-        return DataflowPlan(inputs, first, waits, uses, outputs, frozenset(tensors[name] for name in names), missing)
+        return DataflowPlan(
+            inputs,
+            first,
+            waits,
+            uses,
+            self._stream_of(names[0]) if names else 0,
+            outputs,
+            frozenset(tensors[name] for name in names),
+            missing,
+        )
 
     def _needed(self, outputs: Iterable[str]) -> set[int]:
         needed, todo = set[int](), [*outputs]
@@ -105,13 +118,13 @@ class EnsembleGraph:
             index = self._writer.get(todo.pop())
             if index is not None and index not in needed:
                 needed.add(index)
-                todo += self._steps[index].input_map.values()
+                todo += self._read_by(index)
         return needed
 
     def _step(self, index: int, readers: Mapping[str, Sequence[Step]], requested: Collection[str]) -> Step:
         step, model = self._steps[index], self._models[index]
         writes = [
-            (output, self._numbers[tensor], tuple(readers[tensor]))
+            (output, self._numbers[tensor], sorted(readers[tensor], key=lambda reader: reader.index))
             for output, tensor in sorted(step.output_map.items())
             if readers[tensor] or tensor in requested
         ]
@@ -122,7 +135,8 @@ class EnsembleGraph:
         stream = self._streams[index]
         opens = index + 1 if model.config.model_transaction_policy.decoupled else 0
         # What opens the stream has written its tensors before anything of the item runs.
-        awaited = {t for t in step.input_map.values() if t in self._writer and not self._opens(self._writer[t])}
+        awaited = {t for t in self._read_by(index) if t in self._writer and not self._opens(self._writer[t])}
+        condition = self._conditions.get(index)
         wanted = [name for name, _, _ in writes]
         return Step(
             index,
@@ -130,13 +144,20 @@ class EnsembleGraph:
             str(step.model_version) if step.model_version >= 0 else "",
             model.ask,
             reads,
-            sorted({tensor for _, tensor, _ in reads}),
+            sorted(self._numbers[tensor] for tensor in self._read_by(index)),
             writes,
             () if len(wanted) == len(model.outputs) else wanted,
             stream,
             opens,
             len(awaited),
+            -1 if condition is None else self._numbers[condition.tensor],
+            condition is not None and condition.is_negated,
+            frozenset(self._numbers[t] for name, t in step.input_map.items() if not model.inputs[name].optional),
         )
+
+    def _read_by(self, index: int) -> set[str]:
+        """The tensors without which it cannot be said that a step runs, and with what."""
+        return reads_of(self._config, index, self._conditions)
 
     def _opens(self, index: int) -> bool:
         return self._models[index].config.model_transaction_policy.decoupled
@@ -145,7 +166,7 @@ class EnsembleGraph:
         """The stream that each step reads."""
         found = [0] * len(self._steps)
         for index in self._order:
-            for tensor in self._steps[index].input_map.values():
+            for tensor in self._read_by(index):
                 if (writer := self._writer.get(tensor)) is not None:
                     found[index] = writer + 1 if self._opens(writer) else found[writer]
         return found
@@ -180,11 +201,17 @@ def written(config: ModelConfig) -> list[str]:
     return [tensor for step in config.ensemble_scheduling.step for _, tensor in sorted(step.output_map.items())]
 
 
+def reads_of(config: ModelConfig, index: int, found: Mapping[int, Condition]) -> set[str]:
+    """The tensors that step ``index`` waits for: its inputs, and what its condition, if ``found``, asks."""
+    tensors = set(config.ensemble_scheduling.step[index].input_map.values())
+    return tensors | {found[index].tensor} if index in found else tensors
+
+
 def in_order(config: ModelConfig) -> list[int]:
     """The steps, each behind those whose tensors it reads. One that could never run is left out."""
-    steps = config.ensemble_scheduling.step
+    steps, found = config.ensemble_scheduling.step, conditions(config)
     writer = {tensor: index for index, step in enumerate(steps) for tensor in step.output_map.values()}
-    before = [{writer[t] for t in step.input_map.values() if t in writer} for step in steps]
+    before = [{writer[t] for t in reads_of(config, index, found) if t in writer} for index in range(len(steps))]
     behind: dict[int, list[int]] = {}
     for index, those in enumerate(before):
         for each in those:

@@ -43,6 +43,7 @@ class EnsembleScheduler(Scheduler):
         config = context.config
         self._name, self._answer = config.name, context.answer
         self._is_decoupled = config.model_transaction_policy.decoupled
+        self._limit = config.ensemble_scheduling.max_inflight_requests
         self._graph = EnsembleGraph(config, context.others)
         self._plans: dict[tuple[str, ...], DataflowPlan] = {(): self._graph.plan()}
         self._under_way: dict[Ticket, Dataflow] = {}
@@ -51,7 +52,7 @@ class EnsembleScheduler(Scheduler):
     def submit(self, ticket: Ticket) -> int:
         requested = tuple(ticket.request.outputs)
         plan = self._plans.get(requested) or self._plan(requested)
-        flow = Dataflow(self._name, plan, ticket, self._finish, self._is_decoupled)
+        flow = Dataflow(self._name, plan, ticket, self._finish, self._is_decoupled, self._limit)
         self._under_way[ticket] = flow
         if self._is_decoupled:
             ticket.on_read = flow.read

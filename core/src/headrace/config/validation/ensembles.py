@@ -11,6 +11,8 @@ from headrace.config.model_config_pb2 import ModelConfig, ModelEnsembling
 from headrace.config.validation.shared import Problem
 
 _FIELD = "ensemble_scheduling"
+#: Parameters that say on which tensor it depends whether a step runs: an extension, which the scheduler reads.
+_WHEN = "ensemble.when."
 
 
 def check(config: ModelConfig) -> Iterator[Problem]:
@@ -104,6 +106,10 @@ class _Graph:
                 self._writer[tensor] = index
             for tensor in set(step.input_map.values()):
                 self._readers.setdefault(tensor, []).append(index)
+        #: What only says whether a step runs is read, too.
+        for key, said in self._config.parameters.items():
+            if key.startswith(_WHEN):
+                self._readers.setdefault(said.string_value.removeprefix("!").strip(), [])
         self._ready = self._run()
 
     def check(self) -> Iterator[Problem]:

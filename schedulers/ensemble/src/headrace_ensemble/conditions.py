@@ -1,0 +1,78 @@
+"""Steps that run only where a tensor says so: an extension of Triton's config, in the model's parameters.
+
+``ensemble.when.1`` is ``flag``: step 1 runs if the ensemble tensor ``flag`` is true, and ``!flag``: if it is not. A
+step may be named by its model, too, if no other step asks that one. What a step that did not run would have written is
+not there: a step that needs it does not run either, and one whose input is optional goes without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace import ConfigError, ModelConfig, dtypes
+
+_PREFIX = "ensemble."
+_WHEN = "ensemble.when."
+#: What can be true or false.
+TRUTH = (
+    dtypes.BOOL,
+    dtypes.INT8,
+    dtypes.INT16,
+    dtypes.INT32,
+    dtypes.INT64,
+    dtypes.UINT8,
+    dtypes.UINT16,
+    dtypes.UINT32,
+    dtypes.UINT64,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``tensor`` is true, or is not where ``is_negated``. ``field`` is where the config says so."""
+
+    tensor: str
+    is_negated: bool
+    field: str
+
+
+def conditions(config: ModelConfig) -> dict[int, Condition]:
+    """By step, its condition. Raises `ConfigError` for one that names no step or no tensor of the ensemble."""
+    steps = config.ensemble_scheduling.step
+    tensors = {io.name for io in config.input}
+    tensors.update(tensor for step in steps for tensor in step.output_map.values())
+    found: dict[int, Condition] = {}
+    for key in sorted(key for key in config.parameters if key.startswith(_PREFIX)):
+        field, said = f"parameters[{key!r}]", config.parameters[key].string_value
+        if not key.startswith(_WHEN):
+            raise ConfigError(
+                f"unknown parameter '{key}' of ensemble '{config.name}'; known: {_WHEN}<step>", field=field
+            )
+        index = _step(config, key.removeprefix(_WHEN), field)
+        tensor = said.removeprefix("!").strip()
+        if tensor not in tensors:
+            raise ConfigError(
+                f"in ensemble {config.name}, parameter '{key}' is '{said}', but no input and no step gives an ensemble "
+                f"tensor '{tensor}'; there are {', '.join(sorted(tensors))}",
+                field=field,
+            )
+        if index in found:
+            raise ConfigError(f"in ensemble {config.name}, step {index} has two conditions", field=field)
+        found[index] = Condition(tensor, said.startswith("!"), field)
+    return found
+
+
+def _step(config: ModelConfig, name: str, field: str) -> int:
+    """The step that ``name`` means: its number, or the model that no other step asks."""
+    steps = config.ensemble_scheduling.step
+    if name.isascii() and name.isdigit() and len(name) < 9 and int(name) < len(steps):
+        return int(name)
+    indices = [index for index, step in enumerate(steps) if step.model_name == name]
+    if len(indices) == 1:
+        return indices[0]
+    what = f"is the model of steps {', '.join(map(str, indices))}" if indices else "is no step"
+    raise ConfigError(
+        f"in ensemble {config.name}, parameter '{_WHEN}{name}': '{name}' {what}; steps are numbered from 0 to "
+        f"{len(steps) - 1}",
+        field=field,
+    )

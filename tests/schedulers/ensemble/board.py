@@ -1,0 +1,117 @@
+"""An ensemble on a board: the real kernel and scheduler, a clock that stands still, and models that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from google.protobuf import text_format
+
+from headrace import Answer, Dependency, InferRequest, InferResponse, ModelConfig, OtherModel, Spec, Ticket
+from headrace.models.configuring import scheduler_parameters
+from headrace.schedulers.base import ScheduledModel
+from headrace.schedulers.kernel import Kernel
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.testing.played import TurnedClock
+from headrace_ensemble import EnsembleScheduler
+
+HANGING_S = 90
+
+
+def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run ``scene`` on an event loop of its own."""
+    asyncio.run(asyncio.wait_for(scene(), HANGING_S))
+
+
+def parsed(text: str, name: str) -> ModelConfig:
+    return text_format.Parse(text, ModelConfig(name=name))
+
+
+def specs(config: ModelConfig) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    inputs, outputs = ({io.name: Spec.from_config(io) for io in tensors} for tensors in (config.input, config.output))
+    return inputs, outputs
+
+
+def other(config: str, name: str, ask: Callable[[Ticket], None] | None = None, labels: Any = None) -> OtherModel:
+    """A model that is asked by ``ask``."""
+    found = parsed(config, name)
+    return OtherModel(found, 1, *specs(found), labels or {}, ask or (lambda ticket: None))
+
+
+@dataclass(slots=True)
+class Caller:
+    """Who asks the ensemble, and what he has been told."""
+
+    ticket: Ticket
+    answers: list[Answer]
+    ends: int = 0
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        return [
+            {name: np.asarray(x).tolist() for name, x in answer.outputs.items()}
+            for answer in self.answers
+            if isinstance(answer, InferResponse)
+        ]
+
+
+class Board:
+    """The ensemble ``config`` of ``models``, by name. ``calls`` are what their models have to answer, in order."""
+
+    def __init__(self, config: str, models: Mapping[str, str]) -> None:
+        self.calls: list[Ticket] = []
+        self.reads = 0
+        self.asked: list[InferRequest] = []
+        self.refusal: Exception | None = None
+        parsed_config = parsed(config, "e")
+        others = {
+            needed: self._model(models[needed.model], needed) for needed in EnsembleScheduler.depends_on(parsed_config)
+        }
+        EnsembleScheduler.complete_config(parsed_config, others)
+        self.config, self.statistics, self.clock = parsed_config, ModelStatistics(), TurnedClock()
+        told = scheduler_parameters(parsed_config, EnsembleScheduler)
+        inputs, outputs = specs(parsed_config)
+        model = ScheduledModel(parsed_config, (), inputs, outputs, parameters=told, others=others, version="1")
+        self.kernel = Kernel(EnsembleScheduler, model, self.statistics, asyncio.get_running_loop(), self.clock)
+
+    def _model(self, config: str, needed: Dependency) -> OtherModel:
+        return other(config, needed.model, self._ask)
+
+    def _ask(self, ticket: Ticket) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.calls.append(ticket)
+        self.asked.append(ticket.request)
+        ticket.on_read = self._read
+
+    def _read(self, ticket: Ticket) -> None:
+        self.reads += 1
+
+    def send(self, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **fields: Any) -> Caller:
+        answers: list[Answer] = []
+        caller = Caller(Ticket(InferRequest("e", inputs, outputs, **fields), lambda answer, final: None), answers)
+        caller.ticket.respond = partial(self._told, caller)
+        self.kernel.submit(caller.ticket)
+        return caller
+
+    def _told(self, caller: Caller, answer: Answer, final: bool) -> None:
+        assert not caller.ends, f"told {answer} after the end"
+        caller.ends += final
+        if answer is not None:
+            caller.answers.append(answer)
+        if not final and self.config.model_transaction_policy.decoupled:
+            caller.ticket.read()
+
+    def answer(self, call: Ticket, answer: Answer | Mapping[str, Any], final: bool = True) -> None:
+        """Have the model of ``call`` answer it."""
+        if final:
+            self.calls.remove(call)
+        call.respond(InferResponse(dict(answer)) if isinstance(answer, Mapping) else answer, final)
+
+    def call(self, model: str) -> Ticket:
+        """What ``model`` has to answer first."""
+        return next(call for call in self.calls if call.request.model_name == model)

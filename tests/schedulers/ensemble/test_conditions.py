@@ -1,0 +1,178 @@
+"""Steps that run only where a tensor says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import ConfigError, HeadraceError, InferResponse
+from headrace.errors import InvalidArgument
+
+from .board import Board, play
+from .conftest import both, ensemble, step, tensors
+
+ROW = np.array([[1.0]], np.float32)
+ONE = f"max_batch_size: 8 {both('a', 'b', dims='1')}"
+JOIN = f"max_batch_size: 8 {both('p? q?', 'r', dims='1')}"
+DECIDES = f"max_batch_size: 8 {tensors('input', 'a', '1')}{tensors('output', 'flag', '1', 'BOOL')}"
+MODELS = {"one": ONE, "other": ONE, "join": JOIN, "decides": DECIDES}
+
+
+def when(step_name: str, said: str) -> str:
+    return f'parameters {{ key: "ensemble.when.{step_name}" value {{ string_value: "{said}" }} }} '
+
+
+#: One of two steps runs, as the first one says; a third, which runs in any case, has what there is.
+EITHER = ensemble(
+    [
+        step("decides", "a=x", "flag=f"),
+        step("one", "a=x", "b=u"),
+        step("other", "a=x", "b=v"),
+        step("join", "p=u q=v", "r=y"),
+    ],
+    outputs="u v y",
+    dims="1",
+    more=when("1", "f") + when("other", "!f"),
+)
+
+
+def flag(*rows: bool) -> dict[str, Any]:
+    return {"flag": np.array([[each] for each in rows])}
+
+
+@pytest.mark.parametrize(("says", "runs", "given", "written"), [(True, "one", "p", "u"), (False, "other", "q", "v")])
+def test_a_step_runs_only_if_its_condition_holds_and_who_can_do_without_its_outputs_does(
+    says: bool, runs: str, given: str, written: str
+) -> None:
+    async def scene() -> None:
+        board = Board(EITHER, MODELS)
+        caller = board.send({"x": ROW})
+        board.answer(board.call("decides"), flag(says))
+        assert [call.request.model_name for call in board.calls] == [runs]
+        board.answer(board.calls[0], {"b": 2 * ROW})
+        assert [*board.calls[0].request.inputs] == [given]
+        board.answer(board.calls[0], {"r": 3 * ROW})
+        assert caller.outputs == [{written: [[2.0]], "y": [[3.0]]}]
+        assert (caller.ends, board.kernel.in_flight) == (1, 0)
+
+    play(scene)
+
+
+def test_an_output_that_was_asked_for_by_name_and_that_nobody_wrote_is_an_error_that_says_why() -> None:
+    async def scene() -> None:
+        board = Board(EITHER, MODELS)
+        caller = board.send({"x": ROW}, ["u", "y"])
+        board.answer(board.call("decides"), flag(False))
+        while board.calls:
+            board.answer(board.calls[0], {"b": ROW, "r": ROW})
+        (error,) = caller.answers
+        assert isinstance(error, InvalidArgument | HeadraceError)
+        assert error.message == (
+            "in ensemble 'e', [request id: <id_unknown>] output 'u' was not written: step 1 ('one') did not run, "
+            "because "
+            "its condition did not hold"
+        )
+
+    play(scene)
+
+
+def test_who_needs_the_outputs_of_a_step_that_does_not_run_does_not_run_either_however_long_the_chain() -> None:
+    count = 400
+
+    async def scene() -> None:
+        names = ["x", *(f"t{n}" for n in range(count)), "y"]
+        steps = [step("one", f"a={names[n]}", f"b={names[n + 1]}") for n in range(count + 1)]
+        config = ensemble([*steps, step("decides", "a=x", "flag=f")], dims="1", more=when("0", "f"))
+        board = Board(config, MODELS)
+        caller = board.send({"x": ROW})
+        board.answer(board.call("decides"), flag(False))
+        assert not board.calls
+        (error,) = caller.answers
+        assert isinstance(error, HeadraceError)
+        assert "output 'y' was not written: step 0 ('one') did not run" in error.message
+
+    play(scene)
+
+
+def test_rows_that_do_not_agree_are_an_error_and_an_integer_counts_as_true() -> None:
+    async def scene() -> None:
+        board = Board(EITHER, MODELS)
+        caller = board.send({"x": np.ones((2, 1), np.float32)})
+        board.answer(board.call("decides"), flag(True, False))
+        (error,) = caller.answers
+        assert isinstance(error, HeadraceError)
+        assert error.message == "in ensemble 'e', the rows of the condition of step 1 ('one') differ"
+        assert (caller.ends, board.kernel.in_flight, len(board.calls)) == (1, 0, 0)
+
+        whole = DECIDES.replace("BOOL", "INT32")
+        board = Board(EITHER, {**MODELS, "decides": whole})
+        board.send({"x": ROW})
+        board.answer(board.call("decides"), {"flag": np.array([[7]], np.int32)})
+        assert [call.request.model_name for call in board.calls] == ["one"]
+
+    play(scene)
+
+
+def test_an_input_may_be_the_condition_and_one_that_is_not_given_says_no() -> None:
+    async def scene() -> None:
+        config = ensemble([step("one", "a=x", "b=y"), step("one", "a=y", "b=z")], outputs="y z", dims="1")
+        config += tensors("input", "f?", "1", "BOOL") + when("1", "f")
+        board = Board(config, MODELS)
+        for given, asked in (({}, 1), ({"f": np.array([[True]])}, 2)):
+            board.asked.clear()
+            caller = board.send({"x": ROW, **given})
+            while board.calls:
+                board.answer(board.calls[0], {"b": ROW})
+            assert len(board.asked) == asked
+            (answer,) = caller.answers
+            assert isinstance(answer, InferResponse)
+            assert len(answer.outputs) == asked
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            when("1", "nope"),
+            "in ensemble e, parameter 'ensemble.when.1' is 'nope', but no input and no step gives an ensemble tensor "
+            "'nope'; there are f, u, v, x, y",
+        ),
+        (
+            when("1", "x"),
+            "in ensemble e, step 1 runs when ensemble tensor x says so, which is TYPE_FP32 (the ensemble's input); "
+            "expected "
+            "TYPE_BOOL or an integer",
+        ),
+        (when("4", "f"), "'4' is no step; steps are numbered from 0 to 3"),
+        (when("nobody", "f"), "'nobody' is no step; steps are numbered from 0 to 3"),
+        (when("1", "f") + when("one", "f"), "in ensemble e, step 1 has two conditions"),
+        (when("0", "f"), "in ensemble e, conditions of steps wait for each other"),
+        (
+            'parameters { key: "ensemble.wen.1" value { string_value: "f" } }',
+            "unknown parameter 'ensemble.wen.1' of ensemble 'e'; known: ensemble.when.<step>",
+        ),
+    ],
+)
+def test_a_condition_that_makes_no_sense_is_refused(more: str, said: str) -> None:
+    async def scene() -> None:
+        config = EITHER.partition("parameters")[0] + more
+        with pytest.raises(ConfigError) as refusal:
+            Board(config, MODELS)
+        assert said in refusal.value.message
+        assert refusal.value.field.startswith("parameters")
+
+    play(scene)
+
+
+def test_a_condition_that_is_no_scalar_is_refused() -> None:
+    async def scene() -> None:
+        with pytest.raises(
+            ConfigError, match=r"is no scalar: its shape is \[2\] \(output flag of step 0\); expected \[1\]"
+        ):
+            Board(EITHER, {**MODELS, "decides": DECIDES.replace("dims: [1] }", "dims: [2] }").replace("[2]", "[1]", 1)})
+
+    play(scene)
