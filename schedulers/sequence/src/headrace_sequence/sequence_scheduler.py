@@ -68,6 +68,19 @@ class SequenceScheduler(Scheduler):
         #: The sequence of each request that waits or runs.
         self._sequences: dict[Ticket, LiveSequence] = {}
         self._now_ns = context.clock.now_ns
+        self._size = self._slots.free
+        #: How many sequences have ended because they were idle for too long.
+        self.expired_sequences = 0
+
+    @property
+    def active(self) -> int:
+        """How many sequences have a slot."""
+        return self._size - self._slots.free
+
+    @property
+    def backlogged(self) -> int:
+        """How many sequences wait for a slot."""
+        return len(self._slots.backlog)
 
     # ------------------------------------------------------------------ requests
 
@@ -199,6 +212,7 @@ class SequenceScheduler(Scheduler):
             self._idle_ns // 1000,
             extra={"model": self._model},
         )
+        self.expired_sequences += 1
         self._forget(sequence)
         self._release(sequence)
         self.context.ask_again()

@@ -1,0 +1,178 @@
+"""State that the server keeps: what the model gave with one request is what it gets with the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from headrace import BackendError, BytesTensor, ConfigError
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.messages.response import InferResponse
+from headrace.testing.stage import play
+from headrace_sequence import SequenceScheduler
+from headrace_sequence.implicit_states import States
+
+from .conftest import Theatre, inputs_of, is_null
+
+STATE = 'state {{ input_name: "s" output_name: "t" data_type: TYPE_FP32 dims: {} {} }}'
+INITIAL = 'initial_state {{ name: "i" data_type: {} dims: {} {} }}'
+
+
+def states_of(stage: Theatre) -> list[Any]:
+    return [inputs_of(ticket).get("s") for ticket in stage.instances[0].batch]
+
+
+def given(*values: Any) -> list[InferResponse]:
+    """Answers with these states."""
+    return [InferResponse({"t": np.array([value], np.float32)}) for value in values]
+
+
+def test_each_sequence_has_its_own_and_a_slot_without_a_request_has_zeros() -> None:
+    async def scene() -> None:
+        stage = Theatre("direct { }" + STATE.format(1, ""), rows=3)
+        first, *_ = stage.ask("1S", "2S", "3S")
+        await stage.settle()
+        assert states_of(stage) == [[[0]], [[0]], [[0]]]
+        stage.give(given([1], [2], [3]))
+        await stage.settle()
+        (told,) = stage.told(first)
+        assert isinstance(told, InferResponse)
+        assert told.outputs == {}  # the caller does not get it
+        stage.ask("3", "1")
+        await stage.settle()
+        assert states_of(stage) == [[[1]], [[0]], [[3]]]
+        assert [is_null(ticket) for ticket in stage.instances[0].batch] == [False, True, False]
+        stage.give(given([4], [9], [6]))
+        stage.ask("1", "2", "3S")
+        await stage.settle()
+        assert states_of(stage) == [[[4]], [[2]], [[0]]]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { }"])
+def test_a_request_that_fails_leaves_the_state_as_it_was(strategy: str) -> None:
+    async def scene() -> None:
+        stage = Theatre(strategy + STATE.format(1, ""))
+        stage.ask("1S", "1", "1", "1")
+        await stage.settle()
+        stage.give(given([5]))
+        await stage.settle()
+        stage.instances[0].finish(BackendError("broken"))
+        await stage.settle()
+        assert states_of(stage) == [[[5]]]
+        stage.give([InferResponse({})])  # nor does one that gives none
+        await stage.settle()
+        assert states_of(stage) == [[[5]]]
+
+    play(scene)
+
+
+def test_an_instance_gets_nothing_until_the_states_are_there() -> None:
+    """A thread may ask again before the event loop has heard what it gave."""
+
+    async def scene() -> None:
+        stage = Theatre("direct { }" + STATE.format(1, ""))
+        stage.ask("1S", "1")
+        await stage.settle()
+        played = stage.instances[0]
+        batch, played.batch = played.batch, []
+        played.ask()
+        assert played.batch == []
+        stage.kernel.sources[0].deliver(batch, given([7]))
+        await stage.settle()
+        assert states_of(stage) == [[[7]]]
+
+    play(scene)
+
+
+def test_a_state_is_a_copy_of_what_the_model_gave() -> None:
+    async def scene() -> None:
+        stage = Theatre("direct { }" + STATE.format(1, ""))
+        stage.ask("1S", "1")
+        await stage.settle()
+        (answer,) = given([5])
+        stage.give([answer])
+        np.asarray(answer.outputs["t"])[:] = 6
+        await stage.settle()
+        assert states_of(stage) == [[[5]]]
+
+    play(scene)
+
+
+def test_requests_whose_states_differ_in_shape_run_apart() -> None:
+    async def scene() -> None:
+        stage = Theatre("direct { }" + STATE.format(-1, ""), rows=2)
+        stage.ask("1S", "2S")
+        await stage.settle()
+        assert states_of(stage) == [[[0]], [[0]]]  # a variable dimension begins as one
+        stage.give(given([1, 1], [2]))
+        stage.ask("1", "2")
+        await stage.settle()
+        assert await stage.shown() == [["1"]]
+        assert states_of(stage) == [[[1, 1]]]
+        stage.give(given([1, 1, 1]))
+        await stage.settle()
+        assert await stage.shown() == [["-", "2"]]
+        assert states_of(stage) == [[[0]], [[2]]]
+
+    play(scene)
+
+
+def states(text: str, directory: Path | None = None, rows: int = 2) -> States:
+    config = f'name: "model" max_batch_size: {rows} sequence_batching {{ {text} }}'
+    return States(text_format.Parse(config, ModelConfig()), directory)
+
+
+def test_an_initial_state_is_zero_or_what_a_file_has(tmp_path: Path) -> None:
+    (tmp_path / "initial_state").mkdir()
+    (tmp_path / "initial_state/numbers").write_bytes(np.arange(7, dtype=np.float32).tobytes())
+    (tmp_path / "initial_state/words").write_bytes(b"\x02\0\0\0ab\0\0\0\0\x01\0\0\0c\x04\0\0\0more")
+    zero = states(STATE.format("[2, -1]", INITIAL.format("TYPE_FP32", "[2, 3]", "zero_data: true")))
+    np.testing.assert_array_equal(np.asarray(zero.initial["s"]), np.zeros((1, 2, 3), np.float32))
+    numbers = STATE.format("[-1, 3]", INITIAL.format("TYPE_FP32", "[2, 3]", 'data_file: "numbers"'))
+    for rows, batch in ((2, (1,)), (0, ())):
+        initial = np.asarray(states(numbers, tmp_path, rows).initial["s"])
+        np.testing.assert_array_equal(initial, np.arange(6, dtype=np.float32).reshape(*batch, 2, 3))
+        assert not initial.flags.writeable
+    words = STATE.format("3", INITIAL.format("TYPE_STRING", 3, 'data_file: "words"')).replace("FP32", "STRING")
+    text = states(words, tmp_path).initial["s"]
+    assert isinstance(text, BytesTensor)
+    assert (text.shape, text.items()) == ((1, 3), [b"ab", b"", b"c"])
+    empty = states(STATE.format(2, "").replace("FP32", "STRING")).initial["s"]
+    assert isinstance(empty, BytesTensor)
+    assert empty.items() == [b"", b""]
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "reason"),
+    [
+        ("short", "FP32", "initial_state setting expects 12 bytes, but the data provided from shortonly has 11 bytes."),
+        ("none", "FP32", "initial_state cannot be read from '{}/initial_state/none': No such file or directory"),
+        ("few", "STRING", "initial_state setting expects 12 bytes, but the data provided from fewonly has 5 bytes."),
+        ("cut", "STRING", "initial_state in 'cut': string element 0 runs 3 bytes past the end of the data"),
+    ],
+)
+def test_a_file_that_does_not_have_an_initial_state_is_refused(
+    file: str, kind: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "initial_state").mkdir()
+    for name, content in (("short", bytes(11)), ("few", b"\x01\0\0\0a"), ("cut", b"\x05\0\0\0ab")):
+        (tmp_path / "initial_state" / name).write_bytes(content)
+    text = STATE.format(3, INITIAL.format("TYPE_FP32", 3, f'data_file: "{file}"')).replace("FP32", kind)
+    with pytest.raises(ConfigError) as refusal:
+        states(text, tmp_path)
+    assert refusal.value.message == reason.format(tmp_path)
+
+
+def test_the_scheduler_keeps_what_is_a_state() -> None:
+    async def scene() -> None:
+        kept = Theatre("direct { }" + STATE.format(1, "")).kernel.scheduler.kept
+        assert [(spec.name, spec.datatype.name, spec.dims) for spec in kept.values()] == [("t", "FP32", (1,))]
+
+    play(scene)
+    assert SequenceScheduler.name == "sequence_batching"

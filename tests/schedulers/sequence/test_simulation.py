@@ -1,0 +1,240 @@
+"""Anything that callers do, in any order, beside an independent simulation of lists, without events or timers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import Cancelled, HeadraceError, InferResponse, InvalidArgument
+from headrace.testing.stage import play
+from headrace_sequence import SequenceScheduler
+
+from .conftest import Theatre
+
+IDLE_NS = 1_000_000
+ROWS = 2
+
+
+@dataclass(eq=False)
+class Simulated:
+    """A sequence: the numbers of its requests that wait and run."""
+
+    name: int
+    waits: list[int] = field(default_factory=list)
+    runs: list[int] = field(default_factory=list)
+    ends: set[int] = field(default_factory=set)
+    touched: int = 0
+    ready_at: int = 0
+
+
+class Simulation:
+    """What is to happen: which sequences have the ``slots`` of instances, and the ``batches`` of request numbers."""
+
+    def __init__(self, instances: int, slots: int, oldest: bool) -> None:
+        self.oldest, self.now, self.turn = oldest, 0, 0
+        self.slots: list[list[Simulated | None]] = [[None] * slots for _ in range(instances)]
+        self.freed = {(slot, instance): instance - 1000 for instance in range(instances) for slot in range(slots)}
+        self.backlog: list[Simulated] = []
+        self.live: dict[int, Simulated] = {}
+        self.all: list[Simulated] = []
+        self.batches: list[list[int | None]] = [[] for _ in range(instances)]
+        self.cancelled: set[int] = set()
+
+    def ask(self, number: int, name: int, start: bool, end: bool) -> bool:
+        found = self.live.get(name)
+        if found is None:
+            if not start:
+                return False
+            found = self.live[name] = Simulated(name)
+            self.all.append(found)
+            self._seat(found)
+        found.waits.append(number)
+        found.touched = self.now
+        if len(found.waits) == 1:
+            self._ready(found)
+        if end:
+            found.ends.add(number)
+            del self.live[name]
+        return True
+
+    def cancel(self, number: int) -> None:
+        for found in self.all:
+            if number in found.waits:
+                self._end(found)
+
+    def leave(self, number: int) -> None:
+        """The caller of a request that runs has gone."""
+        self.cancelled.add(number)
+
+    def finish(self, instance: int) -> None:
+        batch, self.batches[instance] = self.batches[instance], []
+        for number in batch:
+            for found in self.all:
+                if number in found.runs:
+                    found.runs.remove(number)
+                    found.touched = self.now
+                    if found.waits:
+                        self._ready(found)
+                    if number in self.cancelled:
+                        self._end(found)
+
+    def expire(self) -> None:
+        for found in list(self.live.values()):
+            if not (found.waits or found.runs) and self.now - found.touched >= IDLE_NS:
+                self._end(found)
+
+    def form(self) -> None:
+        for instance, slots in enumerate(self.slots):
+            if self.batches[instance]:
+                continue
+            ready = [found for found in slots if found is not None and found.waits]
+            if self.oldest:
+                ready = sorted((one for one in ready if not one.runs), key=lambda one: one.ready_at)[:ROWS]
+                batch: list[int | None] = [one.waits[0] for one in ready]
+            else:
+                last = max((place for place, found in enumerate(slots) if found in ready), default=-1)
+                batch = [one.waits[0] if one is not None and one.waits else None for one in slots[: last + 1]]
+            for one in ready:
+                number = one.waits.pop(0)
+                one.runs.append(number)
+                if number in one.ends:
+                    self._release(one)
+                elif one.waits:
+                    self._ready(one)
+            self.batches[instance] = batch
+
+    def _ready(self, found: Simulated) -> None:
+        self.turn += 1
+        found.ready_at = self.turn
+
+    def _seat(self, found: Simulated) -> None:
+        if not self.freed:
+            self.backlog.append(found)
+            return
+        slot, instance = min(self.freed, key=lambda one: (one[0], self.freed[one]))
+        del self.freed[slot, instance]
+        self.slots[instance][slot] = found
+
+    def _release(self, found: Simulated) -> None:
+        if found in self.backlog:
+            self.backlog.remove(found)
+        for instance, slots in enumerate(self.slots):
+            for slot, one in enumerate(slots):
+                if one is found:
+                    slots[slot] = self.backlog.pop(0) if self.backlog else None
+                    if (heir := slots[slot]) is not None:
+                        self._ready(heir)
+                    else:
+                        self.turn += 1
+                        self.freed[slot, instance] = self.turn
+
+    def _end(self, found: Simulated) -> None:
+        found.waits.clear()
+        if self.live.get(found.name) is found:
+            del self.live[found.name]
+        self._release(found)
+
+
+NAMES = st.integers(1, 6)
+FLAGS = st.sampled_from(["", "S", "S", "S", "E", "SE"])
+DONE = st.one_of(
+    st.tuples(st.just("ask"), NAMES, FLAGS),
+    st.tuples(st.just("ask"), NAMES, FLAGS),
+    st.tuples(st.just("finish"), st.integers(0, 1), st.just("")),
+    st.tuples(st.just("finish"), st.integers(0, 1), st.just("")),
+    st.tuples(st.just("cancel"), st.integers(0, 40), st.just("")),
+    st.tuples(st.just("turn"), st.integers(1, 1_200), st.just("")),
+)
+
+
+@pytest.mark.parametrize("oldest", [False, True])
+@given(done=st.lists(DONE, min_size=10, max_size=60), instances=st.integers(1, 2))
+@settings(max_examples=150)
+def test_whatever_callers_do_the_batches_are_those_of_the_simulation(
+    oldest: bool, done: list[tuple[str, int, str]], instances: int
+) -> None:
+    play(partial(compared, oldest, done, instances))
+
+
+async def compared(oldest: bool, done: list[tuple[str, int, str]], instances: int) -> None:
+    slots = 3 if oldest else ROWS
+    strategy = f"oldest {{ max_candidate_sequences: {slots} }}" if oldest else "direct { }"
+    stage = Theatre(f"{strategy} max_sequence_idle_microseconds: {IDLE_NS // 1000}", ROWS, instances)
+    simulation = Simulation(instances, slots, oldest)
+    numbers: dict[str, int] = {}
+
+    async def same() -> None:
+        await stage.settle()
+        simulation.form()
+        for played, batch in zip(stage.instances, simulation.batches, strict=True):
+            assert [
+                numbers.get(ticket.request.id) if ticket in stage.names else None for ticket in played.batch
+            ] == batch
+        scheduler = stage.kernel.scheduler
+        assert isinstance(scheduler, SequenceScheduler)
+        assert scheduler.backlogged == len(simulation.backlog)
+        assert scheduler.active == sum(one is not None for slots in simulation.slots for one in slots)
+
+    async def turn(by_ns: int) -> None:
+        """One timer at a time, since instances are not asked in the order of their numbers."""
+        end_ns = stage.clock.now_ns() + by_ns
+        while (due_ns := stage.clock.next_ns) is not None and due_ns <= end_ns:
+            step(due_ns - stage.clock.now_ns())
+            await same()
+        step(end_ns - stage.clock.now_ns())
+        await same()
+
+    def step(by_ns: int) -> None:
+        stage.clock.turn(by_ns)
+        simulation.now += by_ns
+        simulation.expire()
+
+    for what, which, flags in done:
+        if what == "ask":
+            taken = simulation.ask(len(stage.tickets), which, "S" in flags, "E" in flags)
+            try:
+                (ticket,) = stage.ask(f"{which}{flags}")
+                numbers[ticket.request.id] = int(ticket.request.id)
+            except InvalidArgument:
+                stage.wrong.clear()
+                stage.answers[str(len(stage.tickets) - 1)].append(None)
+                assert not taken
+            else:
+                assert taken
+        elif what == "finish" and which < instances and stage.instances[which].batch:
+            await turn(1)  # no two things happen at the same time
+            simulation.finish(which)
+            stage.instances[which].finish()
+        elif what == "cancel" and which < len(stage.tickets) and not stage.told(stage.tickets[which]):
+            is_waiting = stage.kernel.has_waiting(stage.tickets[which])
+            (simulation.cancel if is_waiting else simulation.leave)(which)
+            stage.tickets[which].cancel()
+        elif what == "turn":
+            await turn(1000 * which)
+        await same()
+    await everybody_is_answered(stage)
+
+
+async def everybody_is_answered(stage: Theatre) -> None:
+    """Once, in order, and by an answer or because one of the sequence has left."""
+    while stage.kernel.in_flight:
+        await stage.settle()
+        for instance in stage.instances:
+            if instance.batch:
+                instance.finish()
+        await stage.turn(IDLE_NS)
+    stage.check()
+    assert stage.kernel.pending == 0
+    await stage.turn(IDLE_NS)
+    await stage.turn(IDLE_NS)
+    assert stage.clock.pending == 0
+    for ticket, word in stage.names.items():
+        (told,) = stage.told(ticket)
+        assert isinstance(told, InferResponse | Cancelled), (word, told)
+        assert not isinstance(told, HeadraceError) or isinstance(told, Cancelled)
+    ran = [ticket for instance in stage.instances for ticket in instance.given if ticket in stage.names]
+    assert len(set(ran)) == len(ran)
