@@ -279,3 +279,63 @@ def test_what_was_asked_before_is_answered_from_the_cache_to_every_client(client
     for _ in range(2):
         told = client.echo("cached_strings", words, "BYTES").as_numpy("OUT")
         assert [each.decode() for each in told] == list(words)
+
+
+HEADER = "Request-Timeout-Ms"
+
+
+def test_a_request_over_http_waits_no_longer_than_its_header_says(
+    http_server: Headrace, hold: Hold, send: Callable[..., Any]
+) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel, ThreadPoolExecutor(1) as pool:
+        held = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
+        patient = pool.submit(send, http_server, "POST", "/v2/models/slow/infer", {"inputs": [ROW]}, {HEADER: "60000"})
+        http_server.wait_until_pending("slow", 1)
+        answer = send(http_server, "POST", "/v2/models/slow/infer", {"inputs": [ROW]}, {HEADER: "30"})
+        assert (answer.status, answer.error) == (503, "Request timeout expired")
+        http_server.wait_until_pending("slow", 1)  # that of the other
+        held.release()
+        assert patient.result(30).status == 200
+
+
+def test_a_large_request_over_http_waits_no_longer_either(
+    http_server: Headrace, hold: Hold, send: Callable[..., Any]
+) -> None:
+    large = {"inputs": [ROW], "parameters": {"filler": "x" * 200_000}}
+    with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel:
+        held = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
+        answer = send(http_server, "POST", "/v2/models/slow/infer", large, {HEADER: "50"})
+        assert (answer.status, answer.error) == (503, "Request timeout expired")
+        http_server.wait_until_pending("slow", 0)
+        held.release()
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "text"),
+    [
+        ("0", 503, "Request timeout expired"),
+        ("", 400, "header 'Request-Timeout-Ms' is '', expected 1 to 10 digits"),
+        ("-5", 400, "header 'Request-Timeout-Ms' is '-5', expected 1 to 10 digits"),
+        ("1.5", 400, "header 'Request-Timeout-Ms' is '1.5', expected 1 to 10 digits"),
+        ("1" * 5000, 400, f"header 'Request-Timeout-Ms' is '{'1' * 40}', expected 1 to 10 digits"),
+    ],
+)
+def test_a_time_that_is_none_is_refused_in_words(
+    http_server: Headrace, send: Callable[..., Any], value: str, status: int, text: str
+) -> None:
+    answer = send(http_server, "POST", "/v2/models/batched/infer", {"inputs": [ROW]}, {HEADER: value})
+    assert (answer.status, answer.error) == (status, text)
+    assert send(http_server, "POST", "/v2/models/batched/infer", {"inputs": [ROW]}, {HEADER: "9" * 10}).status == 200
+
+
+def test_who_leaves_before_his_time_is_over_is_cancelled(http_server: Headrace, hold: Hold) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel:
+        held = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
+        content = json.dumps({"inputs": [ROW]}).encode()
+        head = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nRequest-Timeout-Ms: 600000\r\n"
+        head += b"Content-Length: %d\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", http_server.http), timeout=30) as caller:
+            caller.sendall(head % len(content) + content)
+            http_server.wait_until_pending("slow", 1)
+        http_server.wait_until_pending("slow", 0)
+        held.release()

@@ -285,6 +285,23 @@ input { name: "IN" data_type: TYPE_INT32 dims: [1] } output { name: "OUT" data_t
 """
 
 
+CALLS_PATIENT = """
+class TritonPythonModel:
+    def execute(self, requests):
+        inner = pb_utils.InferenceRequest(
+            model_name="patient", requested_output_names=["y"], inputs=[pb_utils.Tensor("x", np.ones((1, 1), np.int32))]
+        )
+        said = inner.exec().error().message()
+        raise pb_utils.TritonModelException(said)
+"""
+#: Waits for others to join it for longer than any test runs.
+PATIENT_CONFIG = """
+backend: "identity" max_batch_size: 8
+input { name: "x" data_type: TYPE_INT32 dims: [1] } output { name: "y" data_type: TYPE_INT32 dims: [1] }
+dynamic_batching { preferred_batch_size: [8] max_queue_delay_microseconds: 600000000 }
+"""
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory, write_python: Callable[..., Path]) -> Path:
     path = tmp_path_factory.mktemp("models")
@@ -318,6 +335,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory, write_python: Callable[
     write("updates", UPDATES, INT_CONFIG)
     write("preprocess", PRE, PRE_CONFIG)
     write("well", WELL, INT_CONFIG)
+    write("impatient", CALLS_PATIENT, INT_CONFIG)
+    (path / "patient" / "1").mkdir(parents=True)
+    (path / "patient" / "config.pbtxt").write_text(PATIENT_CONFIG)
     write("counted", COUNTED, COUNTED_CONFIG)
     return path
 
@@ -638,3 +658,25 @@ def test_each_instance_is_told_its_own_name_and_kind(
     run_headrace(*words).wait_until_ready().stop()
     told = {name: (path / name).read_text() for name in ("m_0_0", "m_1_0", "m_1_1")}
     assert told == {"m_0_0": "CPU 0", "m_1_0": "MODEL 0", "m_1_1": "MODEL 0"}
+
+
+@pytest.mark.parametrize("over", ["http", "grpc"])
+def test_a_deadline_of_a_request_ends_what_its_model_has_asked_meanwhile(server: Any, over: str) -> None:
+    """The instance, which waited for the answer, is free for the next one."""
+    for _ in range(2):
+        inputs = given(http if over == "http" else grpc, IN=np.ones(1, np.int32))
+        if over == "http":
+            with (
+                http.InferenceServerClient(f"127.0.0.1:{server.http}") as caller,
+                pytest.raises(InferenceServerException, match="Request timeout expired"),
+            ):
+                caller.infer("impatient", inputs, headers={"Request-Timeout-Ms": "300"})
+        else:
+            with (
+                grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as caller,
+                pytest.raises(InferenceServerException, match="Deadline Exceeded"),
+            ):
+                caller.infer("impatient", inputs, client_timeout=0.3)
+        server.wait_until_pending("patient", 0)
+        server.wait_until_pending("impatient", 0)
+    assert server.metric("nv_inference_request_failure", "patient", reason="CANCELED") >= 2

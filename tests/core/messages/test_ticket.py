@@ -26,7 +26,10 @@ def ticket_for(request: InferRequest) -> Ticket:
 
 @pytest.mark.parametrize("kind", [InferRequest, ReceivedRequest])
 def test_the_type_checker_refuses_whoever_assigns_to_a_request(kind: type[InferRequest]) -> None:
-    assert [field.name for field in fields(kind) if not str(field.type).startswith("Final[")] == ["_execution"]
+    assert [field.name for field in fields(kind) if not str(field.type).startswith("Final[")] == [
+        "_deadline_ns",
+        "_execution",
+    ]
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -69,3 +72,17 @@ def test_a_request_that_was_executed_is_freed_with_its_ticket() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_request_has_the_deadline_of_those_for_whom_it_was_sent_and_keeps_its_own() -> None:
+    first = InferRequest("a", {})
+    second = InferRequest("b", {}, caller=first)
+    third = InferRequest("c", {}, caller=second)
+    assert third.deadline_ns == 0
+    first.expire_at(50)
+    assert (first.deadline_ns, second.deadline_ns, third.deadline_ns) == (50, 50, 50)
+    second.expire_at(40)
+    assert (first.deadline_ns, third.deadline_ns) == (50, 40)
+    for altered in (second.with_inputs({}), second.with_outputs(["y"]), second.with_timeout(3)):
+        assert altered.deadline_ns == 40
+    assert second.with_timeout(3).timeout_us == 3

@@ -11,7 +11,8 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ClassVar, TypeAlias
+from time import monotonic_ns
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import pytest
@@ -456,3 +457,80 @@ def test_a_call_on_the_event_loop_is_refused_because_it_would_wait_for_itself(se
         assert answer.message == "a call of another model would block the event loop that is to answer it"
 
     serve(scenario, a=(CONFIG, keeps), b=(CONFIG, identity))
+
+
+# ---------------------------------------------------------------------------
+# Deadlines
+# ---------------------------------------------------------------------------
+
+#: Waits for others to join it for longer than any test runs.
+PATIENT = CONFIG.replace("dims: [1]", "dims: [-1]").replace("backend:", "max_batch_size: 8 backend:") + (
+    "dynamic_batching { preferred_batch_size: [8] max_queue_delay_microseconds: 600000000 }"
+)
+EXPIRED = "Model patient - Error when running inference: Request timeout expired"
+
+
+async def ask_by(server: Server, model: str, left_ns: int, **fields: Any) -> Answer:
+    """What ``model`` answers to one who waits for no longer."""
+    request = InferRequest(model, {"x": np.array([3], np.int32)}, **fields)
+    request.expire_at(monotonic_ns() + left_ns)
+    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    server.submit(Ticket(request, lambda answer, final: answered.set_result(answer)))
+    return await answered
+
+
+def passes_row_to(target: str) -> Code_:
+    return lambda asking: asking.ask(target, cast("int", [asking.x]))
+
+
+@pytest.mark.parametrize("through", ["a", "b"])
+def test_a_call_ends_with_the_time_of_the_request_for_which_it_was_sent(serve: Serve, through: str) -> None:
+    async def scenario(server: Server) -> None:
+        answer = await ask_by(server, through, 50_000_000)
+        assert isinstance(answer, HeadraceError)
+        assert answer.code is Code.UNAVAILABLE
+        assert answer.message.endswith("Error when running inference: Request timeout expired")
+        (patient,) = server.served("patient")
+        assert patient.snapshot().pending == 0
+
+    serve(scenario, a=(CONFIG, passes_row_to("patient")), b=(CONFIG, passes_to("a")), patient=(PATIENT, identity))
+
+
+def test_a_call_that_comes_too_late_is_refused_and_never_queued(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        answer = await ask_by(server, "a", -1)
+        assert isinstance(answer, HeadraceError)
+        assert answer.message == EXPIRED
+        (patient,) = server.served("patient")
+        assert patient.snapshot().fail.count == 0
+
+    serve(scenario, a=(CONFIG, passes_row_to("patient")), patient=(PATIENT, identity))
+
+
+def test_a_call_that_is_answered_in_time_is_answered_as_ever(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        for _ in range(3):
+            assert isinstance(await ask_by(server, "a", 600_000_000_000), InferResponse)
+
+    serve(scenario, a=(CONFIG, passes_to("b")), b=(CONFIG, identity))
+
+
+def test_a_call_without_a_timeout_of_its_own_has_what_is_left_of_that_for_which_it_was_sent(serve: Serve) -> None:
+    seen: list[int] = []
+
+    def tells(asking: Asking) -> Given:
+        seen.append(asking.request.timeout_us)
+        return asking.give(1)
+
+    def calls(asking: Asking) -> Given:
+        asking.ask("b", 1)
+        return asking.ask("b", 1, timeout_us=77)
+
+    async def scenario(server: Server) -> None:
+        for timeout_us in (5_000_000, 1, 0):
+            await server.infer_async("a", {"x": np.array([1], np.int32)}, timeout_us=timeout_us)
+        left, own, least, _, none, _ = seen
+        assert 1 < left < 5_000_000
+        assert (own, least, none) == (77, 1, 0)
+
+    serve(scenario, a=(CONFIG, calls), b=(CONFIG, tells))

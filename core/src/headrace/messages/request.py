@@ -60,6 +60,8 @@ class InferRequest:
     caller: Final[InferRequest | None] = None
     #: Whether the sender takes any number of responses. Clients' requests leave it to their transport.
     decoupled: Final[bool] = False
+    #: Set by `expire_at`, for the few that are to be answered by a time.
+    _deadline_ns: int = field(init=False, repr=False)
     #: Set by `Ticket.begin`; by `Ticket.end`, because they would keep each other, to whether it was cancelled.
     _execution: Ticket | bool = field(init=False, repr=False)
 
@@ -69,6 +71,23 @@ class InferRequest:
         False. Any thread."""
         execution = getattr(self, "_execution", False)
         return execution if isinstance(execution, bool) else execution.cancelled
+
+    @property
+    def deadline_ns(self) -> int:
+        """When nobody wants an answer any more, to this request or to that for which a model sent it; 0 for never.
+        Monotonic."""
+        request: InferRequest | None = self
+        while request is not None:
+            deadline_ns: int = getattr(request, "_deadline_ns", 0)
+            if deadline_ns:
+                return deadline_ns
+            request = request.caller
+        return 0
+
+    def expire_at(self, deadline_ns: int) -> None:
+        """Say when nobody wants an answer any more. For whoever made the request, before it is submitted: what cancels
+        it then is the sender's, too."""
+        self._deadline_ns = deadline_ns
 
     def with_inputs(self, inputs: Mapping[str, Tensor | Undecoded]) -> InferRequest:
         """The same request with other inputs."""
@@ -82,10 +101,18 @@ class InferRequest:
         """The same request with other parameters."""
         return self._altered(self.inputs, self.outputs, parameters)
 
+    def with_timeout(self, timeout_us: int) -> InferRequest:
+        """The same request with another timeout."""
+        return self._altered(self.inputs, self.outputs, self.parameters, timeout_us)
+
     def _altered(
-        self, inputs: Mapping[str, Tensor | Undecoded], outputs: Sequence[str], parameters: Mapping[str, Parameter]
+        self,
+        inputs: Mapping[str, Tensor | Undecoded],
+        outputs: Sequence[str],
+        parameters: Mapping[str, Parameter],
+        timeout_us: int | None = None,
     ) -> InferRequest:
-        return InferRequest(
+        altered = InferRequest(
             self.model_name,
             inputs,
             outputs,
@@ -93,7 +120,7 @@ class InferRequest:
             self.model_version,
             parameters,
             self.priority,
-            self.timeout_us,
+            self.timeout_us if timeout_us is None else timeout_us,
             self.sequence_id,
             self.sequence_start,
             self.sequence_end,
@@ -101,6 +128,9 @@ class InferRequest:
             self.caller,
             self.decoupled,
         )
+        if hasattr(self, "_deadline_ns"):
+            altered._deadline_ns = self._deadline_ns
+        return altered
 
     @property
     def is_in_sequence(self) -> bool:

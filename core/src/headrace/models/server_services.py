@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from time import monotonic_ns
 from typing import Any, Protocol, TypeVar
 
 from headrace.backends.services import LOG_LEVELS, LogLevel
@@ -34,6 +35,9 @@ log = paced(__name__)
 models_log = logging.getLogger("headrace.python")
 
 T = TypeVar("T")
+
+#: As Triton says it of a queue.
+_EXPIRED = "Request timeout expired"
 
 #: Models that may wait for one request, one behind the other: a recursion without end has to end.
 MAX_CALLERS = 128
@@ -186,7 +190,7 @@ class ModelCalls:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, table: ServingTable, interceptors: Sequence[Interceptor] = ()
     ) -> None:
-        self._table = table
+        self._loop, self._table = loop, table
         self._single = Entrance(self._resolve, not_by_models, model, interceptors)
         self._any_number = Entrance(self._resolve, None, model, interceptors)
         self._deadlocks = DeadlockDetector(loop, self._break_deadlock)
@@ -197,6 +201,9 @@ class ModelCalls:
         or None: a scheduler, or an instance that is being loaded."""
         request, respond = ticket.request, ticket.respond
         try:
+            if request.caller is not None:
+                self._bound(ticket, request.caller, worker)
+                request, respond = ticket.request, ticket.respond
             entrance = self._any_number if request.decoupled else self._single
             _require_end(request)
             view = entrance.find(request.model_name, request.model_version)
@@ -258,6 +265,25 @@ class ModelCalls:
             ticket.respond = respond  # else they would hold each other until they are collected
         respond(answer, final)
 
+    def _bound(self, ticket: Ticket, caller: InferRequest, worker: Worker | None) -> None:
+        """Have ``ticket`` end when those have no time left who wait for ``caller``, for whose execution it was sent.
+        Raises `Unavailable` if that is over."""
+        if deadline_ns := caller.deadline_ns:
+            left_ns = deadline_ns - monotonic_ns()
+            if left_ns <= 0:
+                raise Unavailable(_EXPIRED)
+            timer = self._loop.call_later(left_ns / 1e9, self._expire, ticket)
+            ticket.respond = partial(_respond_in_time, ticket, timer, ticket.respond)
+        if caller.timeout_us and not ticket.request.timeout_us:
+            for executed in () if worker is None else worker.executing:
+                if executed.request is caller:
+                    spent_us = (monotonic_ns() - executed.arrival_ns) // 1000
+                    ticket.request = ticket.request.with_timeout(max(caller.timeout_us - spent_us, 1))
+
+    def _expire(self, ticket: Ticket) -> None:
+        self._refusals[ticket] = _refused(ticket.request, Unavailable(_EXPIRED))
+        ticket.cancel()
+
     def _break_deadlock(self, ticket: Ticket, path: Sequence[str]) -> None:
         """Take ``ticket``, which nobody could ever answer, out of its queue."""
         shown = " -> ".join(f"'{name}'" for name in path)
@@ -276,6 +302,13 @@ def _require_end(request: InferRequest) -> None:
         raise InvalidArgument(
             f"{len(request.callers)} models wait for this request, one behind the other; the limit is {MAX_CALLERS}"
         )
+
+
+def _respond_in_time(ticket: Ticket, timer: asyncio.TimerHandle, respond: Respond, answer: Answer, final: bool) -> None:
+    if final:
+        timer.cancel()
+        ticket.respond = respond  # else they would hold each other until they are collected
+    respond(answer, final)
 
 
 def _refused(request: InferRequest, error: HeadraceError) -> HeadraceError:

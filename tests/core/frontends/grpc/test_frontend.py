@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any, ClassVar
 
 import grpc
@@ -51,6 +52,7 @@ class Watched(Server):
         super().__init__(options)
         self.taken = asyncio.Event()
         self.cancelled = asyncio.Event()
+        self.deadlines_ns: list[int] = []
 
         make = self.engine.entrance
 
@@ -62,6 +64,7 @@ class Watched(Server):
         self.engine.entrance = watched  # type: ignore[method-assign, assignment]
 
     def start_watched(self, view: ModelView, ticket: Ticket, call: Any = None, reply: Any = None) -> None:
+        self.deadlines_ns.append(ticket.request.deadline_ns)
         start(view, ticket)
         dequeue = ticket.on_cancel
 
@@ -273,6 +276,24 @@ async def test_a_deadline_cancels_the_request(repository: str) -> None:
         assert status == "StatusCode.DEADLINE_EXCEEDED"
         await server.cancelled.wait()
         assert server.resolve("patient").snapshot().pending == 0
+
+
+@asynchronous
+async def test_a_request_knows_the_deadline_of_its_call(repository: str) -> None:
+    """For the calls that a model makes meanwhile; they end with it."""
+    async with connected(repository) as (server, connection):
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": "identity", "inputs": [tensor(1)[0]]}
+
+        await connection.infer("identity", [tensor(1)[0]])
+        begun_ns = monotonic_ns()
+        await connection.infer("identity", [tensor(1)[0]], client_timeout=100)
+        assert [error async for _, error in connection.stream_infer(requests(), stream_timeout=100)] == [None]
+        never, single, stream = server.deadlines_ns
+        assert never == 0
+        for deadline_ns in (single, stream):
+            assert 0 < deadline_ns - begun_ns - 99 * 10**9 < monotonic_ns() - begun_ns + 2 * 10**9
 
 
 @asynchronous

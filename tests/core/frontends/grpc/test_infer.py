@@ -94,6 +94,7 @@ class Call:
     draining: bool = False
     peer: str = "127.0.0.1"
     certificate: None = None
+    deadline_ns: int = 0
 
 
 def raw_request(model: str = "m", id: str = "", **parameters: bool) -> RawRequest:

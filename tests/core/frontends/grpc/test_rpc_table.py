@@ -72,6 +72,7 @@ class Call:
     draining: bool = False
     peer: str = "127.0.0.1"
     certificate: None = None
+    deadline_ns: int = 0
 
 
 def table(**options: Any) -> dict[str, Rpc]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
+from time import monotonic_ns
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -68,7 +69,7 @@ class RefusedCall(Stream):
 class GrpcCall(Stream):
     """What all other calls have in common. Handlers see it as their ``Context``."""
 
-    __slots__ = ("_assembler", "_calls", "_cancel", "_head", "_timer", "is_ended")
+    __slots__ = ("_assembler", "_calls", "_cancel", "_head", "_timer", "deadline_ns", "is_ended")
 
     def __init__(self, connection: Connection, id: int, calls: CallState, head: CallHead) -> None:
         Stream.__init__(self, connection, id)
@@ -77,7 +78,11 @@ class GrpcCall(Stream):
         self._assembler: MessageAssembler | None = None
         #: Tells the handler that nobody waits for it.
         self._cancel: Cancel | None = None
-        self._timer = calls.loop.call_later(head.timeout, self._expire) if head.timeout else None
+        self._timer: asyncio.TimerHandle | None = None
+        self.deadline_ns = 0
+        if head.timeout:
+            self._timer = calls.loop.call_later(head.timeout, self._expire)
+            self.deadline_ns = monotonic_ns() + int(head.timeout * 1e9)
         self.is_ended = False
 
     # ------------------------------------------------------------------ handlers call

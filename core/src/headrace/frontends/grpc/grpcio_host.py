@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from time import monotonic_ns
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -249,6 +250,11 @@ class _Call:
     @property
     def metadata(self) -> Metadata:
         return tuple(self._context.invocation_metadata() or ())
+
+    @property
+    def deadline_ns(self) -> int:
+        left_s = self._context.time_remaining()
+        return 0 if left_s is None else monotonic_ns() + int(left_s * 1e9)
 
     @property
     def peer(self) -> str:

@@ -62,8 +62,11 @@ def model_infer(inference: Inference, raw_request: RawRequest, context: Context,
         try:
             decoded = inference.layouts.decode(raw_request, forwarded)
         except Large:
-            return _infer_large(inference, raw_request, forwarded, answer, inference.single.caller(context, None))
+            caller = inference.single.caller(context, None)
+            return _infer_large(inference, raw_request, forwarded, answer, caller, context.deadline_ns)
         answer.classes = decoded.classes
+        if deadline_ns := context.deadline_ns:
+            decoded.request.expire_at(deadline_ns)
         ticket = Ticket(decoded.request, answer)
         inference.single.start(view, ticket, context)
     except HeadraceError as error:
@@ -93,12 +96,15 @@ def _infer_large(
     forwarded: Mapping[str, str] | None,
     answer: _Answer,
     caller: Caller | None,
+    deadline_ns: int,
 ) -> Cancel:
     """Let a thread decode what is large, and then submit it."""
 
     def read() -> InferRequest:
         decoded = decode_large(answer.view, raw_request, forwarded)
         answer.classes = decoded.classes
+        if deadline_ns:
+            decoded.request.expire_at(deadline_ns)
         return decoded.request
 
     return answer.read_large(read, inference.single, caller)

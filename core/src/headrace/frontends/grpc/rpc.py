@@ -30,6 +30,10 @@ class Context(Protocol):
         """What the caller sent with the call."""
 
     @property
+    def deadline_ns(self) -> int:
+        """When nobody wants an answer any more, in monotonic nanoseconds; 0 for never."""
+
+    @property
     def peer(self) -> str:
         """The address of the other end; empty where that is not known."""
 

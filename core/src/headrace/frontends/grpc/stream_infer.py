@@ -96,6 +96,8 @@ class _Turn:
     def take(self, decoded: Decoded) -> Ticket:
         """The ticket of the request, now that it is decoded."""
         self.classes, self.empty_final = decoded.classes, decoded.empty_final
+        if deadline_ns := self._stream.deadline_ns:
+            decoded.request.expire_at(deadline_ns)
         self.ticket = ticket = Ticket(decoded.request, self.respond)
         return ticket
 
@@ -126,6 +128,7 @@ class _Stream:
     def __init__(self, inference: Inference, context: Context) -> None:
         self._inference = inference
         self._context = context
+        self.deadline_ns = context.deadline_ns
         self._errors_end = first(context.metadata, "triton_grpc_error") == "true"
         self._open: set[_Turn] = set()
         self._in_order: deque[_Turn] = deque()

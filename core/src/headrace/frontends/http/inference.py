@@ -16,6 +16,7 @@ from headrace.frontends.http.infer_request import BodyLayoutCache, decode, decod
 from headrace.frontends.http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
 from headrace.frontends.http.outputs import JSON, OutputFormat, encode, response_encoding
 from headrace.frontends.http.request_body import DECODABLE, decompress
+from headrace.frontends.http.request_deadline import TIMEOUT, RequestDeadline
 from headrace.frontends.http.url_paths import PathTarget
 from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork
@@ -53,17 +54,25 @@ class InferenceHandler:
         if b"content-encoding" in headers and headers[b"content-encoding"] not in DECODABLE:
             reply(_unsupported_encoding())
             return None
+        deadline: RequestDeadline | None = None
+        if TIMEOUT in headers:
+            reply = deadline = RequestDeadline(headers[TIMEOUT], reply)
         accepted = headers.get(b"accept-encoding")
         answer = Answer(view, reply, response_encoding(accepted) if accepted else b"identity", self._large)
         try:
             request = self._read(http, target.name, target.version, answer, LARGE_BYTES)
         except Large:
-            return self._begin(http, target, answer, self._entrance.caller(http, reply))
+            cancel = self._begin(http, target, answer, self._entrance.caller(http, reply), deadline)
+            return cancel if deadline is None else deadline.begin(cancel)
         if self._forwards:
             request = self._forward(http, request)
         ticket = Ticket(request, answer)
+        if deadline is None:
+            self._start(view, ticket, http, reply)
+            return ticket.cancel
+        request.expire_at(deadline.at_ns)
         self._start(view, ticket, http, reply)
-        return ticket.cancel
+        return deadline.begin(ticket.cancel)
 
     def caller(self, http: HttpRequest, reply: Reply) -> Caller:
         return caller_of(http, reply)
@@ -77,7 +86,7 @@ class InferenceHandler:
         try:
             request = self._read(http, name, version, answer, LARGE_BYTES)
         except Large:
-            return await self._large.run(partial(self._read_large, http, name, version, answer))
+            return await self._large.run(partial(self._read_large, http, name, version, answer, None))
         return self._forward(http, request) if self._forwards else request
 
     async def print_response(self, response: InferResponse) -> bytes:
@@ -108,16 +117,29 @@ class InferenceHandler:
         request, answer.formats, answer.default = decoded
         return request
 
-    def _begin(self, http: HttpRequest, target: PathTarget, answer: Answer, caller: Caller | None) -> Cancel:
+    def _begin(
+        self,
+        http: HttpRequest,
+        target: PathTarget,
+        answer: Answer,
+        caller: Caller | None,
+        deadline: RequestDeadline | None,
+    ) -> Cancel:
         """Let a thread read what is large, and then submit it."""
-        read = partial(self._read_large, http, target.name, target.version, answer)
+        read = partial(self._read_large, http, target.name, target.version, answer, deadline)
         return answer.read_large(read, self._entrance, caller)
 
-    def _read_large(self, http: HttpRequest, name: str, version: str, answer: Answer) -> InferRequest:
+    def _read_large(
+        self, http: HttpRequest, name: str, version: str, answer: Answer, deadline: RequestDeadline | None
+    ) -> InferRequest:
         """`_read` for what is large, on a thread."""
         request = self._read(http, name, version, answer, UNBOUNDED)
         check_strings(answer.view, request)
-        return self._forward(http, request) if self._forwards else request
+        if self._forwards:
+            request = self._forward(http, request)
+        if deadline is not None:
+            request.expire_at(deadline.at_ns)
+        return request
 
     def _forward(self, http: HttpRequest, request: InferRequest) -> InferRequest:
         named = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in http.raw_headers)
