@@ -5,8 +5,9 @@
         --only pyident
 
 A server is a name and the program that serves: `headrace`, or the `tritonserver` that yardsticks.py makes, which can be
-asked for `pyident` only. Ratios are medians of the last server over those of the first: below 1 is better for latency
-and CPU, above 1 for the rate. Needs ``wrk``, and perf_analyzer from yardsticks.py for all but the JSON cases.
+asked for `pyident` and the ensemble of it only. Ratios are medians of the last server over those of the first: below 1
+is better for latency and CPU, above 1 for the rate. Needs ``wrk``, and perf_analyzer from yardsticks.py for all but the
+JSON cases.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import load
 import report
 import servers
 from measure import Case, Run, as_json, compare, median
-from models import write_models
+from models import ENSEMBLES, write_models
 from report import LOAD_COLUMNS, Section, load_row
 from servers import BENCHMARKS, Running
 from settings import Missing, Settings, need_wrk
@@ -34,6 +35,8 @@ CONNECTIONS = (1, 4, 16, 64)
 BINARY = {
     "identity16": ("identity", ("--shape", "INPUT0:16")),
     "pyident16": ("pyident", ("--shape", "INPUT0:16")),
+    "three_identities16": ("three_identities", ("--shape", "INPUT0:16")),
+    "three_pyidents16": ("three_pyidents", ("--shape", "INPUT0:16")),
     "tiny_add": ("tiny_add", ()),
     "mlp": ("mlp", ()),
     "convnet": ("convnet", ()),
@@ -42,6 +45,8 @@ BINARY = {
 }
 JSON = {"identity": ("INPUT0",), "pyident": ("INPUT0",), "tiny_add": ("INPUT0", "INPUT1")}
 MODELS = {model for model, _ in BINARY.values()}
+#: What the real Triton has here, whose only backend is Python's.
+PYTHON = {"pyident", "three_pyidents"}
 #: Of these, more connections at a time take more memory than they tell.
 FEW = {"identity1MiB": (1, 4), "identity16MiB": (1, 4)}
 RATIOS = ("rps", "p50_us", "p99_us", "server_us")
@@ -89,7 +94,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         models = options.models or write_models(Path(made))
         settings = Settings(options.runs, options.seconds, 0, models, options.yardsticks)
-        askable = {"pyident"} if any(path.name == "tritonserver" for _, path in options.server) else MODELS
+        askable = PYTHON if any(path.name == "tritonserver" for _, path in options.server) else MODELS
         chosen = {
             name: case for name, case in cases(settings).items() if re.search(options.only, name) and case[0] in askable
         }
@@ -99,7 +104,9 @@ def main() -> int:
         section = Section(f"{' and '.join(name for name, _ in options.server)} in turns", LOAD_COLUMNS)
         ratios = Section("Ratios, the last to the first", ("case", *RATIOS))
         with tempfile.TemporaryDirectory() as folder:
-            repository = settings.repository(Path(folder), *sorted({model for model, _ in chosen.values()}))
+            asked = {model for model, _ in chosen.values()}
+            needed = {each for model in asked for each in ENSEMBLES.get(model, ())}
+            repository = settings.repository(Path(folder), *sorted(asked | needed))
             with _running(options.server, repository) as running:
                 for name, (_, case) in chosen.items():
                     try:

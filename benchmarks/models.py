@@ -2,6 +2,7 @@
 
 - ``identity``: Headrace's own backend, FP32 ``INPUT0`` [-1] to ``OUTPUT0``
 - ``pyident``: the same as a Python model, which the real Triton can serve, too
+- ``three_identities``, ``three_pyidents``: ensembles of three of these, copies of each other, in a row
 - ``tiny_add``: ONNX, sum and difference of two FP32 [16]
 - ``mlp``: ONNX, FP32 [256] through 1024 and 1024 to 10
 - ``convnet``: ONNX, FP32 [3, 224, 224], a ResNet-18 in size and shape: about 1.8 GFLOP
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
+#: Ensembles, and the models that they are made of: copies of one, each with an instance of its own.
+ENSEMBLES = {
+    "three_identities": ("identity", "identity2", "identity3"),
+    "three_pyidents": ("pyident", "pyident2", "pyident3"),
+}
 #: Of every ONNX model, so that what is compared computes alike.
 THREADS = 1
 _ONNX = f"""\
@@ -48,10 +55,31 @@ def write_models(folder: Path) -> Path:
     _write_mlp(folder, rng)
     _write_convnet(folder, rng)
     vector = ["INPUT0"], ["OUTPUT0"], [-1]
-    _config(folder, "identity", 'backend: "identity"\ninstance_group [ { count: 1 kind: KIND_CPU } ]\n', *vector)
-    directory = _config(folder, "pyident", 'backend: "python"\n', *vector)
-    (directory / "model.py").write_text(_PYTHON)
+    for number in ("", "2", "3"):
+        head = 'backend: "identity"\ninstance_group [ { count: 1 kind: KIND_CPU } ]\n'
+        _config(folder, f"identity{number}", head, *vector)
+        directory = _config(folder, f"pyident{number}", 'backend: "python"\n', *vector)
+        (directory / "model.py").write_text(_PYTHON)
+    for name, models in ENSEMBLES.items():
+        _write_ensemble(folder, name, models)
     return folder
+
+
+def _write_ensemble(folder: Path, name: str, models: Sequence[str]) -> None:
+    """``models``, which are identities, one behind the other."""
+    tensors = ["INPUT0", *(f"between{number}" for number in range(1, len(models))), "OUTPUT0"]
+    described = ", ".join(
+        f'{{ model_name: "{model}" model_version: -1 input_map {{ key: "INPUT0" value: "{reads}" }} '
+        f'output_map {{ key: "OUTPUT0" value: "{writes}" }} }}'
+        for model, (reads, writes) in zip(models, pairwise(tensors), strict=True)
+    )
+    (folder / name / "1").mkdir(parents=True, exist_ok=True)
+    (folder / name / "config.pbtxt").write_text(
+        f'name: "{name}"\nplatform: "ensemble"\nmax_batch_size: 64\n'
+        'input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }\n'
+        'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }\n'
+        f"ensemble_scheduling {{ step [ {described} ] }}\n"
+    )
 
 
 def _write_tiny_add(folder: Path) -> None:

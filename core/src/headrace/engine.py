@@ -276,11 +276,11 @@ class Engine:
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Unload ``name`` in control mode ``explicit``; returns once it takes no more requests.
 
-        What it has is answered in the background. Models do not have dependents yet, so
-        ``unload_dependents`` changes nothing. Raises `HeadraceError`; an unknown name is no error.
+        What it has is answered in the background. ``unload_dependents`` has what an ensemble needs unloaded with it,
+        unless others need it or it was loaded by name. Raises `HeadraceError`; an unknown name is no error.
         """
         self._require_ready()
-        await self.control.unload(name)
+        await self.control.unload(name, unload_dependents)
 
     def _require_ready(self) -> None:
         self._table.require_open()

@@ -70,6 +70,21 @@ def test_a_load_by_name_brings_what_the_ensemble_needs(write: Write, run: Run) -
     server.infer("e", {"x": ROW})
 
 
+def test_what_only_an_ensemble_needed_is_unloaded_with_it_if_that_is_asked_for(write: Write, run: Run) -> None:
+    for name in ("one", "two", "three"):
+        write(name, identity())
+    write("inner", chain("one", "three"))
+    write("e", ensemble([step("inner", "x=x", "y=m"), step("two", "a=m", "b=y")]))
+    write("f", chain("three"))
+    server = run(load_model=("two",), **EXPLICIT)
+    for name in ("e", "f"):
+        on_loop(server, server.load(name))
+    on_loop(server, server.unload("e", unload_dependents=True))
+    assert {name for name in states(server) if server.ready_versions(name)} == {"two", "three", "f"}
+    on_loop(server, server.unload("f"))
+    assert {name for name in states(server) if server.ready_versions(name)} == {"two", "three"}
+
+
 @pytest.mark.parametrize(
     ("models", "said"),
     [

@@ -160,7 +160,7 @@ class Trial:
         except HeadraceError as error:
             return list(self._refusals(name)) or [LoadRefusal(0, error.code.value, error.message)]
         finally:
-            await self._server.unload(name)
+            await self._server.unload(name, unload_dependents=True)
         return []
 
     def _refusals(self, name: str) -> Iterator[LoadRefusal]:

@@ -73,13 +73,14 @@ class Control:
         entry = await asyncio.to_thread(self._find, name, parameters)
         await self._lifecycle.load(entry)
 
-    async def unload(self, name: str) -> None:
-        """Take ``name`` out of service; returns at once. A name that is unknown or not loaded is no error.
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Take ``name`` out of service; returns at once. A name that is unknown or not loaded is no error. With
+        ``unload_dependents``, also what only it needed and nobody has loaded by name.
 
         Nor is one that can name no model.
         """
         self._require_explicit()
-        await self._lifecycle.unload(name)
+        await self._lifecycle.unload(name, unload_dependents)
 
     async def index(self, ready_only: bool) -> list[IndexEntry]:
         """Every model version that is known, then those of the repository that were never loaded; by name."""

@@ -56,6 +56,11 @@ class Dependencies:
         """What ``name`` is served from, or would be if what it needs were."""
         return self._known.get(name)
 
+    def needed(self, name: str) -> list[str]:
+        """The models that ``name`` needs itself."""
+        known = self._known.get(name)
+        return sorted({dependency.model for dependency in known[0].dependencies}) if known is not None else []
+
     def dependents(self, name: str) -> list[str]:
         """The models that need ``name`` themselves."""
         return [known for known, (plan, _) in self._known.items() if any(d.model == name for d in plan.dependencies)]

@@ -56,6 +56,8 @@ class Lifecycle:
         self.background = Background()
         self._dependencies = Dependencies(self.records, nested)
         self._find = find
+        #: What somebody has asked for, and not only other models.
+        self._by_name: set[str] = set()
         self._is_stopping = False
         #: Those that take no requests any more and still have some.
         self._draining: set[ServedModel] = set()
@@ -72,6 +74,7 @@ class Lifecycle:
         Unlike `load`, this remembers as a model's problem why nothing of it could be loaded.
         """
         entries = list(entries)
+        self._by_name.update(entry.name for entry in entries)
         with Progress(entry.name for entry in entries) as progress:
             progress.attempts |= {e.name: asyncio.ensure_future(self._attempt(e, progress)) for e in entries}
             results = await asyncio.gather(*progress.attempts.values())
@@ -84,17 +87,25 @@ class Lifecycle:
         config and unchanged files is left alone, unless one of its instances is dead.
         Goes on if its caller is cancelled. Raises `OperatorError`.
         """
+        self._by_name.add(entry.name)
         await asyncio.shield(self.background.start(self._load_alone(entry)))
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, with_needed: bool = False) -> None:
         """Stop serving ``name``; returns at once. In the background it answers what it has, and is closed.
+
+        ``with_needed``: also what only it needed and nobody has loaded by name.
 
         A load that waits for processes fails, so that one which never ends can be got rid of.
         """
         self._loader.stop_loading(name)
         async with self._turn(name):
+            needed = self._dependencies.needed(name) if with_needed else ()
             self._dependencies.forget(name)
+            self._by_name.discard(name)
             self._let_go(name)
+        for other in needed:
+            if not (other in self._by_name or self._dependencies.dependents(other)):
+                await self.unload(other, with_needed)
 
     async def remove(self, name: str) -> None:
         """`unload`, and forget why versions that failed did: ``name`` is gone from the repository."""

@@ -21,16 +21,12 @@ from headrace.testing.driving import part_of
 from headrace.testing.example import NAME, write_model
 from headrace.testing.plugin import NOT_RUN
 from headrace.testing.serving import serve
-from headrace.testing.stage import Stage, play
+from headrace.testing.stage import OTHER, Stage, play
 
 #: In nanoseconds.
 US = 1000
 MS = 1_000_000
 MINUTE = 60_000 * MS
-
-
-_OTHER = """backend: "identity" max_batch_size: 8
-    input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }"""
 
 
 class ScheduledSubject:
@@ -153,7 +149,7 @@ class ScheduledService(ScheduledSubject):
         repository = tmp_path_factory.mktemp("repository")
         write_model(repository, self.model_config())
         for other in self.others:
-            write_model(repository, f'name: "{other}" {_OTHER}')
+            write_model(repository, f'name: "{other}" {OTHER}')
         with serve(repository, strict_readiness=False, exit_on_error=False) as server:
             names = server.plugins.schedulers.names()
             assert self.scheduler in names, (

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from google.protobuf import text_format
 
 from headrace.backends.base import Device
 from headrace.config.model_config_pb2 import ModelConfig
@@ -18,7 +19,7 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Batch, Padding, ReasonedBatch, Ticket
 from headrace.models.configuring import scheduler_parameters
-from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler, Wait, Waiting
+from headrace.schedulers.base import InstanceInfo, OtherModel, ScheduledModel, Scheduler, Wait, Waiting
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.testing.example import NAME
@@ -27,6 +28,9 @@ from headrace.workers.worker import InstanceThread
 
 #: Ends only what hangs.
 HANGING_S = 90
+#: The config of the models that a scheduler asks.
+OTHER = """backend: "identity" max_batch_size: 8
+    input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }"""
 _X = Spec("x", dtypes.FP32, (1,))
 _Y = Spec("y", dtypes.FP32, (1,))
 
@@ -59,7 +63,15 @@ class Stage:
         slots = max(1, config.max_batch_size)
         infos = [InstanceInfo(f"{NAME}_0_{number}", Device("cpu"), slots) for number in range(instances)]
         parameters = scheduler_parameters(config, kind)
-        model = ScheduledModel(config, infos, {"x": _X}, {"y": _Y}, self._call, parameters)
+        needed = kind.depends_on(config)
+        others = {
+            each: OtherModel(
+                text_format.Parse(OTHER, ModelConfig(name=each.model)), 1, {"x": _X}, {"y": _Y}, {}, self._call
+            )
+            for each in needed
+        }
+        kind.complete_config(config, others)
+        model = ScheduledModel(config, infos, {"x": _X}, {"y": _Y}, self._call, parameters, others=others)
         loop = asyncio.get_running_loop()
         self.kernel = Kernel(_observed(kind, self), model, self.statistics, loop, self.clock)
         self.instances = [PlayedInstance(source, self.wrong) for source in self.kernel.sources]
