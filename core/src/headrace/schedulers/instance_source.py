@@ -45,14 +45,14 @@ class InstanceSource:
     """
 
     __slots__ = (
-        "_alarm", "_batch", "_is_parked", "_kept", "_kernel", "_next", "_now_ns", "_on_loop", "_on_threads",
+        "_alarm", "_batch", "_is_parked", "_kept", "_kernel", "_name", "_next", "_now_ns", "_on_loop", "_on_threads",
         "_queue", "_remember", "_remove", "_wakeup", "deliver", "instance", "progress", "wait", "wake_at",
     )  # fmt: skip
     #: Whether it may be kept from running what waits for it, so that another has to be asked.
     is_limited: ClassVar[bool] = False
 
     def __init__(self, kernel: Dispatcher, instance: InstanceInfo) -> None:
-        self.instance = instance
+        self.instance, self._name = instance, instance.name
         self.wait: Wait | None = None
         self.wake_at: float = 0
         self.progress = kernel.progress
@@ -89,28 +89,32 @@ class InstanceSource:
         remove = self._remove
         if self._kept:
             self._ask_for_kept(chosen)
-        reason, rows = (chosen.reason, chosen.rows) if isinstance(chosen, ReasonedBatch) else ("", 0)
-        if isinstance(chosen, Batch):
-            for ticket, added in zip(chosen, chosen.added, strict=False):
-                request = ticket.request
-                ticket.request = request.with_inputs({**request.inputs, **added})
+        reason, rows, is_pinned = "", 0, False
+        if isinstance(chosen, ReasonedBatch):
+            reason, rows = chosen.reason, chosen.rows
+            if isinstance(chosen, Batch):
+                is_pinned = chosen.pinned
+                for ticket, added in zip(chosen, chosen.added, strict=False):
+                    request = ticket.request
+                    ticket.request = request.with_inputs({**request.inputs, **added})
         claimed = requests = [ticket for ticket in chosen if remove(ticket)]
-        if not claimed:
-            return claimed
-        if isinstance(chosen, Batch) and chosen.pinned:
-            for ticket in claimed:
-                ticket.pinned = True
-        if len(claimed) < len(chosen):  # some have left, or are nobody's
+        count = len(claimed)
+        if count < len(chosen):  # some have left, or are nobody's
+            if not count:
+                return claimed
             taken, rows = set(claimed), 0
             claimed = Batch([ticket for ticket in chosen if ticket in taken or isinstance(ticket, Padding)])
-        first, last = requests[0], requests[-1]
-        if not rows:
-            rows = first.rows if first is last else sum([ticket.rows for ticket in requests])
+        if is_pinned:
+            for ticket in requests:
+                ticket.pinned = True
+        first_ns = requests[0].queued_ns
+        if count == 1:
+            rows, last_ns = requests[0].rows, first_ns
+        else:
+            rows, last_ns = rows or sum([ticket.rows for ticket in requests]), requests[-1].queued_ns
         lanes = self._queue.lanes
         waiting = len(lanes[0]) + len(lanes[1]) if len(lanes) == 2 else len(self._queue)  # hardly a model has levels
-        self._remember((
-            now_ns, self.instance.name, reason, len(requests), rows, first.queued_ns, last.queued_ns, waiting,
-        ))  # fmt: skip
+        self._remember((now_ns, self._name, reason, count, rows, first_ns, last_ns, waiting))
         return claimed
 
     def _ask_for_kept(self, chosen: Sequence[Ticket]) -> None:
