@@ -103,7 +103,9 @@ class Scene:
         self.limiter.add(claims)
         config = ModelConfig(name=name, max_batch_size=rows)
         config.dynamic_batching.max_queue_delay_microseconds = delay_us
-        infos = [instance_info(Placement(f"{name}_{n}", Device("cpu"), claim), rows) for n, claim in enumerate(claims)]
+        infos = [
+            instance_info(Placement(f"{name}_{n}", Device("cpu"), claim), config) for n, claim in enumerate(claims)
+        ]
         model, statistics = ScheduledModel(config, infos), ModelStatistics()
         kernel = self.kernels[name] = Kernel(kind, model, statistics, self.loop, self.clock, self.limiter)
         return kernel

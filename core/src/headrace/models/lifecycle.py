@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -19,7 +20,7 @@ from headrace.models.dependencies import Dependencies, Needed
 from headrace.models.loader import Loader, LoadPlan
 from headrace.models.repository import Entry, NoVersion
 from headrace.models.running_loads import Background, LoadSlots, NestedLoads, Progress
-from headrace.models.served import ServedModel
+from headrace.models.served import PreparedChange, ServedModel
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import (
     UNLOADED,
@@ -36,6 +37,9 @@ from headrace.models.states import (
 from headrace.telemetry.logs import VERBOSE_2
 
 log = logging.getLogger(__name__)
+
+#: How long a load waits for the instances that it has dismissed.
+LEAVING_S = 5.0
 
 
 class Lifecycle:
@@ -203,8 +207,10 @@ class Lifecycle:
             changed = [n for n, made_of in plan.versions.items() if n not in known or not known[n].is_still(made_of)]
             with self._dependencies.noted(plan, entry, record):
                 await self._dependencies.await_loads(plan, partial(self._load_needed, progress=progress))
-                await self._load_versions(record, plan, entry, progress, changed)
+                leaving = await self._load_versions(record, plan, entry, progress, changed)
         progress.loaded(entry.name)
+        if leaving:  # who has nothing to do is gone when the load is over; who has, goes when it has done it
+            await asyncio.wait([asyncio.wrap_future(left) for left in leaving], timeout=LEAVING_S)
 
     async def _load_needed(self, name: str, progress: Progress) -> None:
         """Load ``name``, which another model needs, unless it is served or about to be."""
@@ -258,27 +264,63 @@ class Lifecycle:
 
     async def _load_versions(
         self, record: ModelRecord, plan: LoadPlan, entry: Entry, progress: Progress, numbers: Sequence[int]
-    ) -> None:
+    ) -> Sequence[Future[None]]:
+        """Load ``numbers``. Each future is done when an instance has closed that a version does without now."""
         log.log(VERBOSE_2, "AsyncLoad() '%s'", plan.name)
         for number in numbers:
             current = record.versions.setdefault(number, VersionRecord())
             if current.served is None:
                 current.state, current.reason = State.LOADING, ""
-        results = await asyncio.gather(*(self._load_version(plan, number, progress) for number in numbers))
-        loaded = {n: result for n, result in zip(numbers, results, strict=True) if isinstance(result, ServedModel)}
-        failed = {n: r for n, r in zip(numbers, results, strict=True) if not isinstance(r, ServedModel)}
+        results = await asyncio.gather(
+            *(self._load_version(plan, number, record.versions[number], progress) for number in numbers)
+        )
+        loaded: dict[int, ServedModel] = {}
+        failed: dict[int, HeadraceError] = {}
+        changes: dict[int, PreparedChange] = {}
+        for number, result in zip(numbers, results, strict=True):
+            if isinstance(result, ServedModel):
+                loaded[number] = result
+            elif isinstance(result, HeadraceError):
+                failed[number] = result
+            else:
+                changes[number] = result
         log.log(VERBOSE_2, "OnLoadFinal() '%s' for all version(s)", plan.name)
         if failed:
             self._abandon(record, loaded, failed, entry)
+            for change in changes.values():
+                await self._slots.run(change.discard)
             raise versions_failure(entry, failed)
+        leaving = [left for number, change in changes.items() for left in self._exchange(record, plan, number, change)]
         self._swap(record, plan, loaded)
         record.fingerprint, record.temporary = plan.fingerprint, entry.path if entry.is_temporary else None
+        return leaving
 
-    async def _load_version(self, plan: LoadPlan, number: int, progress: Progress) -> ServedModel | HeadraceError:
+    def _exchange(
+        self, record: ModelRecord, plan: LoadPlan, number: int, change: PreparedChange
+    ) -> Sequence[Future[None]]:
+        current = record.versions[number]
+        assert current.served is not None
+        leaving = current.served.exchange(change)
+        current.fingerprint = plan.versions[number]
+        log.info(
+            "instances of '%s' version %d: %d serve, %d leave",
+            plan.name,
+            number,
+            len(current.served.workers),
+            len(leaving),
+        )
+        return leaving
+
+    async def _load_version(
+        self, plan: LoadPlan, number: int, current: VersionRecord, progress: Progress
+    ) -> ServedModel | PreparedChange | HeadraceError:
+        """Version ``number``, or other instances for it where only these change."""
         log.info("loading: %s:%d", plan.name, number)
         log.log(VERBOSE_2, "CreateModel() '%s' version %d", plan.name, number)
         for attempt in range(self._retries + 1):
             try:
+                if current.served is not None and current.wants_instances(plan.versions[number]):
+                    return await self._slots.run(self._change_on_thread, plan, current.served, progress)
                 with self._dependencies.kept(plan) as needed:
                     model = await self._slots.run(self._load_on_thread, plan, number, needed, progress)
             except Exception as error:
@@ -294,6 +336,10 @@ class Lifecycle:
     def _load_on_thread(self, plan: LoadPlan, number: int, needed: Needed, progress: Progress) -> ServedModel:
         progress.began(plan.name)
         return self._loader.load(plan, number, needed)
+
+    def _change_on_thread(self, plan: LoadPlan, served: ServedModel, progress: Progress) -> PreparedChange:
+        progress.began(plan.name)
+        return self._loader.change(plan, served)
 
     def _swap(self, record: ModelRecord, plan: LoadPlan, loaded: dict[int, ServedModel]) -> None:
         """Serve ``loaded`` beside what of ``plan`` has been left alone, and let go of everything else of this model."""

@@ -30,12 +30,14 @@ from headrace.models.configuring import (
     complete_with,
     dependencies,
     find_scheduler,
+    judge,
     make_backend,
     raise_first,
     read,
     scheduler_parameters,
     written,
 )
+from headrace.models.instance_set import InstanceSet
 from headrace.models.model_files import read_labels
 from headrace.models.repository import (
     Entry,
@@ -47,7 +49,7 @@ from headrace.models.repository import (
     select_versions,
     take_fingerprint,
 )
-from headrace.models.served import ServedModel
+from headrace.models.served import PreparedChange, ServedModel
 from headrace.models.server_services import SiblingServices
 from headrace.models.signature import Signature
 from headrace.models.states import ShutdownDeadline
@@ -58,7 +60,7 @@ from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.rate_limiter import RateLimiter, instance_info
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.workers.devices import Placement, plan_instances
+from headrace.workers.devices import Placement, available_gpus, fill_groups, plan_instances
 from headrace.workers.instance import failures_worded, share
 from headrace.workers.process.process_worker import ProcessWorker
 
@@ -149,6 +151,19 @@ class Loader:
         self._plugins.tell("model_loaded", model=served)
         return served
 
+    def change(self, plan: LoadPlan, served: ServedModel) -> PreparedChange:
+        """Load the instances by which ``plan`` differs from what is ``served``. Raises `HeadraceError`; then nothing
+        has changed."""
+        speak_for(plan.name)
+        config = ModelConfig.FromString(served.config.SerializeToString())
+        config.ClearField("instance_group")
+        config.instance_group.extend(plan.config.instance_group)
+        backend = self._backend(config.backend)
+        raise_first(judge(replace(served.model, config=config), backend, self._options))
+        fill_groups(config, backend, available_gpus())
+        _tell_completed(config)
+        return served.instances.prepare(config)
+
     def stop_loading(self, name: str) -> None:
         """Have a load of ``name`` fail soon, if it is waiting for processes. Event loop only."""
         for worker in tuple(self._processes):
@@ -187,8 +202,8 @@ class Loader:
             signature, statistics = Signature(model.name, config), ModelStatistics()
             undo.callback(services.close)
             placements = plan_instances(config)
+            claims = [placement.claim for placement in placements]
             if self._limiter is not None:
-                claims = [placement.claim for placement in placements]
                 self._limiter.add(claims)
                 undo.callback(self._limiter.remove, claims)
             kernel = self._kernel(model, signature, placements, statistics, services, others)
@@ -197,27 +212,26 @@ class Loader:
                 backend,
                 model,
                 signature,
-                placements,
+                isolation,
+                self._processes,
                 kernel.scheduler.kept,
                 statistics,
                 self._loop,
-                services.of_instance,
+                services,
                 self.deadline,
             )
-            workers = factory.load(isolation, self._processes)
+            instances = InstanceSet(kernel, factory, self._limiter, claims, self._loop)
+            instances.begin(placements, factory.load(placements, config))
             release = undo.pop_all().close
             undo.callback(release)
-            for worker in workers:
-                undo.callback(worker.join)
-            services.bind(workers)
+            undo.callback(instances.join)
             served = ServedModel(
-                model.version, config, signature, kernel, workers, statistics, labels, release, tuple(needed.values())
+                model, signature, kernel, instances, statistics, labels, release, tuple(needed.values())
             )
             observers = [
                 observer for observer in self._plugins.hook.observe_model(model=served) if observer is not None
             ]
-            for worker, source in zip(workers, kernel.sources, strict=True):
-                worker.serve(source, self._loop, observers)
+            instances.serve(observers)
             undo.pop_all()
         return served
 
@@ -234,7 +248,7 @@ class Loader:
         scheduler = find_scheduler(config, self._plugins.schedulers)
         if scheduler.name == "dynamic_batching":  # there is no thread of its own; it is what scripts look for
             log.debug("Starting dynamic-batcher thread for %s at nice 0...", config.name)
-        instances = [instance_info(placement, max(1, config.max_batch_size)) for placement in placements]
+        instances = [instance_info(placement, config) for placement in placements]
         told = scheduler_parameters(config, scheduler)
         held = HeldUntil.from_environ(os.environ)
         if held.requests or held.backlog:

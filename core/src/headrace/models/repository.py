@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISDIR
 
@@ -161,10 +161,16 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class VersionFingerprint:
-    """What one version is made of: the config that it is loaded with, and the files that count for it."""
+    """What one version is made of: the config that it is loaded with, apart from its instance groups, and the files
+    that count for it."""
 
     config: bytes
     files: frozenset[tuple[str, int, int]]
+    instance_groups: bytes = b""
+
+    def differs_in_instances(self, other: VersionFingerprint | None) -> bool:
+        """Whether ``other`` says the same of everything but instances."""
+        return other is not None and self != other and replace(self, instance_groups=other.instance_groups) == other
 
 
 def fingerprint_of_version(fingerprint: Fingerprint, version: int, config: ModelConfig) -> VersionFingerprint:
@@ -175,9 +181,11 @@ def fingerprint_of_version(fingerprint: Fingerprint, version: int, config: Model
     """
     config = ModelConfig.FromString(config.SerializeToString())
     config.ClearField("version_policy")
+    groups = ModelConfig(instance_group=config.instance_group).SerializeToString(deterministic=True)
+    config.ClearField("instance_group")
     start = len(str(fingerprint.path)) + 1
     files = (file for file in fingerprint.files if _counts(file[0][start:].partition("/")[0], version))
-    return VersionFingerprint(config.SerializeToString(deterministic=True), frozenset(files))
+    return VersionFingerprint(config.SerializeToString(deterministic=True), frozenset(files), groups)
 
 
 def _counts(first: str, version: int) -> bool:

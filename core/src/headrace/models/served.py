@@ -11,11 +11,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+from headrace.backends.base import Model
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import HeadraceError, summary
 from headrace.messages.request import InferRequest
@@ -34,7 +36,7 @@ TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelView:
-    """One version that is served. Made once, at load, and shared by all who ask for it.
+    """One version that is served. Made at load, and anew when its instances change; shared by all who ask for it.
 
     ``labels`` maps an output to the lines of its label file. ``metadata`` is what the document
     of the protocol says behind the name and the versions. The last three are functions: ``check`` accepts a request
@@ -57,8 +59,40 @@ class ModelView:
     enqueue: Callable[[Ticket], None]
 
 
+class PreparedChange(Protocol):
+    """Other instances, loaded and not serving yet: what ``config`` asks for. Either method ends it."""
+
+    config: ModelConfig
+
+    def commit(self) -> Sequence[Future[None]]:
+        """Have them serve, and those leave that are not asked for; each future is done when one of these has closed.
+        Event loop only."""
+
+    def discard(self) -> None:
+        """Close them. Blocks."""
+
+
+class Instances(Protocol):
+    """Those of one version: a `headrace.models.instance_set.InstanceSet`."""
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """In the order of the config's groups. Replaced, never changed."""
+
+    @property
+    def restarts(self) -> int:
+        """How often instances have been loaded again after they had died."""
+
+    def prepare(self, config: ModelConfig) -> PreparedChange:
+        """Load those that ``config`` asks for and that are not there. Blocks. Raises `HeadraceError`; then nothing has
+        changed."""
+
+    def join(self) -> None:
+        """Wait until all have closed. Blocks."""
+
+
 class ServedModel:
-    """Signature, scheduling kernel and workers of one version, put together at load.
+    """Signature, scheduling kernel and instances of one version, put together at load.
 
     ``labels`` maps an output to the lines of its label file. ``release`` is called after the last
     instance has closed. ``others`` are what it asks, kept for it (`keep`) until it has answered its last request.
@@ -66,18 +100,19 @@ class ServedModel:
 
     def __init__(
         self,
-        version: int,
-        config: ModelConfig,
+        model: Model,
         signature: Signature,
         scheduler: Kernel,
-        workers: Sequence[Worker],
+        instances: Instances,
         statistics: ModelStatistics,
         labels: Mapping[str, Sequence[str]],
         release: Callable[[], None],
         others: Collection[ServedModel] = (),
     ) -> None:
+        config = model.config
+        self.model = model
         self.name = config.name
-        self.version = version
+        self.version = model.version
         self.config = config
         self.signature = signature
         self.labels = labels
@@ -86,8 +121,8 @@ class ServedModel:
         self.max_batch_size = config.max_batch_size
         self.decoupled = config.model_transaction_policy.decoupled
         self.platform = config.platform or config.backend
-        self.workers = workers
-        self._readiness = Readiness(workers)
+        self.instances = instances
+        self._readiness = Readiness(instances.workers)
         self._release = release
         self.others = others
         #: How many versions ask this one, or are being loaded to do so.
@@ -96,7 +131,7 @@ class ServedModel:
         #: What frontends see of it, and what requests are started by.
         self.view = ModelView(
             self.name,
-            version,
+            model.version,
             self.platform,
             self.max_batch_size,
             self.decoupled,
@@ -123,6 +158,11 @@ class ServedModel:
         return self.signature.wire_shape(spec)
 
     @property
+    def workers(self) -> Sequence[Worker]:
+        """What runs its instances."""
+        return self.instances.workers
+
+    @property
     def ready(self) -> bool:
         """Whether every instance is alive. `check_ready` asks them, too."""
         return all(worker.alive for worker in self.workers)
@@ -147,7 +187,7 @@ class ServedModel:
 
     def snapshot(self) -> Snapshot:
         """The statistics, added up now."""
-        return self.statistics.snapshot(self.scheduler.pending, sum(worker.restarts for worker in self.workers))
+        return self.statistics.snapshot(self.scheduler.pending, self.instances.restarts)
 
     def explain(self) -> dict[str, Any]:
         """Why its last batches ran when they did, and what waits now: what ``GET .../explain`` says. Any thread."""
@@ -164,6 +204,22 @@ class ServedModel:
             "in_flight": kernel.in_flight,
             **kernel.history.document(kernel.clock.now_ns()),
         }
+
+    @property
+    def can_exchange_instances(self) -> bool:
+        """Whether it can go on while it gets other instances."""
+        return bool(self.workers) and self.scheduler.can_exchange
+
+    def exchange(self, change: PreparedChange) -> Sequence[Future[None]]:
+        """Serve with other instances; each future is done when one of the old has closed. Event loop only.
+
+        There is another ``view``.
+        """
+        left = change.commit()
+        self.config = change.config
+        self.view = replace(self.view, config=change.config)
+        self._readiness = Readiness(self.workers)
+        return left
 
     def keep(self) -> None:
         """Have this version answer, for one more that asks it, until `let_go`. Event loop only."""
@@ -205,8 +261,7 @@ class ServedModel:
         """
         with ExitStack() as stack:
             stack.callback(self._release)
-            for worker in reversed(self.workers):
-                stack.callback(worker.join)
+            stack.callback(self.instances.join)
 
 
 class Readiness:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
 from typing import Any, Protocol, TypeVar
@@ -65,11 +65,11 @@ class ServerServices:
 
 
 class SiblingServices:
-    """The services of the instances of one version, by the name of the instance."""
+    """The services of the instances of one version."""
 
     def __init__(self, server: ServerServices, model: str) -> None:
         self._server, self._model = server, model
-        self._made: dict[str, LocalServices] = {}
+        self._made: dict[LocalServices, None] = {}
 
     def call(self, ticket: Ticket) -> None:
         """Have another model answer ``ticket`` for the scheduler; a refusal is an answer. Event loop only."""
@@ -79,20 +79,21 @@ class SiblingServices:
         """What has ``other`` answer a request of the scheduler, and raises what refuses it. Event loop only."""
         return self._server.calls.asking(other)
 
-    def of_instance(self, name: str) -> LocalServices:
-        """The services of the instance ``name``."""
-        services = self._made[name] = LocalServices(self._server, self._model)
+    def of_instance(self) -> LocalServices:
+        """The services of one more instance. Its `LocalServices.worker` is to be set before it serves."""
+        services = LocalServices(self._server, self._model)
+        self._made[services] = None
         return services
 
-    def bind(self, workers: Iterable[Worker]) -> None:
-        """Say which worker each instance has, before any of them serves."""
-        for worker in workers:
-            self._made[worker.name].worker = worker
+    def release(self, services: LocalServices) -> None:
+        """An instance has closed: so give up what it holds."""
+        self._made.pop(services, None)
+        services.close()
 
     def close(self) -> None:
-        """The instances have closed: so give up what they hold."""
-        for services in self._made.values():
-            services.close()
+        """All instances have closed."""
+        for services in tuple(self._made):
+            self.release(services)
 
 
 class LocalServices(LoopServices):

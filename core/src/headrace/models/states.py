@@ -54,6 +54,15 @@ class VersionRecord:
         """Whether it is served, every instance alive, and to load what has ``fingerprint`` would change nothing."""
         return self.served is not None and self.served.ready and self.fingerprint == fingerprint
 
+    def wants_instances(self, fingerprint: VersionFingerprint) -> bool:
+        """Whether it is served, every instance alive, and what has ``fingerprint`` differs in instances only."""
+        return (
+            self.served is not None
+            and self.served.ready
+            and self.served.can_exchange_instances
+            and fingerprint.differs_in_instances(self.fingerprint)
+        )
+
     @property
     def shown(self) -> tuple[State, str]:
         """State and reason as the index has them: a version that waits for an instance to be restarted

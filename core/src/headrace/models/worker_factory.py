@@ -13,18 +13,19 @@ from weakref import WeakSet
 
 from headrace.backends.base import AnyInstance, Backend, Isolation, Model
 from headrace.config.config_json import config_to_json
+from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.parameters import ISOLATION, MEMORY_LIMIT, read_busy_poll, read_isolation, read_memory_limit
 from headrace.errors import ConfigError
 from headrace.messages.spec import Spec
+from headrace.models.server_services import LocalServices, SiblingServices
 from headrace.models.signature import Signature
 from headrace.telemetry.log_output import speak_for
-from headrace.telemetry.statistics import ModelStatistics
+from headrace.telemetry.statistics import ExecutionStatistics, ModelStatistics
 from headrace.workers.devices import Placement
 from headrace.workers.instance import close_instance, failures_worded, load_instance, runner_for, shaping_of
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process.handshake import InstanceSpec
 from headrace.workers.process.process_worker import ProcessWorker
-from headrace.workers.process.remote_services import LoopServices
 from headrace.workers.runner import Runner
 from headrace.workers.warmup import WarmupSample, prepare, read_samples
 from headrace.workers.worker import InstanceThread, Worker
@@ -58,9 +59,9 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
 class WorkerFactory:
     """Makes and loads the workers of one version. Runs on a loading thread.
 
-    ``kept`` are outputs that the scheduler keeps from callers.
-    ``services`` makes what the server does for one instance. ``exit_timeout_s`` says how long an instance
-    in a process may take to close.
+    ``isolation`` is how they get processes of their own, None for threads of the server; those of processes are entered
+    in ``roster``. ``kept`` are outputs that the scheduler keeps from callers. ``services`` is what the server does for
+    the instances. ``exit_timeout_s`` says how long an instance in a process may take to close.
     """
 
     def __init__(
@@ -68,16 +69,20 @@ class WorkerFactory:
         backend: Backend,
         model: Model,
         signature: Signature,
-        placements: Sequence[Placement],
+        isolation: Isolation | None,
+        roster: WeakSet[ProcessWorker],
         kept: Mapping[str, Spec],
         statistics: ModelStatistics,
         loop: asyncio.AbstractEventLoop,
-        services: Callable[[str], LoopServices],
+        services: SiblingServices,
         exit_timeout_s: Callable[[], float],
     ) -> None:
         self._backend, self._model, self._statistics = backend, model, statistics
-        self._placements, self._kept = placements, kept
+        self._isolation, self._roster, self._kept = isolation, roster, kept
         self._loop, self._services, self._exit_timeout_s = loop, services, exit_timeout_s
+        #: What belongs to each worker that has not closed.
+        self._owned: dict[Worker, tuple[LocalServices, list[ExecutionStatistics]]] = {}
+        self._siblings: list[ProcessWorker] = []
         self._schema = OutputSchema(
             model.name,
             str(model.version),
@@ -88,18 +93,12 @@ class WorkerFactory:
         self._samples: list[WarmupSample] = read_samples(model.config, model.path.parent)
         prepare(self._samples, signature.inputs, signature.check)
 
-    def load(self, isolation: Isolation | None, roster: WeakSet[ProcessWorker]) -> list[Worker]:
-        """The workers, which load side by side; those of processes are entered in ``roster`` first. If
-        one fails, all are closed, and the first error is raised."""
-        workers: list[Worker] = []
-        if not self._placements:
-            return workers
-        if isolation is None:
-            workers += map(self._thread, self._placements)
-        else:
-            processes = self._processes(self._placements, isolation)
-            roster.update(processes)
-            workers += processes
+    def load(self, placements: Sequence[Placement], config: ModelConfig) -> list[Worker]:
+        """A worker for each of ``placements``, told that ``config`` is its model's; they load side by side. If one
+        fails, all are closed, and the first error is raised."""
+        if not placements:
+            return []
+        workers = [self._worker(placement, replace(self._model, config=config)) for placement in placements]
         try:
             with ThreadPoolExecutor(len(workers)) as together:
                 loads = [together.submit(worker.load) for worker in workers]
@@ -108,36 +107,58 @@ class WorkerFactory:
         except BaseException:
             for worker in workers:
                 worker.join()
+                self.forget(worker)
             raise
+        for worker in workers:
+            self._owned[worker][0].worker = worker
         return workers
 
-    def _thread(self, placement: Placement) -> Worker:
-        model = replace(
-            self._model,
-            instance_name=placement.name,
-            device=placement.device,
-            services=self._services(placement.name),
+    def forget(self, worker: Worker) -> None:
+        """``worker`` has closed: so give up what it holds."""
+        if worker in self._siblings:
+            self._siblings.remove(worker)
+        services, numbers = self._owned.pop(worker)
+        self._services.release(services)
+        self._statistics.keep(numbers)
+
+    def _worker(self, placement: Placement, model: Model) -> Worker:
+        services, numbers = self._services.of_instance(), list[ExecutionStatistics]()
+
+        def statistics() -> ExecutionStatistics:
+            numbers.append(self._statistics.for_instance())
+            return numbers[-1]
+
+        if self._isolation is None:
+            own = replace(model, instance_name=placement.name, device=placement.device, services=services)
+            worker: Worker = InstanceThread(placement.name, partial(self._load, own), statistics)
+        else:
+            worker = self._process(self._spec(placement, model, self._isolation), self._isolation, services, statistics)
+        self._owned[worker] = services, numbers
+        return worker
+
+    def _process(
+        self,
+        spec: InstanceSpec,
+        isolation: Isolation,
+        services: LocalServices,
+        statistics: Callable[[], ExecutionStatistics],
+    ) -> ProcessWorker:
+        worker = ProcessWorker(
+            spec,
+            isolation,
+            services,
+            self._schema,
+            self._samples,
+            statistics,
+            self._loop,
+            self._siblings,
+            self._exit_timeout_s,
         )
-        return InstanceThread(placement.name, partial(self._load, model), self._statistics.for_instance)
+        self._roster.add(worker)
+        return worker
 
-    def _processes(self, placements: Sequence[Placement], isolation: Isolation) -> list[ProcessWorker]:
-        siblings: list[ProcessWorker] = []
-        for placement in placements:
-            ProcessWorker(
-                self._spec(placement, isolation),
-                isolation,
-                self._services(placement.name),
-                self._schema,
-                self._samples,
-                self._statistics.for_instance,
-                self._loop,
-                siblings,
-                self._exit_timeout_s,
-            )
-        return siblings
-
-    def _spec(self, placement: Placement, isolation: Isolation) -> InstanceSpec:
-        model, backend = self._model, type(self._backend)
+    def _spec(self, placement: Placement, model: Model, isolation: Isolation) -> InstanceSpec:
+        backend = type(self._backend)
         return InstanceSpec(
             isolation.entry,
             f"{backend.__module__}:{backend.__qualname__}",

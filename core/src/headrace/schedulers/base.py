@@ -142,7 +142,8 @@ def _count(environ: Mapping[str, str], name: str) -> int:
 class SchedulerContext:
     """What a scheduler works with: one version of a model. The calls are for the event loop.
 
-    ``instances`` is empty for a model that has none. ``parameters`` is the scheduler's own ``Parameters``.
+    ``instances`` is empty for a model that has none, and always those of now: see `Scheduler.instances_changed`.
+    ``parameters`` is the scheduler's own ``Parameters``.
     """
 
     config: ModelConfig
@@ -230,6 +231,16 @@ class Scheduler(ABC):
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
         """Hear what became of ``tickets``, before their callers do: ``instance`` ran them, or None: they left
         while they waited. The answers are all last ones, with the outputs that are ``kept``."""
+
+    def instances_changed(self) -> None:
+        """``context.instances`` has changed: some have come, others are leaving. A scheduler that overrides this, or
+        whose ``instances_alike``, goes on while its model gets other instances; any other is made anew with them."""
+
+    def lets_go(self, instance: InstanceInfo) -> bool:
+        """Whether ``instance``, which is leaving, may go now: nothing is bound to it that it alone could run.
+
+        Asked before `next` is, until it is True: so `next` goes on being asked what the instance runs."""
+        return True
 
     def expired(self, ticket: Ticket) -> int | None:
         """The time of ``ticket`` to wait is over: None to reject it, or the level at which it waits on, without

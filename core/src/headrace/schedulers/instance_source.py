@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -41,12 +41,14 @@ class InstanceSource:
     """A `headrace.workers.worker.BatchSource` for ``instance``, whose worker either takes or polls.
 
     While it is among the idle of ``kernel``, the event loop may offer it a batch. ``wake_at`` is how many rows must
-    have arrived to make that worth while, ``wait`` what the scheduler said last.
+    have arrived to make that worth while, ``wait`` what the scheduler said last. Once it is ``closed`` it gives out
+    nothing any more, and ``on_return``, if it is set, is called when the instance has returned from what it had.
     """
 
     __slots__ = (
-        "_alarm", "_batch", "_is_parked", "_kept", "_kernel", "_name", "_next", "_now_ns", "_on_loop", "_on_threads",
-        "_queue", "_remember", "_remove", "_wakeup", "deliver", "instance", "progress", "wait", "wake_at",
+        "_alarm", "_batch", "_has_returned", "_is_away", "_is_ended", "_is_parked", "_kept", "_kernel", "_name",
+        "_next", "_now_ns", "_on_loop", "_on_threads", "_queue", "_remember", "_remove", "_wakeup", "closed", "deliver",
+        "instance", "on_return", "progress", "wait", "wake_at",
     )  # fmt: skip
     #: Whether it may be kept from running what waits for it, so that another has to be asked.
     is_limited: ClassVar[bool] = False
@@ -66,7 +68,9 @@ class InstanceSource:
         self._wakeup: Wakeup | LoopWakeup | None = None
         self._batch: list[Ticket] | None = None
         self._alarm: Timer | None = None
-        self._is_parked = False
+        self._is_parked = self._is_away = self._has_returned = self._is_ended = False
+        self.closed = kernel.closed
+        self.on_return: Callable[[], None] | None = None
 
     # ------------------------------------------------------------------ the scheduler
 
@@ -140,14 +144,14 @@ class InstanceSource:
         """The next batch, owned by the caller; blocks on ``wakeup``. None when closed."""
         kernel, idle = self._kernel, self._kernel.idle
         self._wakeup = wakeup
-        while not kernel.closed:
+        while not self.closed:
             arrived, self.wake_at, self.wait = kernel.arrived, 0, None
             if self._on_threads and (batch := self._ask()):
                 if idle:
                     kernel.hand_on()
                 return batch
             idle.append(self)
-            if kernel.closed or (kernel.arrived != arrived and self._on_threads):
+            if self.closed or (kernel.arrived != arrived and self._on_threads):
                 with suppress(ValueError):
                     idle.remove(self)
                     continue
@@ -158,7 +162,15 @@ class InstanceSource:
             given, self._batch = self._batch, None
             if given:
                 return given
+        self._stand_by(wakeup)
         return None
+
+    def _stand_by(self, wakeup: Wakeup) -> None:
+        """All is over for this instance. It has to go on living, if it may still be asked for what it was given."""
+        with suppress(RuntimeError):  # the loop has ended, and the server with it
+            self._kernel.call_soon_threadsafe(self._return)
+            if not (self._kernel.closed or self._is_ended):
+                wakeup.wait()
 
     # ------------------------------------------------------------------ event loop
 
@@ -167,8 +179,9 @@ class InstanceSource:
 
         Then ``wakeup`` is woken, once, when it is worth asking again. None when closed.
         """
-        self._wakeup, self._on_loop = wakeup, True
-        if self._kernel.closed:
+        self._wakeup, self._on_loop, self._is_away = wakeup, True, False
+        if self.closed:
+            self._return()
             return None
         try:
             batch = self._ask()
@@ -185,6 +198,9 @@ class InstanceSource:
         with suppress(ValueError):
             self._kernel.idle.remove(self)
         self._silence()
+        self._is_away = True
+        if self.closed:
+            self._return()
         self._kernel.ask_again()
 
     def offer(self) -> bool:
@@ -218,10 +234,45 @@ class InstanceSource:
         assert self._wakeup is not None
         self._wakeup.wake()
 
-    def end(self) -> None:
-        """Have the worker look, and find that all is closed."""
+    def close(self) -> None:
+        """Give out nothing any more; `on_return` follows, now or when the instance has returned. Event loop only."""
+        self.closed = True
+        try:
+            self._kernel.idle.remove(self)
+        except ValueError:  # it has something to run, or is about to look
+            if not (self._is_away or self._has_returned):
+                return
         self._silence()
-        self.wake()
+        self._return()
+
+    def close_when(self, lets_go: Callable[[InstanceInfo], bool]) -> None:
+        """`close` as soon as the scheduler lets the instance go, which it is asked before it says what runs next."""
+        choose = self._next
+
+        def ask(instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+            if not lets_go(instance):
+                return choose(instance, now_ns)
+            self._kernel.call_soon_threadsafe(self.close)
+            return ()
+
+        self._next = ask
+
+    def _return(self) -> None:
+        """The instance has returned, and nobody asks for it any more."""
+        self._has_returned = True
+        told, self.on_return = self.on_return, None
+        if told is not None:
+            told()
+        if self._kernel.closed and not self._is_away:
+            self.end()
+
+    def end(self) -> None:
+        """Have the worker, which stands by or is idle, look, and find that all is over. Once."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._silence()
+            if self._wakeup is not None:
+                self.wake()
 
     def _park(self) -> None:
         kernel, wait = self._kernel, self.wait
@@ -261,8 +312,8 @@ class Limiter(Protocol):
 class Dispatcher(ABC):
     """Which instances are idle, and how they are woken: as much of the kernel as its sources see.
 
-    ``sources`` are where the instances get their batches, in the order of ``model.instances``; ``limiter`` makes them
-    if there is one. Event loop only, except `hand_on`.
+    ``sources`` are where the instances get their batches, in the order of ``instances``; ``limiter`` makes them if
+    there is one. Event loop only, except `hand_on`.
     """
 
     def __init__(
@@ -279,6 +330,8 @@ class Dispatcher(ABC):
         self.idle: deque[InstanceSource] = deque()
         self.queue = RequestQueue()
         self.history = BatchHistory()
+        #: A list of its own, which schedulers see change.
+        self.instances = list(model.instances)
         self.call_soon, self.call_soon_threadsafe = loop.call_soon, loop.call_soon_threadsafe
         self._is_waking = False
         context = SchedulerContext(
@@ -286,7 +339,7 @@ class Dispatcher(ABC):
             model.parameters,
             model.inputs,
             model.outputs,
-            model.instances,
+            self.instances,
             self.clock,
             self.queue,
             model.call,
@@ -300,8 +353,8 @@ class Dispatcher(ABC):
         #: Outputs that the model gives and callers do not get.
         self.kept = frozenset(scheduler.kept)
         self.hears = bool(self.kept) or type(scheduler).finished is not Scheduler.finished
-        make = InstanceSource if limiter is None else limiter.source
-        self.sources = [make(self, instance) for instance in model.instances]
+        self._make = InstanceSource if limiter is None else limiter.source
+        self.sources = [self._make(self, instance) for instance in model.instances]
         self._alike = scheduler.instances_alike and not any(source.is_limited for source in self.sources)
         #: Whether threads are only rung for, and take what is there once they are awake: one is as good as another, and
         #: the scheduler has never had one wait for a fuller batch, which the loop would form.

@@ -8,13 +8,14 @@ asks on its own thread, where its scheduler allows that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable, summary
 from headrace.messages.response import Answer, InferResponse
-from headrace.messages.ticket import Ticket
-from headrace.schedulers.base import Clock, ScheduledModel, Scheduler, Timer
+from headrace.messages.ticket import Respond, Ticket
+from headrace.schedulers.base import Clock, InstanceInfo, ScheduledModel, Scheduler, Timer
 from headrace.schedulers.in_flight import AWAITED, InFlightTracker
 from headrace.schedulers.instance_source import Dispatcher, InstanceSource, Limiter
 from headrace.telemetry.pacing import paced
@@ -44,6 +45,8 @@ class Kernel(Dispatcher):
         self._tracker = InFlightTracker(self.scheduler.keeps_order, model.config.model_transaction_policy.decoupled)
         self._recorder: ExecutionRecorder | None = None
         self._timers: dict[Ticket, Timer] = {}
+        #: Sources of instances that are leaving.
+        self._dismissed: list[InstanceSource] = []
         # Bound once: what a scheduler does not override is not called.
         self._now_ns, self._submit, self._add = self.clock.now_ns, self.scheduler.submit, self.queue.add
         self._leave = self._cancel
@@ -203,6 +206,63 @@ class Kernel(Dispatcher):
         reason.count += 1
         reason.ns += self._now_ns() - ticket.arrival_ns
 
+    # ------------------------------------------------------------------ instances that come and go
+
+    @property
+    def can_exchange(self) -> bool:
+        """Whether the scheduler goes on with other instances."""
+        kind = type(self.scheduler)
+        return kind.instances_alike or kind.instances_changed is not Scheduler.instances_changed
+
+    def exchange(self, come: Sequence[InstanceInfo], leave: Sequence[InstanceSource]) -> list[InstanceSource]:
+        """Give batches to the instances that ``come``, from the sources returned, and count on those that ``leave`` no
+        more; `dismiss` them."""
+        new = [self._make(self, instance) for instance in come]
+        self.sources = [source for source in self.sources if source not in leave] + new
+        self.instances[:] = [source.instance for source in self.sources]
+        self._alike = self.scheduler.instances_alike and not any(source.is_limited for source in self.sources)
+        self.threads_take = self.threads_take and self._alike
+        try:
+            self.scheduler.instances_changed()
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            log.exception("scheduler '%s' failed to hear that its instances have changed", self.scheduler.name)
+        return new
+
+    async def dismiss(self, source: InstanceSource) -> None:
+        """Give an instance no more than its scheduler has bound to it; return when it has run all that it was given."""
+        returned = asyncio.get_running_loop().create_future()
+        source.on_return = partial(returned.set_result, None)
+        self._dismissed.append(source)
+        try:
+            if self.closed or type(self.scheduler).lets_go is Scheduler.lets_go:
+                source.close()
+            else:
+                source.close_when(self.scheduler.lets_go)
+                self.ask_again()
+            await returned
+        finally:
+            self._dismissed.remove(source)
+
+    async def answered(self, tickets: Iterable[Ticket]) -> None:
+        """Return when none of ``tickets`` waits for its last answer any more."""
+        left = {ticket for ticket in tickets if ticket in self._tracker}
+        done = asyncio.get_running_loop().create_future()
+
+        def hear(ticket: Ticket, respond: Respond, answer: Answer, final: bool) -> None:
+            if final:
+                ticket.respond = respond
+                left.discard(ticket)
+                if not left and not done.done():
+                    done.set_result(None)
+            respond(answer, final)
+
+        for ticket in left:
+            ticket.respond = partial(hear, ticket, ticket.respond)
+        if left:
+            await done
+
     # ------------------------------------------------------------------ how many, and the end
 
     @property
@@ -226,12 +286,8 @@ class Kernel(Dispatcher):
     def close(self) -> None:
         """End every `take`. Requests still waiting are answered with `Unavailable`."""
         self.closed = True
-        while self.idle:
-            try:
-                source = self.idle.popleft()
-            except IndexError:  # its thread has looked by itself
-                break
-            source.end()
+        for source in (*self.sources, *self._dismissed):
+            source.close()
         for ticket in self.queue.head(len(self.queue)):
             self._give_up(ticket, Unavailable(f"{ticket.request.log_id}{STOPPING}"), self.statistics.rejected)
         try:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
+from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import RateLimitResource
 from headrace.errors import Code, ConfigError
 from headrace.messages.ticket import Ticket
@@ -35,8 +36,9 @@ class LimitedInstance(InstanceInfo):
     claim: Claim = field(default_factory=Claim)
 
 
-def instance_info(placement: Placement, slots: int) -> InstanceInfo:
-    """What is told of the instance at ``placement``, which takes ``slots`` rows at once."""
+def instance_info(placement: Placement, config: ModelConfig) -> InstanceInfo:
+    """What is told of the instance at ``placement`` of the model that ``config`` describes."""
+    slots = max(1, config.max_batch_size)
     if placement.claim.units:
         return LimitedInstance(placement.name, placement.device, slots, placement.claim)
     return InstanceInfo(placement.name, placement.device, slots)
@@ -84,7 +86,7 @@ class LimitedSource(InstanceSource):
     def take(self, wakeup: Wakeup) -> list[Ticket] | None:
         kernel, idle = self._kernel, self._kernel.idle
         self._wakeup = wakeup
-        while not kernel.closed:
+        while not self.closed:
             self.wake_at, self.wait = 0, None
             idle.append(self)
             with suppress(RuntimeError):  # the loop has ended, and the server with it
@@ -95,6 +97,7 @@ class LimitedSource(InstanceSource):
                 return given
         with suppress(RuntimeError):
             kernel.call_soon_threadsafe(self._limiter.give_back, self)
+        self._stand_by(wakeup)
         return None
 
     def poll(self, wakeup: LoopWakeup) -> list[Ticket] | None:
@@ -106,15 +109,17 @@ class LimitedSource(InstanceSource):
         self._limiter.give_back(self)
         super().leave(wakeup)
 
+    def close(self) -> None:
+        self._limiter.withdraw(self)
+        super().close()
+
     def _come_back(self) -> None:
         """Its thread has returned from an execution, and is idle."""
         self._limiter.give_back(self)
-        if not self._kernel.closed:
+        if self.closed:
+            self.close()
+        else:
             self.look()
-            return
-        with suppress(ValueError):
-            self._kernel.idle.remove(self)
-            self.end()
 
 
 class RateLimiter:

@@ -8,6 +8,7 @@ half counted, never a torn number. Source: docs/spec/behaviours.md sections 1.6 
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -247,13 +248,29 @@ class ModelStatistics:
     #: Told of each hit (True) and miss, with its nanoseconds.
     watch_cache: Callable[[bool, int], None] | None = None
     load_ns: int = 0
+    #: Replaced, never changed.
     instances: list[ExecutionStatistics] = field(default_factory=list)
+    #: Of instances that have left.
+    _kept: ExecutionStatistics = field(default_factory=ExecutionStatistics)
+    _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def for_instance(self) -> ExecutionStatistics:
         """A new object for one thread to write."""
         statistics = ExecutionStatistics()
-        self.instances.append(statistics)
+        with self._changing:
+            self.instances = [*self.instances, statistics]
         return statistics
+
+    def keep(self, ended: Sequence[ExecutionStatistics]) -> None:
+        """Nobody writes to ``ended`` any more: keep what they say in one object. Any thread."""
+        kept = ExecutionStatistics()
+        for statistics in ended:
+            kept.add(statistics)
+        with self._changing:
+            kept.add(self._kept)
+            gone = {id(statistics) for statistics in (self._kept, *ended)}
+            others = [statistics for statistics in self.instances if id(statistics) not in gone]
+            self.instances, self._kept = [*others, kept], kept
 
     def record_hit(self, arrival_ns: int, asked_ns: int, now_ns: int) -> None:
         """The cache has answered a request that had arrived, and asked it, at these times. Event loop only."""

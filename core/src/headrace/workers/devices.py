@@ -62,11 +62,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One instance to be: its name, its device, and what it takes of the rate limiter's resources."""
+    """One instance to be: its name, its device, and what it takes of the rate limiter's resources.
+
+    ``signature`` tells whether two are alike: all that their groups say, but for name and count, and the device.
+    """
 
     name: str
     device: Device
     claim: Claim = field(default_factory=Claim, compare=False)
+    signature: tuple[bytes, Device] = (b"", Device())
 
 
 @functools.cache
@@ -112,11 +116,19 @@ def plan_instances(config: ModelConfig) -> list[Placement]:
     Passive groups are left out: they are never scheduled.
     """
     return [
-        Placement(f"{group.name}_{number}", device, Claim.from_config(group.rate_limiter, device))
-        for group in config.instance_group
+        Placement(f"{group.name}_{number}", device, Claim.from_config(group.rate_limiter, device), (said, device))
+        for group, said in zip(config.instance_group, map(_said_of_each, config.instance_group), strict=True)
         if not group.passive
         for number, device in enumerate(_devices(group))
     ]
+
+
+def _said_of_each(group: ModelInstanceGroup) -> bytes:
+    """What ``group`` says of every one of its instances."""
+    each = ModelInstanceGroup.FromString(group.SerializeToString())
+    for field_name in ("name", "count", "gpus"):
+        each.ClearField(field_name)
+    return each.SerializeToString(deterministic=True)
 
 
 def _devices(group: ModelInstanceGroup) -> list[Device]:

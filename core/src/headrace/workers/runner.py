@@ -61,6 +61,11 @@ class Runner(ABC):
         """Everything that `run` does not return goes to ``sink``. Called before `run`."""
         self.sink = sink
 
+    @property
+    def held(self) -> Sequence[Ticket]:
+        """Requests whose last answers are still to come. Any thread."""
+        return ()
+
     @abstractmethod
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
         """Per request, in order, its last answer or `LATER`. Never raises because of the instance."""

@@ -121,6 +121,10 @@ class DeferredRunner(Runner):
         # Weak, because a call that nobody holds any more is to end itself.
         self._open: dict[Ticket, weakref.ref[DeferredCall]] = {}
 
+    @property
+    def held(self) -> Sequence[Ticket]:
+        return tuple(self._open)
+
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
         started = monotonic_ns()
         self._thread = threading.get_ident()

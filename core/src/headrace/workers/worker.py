@@ -71,6 +71,10 @@ class Worker(Protocol):
         """The batch that keeps the instance from taking another; empty while it is free."""
 
     @property
+    def held(self) -> Sequence[Ticket]:
+        """Requests that the instance has, and whose last answers are to come after their execution has returned."""
+
+    @property
     def has_check(self) -> bool:
         """Whether the instance has something of its own to say in `check_ready`."""
 
@@ -114,6 +118,7 @@ class InstanceThread:
         self.has_check = False
         self.executing: Sequence[Ticket] = ()
         self._load = load
+        self._runner: Runner | None = None
         self._recorder = ExecutionRecorder(name, statistics)
         self._source: Future[tuple[BatchSource, asyncio.AbstractEventLoop] | None] = Future()
         self._loaded: Future[None] = Future()
@@ -141,6 +146,10 @@ class InstanceThread:
     def alive(self) -> bool:
         return self.instance is not None
 
+    @property
+    def held(self) -> Sequence[Ticket]:
+        return () if self._runner is None else self._runner.held
+
     def check_ready(self) -> bool:
         instance = self.instance
         return instance is not None and instance.is_ready()
@@ -148,6 +157,7 @@ class InstanceThread:
     def _main(self) -> None:
         try:
             self.instance, runner = self._load()
+            self._runner = runner
         except BaseException as error:  # reported to whoever waits in load()
             self._loaded.set_exception(error)
             return

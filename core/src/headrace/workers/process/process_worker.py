@@ -100,6 +100,10 @@ class ProcessWorker:
         return self._child is not None
 
     @property
+    def held(self) -> Sequence[Ticket]:
+        return () if self._child is None else tuple(self._child.batches.in_flight.values())
+
+    @property
     def has_check(self) -> bool:
         return self._child is not None and self._child.has_check
 

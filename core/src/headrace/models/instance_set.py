@@ -1,0 +1,220 @@
+"""The instances of one version, and how they are exchanged while it serves.
+
+An instance stays if the new config asks for one like it: of a group that says the same but for name and count, on the
+same device. Those that are new are loaded beside the others, and serve from the turn of the event loop on in which the
+others stop; one that leaves runs its last batch to the end, answers what it has, and is closed. Source:
+docs/spec/behaviours.md sections 4.5 and 5.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.models.worker_factory import WorkerFactory
+from headrace.schedulers.instance_source import InstanceSource
+from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.rate_limiter import RateLimiter, instance_info
+from headrace.telemetry.statistics import Observer
+from headrace.workers.devices import Claim, Placement, plan_instances
+from headrace.workers.threads import apart
+from headrace.workers.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """One instance: where it was to be, what runs it, and where that gets its batches."""
+
+    placement: Placement
+    worker: Worker
+    source: InstanceSource
+
+
+class InstanceSet:
+    """Those that serve, and those that are on their way out.
+
+    ``claims`` are what ``limiter`` knows of them, if there is one.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        factory: WorkerFactory,
+        limiter: RateLimiter | None,
+        claims: list[Claim],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        #: In the order of the config's groups. Replaced, never changed.
+        self.workers: tuple[Worker, ...] = ()
+        self._kernel, self._factory, self._limiter = kernel, factory, limiter
+        self._claims, self._loop = claims, loop
+        self._members: Sequence[Member] = ()
+        self._observers: Sequence[Observer] = ()
+        self._leaving: dict[Member, Future[None]] = {}
+        self._past_restarts = 0
+
+    def begin(self, placements: Sequence[Placement], workers: Sequence[Worker]) -> None:
+        """The first ``workers`` are loaded. They do not serve yet."""
+        self._settle(
+            Member(placement, worker, source)
+            for placement, worker, source in zip(placements, workers, self._kernel.sources, strict=True)
+        )
+
+    def serve(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+        for member in self._members:
+            member.worker.serve(member.source, self._loop, observers)
+
+    @property
+    def restarts(self) -> int:
+        """How often instances have been loaded again after they had died, those that have left included."""
+        leaving = (member.worker for member in tuple(self._leaving))
+        return self._past_restarts + sum(worker.restarts for worker in (*self.workers, *leaving))
+
+    def join(self) -> None:
+        """Wait until all have closed. Blocks. Raises what one of them raised, when all is done."""
+        with ExitStack() as stack:
+            for done in tuple(self._leaving.values()):
+                stack.callback(done.result)
+            for worker in reversed(self.workers):
+                stack.callback(worker.join)
+
+    def prepare(self, config: ModelConfig) -> InstanceChange:
+        """Load what ``config`` asks for beyond what there is. Blocks. Raises `HeadraceError`; then nothing has changed.
+
+        One change at a time: `InstanceChange.commit` or `InstanceChange.discard` ends it.
+        """
+        wanted = plan_instances(config)
+        kept = _alike([member.placement for member in self._members], wanted)
+        coming = _named(wanted, kept, self._members)
+        with ExitStack() as undo:
+            if self._limiter is not None:
+                claims = [placement.claim for placement in coming]
+                self._limiter.add(claims)
+                undo.callback(self._limiter.remove, claims)
+            workers = self._factory.load(coming, config)
+            undo.pop_all()
+        members = [None if index is None else self._members[index] for index in kept]
+        return InstanceChange(self, config, members, list(zip(coming, workers, strict=True)))
+
+    def exchange(
+        self, config: ModelConfig, kept: Sequence[Member | None], added: Sequence[tuple[Placement, Worker]]
+    ) -> list[Future[None]]:
+        """Have the workers that were ``added`` serve in the places where ``kept`` has none, and those leave of which
+        ``kept`` says nothing. Each future is done when one has closed. Event loop only."""
+        leaving = [member for member in self._members if member not in kept]
+        infos = [instance_info(placement, config) for placement, _ in added]
+        sources = self._kernel.exchange(infos, [member.source for member in leaving])
+        come = iter([Member(*pair, source) for pair, source in zip(added, sources, strict=True)])
+        self._claims += [placement.claim for placement, _ in added]
+        before = self._members
+        self._settle(member or next(come) for member in kept)
+        for member in self._members:
+            if member not in before:
+                member.worker.serve(member.source, self._loop, self._observers)
+        return [self._begin_leaving(member) for member in leaving]
+
+    def drop(self, added: Sequence[tuple[Placement, Worker]]) -> None:
+        """Close workers that never served. Blocks."""
+        for _, worker in added:
+            self._close(worker)
+        if self._limiter is not None:
+            self._limiter.remove([placement.claim for placement, _ in added])
+
+    def _settle(self, members: Iterable[Member]) -> None:
+        self._members = tuple(members)
+        self.workers = tuple(member.worker for member in self._members)
+
+    def _begin_leaving(self, member: Member) -> Future[None]:
+        done = self._leaving[member] = Future()
+        task = self._loop.create_task(self._leave(member))
+        task.add_done_callback(lambda _: done.set_result(None))
+        return done
+
+    async def _leave(self, member: Member) -> None:
+        try:
+            await self._kernel.dismiss(member.source)
+            await self._kernel.answered(member.worker.held)
+            member.source.end()
+            await apart(partial(self._end, member), f"headrace-close-{member.worker.name}")
+        except Exception:
+            log.exception("instance '%s' did not leave in order", member.worker.name)
+        finally:
+            self._past_restarts += member.worker.restarts
+            del self._leaving[member]
+            self._kernel.ask_again()  # it may have been handed what it did not take
+
+    def _end(self, member: Member) -> None:
+        try:
+            self._close(member.worker)
+        finally:
+            if self._limiter is not None:
+                self._limiter.remove([member.placement.claim])
+                self._claims.remove(member.placement.claim)
+
+    def _close(self, worker: Worker) -> None:
+        try:
+            worker.join()
+        finally:
+            self._factory.forget(worker)
+
+
+class InstanceChange:
+    """What ``config`` asks for, loaded beside what serves: ``kept`` has, for each of its instances, the one that stays,
+    or None for the next of those that were ``added``."""
+
+    def __init__(
+        self,
+        instances: InstanceSet,
+        config: ModelConfig,
+        kept: Sequence[Member | None],
+        added: Sequence[tuple[Placement, Worker]],
+    ) -> None:
+        self.config = config
+        self._instances, self._kept, self._added = instances, kept, added
+
+    def commit(self) -> list[Future[None]]:
+        """Serve with the new instances. Each future is done when one of the old has closed. Event loop only."""
+        return self._instances.exchange(self.config, self._kept, self._added)
+
+    def discard(self) -> None:
+        """Close the new instances, which nobody has heard of. Blocks."""
+        self._instances.drop(self._added)
+
+
+def _alike(present: Sequence[Placement], wanted: Sequence[Placement]) -> list[int | None]:
+    """For each of ``wanted``, the place in ``present`` of the instance that is it: by its name if it can be."""
+    left = dict(enumerate(present))
+    found: list[int | None] = [None] * len(wanted)
+    for key in (attrgetter("signature", "name"), attrgetter("signature")):
+        for number, placement in enumerate(wanted):
+            if found[number] is not None:
+                continue
+            for index, other in left.items():
+                if key(other) == key(placement):
+                    found[number] = index
+                    del left[index]
+                    break
+    return found
+
+
+def _named(wanted: Sequence[Placement], kept: Sequence[int | None], members: Sequence[Member]) -> list[Placement]:
+    """Those of ``wanted`` that are new, by names that no instance has which stays: it keeps the one that it has."""
+    used = {members[index].placement.name for index in kept if index is not None}
+    free = [placement.name for placement in wanted if placement.name not in used]
+    new = [placement for placement, index in zip(wanted, kept, strict=True) if index is None]
+    own = {placement.name for placement in new if placement.name not in used}
+    others = iter([name for name in free if name not in own])
+    return [
+        placement if placement.name in own else replace(placement, name=next(others, placement.name))
+        for placement in new
+    ]
