@@ -166,3 +166,49 @@ def test_a_server_that_stops_answers_what_its_ensembles_have(write: Write, run: 
         asyncio.run_coroutine_threadsafe(ask(), server.loop)
         until(server, lambda: server.served("slow")[0].scheduler.in_flight > 0)
     assert len(answers) == 1
+
+
+def test_an_ensemble_that_does_not_fit_is_tried_again_when_its_models_have_changed_and_not_before(
+    write: Write, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("one", "two", "three"):
+        write(name, identity(dims="3" if name == "three" else "2"))
+    write("e", chain("one", "two", "three"))
+    server = run(load_model=("*",), **EXPLICIT)
+    assert "inconsistent shape" in why(server, "e")
+    on_loop(server, server._lifecycle.background.settle())
+    assert sum("failed to load 'e'" in record.getMessage() for record in caplog.records) == 1
+    write("three", identity())
+    on_loop(server, server.load("three"))
+    until(server, lambda: bool(server.ready_versions("e")))
+    write("three", identity(dims="3"))
+    on_loop(server, server.load("three"))
+    until(server, lambda: not server.ready_versions("e"))
+    assert server.ready_versions("three"), "a model is not kept from changing by what needs it"
+
+
+def test_ten_loads_of_a_model_under_load_lose_no_request_and_leave_nothing_behind(write: Write, run: Run) -> None:
+    write("one", identity())
+    write("inner", chain("one", "one"))
+    write("e", ensemble([step("inner", "x=x", "y=y")]))
+    server = run(load_model=("*",), **EXPLICIT)
+
+    async def ask(stop: asyncio.Event) -> int:
+        count = 0
+        while not stop.is_set():
+            await server.infer_async("e", {"x": ROW})
+            count += 1
+        return count
+
+    async def scenario() -> list[int]:
+        stop = asyncio.Event()
+        asking = [asyncio.ensure_future(ask(stop)) for _ in range(8)]
+        for number in range(10):
+            await asyncio.to_thread(write, "one", identity() + delayed(number % 2))
+            await server.load("one")
+        stop.set()
+        return await asyncio.gather(*asking)
+
+    assert min(on_loop(server, scenario())) > 0
+    until(server, lambda: not server._lifecycle.background.is_busy)
+    assert not server._lifecycle._draining

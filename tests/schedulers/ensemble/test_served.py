@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from queue import Queue
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from headrace import HeadraceError, Server
-from headrace.testing.serving import WAYS
+from headrace import HeadraceError, InferRequest, Server, Ticket
+from headrace.testing.serving import WAYS, on_loop
 
 from .conftest import Write, both, ensemble, identity, step
 
@@ -114,3 +116,43 @@ def test_statistics_count_a_request_of_an_ensemble_as_one_execution(write: Write
     executions = server.served("e")[0].snapshot().executions
     assert (executions.success.count, executions.inference_count, executions.execution_count) == (3, 6, 3)
     assert server.served("one")[0].snapshot().executions.inference_count == 12
+
+
+def test_callers_who_leave_at_any_time_are_told_once_and_leave_nothing_behind(
+    write: Write, run: Callable[..., Server]
+) -> None:
+    write("one", identity())
+    write("slow", identity() + 'parameters { key: "execute_delay_ms" value { string_value: "1" } }')
+    steps = [
+        step("one", "a=x", "b=m"),
+        step("slow", "a=x", "b=n"),
+        step("one", "a=m", "b=y"),
+        step("one", "a=n", "b=z"),
+    ]
+    write("e", ensemble(steps, outputs="y z"))
+    server = run()
+    random = Random(0)
+
+    async def scenario() -> None:
+        ends = []
+        tickets = []
+        for _ in range(2000):
+            ticket = Ticket(InferRequest("e", {"x": ROW}), lambda answer, final: ends.append((answer, final)))
+            server.submit(ticket)
+            tickets.append(ticket)
+            if random.random() < 0.2:
+                await asyncio.sleep(0)
+            random.choice(tickets[-20:]).cancel()
+        while len(ends) < len(tickets):
+            await asyncio.sleep(0)
+        assert len(ends) == len(tickets)
+        assert all(final for _, final in ends)
+        while server.served("slow")[0].scheduler.in_flight or server.served("one")[0].scheduler.in_flight:
+            await asyncio.sleep(0)
+
+    on_loop(server, scenario())
+    snapshot = server.served("e")[0].snapshot()
+    assert snapshot.success.count + snapshot.cancelled.count == 2000
+    assert snapshot.cancelled.count > 500
+    kernel = server.served("e")[0].scheduler
+    assert (kernel.in_flight, vars(kernel.scheduler)["_under_way"]) == (0, {})

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 
+from headrace.cli.graphs import as_svg, as_text
 from headrace.cli.inspection import LoadRefusal, ModelReport, inspect
 from headrace.cli.usage import Parser
 from headrace.config.completed_fields import CompletedField
@@ -59,8 +60,21 @@ def run(words: Sequence[str]) -> int:
         return 1
     finally:
         logging.getLogger("headrace").setLevel(logging.NOTSET)
+    if arguments.graph and not _draw(reports, Path(arguments.graph)):
+        return 1
     print(json.dumps([asdict(report) for report in reports], indent=2) if arguments.json else _picture(reports))
     return 1 if any(report.problems for report in reports) else 0
+
+
+def _draw(reports: Sequence[ModelReport], path: Path) -> bool:
+    """Draw the ensembles into a file; whether that could be done."""
+    graphs = {report.model: report.graph for report in reports if report.graph is not None}
+    try:
+        path.write_text(as_svg(graphs), encoding="utf-8")
+    except OSError as error:
+        print(f"cannot write the graph to '{path}': {error.strerror}", file=sys.stderr)
+        return False
+    return True
 
 
 def _parser() -> Parser:
@@ -82,6 +96,7 @@ def _parser() -> Parser:
         "--allow-external-links", action="store_true", help="as --allow-external-links=true of headrace serve"
     )
     parser.add_argument("--plugins", metavar="NAME,...", help="as the flag of headrace serve")
+    parser.add_argument("--graph", metavar="FILE.svg", help="draw the ensembles into this file, too")
     parser.add_argument("--json", action="store_true", help="print a JSON array, one object per model")
     return parser
 
@@ -114,6 +129,7 @@ def _lines(report: ModelReport, coloured: bool) -> list[str]:
     return [
         f"{one_line(report.model)}: {verdict if report.problems else _paint('ok', _GREEN, coloured)}",
         *(f"  {one_line(str(problem))}" for problem in report.problems),
+        *(f"  {one_line(line)}" for line in (as_text(report.graph) if report.graph else ())),
         *(_paint(f"  {_told(completion)}", _DIM, coloured) for completion in report.completed),
         "",
     ]

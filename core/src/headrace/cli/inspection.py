@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.backends.base import Backend, Model
+from headrace.cli.graphs import StepGraph, step_graph
+from headrace.cli.neighbours import Neighbours
 from headrace.config import parameters, validation
 from headrace.config.completed_fields import CompletedField, completed_fields
 from headrace.config.derive import derive
@@ -70,13 +72,14 @@ class LoadRefusal:
 class ModelReport:
     """What is wrong with a model, and which fields were filled in, by whom.
 
-    ``path`` is the config file, or the model's directory if there is none.
+    ``path`` is the config file, or the model's directory if there is none. An ensemble has a ``graph``.
     """
 
     model: str
     path: str
     problems: list[Diagnostic] = field(default_factory=list)
     completed: list[CompletedField] = field(default_factory=list)
+    graph: StepGraph | None = None
 
 
 def locate(message: str, model_path: Path, version: int, filename: str) -> tuple[Path, int]:
@@ -176,6 +179,8 @@ class _Inspection:
         has_instances = needs_backend(config, self._plugins.schedulers)
         try:
             derive(config, path, needs_backend=has_instances)
+            if config.HasField("ensemble_scheduling"):
+                self._found.graph = step_graph(config)
             self._found.completed += completed_fields(given, config, "Headrace")
             self._add(examine(config, path, self._options, self._plugins.schedulers))
             versions = select_versions(self._entry.name, config.version_policy, available_versions(path))
@@ -188,6 +193,8 @@ class _Inspection:
                 self._run_written(config)
             elif config.platform == "ensemble" or not has_instances:
                 self._add(self._problems(config))
+                if not self._found.problems:
+                    Neighbours(self._options, self._plugins.schedulers).complete(config)
             else:
                 self._add(written(config, path))
         except HeadraceError as error:

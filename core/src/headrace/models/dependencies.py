@@ -31,6 +31,8 @@ class Dependencies:
         self._nested = nested
         #: Of every model that needs others and is served, or would be if these were: what it was to be loaded from.
         self._known: dict[str, tuple[LoadPlan, Entry]] = {}
+        #: What each of these was last tried with; None if something was missing.
+        self._tried: dict[str, frozenset[ServedModel] | None] = {}
 
     @contextmanager
     def noted(self, plan: LoadPlan, entry: Entry, record: ModelRecord) -> Iterator[None]:
@@ -51,6 +53,7 @@ class Dependencies:
     def forget(self, name: str) -> None:
         """``name`` is served no more, whatever becomes of what it needs."""
         self._known.pop(name, None)
+        self._tried.pop(name, None)
 
     def known(self, name: str) -> tuple[LoadPlan, Entry] | None:
         """What ``name`` is served from, or would be if what it needs were."""
@@ -77,13 +80,12 @@ class Dependencies:
                 await load(name)
 
     def is_stale(self, plan: LoadPlan, served: Iterable[ServedModel]) -> bool:
-        """Whether what ``plan`` needs is not what those that are ``served`` ask, or there are none."""
+        """Whether what ``plan`` needs is not what it was last tried with, or what those that are ``served`` ask."""
         try:
-            found = set(self._find(plan).values())
+            found: frozenset[ServedModel] | None = frozenset(self._find(plan).values())
         except HeadraceError:
-            return True
-        asked = [set(model.others) for model in served]
-        return not asked or any(each != found for each in asked)
+            found = None
+        return found != self._tried.get(plan.name) or any(frozenset(model.others) != found for model in served)
 
     @contextmanager
     def kept(self, plan: LoadPlan) -> Iterator[Needed]:
@@ -91,7 +93,9 @@ class Dependencies:
 
         Raises `ConfigError` or `InvalidArgument` if something is missing, or needs ``plan`` in turn.
         """
+        self._tried[plan.name] = None
         needed = self._find(plan)
+        self._tried[plan.name] = frozenset(needed.values())
         for model in needed.values():
             model.keep()
         try:

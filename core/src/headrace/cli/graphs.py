@@ -1,0 +1,172 @@
+"""Ensembles as pictures: their steps in the order in which they can run, as text and as SVG.
+
+Steps of one level need nothing of each other, and run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from headrace.config.model_config_pb2 import ModelConfig
+
+_WHEN = "ensemble.when."
+#: In pixels: a column is as wide as its longest text.
+_CHARACTER, _LINE, _GAP, _MARGIN = 8, 18, 70, 20
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """``reads`` and ``writes`` map the model's tensors to the ensemble's. ``when`` is its condition, if it has one.
+
+    ``level`` counts from 1; it is 0 for a step that could never run.
+    """
+
+    step: int
+    model: str
+    reads: Mapping[str, str]
+    writes: Mapping[str, str]
+    when: str
+    level: int
+
+    @property
+    def needs(self) -> set[str]:
+        """The ensemble tensors that it waits for."""
+        return {*self.reads.values(), self.when.removeprefix("!")} - {""}
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """The steps of an ensemble, by level, and its own inputs and outputs."""
+
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    steps: Sequence[GraphStep] = field(default_factory=list)
+
+
+def step_graph(config: ModelConfig) -> StepGraph:
+    """The graph of an ensemble, also of one that is wrong."""
+    said = {
+        key.removeprefix(_WHEN): value.string_value for key, value in config.parameters.items() if key.startswith(_WHEN)
+    }
+    steps = [
+        GraphStep(
+            index,
+            step.model_name,
+            dict(sorted(step.input_map.items())),
+            dict(sorted(step.output_map.items())),
+            said.get(str(index), said.get(step.model_name, "")),
+            0,
+        )
+        for index, step in enumerate(config.ensemble_scheduling.step)
+    ]
+    inputs, outputs = ([io.name for io in tensors] for tensors in (config.input, config.output))
+    return StepGraph(inputs, outputs, _levelled(steps, inputs))
+
+
+def _levelled(steps: Sequence[GraphStep], inputs: Sequence[str]) -> list[GraphStep]:
+    """``steps`` with their levels, by level; those that could never run last."""
+    known, left, found, level = set(inputs), list(steps), list[GraphStep](), 1
+    while ready := [step for step in left if step.needs <= known]:
+        for step in ready:
+            found.append(GraphStep(step.step, step.model, step.reads, step.writes, step.when, level))
+            known.update(step.writes.values())
+            left.remove(step)
+        level += 1
+    return found + left
+
+
+def as_text(graph: StepGraph) -> list[str]:
+    """One line per step, by level."""
+    width = max((len(step.model) for step in graph.steps), default=0)
+    return [
+        f"{step.level or '-':>3}  step {step.step}  {step.model:<{width}}  {', '.join(_maps(step.reads, '<-'))}  =>  "
+        f"{', '.join(_maps(step.writes, '->'))}{_condition(step)}"
+        for step in graph.steps
+    ]
+
+
+def _maps(tensors: Mapping[str, str], arrow: str) -> Iterator[str]:
+    return (f"{name} {arrow} {tensor}" for name, tensor in tensors.items())
+
+
+def _condition(step: GraphStep) -> str:
+    if not step.when:
+        return ""
+    return f"  only if {'not ' if step.when.startswith('!') else ''}{step.when.removeprefix('!')}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """A step, an input or an output, as drawn: its corner and its size, and the ensemble tensors that meet it."""
+
+    title: str
+    kind: str
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+def as_svg(graphs: Mapping[str, StepGraph]) -> str:
+    """All of ``graphs`` by name, one below the other."""
+    parts: list[str] = []
+    y = width = 0
+    for name, graph in graphs.items():
+        parts.append(f'<text x="{_MARGIN}" y="{y + _MARGIN + 6}" class="name">{escape(name)}</text>')
+        body, size = _drawn(graph, y + 2 * _LINE)
+        parts += body
+        width, y = max(width, size[0]), size[1] + _MARGIN
+    style = (
+        "text{font:13px monospace} .name{font-weight:bold} rect{fill:#fff;stroke:#456} .tensor{fill:#eef4fa} "
+        ".step{fill:#fffbe8} path{fill:none;stroke:#456} .when{stroke-dasharray:5 4} .label{fill:#456;font-size:11px}"
+    )
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + _MARGIN}" height="{y + _MARGIN}">'
+    return "\n".join([head, f"<style>{style}</style>", *parts, "</svg>", ""])
+
+
+def _drawn(graph: StepGraph, top: int) -> tuple[list[str], tuple[int, int]]:
+    """The elements of one graph below ``top``, and how far they reach."""
+    last = max((step.level for step in graph.steps), default=0) + 1
+    columns: list[list[tuple[str, str, str]]] = [[] for _ in range(last + 1)]
+    for name in graph.inputs:
+        columns[0].append((f"input {name}", name, "tensor"))
+    for step in graph.steps:
+        columns[step.level or last - 1].append((f"step {step.step}", f"{step.step}  {step.model}", "step"))
+    for name in graph.outputs:
+        columns[last].append((f"output {name}", name, "tensor"))
+    boxes: dict[str, _Box] = {}
+    x, bottom = _MARGIN, top
+    for column in columns:
+        wide = max((len(title) for _, title, _ in column), default=0) * _CHARACTER + 20
+        for row, (key, title, kind) in enumerate(column):
+            boxes[key] = _Box(title, kind, x, top + row * 3 * _LINE, wide, 2 * _LINE - 6)
+            bottom = max(bottom, boxes[key].y + 3 * _LINE)
+        x += wide + _GAP
+    return [*_edges(graph, boxes), *map(_box, boxes.values())], (x - _GAP, bottom)
+
+
+def _edges(graph: StepGraph, boxes: Mapping[str, _Box]) -> Iterator[str]:
+    source = {name: f"input {name}" for name in graph.inputs}
+    source |= {tensor: f"step {step.step}" for step in graph.steps for tensor in step.writes.values()}
+    for step in graph.steps:
+        for tensor in sorted(step.needs):
+            if tensor in source:
+                is_read = tensor in step.reads.values()
+                yield _edge(boxes[source[tensor]], boxes[f"step {step.step}"], tensor, "" if is_read else "when")
+    for name in graph.outputs:
+        if name in source:
+            yield _edge(boxes[source[name]], boxes[f"output {name}"], name, "")
+
+
+def _edge(start: _Box, end: _Box, label: str, kind: str) -> str:
+    x1, y1, x2, y2 = start.x + start.width, start.y + start.height // 2, end.x, end.y + end.height // 2
+    middle = (x1 + x2) // 2
+    line = f'<path class="{kind}" d="M{x1},{y1} C{middle},{y1} {middle},{y2} {x2},{y2}"/>'
+    return f'{line}<text class="label" x="{x1 + 4}" y="{y1 - 4 + (y2 - y1) // 8}">{escape(label)}</text>'
+
+
+def _box(box: _Box) -> str:
+    frame = f'<rect class="{box.kind}" x="{box.x}" y="{box.y}" width="{box.width}" height="{box.height}" rx="4"/>'
+    return f'{frame}<text x="{box.x + 10}" y="{box.y + box.height // 2 + 5}">{escape(box.title)}</text>'

@@ -1,0 +1,71 @@
+"""Models that another one depends on, as far as their configs tell what they take and give."""
+
+from __future__ import annotations
+
+from headrace.config.derive import derive
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.options import ServerOptions
+from headrace.errors import ConfigError, HeadraceError, InvalidArgument
+from headrace.messages import dtypes
+from headrace.models.configuring import Parts, complete_with, dependencies, find_scheduler, needs_backend, parse
+from headrace.models.repository import Repository
+from headrace.models.signature import Signature
+from headrace.schedulers.base import Dependency, OtherModel
+
+
+class Neighbours:
+    """The models of the repositories of ``options``, looked up without loading any."""
+
+    def __init__(self, options: ServerOptions, schedulers: Parts) -> None:
+        self._options, self._schedulers = options, schedulers
+        self._repository = Repository(options.model_repository)
+
+    def complete(self, config: ModelConfig, path: tuple[str, ...] = ()) -> None:
+        """Hold ``config`` against the models that it depends on, and complete it in place. ``path`` are those that
+        depend on it. Raises `HeadraceError`; a neighbour whose config is wrong, or says too little, is left out."""
+        path = (*path, config.name)
+        scheduler = find_scheduler(config, self._schedulers)
+        needed = dependencies(config, scheduler)
+        missing = sorted({each.model for each in needed if self._repository.find(each.model) is None})
+        if missing:
+            names = ", ".join(missing)
+            raise InvalidArgument(
+                f"ensemble {config.name} contains models that are not available or ambiguous: {names}"
+            )
+        found = {each: self._find(each, path) for each in sorted(needed)}
+        complete_with(config, scheduler, {each: other for each, other in found.items() if other is not None})
+
+    def _find(self, needed: Dependency, path: tuple[str, ...]) -> OtherModel | None:
+        if needed.model in path:
+            raise ConfigError(
+                f"circular dependency between ensembles: {needed.model} -> ... -> {path[-1]} -> {needed.model}"
+            )
+        entry = self._repository.find(needed.model)
+        if entry is None:
+            return None
+        try:
+            config = parse(entry.path, self._options)
+            has_backend = needs_backend(config, self._schedulers)
+            derive(config, entry.path, needs_backend=has_backend)
+            if not self._says_enough(config, has_backend):
+                return None
+            signature = Signature(config.name, config)
+        except HeadraceError:  # told of that model
+            return None
+        if not has_backend:
+            try:
+                self.complete(config, path)
+            except HeadraceError as error:
+                if "circular dependency" in error.message:
+                    raise
+                return None
+        return OtherModel(config, max(needed.version, 0), signature.inputs, signature.outputs)
+
+    def _says_enough(self, config: ModelConfig, has_backend: bool) -> bool:
+        """Whether a load would leave what ``config`` says of tensors and batches as it is."""
+        tensors = ((each.data_type, each.dims) for io in (config.input, config.output) for each in io)
+        is_whole = bool(config.input and config.output) and all(
+            datatype in dtypes.BY_CONFIG_VALUE and dims for datatype, dims in tensors
+        )
+        is_final = config.max_batch_size > 0 or not has_backend or self._options.disable_auto_complete_config
+        return is_whole and (is_final or config.backend == "identity")

@@ -1,0 +1,69 @@
+"""``headrace check`` of ensembles: what their models' configs tell is told without loading any, and at its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace import Backend
+from headrace.backends.identity import Identity
+from headrace.cli import check
+
+from .conftest import Write, ensemble, identity, step
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(backend: Backend, model: Any) -> Any:
+        raise AssertionError(f"'{model.name}' is loaded")
+
+    monkeypatch.setattr(Identity, "load", load)
+
+
+def found(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[tuple[int, str, str]]]:
+    check.run([*words, "--json"])
+    return {
+        report["model"]: [(one["line"], one["field"], one["message"]) for one in report["problems"]]
+        for report in json.loads(capsys.readouterr().out)
+    }
+
+
+def test_models_that_do_not_go_together_are_told_without_a_load(
+    write: Write, unloaded: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("one", identity())
+    write("wide", identity(dims="3"))
+    write("good", ensemble([step("one", "a=x", "b=y")]))
+    write("lost", ensemble([step("gone", "a=x", "b=y")]))
+    write("first", ensemble([step("second", "x=x", "y=y")]))
+    write("second", ensemble([step("first", "x=x", "y=y")]))
+    path = write("bad", ensemble([step("one", "a=x", "b=m"), "\n" + step("wide", "a=m", "b=y")]))
+    problems = found(capsys, "--no-load", str(path.parent))
+    assert [name for name in sorted(problems) if not problems[name]] == ["good", "one", "wide"]
+    ((line, field, message),) = problems["bad"]
+    assert (line, field) == (2, "ensemble_scheduling.step[1].input_map['a']")
+    assert message.startswith(
+        "in ensemble bad, ensemble tensor m: inconsistent shape: [2] is inferred from model one while"
+    )
+    assert problems["lost"][0][2] == "ensemble lost contains models that are not available or ambiguous: gone"
+    assert problems["first"][0][2] == "circular dependency between ensembles: first -> ... -> second -> first"
+
+
+def test_a_model_whose_config_leaves_out_too_much_is_not_judged_until_it_is_loaded(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("one", 'backend: "onnxruntime"')
+    path = write("e", ensemble([step("one", "a=x", "b=y")]))
+    assert found(capsys, "--no-load", str(path.parent))["e"] == []
+    (problem,) = found(capsys, str(path))["e"]
+    assert "ensemble 'e' depends on 'one' which has no loaded version" in problem[2]
+
+
+def test_the_directory_of_an_ensemble_alone_is_checked_with_what_it_needs(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("one", identity())
+    path = write("e", ensemble([step("one", "a=x", "b=y")]))
+    assert found(capsys, str(path)) == {"e": []}
