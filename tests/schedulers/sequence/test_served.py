@@ -106,7 +106,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "1/model.py").write_text(SUMS)
         (repository / name / "config.pbtxt").write_text(CONFIG % ("python", TOLD, strategy, *kinds, identity))
-    for name, strategy in (("direct_net", "direct { }"), ("oldest_net", "oldest { }")):
+    shown = 'output { name: "s2" data_type: TYPE_FP32 dims: 2 }'
+    for name, strategy in (("direct_net", "direct { }"), ("oldest_net", "oldest { }"), ("shown_net", "direct { }")):
         folder = repository / name
         for part in ("1", "initial_state"):
             (folder / part).mkdir(parents=True)
@@ -114,7 +115,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         (folder / "initial_state/ones").write_bytes(np.ones(2, np.float32).tobytes())
         controls = 'output { name: "controls" data_type: TYPE_FP32 dims: 4 }'
         config = CONFIG % ("onnxruntime", controls, strategy + STATE, INT, FLOAT, BOOL, "INT32")
-        (folder / "config.pbtxt").write_text(config)
+        (folder / "config.pbtxt").write_text(config + (shown if name == "shown_net" else ""))
     with serve(repository, listen=True) as running:
         yield running
 
@@ -195,6 +196,15 @@ def test_a_net_that_keeps_nothing_has_its_state_kept(model: str, ask: Ask) -> No
     assert first([0, 0], sequence_start=True) == ([2, 2], "1 0 1 7")
     for again in (first, second):
         again([0, 0], sequence_end=True)
+
+
+def test_a_state_that_is_an_output_of_the_config_is_for_those_who_ask_for_it_or_for_all(server: Server) -> None:
+    ask = partial(server.infer, "shown_net", {"x": np.ones((1, 2), np.float32)}, sequence_id=5)
+    assert sorted(ask(sequence_start=True).outputs) == ["controls", "s2", "sum"]
+    assert sorted(ask(outputs=("sum",)).outputs) == ["sum"]
+    outputs = ask(outputs=("s2", "controls"), sequence_end=True).outputs
+    assert sorted(outputs) == ["controls", "s2"]
+    np.testing.assert_array_equal(np.asarray(outputs["s2"]), [[5, 5]])
 
 
 def test_statistics_have_nothing_of_slots_without_a_request(server: Server) -> None:

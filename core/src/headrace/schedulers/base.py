@@ -189,7 +189,8 @@ class Scheduler(ABC):
     instances_alike: ClassVar[bool] = False
     #: Whether answers are given in the order in which the requests came. Set before the first request.
     keeps_order: bool = False
-    #: Outputs that the model gives for `finished` and not for the callers, by name. Set before the first request.
+    #: Outputs that the model gives for `finished` and not for the callers, by name. Set before the first request. One
+    #: that is an output of the config is given to those callers, too, who ask for it or for all.
     kept: Mapping[str, Spec] = MappingProxyType({})
     #: Of outputs for which the model's config names no label file, the lines of one. Set before the first request.
     labels: Mapping[str, Sequence[str]] = MappingProxyType({})

@@ -99,8 +99,9 @@ class InstanceSource:
             if isinstance(chosen, Batch):
                 is_pinned = chosen.pinned
                 for ticket, added in zip(chosen, chosen.added, strict=False):
-                    request = ticket.request
-                    ticket.request = request.with_inputs({**request.inputs, **added})
+                    if added:
+                        request = ticket.request
+                        ticket.request = request.with_inputs({**request.inputs, **added})
         claimed = requests = [ticket for ticket in chosen if remove(ticket)]
         count = len(claimed)
         if count < len(chosen):  # some have left, or are nobody's
@@ -122,8 +123,11 @@ class InstanceSource:
         return claimed
 
     def _ask_for_kept(self, chosen: Sequence[Ticket]) -> None:
+        shown = self._kernel.kept - self._kernel.hidden
         for ticket in chosen:
             if outputs := ticket.request.outputs:
+                if unasked := shown.difference(outputs):
+                    self._kernel.unasked[ticket] = self._kernel.hidden | unasked
                 ticket.request = ticket.request.with_outputs(tuple(dict.fromkeys((*outputs, *self._kept))))
 
     def _ask_after_losing(self) -> list[Ticket]:
@@ -352,6 +356,10 @@ class Dispatcher(ABC):
         self.scheduler = scheduler = kind(context)
         #: Outputs that the model gives and callers do not get.
         self.kept = frozenset(scheduler.kept)
+        #: Those of them that are none of the model's own outputs; and what else is kept from callers who asked for some
+        #: outputs, and not for it.
+        self.hidden = self.kept.difference(model.outputs)
+        self.unasked: dict[Ticket, frozenset[str]] = {}
         self.hears = bool(self.kept) or type(scheduler).finished is not Scheduler.finished
         self._make = InstanceSource if limiter is None else limiter.source
         self.sources = [self._make(self, instance) for instance in model.instances]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable, summary
@@ -110,7 +109,7 @@ class Kernel(Dispatcher):
 
     def progress(self, ticket: Ticket, response: Answer) -> None:
         """Pass on a response that is not the last of ``ticket``."""
-        self._tracker.progress(ticket, self._stripped(response) if self.kept else response)
+        self._tracker.progress(ticket, self._stripped(response, self.unasked.get(ticket)) if self.kept else response)
 
     def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
         """Give each of ``tickets`` its last answer."""
@@ -133,7 +132,10 @@ class Kernel(Dispatcher):
         except BaseException:
             log.exception("scheduler '%s' failed to hear what became of requests", self.scheduler.name)
         if self.kept:
-            answers = [self._stripped(answer) for answer in answers]
+            left_out = self.unasked.pop
+            answers = [
+                self._stripped(answer, left_out(ticket, None)) for ticket, answer in zip(tickets, answers, strict=True)
+            ]
         self.deliver(tickets, answers)
         self.ask_again()
 
@@ -158,11 +160,13 @@ class Kernel(Dispatcher):
         self._recorder.late(ticket, answer, is_execution=not self.scheduler.needs_instances)
         self.deliver((ticket,), (answer,))
 
-    def _stripped(self, answer: Answer) -> Answer:
-        """``answer`` without what is kept from callers."""
+    def _stripped(self, answer: Answer, unasked: frozenset[str] | None) -> Answer:
+        """``answer`` without what is kept from callers, and from him who asked for less."""
         if not isinstance(answer, InferResponse):
             return answer
-        return replace(answer, outputs={name: x for name, x in answer.outputs.items() if name not in self.kept})
+        hidden = unasked or self.hidden
+        outputs = {name: tensor for name, tensor in answer.outputs.items() if name not in hidden}
+        return InferResponse(outputs, answer.parameters, answer.model_name, answer.model_version, answer.id)
 
     def _expire(self, ticket: Ticket) -> None:
         """The request's time in the queue is over, whether or not an instance is free."""

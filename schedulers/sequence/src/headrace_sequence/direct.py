@@ -32,14 +32,16 @@ class DirectBatcher(Batcher):
         self._null_key: object = self
 
     def choose(self, now_ns: int) -> Sequence[Ticket] | Wait:
-        missing = self._wanted - len(self.ready)
+        count = len(self.ready)
+        reason, missing = "full" if count == len(self.slots) else "idle_instance", self._wanted - count
         if missing > 0:
             since_ns = min([sequence.tickets[0].queued_ns for sequence in self.ready])
             if (wait_ns := since_ns + self._delay_ns - now_ns) > 0:
                 return Wait(wait_ns, missing)
-        return self._batch()
+            reason = "delay"
+        return self._batch(reason)
 
-    def _batch(self) -> Batch:
+    def _batch(self, reason: str) -> Batch:
         ready, key_of = self.ready, self.inputs.key
         sequences = [sequence for sequence in self.slots if sequence is not None and sequence in ready]
         first = sequences[0]
@@ -56,7 +58,7 @@ class DirectBatcher(Batcher):
             ticket, inputs = self.take(sequence)
             tickets.append(ticket)
             added.append(inputs)
-        return Batch(tickets, added, pinned=True)
+        return Batch(tickets, added, True, reason, len(stacked))
 
     def _padding(self, sequence: LiveSequence, key: object, count: int) -> list[Padding]:
         """So many requests that nobody sent, to stand beside the next of ``sequence``. Used again for every batch with

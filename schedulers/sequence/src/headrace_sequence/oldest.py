@@ -32,21 +32,21 @@ class OldestBatcher(Batcher):
         self._next_size = [min((size for size in sizes if size > count), default=rows) for count in range(rows + 1)]
 
     def choose(self, now_ns: int) -> Sequence[Ticket] | Wait:
-        stacked, is_complete = self._stacked()
+        stacked, complete = self._stacked()
         count, preferred = len(stacked), self._preferred[len(stacked)]
-        if self._delay_ns:
-            wait_ns = stacked[0].ready_ns + self._delay_ns - now_ns
-            if wait_ns > 0:
-                if not preferred and not is_complete:
-                    return Wait(wait_ns, self._next_size[count] - count)
-                count = preferred or count
-        else:
-            count = preferred or count
+        reason = complete or "idle_instance"
+        wait_ns = stacked[0].ready_ns + self._delay_ns - now_ns
+        if self._delay_ns and wait_ns <= 0:
+            reason = complete or "delay"
+        elif preferred:
+            count, reason = preferred, "full" if preferred == self._rows else "preferred_size"
+        elif self._delay_ns and not complete:
+            return Wait(wait_ns, self._next_size[count] - count)
         taken = [self.take(sequence) for sequence in stacked[:count]]
-        return Batch([ticket for ticket, _ in taken], [added for _, added in taken], pinned=True)
+        return Batch([ticket for ticket, _ in taken], [added for _, added in taken], True, reason, count)
 
-    def _stacked(self) -> tuple[list[LiveSequence], bool]:
-        """The first of those that are ready, as far as they fit into a batch, and whether no more will."""
+    def _stacked(self) -> tuple[list[LiveSequence], str]:
+        """The first of those that are ready, as far as they fit into a batch, and why no more will, if so."""
         stacked: list[LiveSequence] = []
         key, key_of = None, self.inputs.key
         for sequence in self.ready:
@@ -54,8 +54,8 @@ class OldestBatcher(Batcher):
             if not stacked:
                 key = own
             elif own != key:
-                return stacked, True
+                return stacked, "shape_break"
             stacked.append(sequence)
             if len(stacked) == self._rows:
-                return stacked, True
-        return stacked, False
+                return stacked, "full"
+        return stacked, ""

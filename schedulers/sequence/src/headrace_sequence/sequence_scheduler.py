@@ -71,6 +71,9 @@ class SequenceScheduler(Scheduler):
         self._size = self._slots.free
         #: How many sequences have ended because they were idle for too long.
         self.expired_sequences = 0
+        self._held = bool(context.held_until.requests or context.held_until.backlog)
+        if self._held:
+            self.next = self._next_if_free  # type: ignore[method-assign]  # a server that is not tested has no such step
 
     @property
     def active(self) -> int:
@@ -111,6 +114,14 @@ class SequenceScheduler(Scheduler):
 
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         return self._batchers[instance].next(now_ns)
+
+    def _next_if_free(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
+        """`next`, once as many requests have waited at once, in slots and in the backlog, as a test asks for."""
+        if self._held:
+            backlog = sum(len(sequence.tickets) for sequence in self._slots.backlog)
+            until = self.context.held_until
+            self._held = len(self.context.waiting) - backlog < until.requests or backlog < until.backlog
+        return () if self._held else SequenceScheduler.next(self, instance, now_ns)
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
         now_ns, find = self._now_ns(), self._sequences.pop
