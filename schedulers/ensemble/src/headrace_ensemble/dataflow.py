@@ -10,6 +10,8 @@ from typing import Any
 from headrace import Answer, HeadraceError, InferRequest, InferResponse, InternalError, InvalidArgument, Tensor, Ticket
 from headrace_ensemble.plan import DataflowPlan, Step
 
+_NONE_UNREAD: deque[Any] = deque(maxlen=0)
+_NO_STEPS: dict[int, Any] = {}
 #: What a step's response may say of the sequence that later steps are asked in.
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
@@ -25,8 +27,8 @@ class Item:
 
     def __init__(self, plan: DataflowPlan, stream: int, source: Ticket | None) -> None:
         self.stream, self.source = stream, source
-        self.values: list[Any] = [None] * len(plan.uses)
-        self.waits, self.uses = list(plan.waits), list(plan.uses)
+        self.values: list[Any] = plan.empty.copy()
+        self.waits, self.uses = plan.waits.copy(), plan.uses.copy()
         self.calls: dict[int, Ticket] = {}
         self.missing = plan.missing
         self.open = 0
@@ -55,23 +57,26 @@ class Dataflow:
     ) -> None:
         self.ticket, self.is_decoupled = ticket, is_decoupled
         self._name, self._plan, self._answer = name, plan, answer
-        self._callers = (*ticket.request.callers, name)
+        self._callers = plan.callers if not ticket.request.callers else (*ticket.request.callers, name)
         self._error: HeadraceError | None = None
         #: Steps that run or are about to, and one more while this is busy itself.
         self.under_way = 0
         self._items: dict[Item, None] = {}
         self._emitted: list[tuple[Item, InferResponse]] = []
-        self._unread: deque[Item] = deque()
-        self._early: dict[tuple[Item, Step], list[Answer]] = {}
+        #: What of these has not been read by the caller, where there may be more than one.
+        self._unread: deque[Item] = deque() if is_decoupled else _NONE_UNREAD
+        #: Answers of a step that is to answer once, before its last.
+        self._early: dict[tuple[Item, Step], list[Answer]] | None = None
         self._limit = limit
         #: Where a step may be asked for ``limit`` items at a time only: of how many it is, and which wait.
-        self._running: dict[int, int] = {}
-        self._waiting: dict[int, deque[tuple[Item, Step]]] = {}
+        self._running: dict[int, int] = {} if limit else _NO_STEPS
+        self._waiting: dict[int, deque[tuple[Item, Step]]] = {} if limit else _NO_STEPS
 
     def start(self) -> None:
         """Run what needs the request only."""
         plan = self._plan
         item = Item(plan, 0, None)
+        item.open = 1  # to the end
         self._items[item] = None
         given, values = self.ticket.request.inputs, item.values
         for name, tensor in plan.inputs:
@@ -79,8 +84,10 @@ class Dataflow:
         self.under_way = 1
         if not (plan.missing or plan.stream):
             self._emit(item)
-        self._run(item, list(plan.first))
-        self._settle(1)
+        self._run(item, plan.first.copy())
+        self.under_way -= 1
+        if self._emitted or not self.under_way:
+            self._settle()
 
     def cancel(self, error: HeadraceError) -> None:
         """The caller has gone, and is told so by others."""
@@ -188,10 +195,11 @@ class Dataflow:
                 self._fail(answer)
         self._done(item, step)
         if self._emitted or not self.under_way:
-            self._settle(0)
+            self._settle()
 
     def _heard_otherwise(self, item: Item, step: Step, answer: Answer, final: bool) -> None:
         """Not the one answer that was to be expected."""
+        self._early = self._early if self._early is not None else {}
         early = self._early.setdefault((item, step), [])
         if answer is not None:
             early.append(answer)
@@ -214,7 +222,7 @@ class Dataflow:
                 item.calls[step.index].read()
         if final:
             self._done(item, step)
-        self._settle(0)
+        self._settle()
 
     def _take(self, item: Item, step: Step, response: InferResponse) -> None:
         """Keep what a step has given, and run what was waiting for it."""
@@ -298,9 +306,8 @@ class Dataflow:
             item.open += 1
         self._emitted.append((item, InferResponse(outputs, parameters, id=self.ticket.request.id)))
 
-    def _settle(self, busy: int) -> None:
+    def _settle(self) -> None:
         """Send what has been emitted, and the end if nothing is under way."""
-        self.under_way -= busy
         emitted, self._emitted = self._emitted, []
         is_over = not self.under_way
         ticket, answer = self.ticket, self._answer

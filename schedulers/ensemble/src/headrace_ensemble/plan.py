@@ -51,17 +51,20 @@ class DataflowPlan:
 
     ``inputs`` are the ensemble's, ``first`` the steps that need nothing else. ``waits`` has, for each step, how many
     tensors it waits for, and ``uses``, for each tensor, how many steps read it, and one more if it is an output.
-    ``outputs`` are the items of ``stream``, and ``missing`` is how many of them a step is to write.
+    ``outputs`` are the items of ``stream``, and ``missing`` is how many of them a step is to write. ``empty`` has None
+    for each tensor, and ``callers`` is who asks the steps for a client.
     """
 
     inputs: Sequence[tuple[str, int]]
-    first: Sequence[Step]
-    waits: Sequence[int]
-    uses: Sequence[int]
+    first: list[Step]
+    waits: list[int]
+    uses: list[int]
     stream: int
     outputs: Sequence[tuple[str, int, Adapt | None]]
     output_tensors: frozenset[int]
     missing: int
+    empty: list[None]
+    callers: tuple[str]
 
 
 class EnsembleGraph:
@@ -110,6 +113,8 @@ class EnsembleGraph:
             outputs,
             frozenset(tensors[name] for name in names),
             missing,
+            [None] * len(tensors),
+            (self._config.name,),
         )
 
     def _needed(self, outputs: Iterable[str]) -> set[int]:
