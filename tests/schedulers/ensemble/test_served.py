@@ -115,6 +115,7 @@ def test_statistics_count_a_request_of_an_ensemble_as_one_execution(write: Write
         server.infer("e", {"x": np.ones((2, 2), np.float32)})
     executions = server.served("e")[0].snapshot().executions
     assert (executions.success.count, executions.inference_count, executions.execution_count) == (3, 6, 3)
+    assert executions.queue.ns < executions.compute_infer.ns
     assert server.served("one")[0].snapshot().executions.inference_count == 12
 
 

@@ -156,7 +156,8 @@ class SchedulerContext:
     #: Have another model answer a request, by its ticket's ``respond``; a refusal is an answer.
     call: Callable[[Ticket], None]
     #: Give a request that no instance has an answer: ``answer(request, answer, final)``. Of one that waited,
-    #: `Unavailable` counts as rejected, and `Cancelled` as cancelled.
+    #: `Unavailable` counts as rejected, and `Cancelled` as cancelled. Its time counts as waiting until
+    #: ``ticket.started_ns``, if that is set, or until now, and from there on as computing.
     answer: Callable[[Ticket, Answer, bool], None]
     #: Something changed that nobody else has noticed: have `Scheduler.next` asked for all who are idle, soon.
     ask_again: Callable[[], None]

@@ -54,7 +54,7 @@ class EnsembleScheduler(Scheduler):
         plan = self._plans.get(requested) or self._plan(requested)
         flow = Dataflow(self._name, plan, ticket, self._finish, self._is_decoupled, self._limit)
         self._under_way[ticket] = flow
-        ticket.started_ns = ticket.queued_ns
+        ticket.started_ns = ticket.queued_ns  # who waits, waits in a step, whose statistics say so
         if self._is_decoupled:
             ticket.on_read = flow.read
         flow.start()
