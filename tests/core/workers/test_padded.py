@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,18 @@ from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.backends.base import Instance, RequestInstance, Tensors
+from headrace.backends.base import Call, DeferredInstance, Instance, RequestInstance, StreamInstance, Tensors
 from headrace.config.config_json import config_to_json
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.errors import BackendError, ConfigError
+from headrace.errors import BackendError, ConfigError, HeadraceError
 from headrace.messages.request import InferRequest
-from headrace.messages.response import InferResponse
+from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import BytesTensor
 from headrace.messages.ticket import Ticket
 from headrace.models.signature import Signature
 from headrace.workers.instance import run_batch, runner_for, shaping_of
 from headrace.workers.output_schema import OutputSchema
-from headrace.workers.runner import Runner
+from headrace.workers.runner import LATER, Runner
 from tests.core.conftest import make_ticket
 
 X = 'input { name: "x" data_type: TYPE_FP32 dims: [-1] }'
@@ -162,10 +162,71 @@ def test_a_model_without_a_batch_axis_is_padded_too() -> None:
 
 
 class PerRequest(RequestInstance):
-    def execute_requests(self, requests: list[InferRequest]) -> list[InferResponse]:  # type: ignore[override]
-        return []
+    def __init__(self) -> None:
+        self.given: list[Mapping[str, Any]] = []
+
+    def execute_requests(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | HeadraceError]:
+        self.given += [request.inputs for request in requests]
+        return [InferResponse({"y": request.inputs["x"]}) for request in requests]  # type: ignore[dict-item]
 
 
-def test_a_backend_that_is_given_requests_is_refused_at_load() -> None:
-    with pytest.raises(ConfigError, match="parameter 'padding' is for backends that take rows"):
-        runner(config({"pad": [PAD]}), PerRequest())
+class OneByOne(StreamInstance):
+    """Each request's rows, doubled and as they are, as two responses."""
+
+    def stream(self, request: InferRequest) -> Iterator[InferResponse]:
+        x: Any = request.inputs["x"]
+        yield InferResponse({"y": 2 * x})
+        yield InferResponse({"y": x})
+
+
+class Later(DeferredInstance):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def accept(self, calls: Sequence[Call]) -> None:
+        self.calls += calls
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.said: list[tuple[Any, bool]] = []
+
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        self.said.append((answer, final))
+
+
+def test_a_backend_that_is_given_requests_gets_each_of_them_padded() -> None:
+    model, instance = config({"pad": [{**PAD, "length": LENGTH, "mask": MASK}]}), PerRequest()
+    answers, _ = run_batch(runner(model, instance), sent(model, row(1, 2), row(3)))
+    assert [given["x"].tolist() for given in instance.given] == [[[1, 2, -1, -1]], [[3, -1, -1, -1]]]
+    assert [given["n"].tolist() for given in instance.given] == [[2], [1]]
+    assert instance.given[1]["there"].tolist() == [[1, 0, 0, 0]]
+    assert [y(answer).tolist() for answer in answers] == [[[1, 2]], [[3]]]
+
+
+def test_every_response_of_a_stream_is_cut() -> None:
+    model, heard = config({"pad": [PAD]}), Heard()
+    padded = runner(model, OneByOne())
+    padded.connect(heard)
+    (answer,), _ = padded.run(sent(model, row(1, 2)))
+    assert answer is None
+    assert [(y(said).tolist(), final) for said, final in heard.said] == [([[2, 4]], False), ([[1, 2]], False)]
+
+
+def test_an_answer_that_comes_later_is_cut_and_then_nothing_is_kept() -> None:
+    model, heard, instance = config({"pad": [PAD]}), Heard(), Later()
+    padded = runner(model, instance)
+    padded.connect(heard)
+    given, _ = padded.run(sent(model, row(1, 2)))
+    assert given == [LATER]
+    call = instance.calls.pop()
+    call.send(InferResponse({"y": call.request.inputs["x"]}))  # type: ignore[dict-item]
+    assert [(y(said).tolist(), final) for said, final in heard.said] == [([[1, 2]], True)]
+    assert vars(padded)["_asked"] == {}
+
+
+def test_batches_of_a_backend_that_is_given_requests_are_not_filled_up() -> None:
+    with pytest.raises(ConfigError, match="pad_batch_to is for backends that take rows"):
+        runner(config({"pad": [PAD], "pad_batch_to": [8]}), PerRequest())

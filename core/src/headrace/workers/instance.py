@@ -28,7 +28,7 @@ from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics, Observer
 from headrace.workers.output_schema import OutputSchema
-from headrace.workers.padded import PaddedRunner
+from headrace.workers.padded import PaddedRequests, PaddedRunner
 from headrace.workers.ragged import RaggedLayout, RaggedRunner
 from headrace.workers.runner import Given, RequestRunner, RowsRunner, Runner, gone
 from headrace.workers.stream_runners import DeferredRunner, StreamRunner
@@ -91,19 +91,26 @@ def runner_for(
 ) -> Runner:
     """The runner for the rung that ``instance`` stands on; asked once, at load.
 
-    ``shaping`` is what the config says of requests of different shapes: `shaping_of`. Raises `ConfigError` for padding
-    where the instance takes no rows: it is given every request by itself.
+    ``shaping`` is what the config says of requests of different shapes: `shaping_of`. Raises `ConfigError` for batches
+    that are to be filled up, where the instance is given every request by itself.
     """
     if isinstance(instance, Instance):
         if isinstance(shaping, PaddingRules):
             return PaddedRunner(schema, instance, shaping)
         return RowsRunner(schema, instance) if shaping is None else RaggedRunner(schema, instance, shaping)
-    if isinstance(shaping, PaddingRules):
+    runner = _requests_runner(instance, schema)
+    if not isinstance(shaping, PaddingRules):
+        return runner
+    if shaping.row_buckets:
         raise ConfigError(
-            f"model '{schema.name}': parameter '{PADDING}' is for backends that take rows, and this one is given every "
-            "request by itself: pad in the model",
+            f"model '{schema.name}': parameter '{PADDING}': pad_batch_to is for backends that take rows, and this one "
+            "is given every request by itself",
             field=f"parameters['{PADDING}']",
         )
+    return PaddedRequests(runner, shaping)
+
+
+def _requests_runner(instance: AnyInstance, schema: OutputSchema) -> Runner:
     if isinstance(instance, RequestInstance):
         return RequestRunner(schema, instance)
     if isinstance(instance, StreamInstance):

@@ -1,24 +1,31 @@
-"""Rung 1 of a model whose inputs are filled up to one of a few sizes: what runs is padded, answers are not."""
+"""Models whose inputs are filled up to one of a few sizes: what runs is padded, answers are not.
+
+An instance that takes rows gets the batch as tensors of those sizes; one that is given every request by itself gets
+each request so.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from headrace.backends.base import Instance
-from headrace.config.padding import AxisCut, PaddingRules
+from headrace.config.padding import AxisPad, PaddingRules
 from headrace.errors import BackendError
-from headrace.messages.response import Answer
-from headrace.messages.tensor import BytesTensor, Tensor, concatenate
+from headrace.messages.request import InferRequest
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
 from headrace.messages.ticket import Ticket
+from headrace.telemetry.statistics import BatchTimes
 from headrace.workers.output_schema import OutputSchema
-from headrace.workers.runner import RowsRunner, part_of_rows, wanted_of
+from headrace.workers.runner import LATER, AnswerSink, Given, RowsRunner, Runner, part_of_rows, wanted_of
 
 
 class PaddedRunner(RowsRunner):
-    """Stacks the inputs of a batch into tensors of the sizes of ``rules``, and cuts outputs to what requests asked."""
+    """Rung 1: the inputs of a batch in tensors of the sizes of ``rules``, and outputs cut to what requests asked."""
 
     def __init__(self, schema: OutputSchema, instance: Instance, rules: PaddingRules) -> None:
         super().__init__(schema, instance)
@@ -26,84 +33,146 @@ class PaddedRunner(RowsRunner):
         self._stack = self._stack_padded
 
     def _stack_padded(self, batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
-        rules, first = self._rules, batch[0].request.inputs
-        rows = sum([ticket.rows for ticket in batch])
-        total = rules.rows(rows) if rules.batched else rows
-        stacked: dict[str, Tensor] = {}
-        for name in first:
-            tensors: list[Tensor] = [ticket.request.inputs[name] for ticket in batch]  # type: ignore[misc]
-            shape = rules.shape(name, tensors[0].shape)
-            if rules.batched:
-                shape = (total, *shape[1:])
-            stacked[name] = self._filled(name, tensors, shape)
-        for pad in rules.pads:
-            if pad.name not in first or (pad.length is None and pad.mask is None):
-                continue
-            axis = pad.axis + rules.batched
-            lengths = np.zeros(total, np.int64)
-            lengths[:rows] = np.repeat(
-                [ticket.request.inputs[pad.name].shape[axis] for ticket in batch], [ticket.rows for ticket in batch]
-            )
-            if pad.length is not None:
-                stacked[pad.length.name] = lengths.astype(pad.length.datatype.numpy)
-            if pad.mask is not None:
-                there = np.arange(stacked[pad.name].shape[axis]) < lengths[:, None]
-                stacked[pad.mask.name] = there.astype(pad.mask.datatype.numpy)
-        return stacked
+        return padded_inputs(self._rules, batch, self._rows(batch))
 
-    def _filled(self, name: str, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-        """``tensors``, row under row, within a tensor of ``shape``; one that has that shape already, uncopied."""
-        if len(tensors) == 1 and tensors[0].shape == shape:
-            return tensors[0]
-        if isinstance(tensors[0], BytesTensor):
-            missing = (shape[0] - sum(tensor.shape[0] for tensor in tensors), *shape[1:])
-            return concatenate([*tensors, BytesTensor(bytes(4 * prod(missing)), missing)])
-        pads = self._rules.by_input.get(name)
-        value = pads[0].value if pads else 0
-        dtype = tensors[0].dtype
-        filled = np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
-        begin = 0
-        for tensor in tensors:
-            place = tuple(map(slice, tensor.shape))
-            if self._rules.batched:
-                end = begin + tensor.shape[0]
-                place = (slice(begin, end), *place[1:])
-                begin = end
-            filled[place] = tensor
-        return filled
+    def _rows(self, batch: Sequence[Ticket]) -> int:
+        """Those of ``batch``, and those that fill it up."""
+        return self._rules.rows(sum([ticket.rows for ticket in batch]))
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
         rules = self._rules
-        rows = sum([ticket.rows for ticket in batch])
-        outputs = self._checked(results, rules.rows(rows) if rules.batched else rows, wanted_of(batch))
+        outputs = self._checked(results, self._rows(batch), wanted_of(batch))
         answers: list[Answer] = []
         begin = 0
         for ticket in batch:
             request, end = ticket.request, begin + ticket.rows
-            parts = {}
-            for name in request.outputs or outputs:
-                part = part_of_rows(outputs[name], begin, end) if rules.batched else outputs[name]
-                parts[name] = self._cut(name, part, ticket, rules.cuts[name]) if name in rules.cuts else part
-            answers.append(self.respond(request, parts))
+            parts = {name: outputs[name] for name in request.outputs or outputs}
+            if rules.batched:
+                parts = {name: part_of_rows(tensor, begin, end) for name, tensor in parts.items()}
+            answers.append(self.respond(request, cut_outputs(rules, self.schema.name, parts, request)))
             begin = end
         return answers
 
-    def _cut(self, name: str, tensor: Tensor, ticket: Ticket, cuts: Sequence[AxisCut]) -> Tensor:
-        """``tensor`` without what follows from the padding of inputs. A view, unless it is of strings."""
-        place = [slice(None)] * len(tensor.shape)
-        for cut in cuts:
-            source = ticket.request.inputs.get(cut.pad.name)
-            if source is None:  # an optional input that was left out
-                continue
-            axis, size = cut.axis + self._rules.batched, source.shape[cut.pad.axis + self._rules.batched]
-            bucket = cut.pad.bucket(size)
-            if axis < len(place) and tensor.shape[axis] == bucket:
-                place[axis] = slice(size)
-            elif cut.must:
-                raise BackendError(
-                    f"model '{self.schema.name}': output '{name}' has shape {list(tensor.shape)}, but its axis "
-                    f"{cut.axis} is to follow input '{cut.pad.name}', which was padded to {bucket}"
-                )
-        if isinstance(tensor, BytesTensor):
-            return BytesTensor.from_objects(tensor.to_objects()[tuple(place)])
-        return tensor[tuple(place)]
+
+class PaddedRequests(Runner):
+    """Rungs 2 to 4, driven by ``inner``: each request padded by itself, and all that is said to it cut.
+
+    An `AnswerSink`, too: what ``inner`` says later passes it.
+    """
+
+    def __init__(self, inner: Runner, rules: PaddingRules) -> None:
+        super().__init__(inner.schema)
+        self._inner, self._rules = inner, rules
+        #: What was asked for, by those that have no last answer.
+        self._asked: dict[Ticket, InferRequest] = {}
+
+    def connect(self, sink: AnswerSink) -> None:
+        self.sink = sink
+        self._inner.connect(self)
+
+    def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
+        for ticket in batch:
+            self._asked[ticket] = request = ticket.request
+            ticket.request = request.with_inputs(padded_inputs(self._rules, [ticket], ticket.rows))
+        given, times = self._inner.run(batch)
+        answers = [
+            answer if answer is LATER else self._cut(ticket, answer, True)
+            for ticket, answer in zip(batch, given, strict=True)
+        ]
+        return answers, times
+
+    def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
+        self.sink.send(ticket, self._cut(ticket, answer, final), final)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _cut(self, ticket: Ticket, answer: Answer, final: bool) -> Answer:
+        request = self._asked.pop(ticket, None) if final else self._asked.get(ticket)
+        if request is None or not isinstance(answer, InferResponse):
+            return answer
+        outputs = {name: as_tensor(value) for name, value in answer.outputs.items()}
+        try:
+            return replace(answer, outputs=cut_outputs(self._rules, self.schema.name, outputs, request))
+        except BackendError as error:
+            return error
+
+
+def padded_inputs(rules: PaddingRules, batch: Sequence[Ticket], rows: int) -> dict[str, Tensor]:
+    """The inputs of ``batch``, row under row, filled up to ``rows`` and to the sizes of ``rules``; and those that the
+    server makes. What has its size already is uncopied."""
+    first = batch[0].request.inputs
+    filled: dict[str, Tensor] = {}
+    for name in first:
+        tensors: list[Tensor] = [ticket.request.inputs[name] for ticket in batch]  # type: ignore[misc]
+        shape = rules.shape(name, tensors[0].shape)
+        filled[name] = _filled(rules, name, tensors, (rows, *shape[1:]) if rules.batched else shape)
+    for pad in rules.pads:
+        if pad.name in first and (pad.length or pad.mask):
+            filled.update(_made(rules, pad, batch, rows))
+    return filled
+
+
+def _made(rules: PaddingRules, pad: AxisPad, batch: Sequence[Ticket], rows: int) -> dict[str, Tensor]:
+    axis = pad.axis + rules.batched
+    sizes = [ticket.request.inputs[pad.name].shape[axis] for ticket in batch]
+    lengths = np.zeros(rows, np.int64)
+    lengths[: sum(ticket.rows for ticket in batch)] = np.repeat(sizes, [ticket.rows for ticket in batch])
+    made: dict[str, Tensor] = {}
+    if pad.length is not None:
+        made[pad.length.name] = lengths.astype(pad.length.datatype.numpy)
+    if pad.mask is not None:
+        there = np.arange(pad.bucket(sizes[0])) < lengths[:, None]
+        made[pad.mask.name] = there.astype(pad.mask.datatype.numpy)
+    return made
+
+
+def _filled(rules: PaddingRules, name: str, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    if len(tensors) == 1 and tensors[0].shape == shape:
+        return tensors[0]
+    if isinstance(tensors[0], BytesTensor):
+        missing = (shape[0] - sum(tensor.shape[0] for tensor in tensors), *shape[1:])
+        return concatenate([*tensors, BytesTensor(bytes(4 * prod(missing)), missing)])
+    pads = rules.by_input.get(name)
+    value, dtype = pads[0].value if pads else 0, tensors[0].dtype
+    filled = np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
+    begin = 0
+    for tensor in tensors:
+        place = tuple(map(slice, tensor.shape))
+        if rules.batched:
+            end = begin + tensor.shape[0]
+            place = (slice(begin, end), *place[1:])
+            begin = end
+        filled[place] = tensor
+    return filled
+
+
+def cut_outputs(
+    rules: PaddingRules, model: str, outputs: dict[str, Tensor], request: InferRequest
+) -> dict[str, Tensor]:
+    """``outputs`` of ``model`` without what follows from the padding of ``request``, which is as it was sent. Views,
+    but for strings. Raises `BackendError` for an output that was to follow and does not."""
+    return {
+        name: _cut(rules, model, name, tensor, request) if name in rules.cuts else tensor
+        for name, tensor in outputs.items()
+    }
+
+
+def _cut(rules: PaddingRules, model: str, name: str, tensor: Tensor, request: InferRequest) -> Tensor:
+    place = [slice(None)] * len(tensor.shape)
+    for cut in rules.cuts[name]:
+        source = request.inputs.get(cut.pad.name)
+        if source is None:  # an optional input that was left out
+            continue
+        axis, size = cut.axis + rules.batched, source.shape[cut.pad.axis + rules.batched]
+        bucket = cut.pad.bucket(size)
+        if axis < len(place) and tensor.shape[axis] == bucket:
+            place[axis] = slice(size)
+        elif cut.must:
+            raise BackendError(
+                f"model '{model}': output '{name}' has shape {list(tensor.shape)}, but its axis {cut.axis} is to "
+                f"follow input '{cut.pad.name}', which was padded to {bucket}"
+            )
+    if isinstance(tensor, BytesTensor):
+        return BytesTensor.from_objects(tensor.to_objects()[tuple(place)])
+    return tensor[tuple(place)]
