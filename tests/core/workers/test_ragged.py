@@ -71,7 +71,7 @@ def sent(model: ModelConfig, *inputs: Mapping[str, Any], **fields: Any) -> list[
     return tickets
 
 
-def of_shapes(*shapes: Sequence[int]) -> list[Mapping[str, Any]]:
+def of_shapes(*shapes: Sequence[int]) -> list[dict[str, Any]]:
     """A request of each shape; the elements of all count on from 100."""
     begins = np.cumsum([0, *(np.prod(shape) for shape in shapes)])
     return [
@@ -198,19 +198,24 @@ def test_a_batch_input_of_an_input_that_was_left_out_is_the_callers_fault() -> N
     assert answer.message.startswith("[request id: 7] input 'x' is missing")
 
 
+W = 'input { name: "w" data_type: TYPE_FP32 dims: [%s] }'
+
+
 @pytest.mark.parametrize(
-    ("text", "joins"),
+    ("text", "widths", "joins"),
     [
-        (X % -1, True),
-        ((X % -1).replace("allow_ragged_batch: true", ""), False),
-        (X % -1 + 'input { name: "w" data_type: TYPE_FP32 dims: [-1] }', False),
-        (X % -1 + 'input { name: "w" data_type: TYPE_FP32 dims: [2] }', True),
+        (X % -1, (), True),
+        ((X % -1).replace("allow_ragged_batch: true", ""), (), False),
+        (X % -1 + W % -1, (2, 2), True),
+        (X % -1 + W % -1, (2, 3), False),
+        (X % -1 + W % 2, (2, 2), True),
     ],
 )
-def test_only_ragged_inputs_may_differ_within_a_batch(text: str, joins: bool) -> None:
-    model = config(text + Y % -1)
-    plain = [{"w": np.ones((1, width), np.float32)} if '"w"' in text else {} for width in ((2, 2) if joins else (2, 3))]
-    one, other = sent(model, *({**ragged, **w} for ragged, w in zip(of_shapes((1, 3), (1, 4)), plain, strict=True)))
+def test_only_ragged_inputs_may_differ_within_a_batch(text: str, widths: tuple[int, ...], joins: bool) -> None:
+    requests = of_shapes((1, 3), (1, 4))
+    for request, width in zip(requests, widths, strict=False):
+        request["w"] = np.ones((1, width), np.float32)
+    one, other = sent(config(text + Y % -1), *requests)
     assert (one.batch_key == other.batch_key) is joins
 
 
