@@ -47,6 +47,20 @@ def chain(*models: str) -> str:
     return ensemble([step(model, f"a={names[n]}", f"b={names[n + 1]}") for n, model in enumerate(models)])
 
 
+def test_a_load_by_name_that_fails_says_why_as_triton_does(write: Write, run: Run) -> None:
+    write("one", identity())
+    write("e", ensemble([step("one", "a=x", "b=y")], datatype="INT32"))
+    write("lost", chain("gone"))
+    server = run(**EXPLICIT)
+    for name, said in (
+        ("lost", "ensemble lost contains models that are not available or ambiguous: gone\n"),
+        ("e", "in ensemble e, ensemble tensor x: inconsistent data type: TYPE_INT32 is inferred from model e while "),
+    ):
+        with pytest.raises(HeadraceError) as refusal:
+            on_loop(server, server.load(name))
+        assert refusal.value.message.startswith(f"load failed for model '{name}': {said}")
+
+
 @pytest.mark.parametrize("threads", [1, 4])
 def test_models_are_loaded_before_the_ensembles_that_need_them_however_deep(
     threads: int, write: Write, run: Run

@@ -6,13 +6,24 @@ import asyncio
 from collections.abc import Callable
 from queue import Queue
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from headrace import HeadraceError, InferRequest, Server, Ticket
+from headrace import (
+    Caller,
+    HeadraceError,
+    InferRequest,
+    Interceptor,
+    ModelView,
+    Server,
+    Ticket,
+    Unavailable,
+    builtins,
+    hookimpl,
+)
 from headrace.testing.serving import WAYS, on_loop
 
 from .conftest import Write, both, ensemble, identity, step
@@ -157,3 +168,61 @@ def test_callers_who_leave_at_any_time_are_told_once_and_leave_nothing_behind(
     assert snapshot.cancelled.count > 500
     kernel = server.served("e")[0].scheduler
     assert (kernel.in_flight, vars(kernel.scheduler)["_under_way"]) == (0, {})
+
+
+ASKS = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.Tensor("x", pb_utils.get_input_tensor_by_name(request, "a").as_numpy())
+            response = pb_utils.InferenceRequest(model_name="e", requested_output_names=["y"], inputs=[x]).exec()
+            if response.has_error():
+                answers.append(pb_utils.InferenceResponse(error=response.error()))
+            else:
+                answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("b", x.as_numpy())]))
+        return answers
+"""
+
+
+def test_an_ensemble_that_waits_for_itself_through_a_model_is_refused_with_the_way(
+    write: Write, run: Callable[..., Server]
+) -> None:
+    write("asks", 'backend: "python" max_batch_size: 8 ' + both("a", "b"), files={"1/model.py": ASKS})
+    write("e", ensemble([step("asks", "a=x", "b=y")]))
+    server = run()
+    with pytest.raises(HeadraceError, match="every instance of model 'asks' waits") as refusal:
+        server.infer("e", {"x": ROW})
+    assert refusal.value.message.startswith("in ensemble 'e', ")
+    assert [server.served(name)[0].scheduler.in_flight for name in ("e", "asks")] == [0, 0]
+
+
+class Seen(Interceptor):
+    """Writes down what it sees, and lets nothing through to the model ``closed``."""
+
+    name = "seen"
+    seen: ClassVar[list[tuple[str, str]]] = []
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
+        self.seen.append((caller.via, request.model_name))
+        if request.model_name == "closed":
+            raise Unavailable("closed")
+
+
+def test_interceptors_see_every_step_and_may_refuse_it(
+    write: Write, run: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builtins, "register_interceptors", hookimpl(lambda: [Seen]), raising=False)
+    Seen.seen.clear()
+    write("one", identity())
+    write("closed", identity())
+    write("inner", ensemble([step("one", "a=x", "b=y")]))
+    write("e", ensemble([step("one", "a=x", "b=m"), step("inner", "x=m", "y=n"), step("closed", "a=n", "b=y")]))
+    server = run()
+    with pytest.raises(HeadraceError, match="in ensemble 'e', closed"):
+        server.infer("e", {"x": ROW})
+    asked = ["one", "inner", "one", "closed"]
+    assert Seen.seen == [("program", "e"), *(("model", name) for name in asked)]

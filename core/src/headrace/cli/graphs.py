@@ -6,7 +6,7 @@ Steps of one level need nothing of each other, and run side by side.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 
 from headrace.config.model_config_pb2 import ModelConfig
@@ -67,14 +67,27 @@ def step_graph(config: ModelConfig) -> StepGraph:
 
 def _levelled(steps: Sequence[GraphStep], inputs: Sequence[str]) -> list[GraphStep]:
     """``steps`` with their levels, by level; those that could never run last."""
-    known, left, found, level = set(inputs), list(steps), list[GraphStep](), 1
-    while ready := [step for step in left if step.needs <= known]:
-        for step in ready:
-            found.append(GraphStep(step.step, step.model, step.reads, step.writes, step.when, level))
-            known.update(step.writes.values())
-            left.remove(step)
-        level += 1
-    return found + left
+    missing = [step.needs for step in steps]
+    readers: dict[str, list[int]] = {}
+    for index, needs in enumerate(missing):
+        for tensor in needs:
+            readers.setdefault(tensor, []).append(index)
+    found: list[GraphStep] = []
+    given, level = list(dict.fromkeys(inputs)), 1
+    ready = [index for index, needs in enumerate(missing) if not needs]
+    while given or ready:
+        for tensor in given:
+            for index in readers.pop(tensor, ()):
+                missing[index].discard(tensor)
+                if not missing[index]:
+                    ready.append(index)
+        given = []
+        for index in sorted(ready):
+            found.append(replace(steps[index], level=level))
+            given += steps[index].writes.values()
+        ready, level = [], level + 1
+    known = {step.step for step in found}
+    return found + [step for step in steps if step.step not in known]
 
 
 def as_text(graph: StepGraph) -> list[str]:

@@ -289,6 +289,9 @@ class Lifecycle:
             self._abandon(record, loaded, failed, entry)
             for change in changes.values():
                 await self._slots.run(change.discard)
+            if plan.dependencies:  # all of them fail alike, and as Triton says it
+                first = next(iter(failed.values()))
+                raise OperatorError(f"load failed for model '{plan.name}': {entry.hide(first.message)}\n")
             raise versions_failure(entry, failed)
         leaving = [left for number, change in changes.items() for left in self._exchange(record, plan, number, change)]
         self._swap(record, plan, loaded)

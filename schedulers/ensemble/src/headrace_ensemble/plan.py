@@ -8,7 +8,7 @@ for each item of it; what it gives is in the same item, or opens another stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from headrace import Dependency, ModelConfig, OtherModel, Tensor, Ticket
@@ -80,7 +80,11 @@ class EnsembleGraph:
         self._writer = {tensor: index for index, step in enumerate(self._steps) for tensor in step.output_map.values()}
         self._conditions = conditions(config)
         self._order = in_order(config)
+        #: What each step waits for.
+        self._reads = [reads_of(config, index, self._conditions) for index in range(len(self._steps))]
         self._streams = self._find_streams()
+        #: The steps as they are in every plan: without what they write.
+        self._bare = [self._step(index) for index in range(len(self._steps))]
 
     def plan(self, requested: Collection[str] = ()) -> DataflowPlan:
         """How the ``requested`` outputs are computed; all if there are none."""
@@ -90,14 +94,15 @@ class EnsembleGraph:
         steps: dict[int, Step] = {}
         uses, waits = [0] * len(tensors), [0] * len(self._steps)
         readers: dict[str, list[Step]] = {name: [] for name in tensors}
+        wanted = set(names)
         for name in names:
             uses[tensors[name]] += 1
         for index in reversed(self._order):  # so that who reads is made before what is written
             if index not in needed:
                 continue
-            steps[index] = made = self._step(index, readers, set(names))
+            steps[index] = made = self._with_writes(self._bare[index], readers, wanted)
             waits[index] = made.waits
-            for tensor in self._read_by(index):
+            for tensor in self._reads[index]:
                 readers[tensor].append(made)
                 uses[tensors[tensor]] += 1
         outputs = [(name, tensors[name], self._adapt_output(name)) for name in names]
@@ -123,16 +128,21 @@ class EnsembleGraph:
             index = self._writer.get(todo.pop())
             if index is not None and index not in needed:
                 needed.add(index)
-                todo += self._read_by(index)
+                todo += self._reads[index]
         return needed
 
-    def _step(self, index: int, readers: Mapping[str, Sequence[Step]], requested: Collection[str]) -> Step:
-        step, model = self._steps[index], self._models[index]
+    def _with_writes(self, bare: Step, readers: Mapping[str, Sequence[Step]], requested: Collection[str]) -> Step:
+        step, model = self._steps[bare.index], self._models[bare.index]
         writes = [
             (output, self._numbers[tensor], sorted(readers[tensor], key=lambda reader: reader.index))
             for output, tensor in sorted(step.output_map.items())
             if readers[tensor] or tensor in requested
         ]
+        names = [name for name, _, _ in writes]
+        return replace(bare, writes=writes, outputs=() if len(names) == len(model.outputs) else names)
+
+    def _step(self, index: int) -> Step:
+        step, model = self._steps[index], self._models[index]
         reads = [
             (name, self._numbers[tensor], self._adapt_input(tensor, model, name))
             for name, tensor in sorted(step.input_map.items())
@@ -140,18 +150,17 @@ class EnsembleGraph:
         stream = self._streams[index]
         opens = index + 1 if model.config.model_transaction_policy.decoupled else 0
         # What opens the stream has written its tensors before anything of the item runs.
-        awaited = {t for t in self._read_by(index) if t in self._writer and not self._opens(self._writer[t])}
+        awaited = {t for t in self._reads[index] if t in self._writer and not self._opens(self._writer[t])}
         condition = self._conditions.get(index)
-        wanted = [name for name, _, _ in writes]
         return Step(
             index,
             step.model_name,
             str(step.model_version) if step.model_version >= 0 else "",
             model.ask,
             reads,
-            sorted(self._numbers[tensor] for tensor in self._read_by(index)),
-            writes,
-            () if len(wanted) == len(model.outputs) else wanted,
+            sorted(self._numbers[tensor] for tensor in self._reads[index]),
+            (),
+            (),
             stream,
             opens,
             len(awaited),
@@ -160,10 +169,6 @@ class EnsembleGraph:
             frozenset(self._numbers[t] for name, t in step.input_map.items() if not model.inputs[name].optional),
         )
 
-    def _read_by(self, index: int) -> set[str]:
-        """The tensors without which it cannot be said that a step runs, and with what."""
-        return reads_of(self._config, index, self._conditions)
-
     def _opens(self, index: int) -> bool:
         return self._models[index].config.model_transaction_policy.decoupled
 
@@ -171,7 +176,7 @@ class EnsembleGraph:
         """The stream that each step reads."""
         found = [0] * len(self._steps)
         for index in self._order:
-            for tensor in self._read_by(index):
+            for tensor in self._reads[index]:
                 if (writer := self._writer.get(tensor)) is not None:
                     found[index] = writer + 1 if self._opens(writer) else found[writer]
         return found
