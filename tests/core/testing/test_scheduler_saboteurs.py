@@ -63,6 +63,9 @@ class Sound(Scheduler):
     def delay_ns(self) -> int:
         return DELAY_NS
 
+    def instances_changed(self) -> None:
+        """It has nothing to do with them."""
+
 
 class Postpones(Sound):
     """Has whose time is over wait on."""
@@ -132,6 +135,11 @@ CONFORMANCES: dict[type[Scheduler], type[SoundConformance]] = {
 }
 
 # ---------------------------------------------------------------------- saboteurs
+
+
+class NeverLetsGo(Sound):
+    def lets_go(self, instance: InstanceInfo) -> bool:
+        return False
 
 
 class LosesOne(Sound):
@@ -450,6 +458,7 @@ SABOTEURS = [
         PostponesEarly,
         "is number 3 of 0 to 3 to run after 699",
     ),
+    ("test_instances_may_come_and_go", NeverLetsGo, "is not let go, though everybody is answered"),
     ("test_every_request_is_answered_exactly_once", SwapsWhatItHears, "gets the answer of"),
     ("test_what_is_asked_of_other_models_says_for_whom", AsksForNobody, "has None for its caller"),
     ("test_what_is_asked_of_other_models_says_for_whom", ForgetsItsOwnName, "has () for its callers"),

@@ -79,7 +79,7 @@ class PlayedInstance:
     def __init__(self, source: InstanceSource, wrong: list[str]) -> None:
         self.batch: list[Ticket] = []
         self._wrong = wrong
-        self.name, self._source, self._wakeup = source.instance.name, source, LoopWakeup(self.ask)
+        self.name, self.source, self._wakeup = source.instance.name, source, LoopWakeup(self.ask)
         #: All that it was ever given, in order.
         self.given: list[Ticket] = []
 
@@ -87,7 +87,7 @@ class PlayedInstance:
         if self.batch:
             return
         try:
-            self.batch = self._source.poll(self._wakeup) or []
+            self.batch = self.source.poll(self._wakeup) or []
         except Exception as error:  # what the scheduler raised, or the kernel about what it said
             self._wrong.append(str(error))
         self.given += self.batch
@@ -95,7 +95,7 @@ class PlayedInstance:
     def finish(self, error: Answer = None) -> None:
         """Answer what it has, each request by its own id or all with ``error``, and ask again."""
         batch, self.batch = self.batch, []
-        self._source.deliver(batch, [error or InferResponse({}, id=ticket.request.id) for ticket in batch])
+        self.source.deliver(batch, [error or InferResponse({}, id=ticket.request.id) for ticket in batch])
         self.ask()
 
 

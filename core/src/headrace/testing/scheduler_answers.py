@@ -82,6 +82,30 @@ class ScheduledAnswers(ScheduledSubject):
 
         play(scene)
 
+    def test_instances_may_come_and_go(self) -> None:
+        async def scene() -> None:
+            stage = self.stage(2)
+            if not stage.kernel.can_exchange:
+                self.not_claimed("its model gets other instances by a new version")
+            self.send(stage, 4)
+            await stage.settle()
+            leaving = stage.instances[0]
+            left = stage.dismiss(leaving)
+            stage.enter()
+            self.send(stage, 4)
+            await stage.run(self.patience_ns)
+            await stage.settle()
+            assert left.done(), f"instance '{leaving.name}' is not let go, though everybody is answered"
+            given = len(leaving.given)
+            self.send(stage, 4)
+            await stage.run(self.patience_ns)
+            assert len(leaving.given) == given, f"instance '{leaving.name}' runs requests after it was let go"
+            for ticket in stage.tickets:
+                assert_answered(stage, ticket)
+            stage.check()
+
+        play(scene)
+
     def test_draining_runs_what_was_taken_in_and_takes_no_more(self) -> None:
         async def scene() -> None:
             for count in (1, 2, self.max_batch + 1):

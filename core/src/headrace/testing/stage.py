@@ -120,6 +120,22 @@ class Stage:
         except Exception as error:
             self.wrong.append(f"hearing what another model answers raised {error!r}")
 
+    # ------------------------------------------------------------------ instances that come and go
+
+    def enter(self) -> PlayedInstance:
+        """One more instance, which asks at once."""
+        slots = self.kernel.instances[0].slots
+        info = InstanceInfo(f"{NAME}_0_{len(self.instances)}", Device("cpu"), slots)
+        (source,) = self.kernel.exchange([info], [])
+        self.instances.append(PlayedInstance(source, self.wrong))
+        self.instances[-1].ask()
+        return self.instances[-1]
+
+    def dismiss(self, instance: PlayedInstance) -> asyncio.Future[None]:
+        """Have ``instance`` leave; done when it has run all that it was given or that is bound to it."""
+        self.kernel.exchange([], [instance.source])
+        return asyncio.ensure_future(self.kernel.dismiss(instance.source))
+
     # ------------------------------------------------------------------ time
 
     def begin(self) -> None:

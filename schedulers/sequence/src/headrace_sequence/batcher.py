@@ -32,6 +32,18 @@ class Batcher(ABC):
         self.ready: dict[LiveSequence, None] = {}
         self._release, self._holds = release, holds
         self._running = 0
+        #: Whether its instance is to go once nothing is bound to it.
+        self.is_leaving = False
+
+    @property
+    def seated(self) -> int:
+        """How many sequences have a slot."""
+        return len(self.slots) - self.slots.count(None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sequence is bound to the instance, and no request of any runs on it."""
+        return not (self._running or self.seated)
 
     @abstractmethod
     def choose(self, now_ns: int) -> Sequence[Ticket] | Wait:

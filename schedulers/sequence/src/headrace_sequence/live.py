@@ -12,6 +12,8 @@ from headrace import Tensor, Ticket, Timer
 class SlotOwner(Protocol):
     """What a sequence knows of who has its slot: `headrace_sequence.batcher.Batcher`."""
 
+    is_leaving: bool
+
     def seat(self, sequence: LiveSequence, slot: int, now_ns: int) -> None: ...
 
     def leave(self, sequence: LiveSequence) -> None: ...

@@ -23,6 +23,7 @@ from headrace import (
     paced,
 )
 from headrace_sequence.added_inputs import AddedInputs
+from headrace_sequence.batcher import Batcher
 from headrace_sequence.direct import DirectBatcher
 from headrace_sequence.implicit_states import States
 from headrace_sequence.live import LiveSequence
@@ -56,19 +57,15 @@ class SequenceScheduler(Scheduler):
         self.kept = self._states.kept
         self._has_states = bool(self.kept)
         is_oldest = batching.HasField("oldest")
-        kind = OldestBatcher if is_oldest else DirectBatcher
-        most = batching.oldest.max_candidate_sequences if is_oldest else 0
-        self._batchers = {
-            instance: kind(config, most or instance.slots, self._inputs, self._release, holds=self._has_states)
-            for instance in context.instances
-        }
+        self._kind = OldestBatcher if is_oldest else DirectBatcher
+        self._most = batching.oldest.max_candidate_sequences if is_oldest else 0
+        self._batchers = {instance: self._batcher(instance) for instance in context.instances}
         self._slots = SlotTable(tuple(self._batchers.values()))
         #: The sequences that take further requests, by their ids. 1 and "1" are two.
         self._live: dict[int | str, LiveSequence] = {}
         #: The sequence of each request that waits or runs.
         self._sequences: dict[Ticket, LiveSequence] = {}
         self._now_ns = context.clock.now_ns
-        self._size = self._slots.free
         #: How many sequences have ended because they were idle for too long.
         self.expired_sequences = 0
         self._held = bool(context.held_until.requests or context.held_until.backlog)
@@ -78,7 +75,7 @@ class SequenceScheduler(Scheduler):
     @property
     def active(self) -> int:
         """How many sequences have a slot."""
-        return self._size - self._slots.free
+        return sum(batcher.seated for batcher in self._batchers.values())
 
     @property
     def backlogged(self) -> int:
@@ -155,6 +152,28 @@ class SequenceScheduler(Scheduler):
     def close(self) -> None:
         for sequence in tuple(self._live.values()):
             self._forget(sequence)
+
+    # ------------------------------------------------------------------ instances that come and go
+
+    def _batcher(self, instance: InstanceInfo) -> Batcher:
+        size = self._most or instance.slots
+        return self._kind(self.context.config, size, self._inputs, self._release, holds=self._has_states)
+
+    def instances_changed(self) -> None:
+        """Sequences stay on their instance until they end; no other begins on one that is leaving."""
+        now_ns = self._now_ns()
+        for instance in set(self._batchers).difference(self.context.instances):
+            self._slots.remove(self._batchers[instance])
+        for instance in self.context.instances:
+            if instance not in self._batchers:
+                batcher = self._batchers[instance] = self._batcher(instance)
+                self._slots.add(batcher, now_ns)
+
+    def lets_go(self, instance: InstanceInfo) -> bool:
+        batcher = self._batchers.get(instance)
+        if batcher is not None and batcher.is_empty:
+            del self._batchers[instance]
+        return instance not in self._batchers
 
     # ------------------------------------------------------------------ sequences
 

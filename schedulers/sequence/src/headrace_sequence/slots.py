@@ -23,6 +23,21 @@ class SlotTable:
         #: The sequences that wait for a slot, in order of their arrival.
         self.backlog: dict[LiveSequence, None] = {}
 
+    def add(self, batcher: Batcher, now_ns: int) -> None:
+        """There is one more instance: its slots go to those who wait."""
+        for slot in range(len(batcher.slots)):
+            heappush(self._free, (slot, next(self._turns), batcher))
+        while self.backlog and self._free:
+            first = next(iter(self.backlog))
+            del self.backlog[first]
+            self.admit(first, now_ns)
+
+    def remove(self, batcher: Batcher) -> None:
+        """An instance is leaving: its slots are given to nobody any more."""
+        batcher.is_leaving = True
+        self._free = [free for free in self._free if free[2] is not batcher]
+        heapify(self._free)
+
     @property
     def free(self) -> int:
         """How many slots are free."""
@@ -44,6 +59,8 @@ class SlotTable:
             return
         slot = sequence.slot
         batcher.leave(sequence)
+        if batcher.is_leaving:
+            return
         if self.backlog:
             first = next(iter(self.backlog))
             del self.backlog[first]
