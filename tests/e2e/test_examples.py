@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ def test_the_client_of_the_readme_reads_its_picture_as_a_three(digits: Headrace)
     assert re.match(r"\[\[b'0\.\d+:3:three' ", answer)
 
 
-@pytest.mark.parametrize("client", ["classify.py", "text/client.py", "stream/client.py", "choose/client.py"])
+@pytest.mark.parametrize(
+    "client", ["classify.py", "text/client.py", "stream/client.py", "choose/client.py", "read_rows.py"]
+)
 def test_a_client_says_how_to_start_a_server_that_is_not_there(client: str) -> None:
     protocol = "grpc" if client.startswith("stream") else "http"
     answer = run(str(ROOT / "examples" / client), f"--{protocol}=127.0.0.1:1")  # a port of old that nobody serves
@@ -228,3 +231,26 @@ def test_the_python_model_of_the_readme_is_served(clone: Path, serve: Callable[.
     (path,) = [word.partition("localhost:8000")[2] for word in request if "localhost:8000" in word]
     with urllib.request.urlopen(f"http://127.0.0.1:{server.http}{path}", body, timeout=30) as answer:
         assert json.load(answer)["outputs"][0]["data"] == [2.0, 4.0, 6.0]
+
+
+ROWS = "examples/rows/README.md"
+
+
+def test_a_net_that_reads_row_by_row_says_what_the_unrolled_net_says(
+    clone: Path, serve_page: Callable[[str], Headrace]
+) -> None:
+    training, reading = commands(ROWS, "python")
+    assert float(re.findall(r"([\d.]+)% of the held-out digits right", succeed(*training))[0]) > 85
+    server = serve_page(ROWS)
+    *_, last, same = succeed(*reading, f"--http=127.0.0.1:{server.http}").splitlines()
+    right, count = map(int, re.findall(r"after 8 rows (\d+) of (\d+) right", last)[0])
+    assert right / count > 0.8
+    assert same == "every answer is that of the unrolled net"
+    unrolled = onnxruntime.InferenceSession("examples/rows/models/unrolled/1/model.onnx")
+    reader = onnxruntime.InferenceSession("examples/rows/models/reader/1/model.onnx")
+    image = np.arange(64, dtype=np.uint8).reshape(1, 8, 8) % 17
+    (wanted,) = unrolled.run(["probabilities"], {"image": image})
+    memory = np.zeros((1, 32), np.float32)
+    for row in range(8):
+        said, memory = reader.run(["probabilities", "next_memory"], {"row": image[:, row], "memory": memory})
+        np.testing.assert_array_equal(said, wanted[:, row])
