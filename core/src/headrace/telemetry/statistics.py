@@ -126,6 +126,31 @@ class ExecutionStatistics:
         if succeeded:
             self.record_execution(succeeded, times)
 
+    def record_alone(self, ticket: Ticket, start_ns: int, end_ns: int) -> None:
+        """`record` of one request that succeeded, which ran by itself and did nothing but infer."""
+        rows, total_ns, queued_ns = ticket.rows or 1, end_ns - ticket.arrival_ns, start_ns - ticket.queued_ns
+        took_ns = end_ns - start_ns
+        self.inference_count += rows
+        self.execution_count += 1
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        per_batch = self.batches.get(rows)
+        if per_batch is None:
+            per_batch = self.batches[rows] = BatchStatistics()
+        for duration, ns in (
+            (self.success, total_ns),
+            (self.queue, queued_ns),
+            (self.compute_infer, took_ns),
+            (per_batch.compute_infer, took_ns),
+        ):
+            duration.count += 1
+            duration.ns += ns
+        for duration in (self.compute_input, self.compute_output, per_batch.compute_input, per_batch.compute_output):
+            duration.count += 1
+        self.request_us.record(total_ns // 1000)
+        self.queue_us.record(queued_ns // 1000)
+        self.compute_infer_us.record(took_ns // 1000)
+        self.batch_size.record(rows)
+
     def record_requests(self, succeeded: Sequence[Ticket], failed: Sequence[Ticket], times: BatchTimes) -> None:
         """Add what has become of requests. Compute durations count once per request, as Triton counts them."""
         start, end, number = times.start_ns, times.end_ns, len(succeeded)

@@ -176,6 +176,9 @@ class ExecutionRecorder:
     def late(self, ticket: Ticket, answer: Answer, is_execution: bool = False) -> None:
         """A last answer has come after its execution, or, where ``is_execution``, was all of it."""
         start, now = ticket.started_ns, monotonic_ns()
+        if is_execution and not self.observers and not isinstance(answer, HeadraceError):
+            self._late.record_alone(ticket, start, now)
+            return
         times = BatchTimes(start, start, now, now)
         succeeded, failed, cancelled = _outcome([ticket], [answer])
         self._late.record_requests(succeeded, failed, times)
