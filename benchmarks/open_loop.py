@@ -22,6 +22,8 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+#: Made before the load begins, since making one takes as long as sending several requests.
+CONNECTED = 128
 #: After the last request was due.
 PATIENCE_S = 10.0
 
@@ -83,6 +85,15 @@ def run(order: Order) -> Load:
     closed = not order.rate
     poller, connections = select.epoll(), dict[int, Connection]()
     idle: deque[Connection] = deque()
+
+    def connect() -> None:
+        made = Connection(order.port)
+        connections[made.socket.fileno()] = made
+        poller.register(made.socket.fileno(), select.EPOLLIN)
+        idle.append(made)
+
+    for _ in range(min(order.connections, CONNECTED)):
+        connect()
     sent_ns: list[int] = []
     late_ns: list[int] = []
     latency_ns: list[int] = []
@@ -96,10 +107,7 @@ def run(order: Order) -> Load:
         is_over = now >= end_ns if closed else number == len(due_ns)
         if not is_over and (closed or due_ns[number] <= now):
             if not idle and len(connections) < order.connections:
-                made = Connection(order.port)
-                connections[made.socket.fileno()] = made
-                poller.register(made.socket.fileno(), select.EPOLLIN)
-                idle.append(made)
+                connect()
             if idle:
                 connection = idle.pop()
                 connection.number = number
@@ -109,8 +117,7 @@ def run(order: Order) -> Load:
                 sent_ns.append(now)
                 late_ns.append(0 if closed else now - due_ns[number])
                 open_requests += 1
-                if not closed:
-                    continue
+                continue
         if is_over and (not open_requests or now > end_ns + PATIENCE_S * 1e9):
             break
         for found, _ in _wait(poller, 0.05 if closed or is_over else (due_ns[number] - now) / 1e9, bool(idle)):
