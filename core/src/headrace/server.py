@@ -43,6 +43,7 @@ from headrace.models.served import ServedModel
 from headrace.models.server_services import ModelCalls, ServerServices
 from headrace.models.serving_table import ServingTable
 from headrace.plugins import Plugins
+from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry import exposition
 from headrace.telemetry.custom import CustomMetrics
 from headrace.telemetry.metrics import ModelCollector
@@ -175,10 +176,12 @@ class Server:
         for complaint in plugins.complaints:
             log.warning("%s", complaint)
         slots = LoadSlots(options.model_load_thread_count)
-        calls = ModelCalls(self.loop, table, self._interceptors)
+        is_limited = options.rate_limit == "execution_count"
+        limiter = RateLimiter(self.loop, options.rate_limit_resource) if is_limited else None
+        calls = ModelCalls(self.loop, table, self._interceptors, limiter)
         nested = NestedLoads(slots)
         services = ServerServices(LoopMailbox(self.loop), calls, self.engine, nested, self.custom_metrics)
-        loader = Loader(options, plugins, self.loop, services.siblings, self._cache)
+        loader = Loader(options, plugins, self.loop, services.siblings, self._cache, limiter)
         find = Repository(options.model_repository).find
         lifecycle = Lifecycle(loader, table, slots, nested, find, options.model_load_retry_count)
         self._lifecycle = self.engine.lifecycle = lifecycle

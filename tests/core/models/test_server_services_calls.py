@@ -10,8 +10,9 @@ import asyncio
 import re
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from time import monotonic_ns
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -126,13 +127,18 @@ class Serve:
     def __init__(self, write_model: Any, make_server: Callable[..., Server]) -> None:
         self._write, self._make = write_model, make_server
 
-    def __call__(self, scenario: Callable[[Server], Coroutine[Any, Any, None]], **models: tuple[str, Code_]) -> None:
+    def __call__(
+        self,
+        scenario: Callable[[Server], Coroutine[Any, Any, None]],
+        options: Mapping[str, Any] = MappingProxyType({}),
+        **models: tuple[str, Code_],
+    ) -> None:
         for name, (config, _) in models.items():
             self._write(name, config)
         AskingBackend.codes = {name: code for name, (_, code) in models.items()}
 
         async def run() -> None:
-            server = self._make(exit_timeout_secs=10)
+            server = self._make(exit_timeout_secs=10, **options)
             for backend in (AskingBackend, LaterBackend):
                 server.plugins.backends.add(backend, PluginInfo(backend.name, "tests", "0"))
             async with server:
@@ -245,6 +251,42 @@ def test_many_chains_without_a_circle_all_answer(serve: Serve) -> None:
         c=(CONFIG, passes_to("d")),
         d=(CONFIG, identity),
     )
+
+
+def limited(units: int) -> str:
+    resources = f'resources {{ name: "R" count: {units} }}'
+    return CONFIG + f"instance_group {{ kind: KIND_CPU rate_limiter {{ {resources} }} }}"
+
+
+def test_a_call_of_a_model_that_needs_what_its_caller_holds_is_refused(serve: Serve) -> None:
+    async def scenario(server: Server) -> None:
+        assert (await refusal(server, "a")).message == deadlock("b", "a b a")
+        assert await ask(server, "b", 3) == 3
+        assert (await refusal(server, "a")).message == deadlock("b", "a b a")
+
+    models = {"a": (limited(1), passes_to("b")), "b": (limited(1), identity)}
+    serve(scenario, {"rate_limit": "execution_count"}, **models)
+
+
+def test_a_call_of_a_model_that_waits_for_somebody_elses_resources_is_answered(serve: Serve) -> None:
+    """``slow`` has them for longer than a deadlock takes to be found."""
+
+    began = threading.Event()
+
+    def slow(asking: Asking) -> Given:
+        began.set()
+        threading.Event().wait(1)
+        return asking.give(1)
+
+    async def scenario(server: Server) -> None:
+        asked = asyncio.ensure_future(ask(server, "slow"))
+        while not began.is_set():
+            await asyncio.sleep(0)
+        assert await ask(server, "a", 5) == 5
+        await asked
+
+    models = {"a": (CONFIG, passes_to("b")), "b": (limited(1), identity), "slow": (limited(1), slow)}
+    serve(scenario, {"rate_limit": "execution_count"}, **models)
 
 
 def test_chains_that_may_be_deadlocks_or_not_all_end(serve: Serve) -> None:

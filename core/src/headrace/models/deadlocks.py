@@ -40,13 +40,25 @@ class AskedModel(Protocol):
     def has_waiting(self, ticket: Ticket) -> bool: ...
 
 
+def nobody(worker: Worker) -> Sequence[Worker]:
+    """Who keeps ``worker`` from running what it has, where all instances run when they like."""
+    return ()
+
+
 class DeadlockDetector:
     """Calls that workers wait for, and schedulers for requests that no worker has. ``refuse`` is called with one of
-    each deadlock, and its path."""
+    each deadlock, and its path. ``kept_waiting_by`` says who has the resources that a worker needs, if it waits for
+    any."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, refuse: Callable[[Ticket, Sequence[str]], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        refuse: Callable[[Ticket, Sequence[str]], None],
+        kept_waiting_by: Callable[[Worker], Sequence[Worker]] = nobody,
+    ) -> None:
         self._loop = loop
         self._refuse = refuse
+        self._kept_waiting_by = kept_waiting_by
         #: Those of schedulers, which hold no worker, are under None.
         self._calls: dict[Worker | None, dict[Ticket, AskedModel]] = {}
         #: The same by the request for which they were sent.
@@ -126,7 +138,10 @@ class DeadlockDetector:
                 held = True
                 coming += (able for able in needed if able not in reached)
             if not held:
-                return None
+                others = self._kept_waiting_by(worker)
+                if not others:
+                    return None
+                coming += others
         return calls
 
     def _held_by(self, worker: Worker) -> Iterator[tuple[Ticket, AskedModel]]:
@@ -168,7 +183,10 @@ class DeadlockDetector:
         names = list(callers[-1:])
         while target.name not in names and target.workers:
             names.append(target.name)
-            _, target = next(self._held_by(target.workers[0]))
+            held = next(self._held_by(target.workers[0]), None)
+            if held is None:  # it waits for what one of the others holds
+                return [*names, names[0]]
+            _, target = held
         return [*names, target.name]
 
 

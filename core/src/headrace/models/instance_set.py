@@ -38,6 +38,11 @@ class Member:
     worker: Worker
     source: InstanceSource
 
+    def serve(self, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer]) -> None:
+        """Have the instance run what there is for it."""
+        self.source.worker = self.worker
+        self.worker.serve(self.source, loop, observers)
+
 
 class InstanceSet:
     """Those that serve, and those that are on their way out.
@@ -72,7 +77,7 @@ class InstanceSet:
     def serve(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
         for member in self._members:
-            member.worker.serve(member.source, self._loop, observers)
+            member.serve(self._loop, observers)
 
     @property
     def restarts(self) -> int:
@@ -120,7 +125,7 @@ class InstanceSet:
         self._settle(member or next(come) for member in kept)
         for member in self._members:
             if member not in before:
-                member.worker.serve(member.source, self._loop, self._observers)
+                member.serve(self._loop, self._observers)
         return [self._begin_leaving(member) for member in leaving]
 
     def drop(self, added: Sequence[tuple[Placement, Worker]]) -> None:

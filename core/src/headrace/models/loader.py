@@ -98,6 +98,7 @@ class Loader:
         loop: asyncio.AbstractEventLoop,
         services: Callable[[str], SiblingServices],
         cache: ServerCache | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self._options = options
         self._cache = cache
@@ -105,8 +106,7 @@ class Loader:
         self._loop = loop
         self._services = services
         self.deadline = ShutdownDeadline(options.exit_timeout_secs)
-        limited = options.rate_limit == "execution_count"
-        self._limiter = RateLimiter(loop, options.rate_limit_resource) if limited else None
+        self._limiter = limiter
         self._running: dict[str, Backend] = {}
         self._lock = threading.Lock()
         #: The processes of all models, those being loaded and on their way out included.

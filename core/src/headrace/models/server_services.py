@@ -17,12 +17,13 @@ from headrace.errors import HeadraceError, InternalError, InvalidArgument, Unava
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Respond, Ticket
-from headrace.models.deadlocks import DeadlockDetector
+from headrace.models.deadlocks import DeadlockDetector, nobody
 from headrace.models.entrance import Entrance, Interceptor, model, not_by_models
 from headrace.models.entrance import start as start_unseen
 from headrace.models.running_loads import NestedLoads
 from headrace.models.served import ModelView, ServedModel
 from headrace.models.serving_table import ServingTable
+from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry.custom import CustomMetrics, Holding
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.series import MetricKind, MetricOperation
@@ -189,12 +190,17 @@ class ModelCalls:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, table: ServingTable, interceptors: Sequence[Interceptor] = ()
+        self,
+        loop: asyncio.AbstractEventLoop,
+        table: ServingTable,
+        interceptors: Sequence[Interceptor] = (),
+        limiter: RateLimiter | None = None,
     ) -> None:
         self._loop, self._table = loop, table
         self._single = Entrance(self._resolve, not_by_models, model, interceptors)
         self._any_number = Entrance(self._resolve, None, model, interceptors)
-        self._deadlocks = DeadlockDetector(loop, self._break_deadlock)
+        kept = nobody if limiter is None else limiter.kept_waiting_by
+        self._deadlocks = DeadlockDetector(loop, self._break_deadlock, kept)
         self._refusals: dict[Ticket, HeadraceError] = {}
 
     def submit(self, ticket: Ticket, worker: Worker | None) -> None:

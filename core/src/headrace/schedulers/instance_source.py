@@ -28,6 +28,7 @@ from headrace.schedulers.in_flight import RequestQueue
 from headrace.telemetry.batch_history import BatchHistory
 from headrace.telemetry.pacing import paced
 from headrace.workers.threads import LoopWakeup, Wakeup
+from headrace.workers.worker import Worker
 
 log = paced(__name__)
 
@@ -48,7 +49,7 @@ class InstanceSource:
     __slots__ = (
         "_alarm", "_batch", "_has_returned", "_is_away", "_is_ended", "_is_parked", "_kept", "_kernel", "_name",
         "_next", "_now_ns", "_on_loop", "_on_threads", "_queue", "_remember", "_remove", "_wakeup", "closed", "deliver",
-        "instance", "on_return", "progress", "wait", "wake_at",
+        "instance", "on_return", "progress", "wait", "wake_at", "worker",
     )  # fmt: skip
     #: Whether it may be kept from running what waits for it, so that another has to be asked.
     is_limited: ClassVar[bool] = False
@@ -71,6 +72,8 @@ class InstanceSource:
         self._is_parked = self._is_away = self._has_returned = self._is_ended = False
         self.closed = kernel.closed
         self.on_return: Callable[[], None] | None = None
+        #: What runs the batches, once it serves.
+        self.worker: Worker | None = None
 
     # ------------------------------------------------------------------ the scheduler
 

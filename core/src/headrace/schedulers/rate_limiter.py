@@ -25,6 +25,7 @@ from headrace.schedulers.instance_source import Dispatcher, InstanceSource
 from headrace.telemetry.pacing import paced
 from headrace.workers.devices import Claim, Placement, Resource
 from headrace.workers.threads import LoopWakeup, Wakeup
+from headrace.workers.worker import Worker
 
 log = paced(__name__)
 
@@ -51,7 +52,7 @@ class LimitedSource(InstanceSource):
     for it.
     """
 
-    __slots__ = ("_limiter", "_number", "claim", "executions", "holds", "overtaken")
+    __slots__ = ("_limiter", "claim", "executions", "holds", "overtaken")
 
     is_limited = True
 
@@ -200,6 +201,22 @@ class RateLimiter:
             self._staged[source] = next(self._numbers)
             log.debug("instance '%s' waits for %s", source.instance.name, source.claim)
         return False
+
+    def kept_waiting_by(self, worker: Worker) -> Sequence[Worker]:
+        """Those of which one must go on so that ``worker`` can run what it has: who holds what it needs, and who waits
+        for it, too, and comes first. None if it does not wait."""
+        waiting = next((source for source in self._staged if source.worker is worker), None)
+        if waiting is None or not waiting.has_waiting:
+            return ()
+        rank = self._rank(waiting)
+        return [
+            other.worker
+            for other in self._sources.values()
+            if other is not waiting
+            and other.worker is not None
+            and other.claim.overlaps(waiting.claim)
+            and (other.holds or (other in self._staged and other.has_waiting and self._rank(other) < rank))
+        ]
 
     def begin(self, source: LimitedSource) -> None:
         """``source`` runs: it takes what it needs."""
