@@ -52,10 +52,10 @@ def test_what_is_no_part_of_a_sequence_is_refused_in_the_words_of_triton(strateg
     play(scene)
 
 
-def test_an_id_of_the_wrong_type_is_refused_before_all_else() -> None:
+def test_an_id_of_the_wrong_type_is_refused_whatever_else_is_missing() -> None:
     async def scene() -> None:
         stage = Theatre("direct { }")
-        wrong = refused(stage, rows=2, sequence_id="five")
+        wrong = refused(stage, sequence_id="five")
         assert (type(wrong), wrong.message) == (
             InvalidArgument,
             "[request id: 0] sequence batching control 'ID' data-type is 'BYTES', but model 'model' expects 'UINT64'",

@@ -107,7 +107,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         (repository / name / "1/model.py").write_text(SUMS)
         (repository / name / "config.pbtxt").write_text(CONFIG % ("python", TOLD, strategy, *kinds, identity))
     shown = 'output { name: "s2" data_type: TYPE_FP32 dims: 2 }'
-    for name, strategy in (("direct_net", "direct { }"), ("oldest_net", "oldest { }"), ("shown_net", "direct { }")):
+    apart = 'parameters { key: "isolation" value { string_value: "process" } }'
+    for name, strategy, more in (
+        ("direct_net", "direct { }", ""),
+        ("oldest_net", "oldest { }", ""),
+        ("shown_net", "direct { }", shown),
+        ("process_net", "direct { }", apart),
+    ):
         folder = repository / name
         for part in ("1", "initial_state"):
             (folder / part).mkdir(parents=True)
@@ -115,7 +121,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         (folder / "initial_state/ones").write_bytes(np.ones(2, np.float32).tobytes())
         controls = 'output { name: "controls" data_type: TYPE_FP32 dims: 4 }'
         config = CONFIG % ("onnxruntime", controls, strategy + STATE, INT, FLOAT, BOOL, "INT32")
-        (folder / "config.pbtxt").write_text(config + (shown if name == "shown_net" else ""))
+        (folder / "config.pbtxt").write_text(config + more)
     with serve(repository, listen=True) as running:
         yield running
 
@@ -183,10 +189,13 @@ def test_a_model_that_remembers_is_told_of_every_request_where_it_belongs(
         f"inference request for sequence {one} to model '{model}' must specify the START flag on the first request of "
         "the sequence"
     )
+    with pytest.raises(InferenceServerException, match="cannot be longer than 128 characters") as refusal:
+        ask(model, [1, 1], sequence_id="z" * 129, sequence_start=True)
+    assert refusal.value.status() in ("501", "StatusCode.UNIMPLEMENTED", None)  # a stream has none
     assert second([1, 1], sequence_start=True, sequence_end=True) == ([1, 1], f"{place} {two} 111 {two} 3")
 
 
-@pytest.mark.parametrize("model", ["direct_net", "oldest_net"])
+@pytest.mark.parametrize("model", ["direct_net", "oldest_net", "process_net"])
 def test_a_net_that_keeps_nothing_has_its_state_kept(model: str, ask: Ask) -> None:
     first, second = partial(ask, model, sequence_id=7), partial(ask, model, sequence_id=2**40 + 8)
     assert first([1, 2], sequence_start=True) == ([3, 4], "1 0 1 7")

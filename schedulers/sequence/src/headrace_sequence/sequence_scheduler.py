@@ -180,18 +180,18 @@ class SequenceScheduler(Scheduler):
     def _begin(self, ticket: Ticket) -> LiveSequence:
         """The sequence that the request of ``ticket`` begins. Raises if it begins none, and is of none that lives."""
         request, key = ticket.request, ticket.request.sequence_id
-        self._inputs.check(request)
+        if isinstance(key, str) and len(key.encode(errors="replace")) > MAX_ID_BYTES:
+            raise Unsupported(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")
         to = f"to model '{self._model}' must specify"
         if ticket.rows != 1:
             raise InvalidArgument(f"inference request {to} batch-size 1 due to requirements of sequence batcher")
         if not key:
             raise InvalidArgument(f"inference request {to} a non-zero or non-empty correlation ID")
+        self._inputs.check(request)
         if not request.sequence_start:
             raise InvalidArgument(
                 f"inference request for sequence {key} {to} the START flag on the first request of the sequence"
             )
-        if isinstance(key, str) and len(key.encode(errors="replace")) > MAX_ID_BYTES:
-            raise Unsupported(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")
         sequence = self._live[key] = LiveSequence(key)
         self._slots.admit(sequence, ticket.queued_ns)
         return sequence

@@ -13,7 +13,7 @@ from math import prod
 from struct import pack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.errors import InvalidArgument
+from headrace.errors import InvalidArgument, Unsupported
 from headrace.frontends.http.caller_limits import json_too_large, raw_too_large
 from headrace.frontends.http.documents import (
     as_boolean,
@@ -183,7 +183,7 @@ def _sequence_id(value: Any, name: str) -> int | str:
     if type(value) is not str:
         raise wrong_type(name, "string", "string")
     if len(value.encode(errors="replace")) > MAX_SEQUENCE_ID_BYTES:
-        raise InvalidArgument(f"string correlation ID cannot be longer than {MAX_SEQUENCE_ID_BYTES} characters")
+        raise Unsupported(f"string correlation ID cannot be longer than {MAX_SEQUENCE_ID_BYTES} characters")
     return value
 
 
