@@ -202,3 +202,26 @@ def test_only_mode_poll_and_dev_watch(
             assert (len(asyncio.all_tasks()) > before) is watches
 
     run(scenario())
+
+
+@pytest.mark.parametrize("dev", [True, False])
+def test_a_change_of_instance_groups_changes_instances_only(
+    watched: Callable[..., Any], write_model: Any, gated: Any, dev: bool
+) -> None:
+    def write(count: int) -> None:
+        write_model("m", f"{GATED} instance_group {{ kind: KIND_CPU count: {count} }}  # {'x' * count}")
+
+    write(2)
+
+    async def scenario() -> None:
+        async with watched(dev) as server:
+            (served,) = server.served("m")
+            write(3)
+            await until(lambda: len(served.workers) == 3)
+            write(1)
+            await until(lambda: len(gated.closed) == 2)
+            assert len(gated.loaded) == 3
+            assert server.served("m") == [served]
+            await server.infer_async("m", ONE)
+
+    run(scenario())
