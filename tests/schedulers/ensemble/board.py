@@ -66,7 +66,9 @@ class Board:
         self.calls: list[Ticket] = []
         self.reads = 0
         self.asked: list[InferRequest] = []
+        #: What every request is refused with, and how many have been.
         self.refusal: Exception | None = None
+        self.refused = 0
         parsed_config = parsed(config, "e")
         others = {
             needed: self._model(models[needed.model], needed) for needed in EnsembleScheduler.depends_on(parsed_config)
@@ -83,6 +85,7 @@ class Board:
 
     def _ask(self, ticket: Ticket) -> None:
         if self.refusal is not None:
+            self.refused += 1
             raise self.refusal
         self.calls.append(ticket)
         self.asked.append(ticket.request)

@@ -194,13 +194,14 @@ def test_the_first_error_is_told_once_when_nothing_runs_any_more(
 
 def test_a_step_that_is_refused_is_an_error_of_the_ensemble() -> None:
     async def scene() -> None:
-        board = Board(ensemble([step("one", "a=x", "b=y")], dims="1"), {"one": model("a", "b")})
+        steps = [step("one", "a=x", "b=y"), step("one", "a=x", "b=z")]
+        board = Board(ensemble(steps, outputs="y z", dims="1"), {"one": model("a", "b")})
         board.refusal = Unavailable("Exceeds maximum queue size")
         caller = board.send({"x": ROW})
         (error,) = caller.answers
         assert isinstance(error, HeadraceError)
         assert (error.message, error.code) == ("in ensemble 'e', Exceeds maximum queue size", Unavailable.code)
-        assert (caller.ends, board.kernel.in_flight) == (1, 0)
+        assert (caller.ends, board.kernel.in_flight, board.refused) == (1, 0, 1), "nothing is begun after the error"
 
     play(scene)
 
@@ -210,7 +211,8 @@ CHAIN = ensemble([step("one", "a=x", "b=m"), step("one", "a=m", "b=y")], dims="1
 
 def test_tensors_go_from_step_to_step_uncopied_and_are_let_go_once_nobody_reads_them() -> None:
     async def scene() -> None:
-        board = Board(CHAIN, {"one": model("a", "b")})
+        steps = [step("one", "a=x", "b=m"), step("one", "a=m", "b=n"), step("one", "a=n", "b=y")]
+        board = Board(ensemble(steps, dims="1"), {"one": model("a", "b")})
         caller = board.send({"x": ROW})
         assert board.calls[0].request.inputs["a"] is ROW
         middle = np.array([[2.0]], np.float32)
@@ -219,9 +221,10 @@ def test_tensors_go_from_step_to_step_uncopied_and_are_let_go_once_nobody_reads_
         assert board.calls[0].request.inputs["a"] is middle
         del middle
         board.asked.clear()
+        board.answer(board.calls[0], {"b": 2 * ROW})
+        assert gone() is None, "the last step runs, and does not read it"
         last = np.array([[3.0]], np.float32)
         board.answer(board.calls[0], {"b": last})
-        assert gone() is None
         (answer,) = caller.answers
         assert isinstance(answer, InferResponse)
         assert answer.outputs["y"] is last
