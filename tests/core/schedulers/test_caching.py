@@ -446,9 +446,11 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_what_is_large_is_digested_and_copied_by_a_thread_and_kept_as_well() -> None:
     stage = CachedStage(size=1 << 24)
     stage.send("a", floats=MANY)
-    stage.send("b", floats=MANY)
-    assert (stage.kernel.pending, stage.kernel.in_flight) == (0, 2)
+    assert (stage.kernel.pending, stage.kernel.in_flight) == (0, 1)
     await until(lambda: stage.kernel.pending)
+    stage.send("b", floats=MANY)  # only now: which of two threads is done first is chance
+    await until(lambda: any(flight.followers for flight in stage.kernel._flights.values()))
+    assert (stage.kernel.pending, stage.kernel.in_flight) == (1, 2)
     assert await stage.execute() == ["a"]
     await until(lambda: stage.answers["b"])
     assert stage.y("b")[:2] == [2.0, 2.0]
