@@ -549,6 +549,27 @@ def test_a_call_that_comes_too_late_is_refused_and_never_queued(serve: Serve) ->
     serve(scenario, a=(CONFIG, passes_row_to("patient")), patient=(PATIENT, identity))
 
 
+def until_cancelled(asking: Asking) -> Given:
+    """Answers once nobody wants it."""
+    pause = threading.Event()
+    while not asking.request.cancelled:
+        pause.wait(0.001)
+    return asking.give(1)
+
+
+@pytest.mark.parametrize("config", [CONFIG, CONFIG.replace("asking", "later")], ids=["at once", "later"])
+def test_whoever_asked_hears_of_a_call_that_was_executed_when_its_time_was_over(serve: Serve, config: str) -> None:
+    """He waits for that, and would hold his instance for ever."""
+
+    async def scenario(server: Server) -> None:
+        for _ in range(2):
+            answer = await ask_by(server, "a", 50_000_000)
+            assert isinstance(answer, HeadraceError)
+            assert answer.message == "Model b - Error when running inference: Request timeout expired"
+
+    serve(scenario, a=(CONFIG, passes_to("b")), b=(config, until_cancelled))
+
+
 def test_a_call_that_is_answered_in_time_is_answered_as_ever(serve: Serve) -> None:
     async def scenario(server: Server) -> None:
         for _ in range(3):

@@ -289,7 +289,7 @@ class ModelCalls:
 
     def _expire(self, ticket: Ticket) -> None:
         self._refusals[ticket] = _refused(ticket.request, Unavailable(_EXPIRED))
-        ticket.cancel()
+        ticket.stop()  # whoever sent it still waits for an answer
 
     def _break_deadlock(self, ticket: Ticket, path: Sequence[str]) -> None:
         """Take ``ticket``, which nobody could ever answer, out of its queue."""

@@ -135,11 +135,14 @@ def run_batch(runner: Runner, batch: Sequence[Ticket]) -> tuple[Sequence[Given],
     """Run those of ``batch`` whose callers are still there; the others get `Cancelled`."""
     if not any(ticket.cancelled for ticket in batch):
         return runner.run(batch)
-    alive = [ticket for ticket in batch if ticket.pinned or not ticket.cancelled]
+    # Asked once: whoever leaves while the others run has an answer among theirs.
+    runs = [ticket.pinned or not ticket.cancelled for ticket in batch]
+    alive = [ticket for ticket, is_alive in zip(batch, runs, strict=True) if is_alive]
     now = monotonic_ns()
     answers, times = runner.run(alive) if alive else ((), BatchTimes(now, now, now, now))
     answered = iter(answers)
-    return [next(answered) if ticket.pinned or not ticket.cancelled else gone(ticket) for ticket in batch], times
+    given = [next(answered) if is_alive else gone(ticket) for ticket, is_alive in zip(batch, runs, strict=True)]
+    return given, times
 
 
 class ExecutionRecorder:
