@@ -131,7 +131,10 @@ class InstanceSet:
     def drop(self, added: Sequence[tuple[Placement, Worker]]) -> None:
         """Close workers that never served. Blocks."""
         for _, worker in added:
-            self._close(worker)
+            try:
+                self._close(worker)
+            except Exception:  # the others are still to be closed
+                log.exception("instance '%s' did not close in order", worker.name)
         if self._limiter is not None:
             self._limiter.remove([placement.claim for placement, _ in added])
 
