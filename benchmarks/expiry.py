@@ -1,0 +1,82 @@
+"""How long after its deadline a request that waits is told so, with and without load.
+
+    python benchmarks/expiry.py [--requests 400] [--load 16]
+
+One model waits for a batch that is never full, so that whatever waits for it expires, by the timeout of its queue.
+Meanwhile an identity is asked by so many callers. What is printed is how much later than its timeout each was told, in
+milliseconds, in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from headrace import Answer, InferRequest, Server, Ticket
+
+SHAPES = 'input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }'
+#: Waits for more rows than ever come.
+HELD = f"""backend: "identity" max_batch_size: 4096 {SHAPES} dynamic_batching {{
+  max_queue_delay_microseconds: 600000000
+  default_queue_policy {{
+    timeout_action: REJECT default_timeout_microseconds: 60000000 allow_timeout_override: true }} }}"""
+X = np.zeros((1, 1), np.float32)
+TIMEOUTS_MS = (5, 20, 50, 100)
+
+
+async def late_ms(server: Server, requests: int, load: int) -> list[float]:
+    """How late each was told, by the queue's timer."""
+    loop = asyncio.get_running_loop()
+    late: list[float] = []
+    done = asyncio.Event()
+    is_over = False
+
+    def keep_asking(answer: Answer = None, final: bool = True) -> None:
+        if not is_over:
+            loop.call_soon(server.submit, Ticket(InferRequest("busy", {"x": X}), keep_asking))
+
+    def ask(timeout_ms: int) -> None:
+        due = time.monotonic() + timeout_ms / 1000
+
+        def told(answer: Answer, final: bool) -> None:
+            late.append((time.monotonic() - due) * 1000)
+            if len(late) == requests:
+                done.set()
+
+        server.submit(Ticket(InferRequest("held", {"x": X}, timeout_us=timeout_ms * 1000), told))
+
+    for _ in range(load):
+        keep_asking()
+    for number in range(requests):
+        ask(TIMEOUTS_MS[number % len(TIMEOUTS_MS)])
+        await asyncio.sleep(0.003)
+    await done.wait()
+    is_over = True
+    return late
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--load", type=int, default=16)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        busy = f'backend: "identity" max_batch_size: 8 {SHAPES} dynamic_batching {{ }}'
+        for name, text in (("held", HELD), ("busy", busy)):
+            (Path(folder) / name / "1").mkdir(parents=True)
+            (Path(folder) / name / "config.pbtxt").write_text(text)
+        with Server(folder) as server:
+            for load in (0, given.load):
+                late = sorted(server._call(late_ms, server, given.requests, load))
+                shown = {f"p{p}": late[min(len(late) * p // 100, len(late) - 1)] for p in (50, 90, 99)}
+                told = ", ".join(f"{name} {value:.2f}" for name, value in shown.items())
+                print(f"{load:3} callers beside: late by {told}, most {late[-1]:.2f}, least {late[0]:.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
