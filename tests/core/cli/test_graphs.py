@@ -79,6 +79,19 @@ def test_a_drawing_has_a_box_for_each_step_and_tensor_and_a_line_for_each_that_i
     assert not overlap
 
 
+def test_two_steps_have_one_line_for_all_that_one_reads_of_the_other() -> None:
+    text = """
+      input [ { name: "a" } ] output [ { name: "b" } ]
+      ensemble_scheduling { step [
+        { model_name: "one" input_map { key: "x" value: "a" }
+          output_map { key: "y" value: "s" } output_map { key: "z" value: "t" } },
+        { model_name: "two" input_map { key: "x" value: "s" } input_map { key: "y" value: "t" }
+          output_map { key: "z" value: "b" } } ] }"""
+    root = ElementTree.fromstring(as_svg({"e": step_graph(text_format.Parse(text, ModelConfig()))}))
+    labels = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "label"]
+    assert labels == ["a", "s, t", "b"]
+
+
 def test_check_shows_the_graph_in_text_in_json_and_as_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -164,10 +164,12 @@ def _edges(graph: StepGraph, boxes: Mapping[str, _Box]) -> Iterator[str]:
     source = {name: f"input {name}" for name in graph.inputs}
     source |= {tensor: f"step {step.step}" for step in graph.steps for tensor in step.writes.values()}
     for step in graph.steps:
-        for tensor in sorted(step.needs):
-            if tensor in source:
-                is_read = tensor in step.reads.values()
-                yield _edge(boxes[source[tensor]], boxes[f"step {step.step}"], tensor, "" if is_read else "when")
+        lines: dict[tuple[str, str], list[str]] = {}  # two boxes have one line for all that the one reads of the other
+        for tensor in sorted(step.needs & source.keys()):
+            kind = "" if tensor in step.reads.values() else "when"
+            lines.setdefault((source[tensor], kind), []).append(tensor)
+        for (start, kind), tensors in lines.items():
+            yield _edge(boxes[start], boxes[f"step {step.step}"], ", ".join(tensors), kind)
     for name in graph.outputs:
         if name in source:
             yield _edge(boxes[source[name]], boxes[f"output {name}"], name, "")
