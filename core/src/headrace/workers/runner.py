@@ -18,7 +18,7 @@ from headrace.errors import BackendError, Cancelled, HeadraceError, summary
 from headrace.messages.request import InferRequest, Parameter
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import BatchTimes
 from headrace.workers.output_schema import OutputSchema
@@ -140,9 +140,13 @@ class RowsRunner(Runner):
             names = request.outputs or outputs
             return [self.respond(request, {name: outputs[name] for name in names})]
         answers: list[Answer] = []
-        begin = 0
+        begin, may_be_padded = 0, isinstance(batch, Batch)
         for ticket in batch:
             request, end = ticket.request, begin + ticket.rows
+            if may_be_padded and isinstance(ticket, Padding):  # nobody's
+                answers.append(None)
+                begin = end
+                continue
             names = request.outputs or outputs
             answers.append(self.respond(request, {name: part_of_rows(outputs[name], begin, end) for name in names}))
             begin = end
