@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from headrace import BytesTensor, CachedResponse, ConfigError, InvalidArgument, Server, pack_response
+from headrace.testing import CacheConformance
 from headrace_redis import RedisCache, RedisParameters
 
 if TYPE_CHECKING:
@@ -28,6 +29,19 @@ DEADLINE_S = 90
 def write_model(repository: Path, rest: str = "") -> None:
     (repository / "m/1").mkdir(parents=True, exist_ok=True)
     (repository / "m/config.pbtxt").write_text(CONFIG.format(rest=rest))
+
+
+class TestRedis(CacheConformance):
+    """What every cache holds, against the same server."""
+
+    plugin, cache = "headrace_redis", "redis"
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server: RedisServer) -> None:
+        self.server = redis_server
+
+    def settings(self) -> dict[str, str]:
+        return {**self.server.settings, "pool_size": "4"}
 
 
 @contextmanager

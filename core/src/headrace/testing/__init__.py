@@ -23,6 +23,13 @@ For a frontend, subclass `FrontendConformance`, and say how to have it listen an
         def options(self, port): ...  # fields of ServerOptions
         def infer(self, connection, model, x): ...  # over a socket
 
+For a response cache, subclass `CacheConformance`, and say with which settings it is made::
+
+    class TestShelf(CacheConformance):
+        plugin, cache = "headrace_shelf", "shelf"
+
+        def settings(self): ...  # of --cache-config=shelf,...
+
 The plugin must be installed (``pip install -e .`` is enough): the kit finds it by its entry point,
 as a server does. Checks of what the part does not claim are skipped, and the summary says so.
 pytest loads `headrace.testing.plugin` by itself: the fixtures ``write_model``, ``headrace_server``
@@ -34,13 +41,14 @@ from __future__ import annotations
 from headrace.testing.backend_answers import Answers
 from headrace.testing.backend_loading import Loading
 from headrace.testing.backend_requests import Requests
+from headrace.testing.cache_checks import CacheChecks
 from headrace.testing.example import Example
 from headrace.testing.frontend_checks import FrontendChecks
 from headrace.testing.scheduler_answers import ScheduledAnswers
 from headrace.testing.scheduler_subject import ScheduledService
 from headrace.testing.scheduler_times import ScheduledTimes
 
-__all__ = ["BackendConformance", "Example", "FrontendConformance", "SchedulerConformance"]
+__all__ = ["BackendConformance", "CacheConformance", "Example", "FrontendConformance", "SchedulerConformance"]
 
 
 class BackendConformance(Loading, Answers, Requests):
@@ -66,3 +74,8 @@ class FrontendConformance(FrontendChecks):
     """Every check of frontends. A subclass sets ``plugin`` and ``frontend``, and says how to have it listen and how to
     ask it (see `FrontendChecks`). The server is a real one in this process, and so are the sockets.
     """
+
+
+class CacheConformance(CacheChecks):
+    """Every check of response caches. A subclass sets ``plugin`` and ``cache``, and says how it is made (see
+    `CacheChecks`)."""

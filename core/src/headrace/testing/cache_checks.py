@@ -1,0 +1,140 @@
+"""A response cache from outside: what was put comes back, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from headrace.caches.base import CachedResponse, ResponseCache
+from headrace.caches.kept_responses import own
+from headrace.caches.model_cache import make_cache
+from headrace.messages import dtypes
+from headrace.messages.request import Parameter
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import BytesTensor, Tensor
+from headrace.testing.driving import part_of
+
+_THREADS, _PUTS = 8, 25
+
+
+class CacheChecks:
+    """A subclass sets ``plugin``, the module of the entry point, and ``cache``, the name in ``--cache-config``.
+
+    ``settings`` is what stands there besides. The cache begins empty, and has room for a few hundred small answers.
+    """
+
+    plugin: ClassVar[str]
+    cache: ClassVar[str]
+
+    def settings(self) -> Mapping[str, str]:
+        """What ``--cache-config`` says."""
+        return {}
+
+    @pytest.fixture
+    def kept(self) -> Iterator[ResponseCache]:
+        """The cache, made as a server makes it."""
+        found = make_cache({self.cache: self.settings()}, _Classes(self.plugin))
+        yield found
+        found.close()
+
+    def test_what_was_not_put_is_not_there(self, kept: ResponseCache) -> None:
+        kept.put(_key(1), _answer(1))
+        assert kept.get(_key(2)) is None
+
+    @pytest.mark.parametrize("datatype", sorted(dtypes.BY_NAME))
+    def test_tensors_of_every_data_type_come_back_as_they_were(self, kept: ResponseCache, datatype: str) -> None:
+        for number, shape in enumerate(((2, 3), (0, 4), ())):
+            sent = _tensor(datatype, shape)
+            kept.put(_key(number), own(InferResponse({"y": sent, "z": sent})))
+            found = _found(kept, number)
+            assert list(found.outputs) == ["y", "z"], "outputs keep their order"
+            for came in found.outputs.values():
+                assert came.shape == sent.shape
+                assert _bytes(came) == _bytes(sent)
+                assert isinstance(came, BytesTensor) or came.dtype == np.asarray(sent).dtype
+
+    def test_parameters_come_back_with_their_types(self, kept: ResponseCache) -> None:
+        sent: dict[str, Parameter] = {"text": "é", "number": 1, "true": True, "half": 0.5}
+        kept.put(_key(0), own(InferResponse({}, sent)))
+        found = _found(kept, 0).parameters
+        assert {name: (type(value), value) for name, value in found.items()} == {
+            name: (type(value), value) for name, value in sent.items()
+        }
+
+    def test_each_key_has_its_own_answer(self, kept: ResponseCache) -> None:
+        for number in range(100):
+            kept.put(_key(number), _answer(number))
+        assert [_number(_found(kept, number)) for number in range(100)] == list(range(100))
+
+    def test_what_is_put_twice_is_one_of_both(self, kept: ResponseCache) -> None:
+        """Two servers, or two requests, may have been as fast."""
+        kept.put(_key(0), _answer(1))
+        kept.put(_key(0), _answer(2))
+        assert _number(_found(kept, 0)) in (1, 2)
+        kept.put(_key(3), _answer(3))
+        assert _number(_found(kept, 3)) == 3
+
+    def test_nobody_can_write_into_what_comes_back(self, kept: ResponseCache) -> None:
+        kept.put(_key(0), _answer(5))
+        array = np.asarray(_found(kept, 0).outputs["y"])
+        assert not array.flags.writeable, "many callers are given the same tensors"
+
+    def test_a_remote_cache_serves_threads_at_once(self, kept: ResponseCache) -> None:
+        if not kept.is_remote:
+            pytest.skip("it is asked on the event loop only")
+
+        def put_and_get(thread: int) -> list[int]:
+            numbers = range(thread * 1000, thread * 1000 + _PUTS)
+            for number in numbers:
+                kept.put(_key(number), _answer(number))
+            return [_number(_found(kept, number)) - number for number in numbers]
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            assert list(pool.map(put_and_get, range(_THREADS))) == [[0] * _PUTS] * _THREADS
+
+
+class _Classes:
+    """The caches of one plugin."""
+
+    def __init__(self, plugin: str) -> None:
+        self._plugin = plugin
+
+    def get(self, name: str) -> type[ResponseCache]:
+        found: type[ResponseCache] = part_of(self._plugin, "cache", name)
+        return found
+
+
+def _key(number: int) -> bytes:
+    return sha256(b"%d" % number).digest()
+
+
+def _answer(number: int) -> CachedResponse:
+    return own(InferResponse({"y": np.full((1, 4), number, np.int32)}))
+
+
+def _found(cache: ResponseCache, number: int) -> CachedResponse:
+    found = cache.get(_key(number))
+    assert found is not None, "it was put a moment ago, and there is room"
+    return found
+
+
+def _number(response: CachedResponse) -> int:
+    return int(np.asarray(response.outputs["y"])[0, 0])
+
+
+def _tensor(datatype: str, shape: tuple[int, ...]) -> Tensor:
+    kind, count = dtypes.BY_NAME[datatype], int(np.prod(shape, dtype=np.int64))
+    if kind is dtypes.BYTES:
+        return BytesTensor.from_items([b"x" * number for number in range(count)], shape)
+    content: Any = np.arange(count * kind.itemsize, dtype=np.uint8) & 1
+    array: Tensor = content.view(kind.numpy).reshape(shape)
+    return array
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return bytes(tensor.buffer) if isinstance(tensor, BytesTensor) else tensor.tobytes()
