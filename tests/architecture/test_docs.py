@@ -45,7 +45,7 @@ PARTS = {
     "HttpCall": "frontends/http/plugin_routes.py",
     "Observer": "telemetry/statistics.py",
     "BatchTimes": "telemetry/statistics.py",
-    "ModelView": "models/served.py",
+    "ModelView": "models/view.py",
     "Interceptor": "models/entrance.py",
     "Caller": "models/entrance.py",
     "ServedModel": "models/served.py",

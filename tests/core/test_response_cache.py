@@ -12,7 +12,7 @@ import pytest
 
 from headrace import CachedResponse, ResponseCache, Server, builtins, hookimpl
 from headrace.errors import ConfigError, LoadError, PluginError
-from headrace.models.served import statistics_document
+from headrace.models.view import statistics_document
 from headrace.telemetry import exposition
 from tests.core.conftest import GATED, Gated, WriteModel
 
@@ -41,7 +41,9 @@ def test_a_model_that_takes_part_is_asked_once_and_another_each_time(
             for _ in range(3):
                 np.testing.assert_array_equal(server.infer(model, {"x": X}).outputs["y"], X)
         assert [type(each.scheduler).__name__ for each in server.served()] == ["CachingKernel", "Kernel"]
-        told = {model.name: statistics_document(model) for model in server.served()}
+        told = {
+            model.name: statistics_document(model.name, model.version, model.snapshot()) for model in server.served()
+        }
         assert told["cached"]["execution_count"] == told["cached"]["inference_count"] == 1
         stats = told["cached"]["inference_stats"]
         counts = {name: stats[name]["count"] for name in stats}

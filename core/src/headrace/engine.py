@@ -26,9 +26,9 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.models.entrance import Caller, Describe, Entrance, Interceptor, not_by_model_infer, not_over_http, program
-from headrace.models.served import ModelView, statistics_document
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import IndexEntry, index_of
+from headrace.models.view import ModelView, statistics_document
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -242,7 +242,7 @@ class Engine:
         table = self._table
         table.require_open()
         models = table.for_statistics(name, version) if name else table.all_ready()
-        return [statistics_document(model) for model in models]
+        return [statistics_document(model.name, model.version, model.snapshot()) for model in models]
 
     def explain(self, name: str, version: str = "") -> dict[str, Any]:
         """Why the last batches of a model ran when they did; docs/explain.md has the fields. Raises as `resolve`."""

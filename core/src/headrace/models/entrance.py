@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError, InvalidArgument, Unsupported
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Respond, Ticket
-from headrace.models.served import ModelView
+from headrace.models.view import ModelView
 from headrace.telemetry.pacing import paced
 
 log = paced(__name__)

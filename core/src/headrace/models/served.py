@@ -1,62 +1,28 @@
-"""One version of a model that is loaded and takes requests: what frontends see of it, and what its instances say.
-
-What frontends see are facts that do not change while the version serves, and documents about it, whose keys are the
-same in JSON and in protobuf. Source: docs/spec/behaviours.md sections 1.6 and 9.7.
-"""
+"""One version of a model that is loaded and takes requests, from load to its last answer."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from headrace.backends.base import Model
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.errors import HeadraceError, summary
-from headrace.messages.request import InferRequest
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
+from headrace.models.readiness import Readiness
 from headrace.models.signature import Signature, explain
+from headrace.models.view import ModelView, metadata_document
 from headrace.schedulers.kernel import Kernel
-from headrace.telemetry.statistics import Duration, ModelStatistics, Snapshot
+from headrace.telemetry.statistics import ModelStatistics, Snapshot
 from headrace.workers.worker import Worker
 
 log = logging.getLogger(__name__)
-
-#: How long whoever asks waits for an ``is_ready`` before it counts as a no.
-TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelView:
-    """One version that is served. Made at load, and anew when its instances change; shared by all who ask for it.
-
-    ``labels`` maps an output to the lines of its label file. ``metadata`` is what the document
-    of the protocol says behind the name and the versions. The last three are functions: ``check`` accepts a request
-    or raises what ``explain`` words, and ``enqueue`` hands it to the scheduler; `Entrance.start`
-    calls them, on the event loop.
-    """
-
-    name: str
-    version: int
-    platform: str
-    max_batch_size: int
-    decoupled: bool
-    config: ModelConfig
-    inputs: Mapping[str, Spec]
-    outputs: Mapping[str, Spec]
-    labels: Mapping[str, Sequence[str]]
-    metadata: Mapping[str, Any]
-    check: Callable[[Ticket], None]
-    explain: Callable[[InferRequest], HeadraceError]
-    enqueue: Callable[[Ticket], None]
 
 
 class PreparedChange(Protocol):
@@ -262,117 +228,3 @@ class ServedModel:
         with ExitStack() as stack:
             stack.callback(self._release)
             stack.callback(self.instances.join)
-
-
-class Readiness:
-    """Asks those of ``workers`` that have something to say. Costs nothing where none has."""
-
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self._checks = [_ReadinessCheck(worker) for worker in workers if worker.has_check]
-
-    @property
-    def has_checks(self) -> bool:
-        return bool(self._checks)
-
-    async def check(self) -> bool:
-        """Whether all say yes, within `TIMEOUT_S`."""
-        return all(await asyncio.gather(*(check.ask() for check in self._checks)))
-
-
-class _ReadinessCheck:
-    """One worker, asked one question at a time: who asks meanwhile shares the answer."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._answer: asyncio.Future[bool] | None = None
-        self._reason = ""
-
-    async def ask(self) -> bool:
-        if self._answer is None:
-            self._answer = asyncio.get_running_loop().create_future()
-            threading.Thread(target=self._run, args=(self._answer,), name="headrace-ready", daemon=True).start()
-        done, _ = await asyncio.wait((self._answer,), timeout=TIMEOUT_S)
-        if not done:
-            self._note("Timed out waiting for user-defined is_ready() response")
-            return False
-        return next(iter(done)).result()
-
-    def _run(self, answer: asyncio.Future[bool]) -> None:
-        """On a thread of its own, because nobody knows how long it takes."""
-        try:
-            reason = "" if self._worker.check_ready() else "user-defined check failed"
-        except BaseException as error:  # SystemExit of a model is a no, too
-            reason = summary(error)
-        with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
-            answer.get_loop().call_soon_threadsafe(self._settle, answer, reason)
-
-    def _settle(self, answer: asyncio.Future[bool], reason: str) -> None:
-        self._answer = None
-        self._note(reason)
-        answer.set_result(not reason)
-
-    def _note(self, reason: str) -> None:
-        """Log what has changed: whoever asks for readiness asks every few seconds."""
-        if reason and reason != self._reason:
-            log.warning("Model '%s' is not ready: %s", self._worker.name, reason)
-        elif self._reason and not reason:
-            log.info("Model '%s' is ready again", self._worker.name)
-        self._reason = reason
-
-
-# ---------------------------------------------------------------------------
-# Documents
-# ---------------------------------------------------------------------------
-
-
-def metadata_document(platform: str, signature: Signature) -> dict[str, Any]:
-    """The metadata of one version, behind its name and the list of versions."""
-    return {
-        "platform": platform,
-        "inputs": _tensors(signature.inputs, signature.wire_shape),
-        "outputs": _tensors(signature.outputs, signature.wire_shape),
-    }
-
-
-def statistics_document(model: ServedModel) -> dict[str, Any]:
-    """What ``model`` has done since it was loaded, added up now."""
-    numbers = model.snapshot()
-    executions = numbers.executions
-    return {
-        "name": model.name,
-        "version": str(model.version),
-        "last_inference": executions.last_inference_ms,
-        "inference_count": executions.inference_count,
-        "execution_count": executions.execution_count,
-        "inference_stats": {
-            "success": _duration(numbers.success),
-            "fail": _duration(numbers.fail),
-            "queue": _duration(numbers.queue),
-            "compute_input": _duration(executions.compute_input),
-            "compute_infer": _duration(executions.compute_infer),
-            "compute_output": _duration(executions.compute_output),
-            "cache_hit": _duration(numbers.cache_hit),
-            "cache_miss": _duration(numbers.cache_miss),
-        },
-        "response_stats": {},
-        "batch_stats": [
-            {
-                "batch_size": size,
-                "compute_input": _duration(batch.compute_input),
-                "compute_infer": _duration(batch.compute_infer),
-                "compute_output": _duration(batch.compute_output),
-            }
-            for size, batch in sorted(executions.batches.items())
-        ],
-        "memory_usage": [],
-    }
-
-
-def _tensors(specs: Mapping[str, Spec], wire_shape: Callable[[Spec], tuple[int, ...]]) -> list[dict[str, Any]]:
-    return [
-        {"name": spec.name, "datatype": spec.datatype.name, "shape": list(wire_shape(spec))} for spec in specs.values()
-    ]
-
-
-def _duration(duration: Duration) -> dict[str, int]:
-    return {"count": duration.count, "ns": duration.ns}

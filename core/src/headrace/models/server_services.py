@@ -21,8 +21,9 @@ from headrace.models.deadlocks import DeadlockDetector, nobody
 from headrace.models.entrance import Entrance, Interceptor, model, not_by_models
 from headrace.models.entrance import start as start_unseen
 from headrace.models.running_loads import NestedLoads
-from headrace.models.served import ModelView, ServedModel
+from headrace.models.served import ServedModel
 from headrace.models.serving_table import ServingTable
+from headrace.models.view import ModelView
 from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry.custom import CustomMetrics, Holding
 from headrace.telemetry.pacing import paced

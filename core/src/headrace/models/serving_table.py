@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.errors import HeadraceError, InvalidArgument, NotFound, Unavailable
-from headrace.models.served import ModelView, ServedModel
+from headrace.models.served import ServedModel
 from headrace.models.states import ModelRecord
+from headrace.models.view import ModelView
 
 #: What the requests of a server are refused with before its models are loaded, in Triton's words and ours.
 LOADING = "Server not ready: its models are still being loaded"

@@ -24,10 +24,10 @@ from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.models.served import metadata_document
 from headrace.models.serving_table import ServingTable
 from headrace.models.signature import Signature, explain
 from headrace.models.states import ModelRecord, VersionRecord
+from headrace.models.view import metadata_document
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
 
 Dims = Mapping[str, tuple[str, tuple[int, ...]]]

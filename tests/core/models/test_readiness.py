@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from headrace.backends.base import Backend, Instance, Model, Tensors
-from headrace.models import served
-from headrace.models.served import Readiness
+from headrace.models import readiness
+from headrace.models.readiness import Readiness
 from headrace.models.states import ModelRecord, State, VersionRecord, index_of
 from headrace.registry import PluginInfo
 from headrace.server import Server
@@ -117,7 +117,7 @@ def test_one_who_leaves_does_not_take_the_answer_from_the_others() -> None:
 
 
 def test_a_check_that_takes_too_long_is_a_no_and_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(readiness, "TIMEOUT_S", 0.05)
     gate = threading.Event()
     host = Asked(lambda: gate.wait(20))
 
@@ -139,9 +139,9 @@ def test_each_who_asks_waits_as_long_as_the_first(monkeypatch: pytest.MonkeyPatc
 
     async def scenario() -> None:
         found = readiness_of(host)
-        monkeypatch.setattr(served, "TIMEOUT_S", 0.05)
+        monkeypatch.setattr(readiness, "TIMEOUT_S", 0.05)
         assert not await found.check()
-        monkeypatch.setattr(served, "TIMEOUT_S", 20.0)
+        monkeypatch.setattr(readiness, "TIMEOUT_S", 20.0)
         late = asyncio.ensure_future(found.check())
         await asyncio.wait((late,), timeout=0.05)
         gate.set()
@@ -152,7 +152,7 @@ def test_each_who_asks_waits_as_long_as_the_first(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_check_that_outlives_its_server_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(readiness, "TIMEOUT_S", 0.05)
     gate = threading.Event()
     problems: list[object] = []
     monkeypatch.setattr(threading, "excepthook", problems.append)

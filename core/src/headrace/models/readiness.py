@@ -1,0 +1,76 @@
+"""What the instances of a version say of their readiness, each asked on a thread of its own.
+
+Source: docs/spec/behaviours.md section 9.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Sequence
+
+from headrace.errors import summary
+from headrace.workers.worker import Worker
+
+log = logging.getLogger(__name__)
+
+#: How long whoever asks waits for an ``is_ready`` before it counts as a no.
+TIMEOUT_S = 5.0
+
+
+class Readiness:
+    """Asks those of ``workers`` that have something to say. Costs nothing where none has."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._checks = [_ReadinessCheck(worker) for worker in workers if worker.has_check]
+
+    @property
+    def has_checks(self) -> bool:
+        return bool(self._checks)
+
+    async def check(self) -> bool:
+        """Whether all say yes, within `TIMEOUT_S`."""
+        return all(await asyncio.gather(*(check.ask() for check in self._checks)))
+
+
+class _ReadinessCheck:
+    """One worker, asked one question at a time: who asks meanwhile shares the answer."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._answer: asyncio.Future[bool] | None = None
+        self._reason = ""
+
+    async def ask(self) -> bool:
+        if self._answer is None:
+            self._answer = asyncio.get_running_loop().create_future()
+            threading.Thread(target=self._run, args=(self._answer,), name="headrace-ready", daemon=True).start()
+        done, _ = await asyncio.wait((self._answer,), timeout=TIMEOUT_S)
+        if not done:
+            self._note("Timed out waiting for user-defined is_ready() response")
+            return False
+        return next(iter(done)).result()
+
+    def _run(self, answer: asyncio.Future[bool]) -> None:
+        """On a thread of its own, because nobody knows how long it takes."""
+        try:
+            reason = "" if self._worker.check_ready() else "user-defined check failed"
+        except BaseException as error:  # SystemExit of a model is a no, too
+            reason = summary(error)
+        with contextlib.suppress(RuntimeError):  # the loop has been closed, so nobody waits
+            answer.get_loop().call_soon_threadsafe(self._settle, answer, reason)
+
+    def _settle(self, answer: asyncio.Future[bool], reason: str) -> None:
+        self._answer = None
+        self._note(reason)
+        answer.set_result(not reason)
+
+    def _note(self, reason: str) -> None:
+        """Log what has changed: whoever asks for readiness asks every few seconds."""
+        if reason and reason != self._reason:
+            log.warning("Model '%s' is not ready: %s", self._worker.name, reason)
+        elif self._reason and not reason:
+            log.info("Model '%s' is ready again", self._worker.name)
+        self._reason = reason

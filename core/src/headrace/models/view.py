@@ -1,0 +1,94 @@
+"""What frontends see of a version that is served: facts that do not change, and documents whose keys are the same in
+JSON and in protobuf. Source: docs/spec/behaviours.md section 1.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import HeadraceError
+from headrace.messages.request import InferRequest
+from headrace.messages.spec import Spec
+from headrace.messages.ticket import Ticket
+from headrace.models.signature import Signature
+from headrace.telemetry.statistics import Duration, Snapshot
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelView:
+    """One version that is served. Made at load, and anew when its instances change; shared by all who ask for it.
+
+    ``labels`` maps an output to the lines of its label file. ``metadata`` is what the document
+    of the protocol says behind the name and the versions. The last three are functions: ``check`` accepts a request
+    or raises what ``explain`` words, and ``enqueue`` hands it to the scheduler; `Entrance.start`
+    calls them, on the event loop.
+    """
+
+    name: str
+    version: int
+    platform: str
+    max_batch_size: int
+    decoupled: bool
+    config: ModelConfig
+    inputs: Mapping[str, Spec]
+    outputs: Mapping[str, Spec]
+    labels: Mapping[str, Sequence[str]]
+    metadata: Mapping[str, Any]
+    check: Callable[[Ticket], None]
+    explain: Callable[[InferRequest], HeadraceError]
+    enqueue: Callable[[Ticket], None]
+
+
+def metadata_document(platform: str, signature: Signature) -> dict[str, Any]:
+    """The metadata of one version, behind its name and the list of versions."""
+    return {
+        "platform": platform,
+        "inputs": _tensors(signature.inputs, signature.wire_shape),
+        "outputs": _tensors(signature.outputs, signature.wire_shape),
+    }
+
+
+def statistics_document(name: str, version: int, numbers: Snapshot) -> dict[str, Any]:
+    """What a version has done since it was loaded: its ``numbers``."""
+    executions = numbers.executions
+    return {
+        "name": name,
+        "version": str(version),
+        "last_inference": executions.last_inference_ms,
+        "inference_count": executions.inference_count,
+        "execution_count": executions.execution_count,
+        "inference_stats": {
+            "success": _duration(numbers.success),
+            "fail": _duration(numbers.fail),
+            "queue": _duration(numbers.queue),
+            "compute_input": _duration(executions.compute_input),
+            "compute_infer": _duration(executions.compute_infer),
+            "compute_output": _duration(executions.compute_output),
+            "cache_hit": _duration(numbers.cache_hit),
+            "cache_miss": _duration(numbers.cache_miss),
+        },
+        "response_stats": {},
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": _duration(batch.compute_input),
+                "compute_infer": _duration(batch.compute_infer),
+                "compute_output": _duration(batch.compute_output),
+            }
+            for size, batch in sorted(executions.batches.items())
+        ],
+        "memory_usage": [],
+    }
+
+
+def _tensors(specs: Mapping[str, Spec], wire_shape: Callable[[Spec], tuple[int, ...]]) -> list[dict[str, Any]]:
+    return [
+        {"name": spec.name, "datatype": spec.datatype.name, "shape": list(wire_shape(spec))} for spec in specs.values()
+    ]
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}
