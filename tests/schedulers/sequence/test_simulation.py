@@ -43,6 +43,8 @@ class Simulation:
         self.all: list[Simulated] = []
         self.batches: list[list[int | None]] = [[] for _ in range(instances)]
         self.cancelled: set[int] = set()
+        #: Whether several sequences have ended at one instant: which of their slots the backlog gets is open.
+        self.is_tied = False
 
     def ask(self, number: int, name: int, start: bool, end: bool) -> bool:
         found = self.live.get(name)
@@ -83,9 +85,11 @@ class Simulation:
                         self._end(found)
 
     def expire(self) -> None:
-        for found in list(self.live.values()):
-            if not (found.waits or found.runs) and self.now - found.touched >= IDLE_NS:
-                self._end(found)
+        idle = [found for found in self.live.values() if not (found.waits or found.runs)]
+        idle = [found for found in idle if self.now - found.touched >= IDLE_NS]
+        self.is_tied = self.is_tied or (len(idle) > 1 and bool(self.backlog))
+        for found in idle:
+            self._end(found)
 
     def form(self) -> None:
         for instance, slots in enumerate(self.slots):
@@ -169,6 +173,8 @@ async def compared(oldest: bool, done: list[tuple[str, int, str]], instances: in
 
     async def same() -> None:
         await stage.settle()
+        if simulation.is_tied:
+            return
         simulation.form()
         for played, batch in zip(stage.instances, simulation.batches, strict=True):
             assert [
@@ -194,6 +200,8 @@ async def compared(oldest: bool, done: list[tuple[str, int, str]], instances: in
         simulation.expire()
 
     for what, which, flags in done:
+        if simulation.is_tied:
+            break
         if what == "ask":
             taken = simulation.ask(len(stage.tickets), which, "S" in flags, "E" in flags)
             try:
