@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -21,8 +20,6 @@ from headrace.models.view import ModelView, metadata_document
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics, Snapshot
 from headrace.workers.worker import Worker
-
-log = logging.getLogger(__name__)
 
 
 class PreparedChange(Protocol):
