@@ -7,6 +7,7 @@ runs twice: with each instance in a process of its own, and in a thread of the s
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import threading
@@ -634,6 +635,7 @@ def test_a_reloaded_model_has_the_new_text_of_all_its_modules(
     with http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         for number in range(1, 4):
             write_python(tmp_path, "m", code.replace("NUMBER", str(number)), INT_CONFIG, helper=f"X = {number}")
+            os.utime(tmp_path / "m/1/helper.py", (10**9, 10**9))  # as if all were of the same second
             client.load_model("m")
             result = client.infer("m", given(http, IN=np.zeros(1, np.int32)))
             assert result.as_numpy("OUT").tolist() == [11 * number]

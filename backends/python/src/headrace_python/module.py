@@ -24,8 +24,7 @@ import json
 import logging
 import posixpath
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -105,11 +104,13 @@ def load_class(file: Path, version: int, folders: Sequence[Path] = ()) -> type[A
     """The class ``TritonPythonModel`` of ``file``.
 
     ``folders`` are where its imports are looked for, after everything installed; the file's own
-    and its parent unless given. Raises `LoadError` with Triton's words.
+    and its parent unless given. Raises `LoadError` with Triton's words. The process is the model's: it writes no byte
+    code from here on, whenever the model imports. Beside ``model.py`` that would be found stale only after a second,
+    and a model is reloaded on save.
     """
     sys.path.extend(str(folder) for folder in folders or (file.parent, file.parent.parent))
-    with _no_byte_code():
-        return model_class(import_file(str(version), [file.parent], file), version)
+    sys.dont_write_bytecode = True
+    return model_class(import_file(str(version), [file.parent], file), version)
 
 
 def import_file(package: str, path: Sequence[Path], file: Path) -> ModuleType:
@@ -134,16 +135,6 @@ def model_class(module: ModuleType, version: int) -> type[Any]:
         name = f"{version}.{module.__name__.rpartition('.')[2]}"
         raise LoadError(f"AttributeError: module '{name}' has no attribute 'TritonPythonModel'")
     return found
-
-
-@contextmanager
-def _no_byte_code() -> Iterator[None]:
-    """Byte code beside ``model.py`` is found stale only after a second, and a model is reloaded on save."""
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = before
 
 
 #: Names that a file beside a model cannot take; installed packages otherwise come second.
