@@ -26,7 +26,7 @@ from headrace.ipc import json_parts
 from headrace.ipc.framing import HEADER_BYTES, Buffer, Frame, Kind, ProtocolError, data_frame
 from headrace.ipc.replies import CODE_NUMBERS, ERRORS, AnswerStatus, Reply, Times
 from headrace.ipc.tensors import Allocator, TensorReader, TensorWriter, Views, remember
-from headrace.messages.request import InferRequest, Parameter, Undecoded
+from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import Tensor, as_tensor
 from headrace.messages.ticket import Ticket
@@ -48,35 +48,8 @@ class ReceivedRequest(InferRequest):
     rows: Final[int] = 1
     pinned: Final[bool] = False
 
-    def _altered(
-        self,
-        inputs: Mapping[str, Tensor | Undecoded],
-        outputs: Sequence[str],
-        parameters: Mapping[str, Parameter],
-        timeout_us: int | None = None,
-    ) -> ReceivedRequest:
-        altered = ReceivedRequest(
-            self.model_name,
-            inputs,
-            outputs,
-            self.id,
-            self.model_version,
-            parameters,
-            self.priority,
-            self.timeout_us if timeout_us is None else timeout_us,
-            self.sequence_id,
-            self.sequence_start,
-            self.sequence_end,
-            self.callers,
-            self.caller,
-            self.decoupled,
-            self.call,
-            self.rows,
-            self.pinned,
-        )
-        if hasattr(self, "_deadline_ns"):
-            altered._deadline_ns = self._deadline_ns
-        return altered
+    def _further(self) -> tuple[Any, ...]:
+        return self.call, self.rows, self.pinned
 
 
 #: No request in whose execution another was made.

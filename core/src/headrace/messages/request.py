@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from headrace.errors import InvalidArgument
 from headrace.messages.tensor import Tensor
@@ -112,7 +112,7 @@ class InferRequest:
         parameters: Mapping[str, Parameter],
         timeout_us: int | None = None,
     ) -> InferRequest:
-        altered = InferRequest(
+        altered = type(self)(
             self.model_name,
             inputs,
             outputs,
@@ -127,10 +127,15 @@ class InferRequest:
             self.callers,
             self.caller,
             self.decoupled,
+            *self._further(),
         )
         if hasattr(self, "_deadline_ns"):
             altered._deadline_ns = self._deadline_ns
         return altered
+
+    def _further(self) -> tuple[Any, ...]:
+        """The fields that a subclass has besides, in the order of its constructor."""
+        return ()
 
     @property
     def is_in_sequence(self) -> bool:
