@@ -110,7 +110,7 @@ class InferenceHandler:
                 answer.formats, answer.default = known.formats, known.default
                 return known.layout.request(name, version, body)
             decoded = decode(name, version, body, json_bytes, self._max_bytes, patience)
-            if json_bytes < body.nbytes and patience < UNBOUNDED:  # those are the event loop's
+            if patience < UNBOUNDED:  # those are the event loop's
                 self._layouts.keep(decoded, body, json_bytes)
         else:
             decoded = decode_raw(name, version, body, answer.view, self._max_bytes)
