@@ -196,8 +196,10 @@ def test_pipelined_requests_do_not_hold_the_exit(
         with contextlib.suppress(ConnectionResetError):
             while piece := caller.recv(1 << 16):
                 answer += piece
-        assert 0 < answer.count(b"HTTP/1.1 ") <= count
-        assert b"\r\nconnection: close\r\n" in answer[answer.rindex(b"HTTP/1.1 ") :].lower()
+        answers = answer.count(b"HTTP/1.1 ")
+        assert 0 < answers <= count + bool(rest)
+        # A server quick enough to answer them all before it hears the signal has no answer left to say it in.
+        assert answers == count or b"\r\nconnection: close\r\n" in answer[answer.rindex(b"HTTP/1.1 ") :].lower()
         wait_until(lambda: server.process.poll() is not None, "the server ends", 8)
     assert server.finish() == 0
 
