@@ -59,6 +59,7 @@ def test_a_model_that_takes_part_is_asked_once_and_another_each_time(
             "nv_cache_num_failures_per_model": 0,
         }
         assert counted(server, "plain") == {}
+        assert "headrace_local_cache_entries 1\n" in page(server)
         assert 'nv_inference_request_success{model="cached",version="1"} 3' in page(server)
         assert 'nv_inference_count{model="cached",version="1"} 1' in page(server)
 

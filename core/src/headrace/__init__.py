@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     )
     from headrace.server import Server
     from headrace.telemetry.pacing import paced
+    from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
     from headrace.telemetry.statistics import BatchTimes, Observer
     from headrace.workers.output_schema import OutputSchema
@@ -163,6 +164,7 @@ _HOMES = {
     ),
     "headrace.server": ("Server",),
     "headrace.telemetry.pacing": ("paced",),
+    "headrace.telemetry.published": ("PublishedMetric",),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
     "headrace.telemetry.statistics": ("BatchTimes", "Observer"),
     "headrace.workers.output_schema": ("OutputSchema",),
@@ -231,6 +233,7 @@ __all__ = [
     "OtherModel",
     "OutputSchema",
     "Padding",
+    "PublishedMetric",
     "RequestInstance",
     "Respond",
     "ResponseCache",

@@ -46,7 +46,8 @@ from headrace.plugins import Plugins
 from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry import exposition
 from headrace.telemetry.custom import CustomMetrics
-from headrace.telemetry.metrics import ModelCollector
+from headrace.telemetry.metrics import ModelCollector, labels_of
+from headrace.telemetry.published import PublishedMetrics, Publisher, PublisherLabels
 from headrace.telemetry.summaries import Summaries
 from headrace.workers.threads import LoopMailbox
 
@@ -107,13 +108,21 @@ class Server:
         return self._table.all_ready() if name is None else self._table.for_statistics(name, version)
 
     def _measure(self) -> Callable[[], Iterable[Metric]]:
-        """What gives the metrics of the models, and those that they have made."""
+        """What gives the metrics of the models, those that parts publish, and those that models have made."""
         wanted = exposition.parse_metrics_config(self.options.metrics_config)
         summaries = Summaries() if wanted.summary_latencies else None
         if summaries is not None:
             self.plugins.register(summaries)
         models = ModelCollector(self._table.all_ready, wanted, summaries)
-        return lambda: (*models.collect(), *self.custom_metrics.collect())
+        published = PublishedMetrics(self._publishers)
+        return lambda: (*models.collect(), *published.collect(), *self.custom_metrics.collect())
+
+    def _publishers(self) -> Iterable[tuple[PublisherLabels, Publisher]]:
+        """The parts that may have metrics of their own now."""
+        for model in self._table.all_ready():
+            yield labels_of(model), model.scheduler.scheduler
+        if self._cache is not None:
+            yield {}, self._cache.cache
 
     @property
     def phase(self) -> Phase:

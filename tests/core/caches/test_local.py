@@ -15,10 +15,19 @@ from headrace.caches.kept_responses import own
 from headrace.caches.local import LocalCache, LocalCacheParameters
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor
+from headrace.telemetry.published import read_metrics
 
 
 def response(floats: int = 4, **parameters: str) -> InferResponse:
     return InferResponse({"y": np.ones(floats, np.float32)}, parameters)
+
+
+def test_what_it_publishes_is_what_it_has_and_how_often_it_made_room() -> None:
+    one = own(response())
+    cache = LocalCache(LocalCacheParameters(2 * one.size_bytes))
+    for key in (b"a", b"b", b"c", b"d"):
+        cache.put(key, one)
+    assert [value for _, value in read_metrics(cache)] == [2, 2 * one.size_bytes, 2]
 
 
 def test_a_size_must_be_given_in_tritons_words() -> None:

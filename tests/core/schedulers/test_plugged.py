@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from headrace import Answer, BackendError, Cancelled, HeadraceError, InferRequest, InferResponse, Server, Ticket
 from headrace.cli import check
+from headrace.telemetry import exposition
 from headrace.testing.serving import WAYS, on_loop
 
 #: What a stranger has written, who has imported `headrace` only.
@@ -27,7 +29,7 @@ import os
 import numpy as np
 
 from headrace import Backend, BackendError, Batch, HeadraceError, InferRequest, InferResponse, Instance, Padding
-from headrace import RequestInstance, Scheduler, Spec, Ticket, dtypes, hookimpl
+from headrace import PublishedMetric, RequestInstance, Scheduler, Spec, Ticket, dtypes, hookimpl
 
 
 class InTurn(Scheduler):
@@ -86,12 +88,19 @@ class Forwards(Scheduler):
 
     name = "forward"
     needs_instances = False
+    metrics = (PublishedMetric("headrace_forward_forwarded_total", "Requests that were forwarded", "counter"),)
+    forwarded = 0
+
+    def measure(self):
+        return {"headrace_forward_forwarded_total": self.forwarded / self.context.parameters.per}
 
     @dataclass(frozen=True, slots=True)
     class Parameters:
         to: str = "one"
+        per: int = 1
 
     def submit(self, ticket):
+        self.forwarded += 1
         request = ticket.request
         callers = (*request.callers, self.context.config.name)
         asked = InferRequest(self.context.parameters.to, {"a": request.inputs["x"]}, callers=callers, caller=request)
@@ -296,6 +305,39 @@ def test_a_plugin_that_brings_the_sequence_batcher_gets_its_models(
         (answer,) = ask(server, ({"a": ROW}, {"sequence_id": 1, "sequence_start": True}))
         assert type(server.served("m")[0].scheduler.scheduler).__name__ == "InTurn"
     assert outputs_of(answer) == {"b": [[1, 2]]}
+
+
+def test_what_a_scheduler_publishes_is_there_as_long_as_its_model_and_one_that_fails_spoils_nothing(
+    plugin: None, write_model: WriteModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(IDENTITY, "one")
+    write_model(f'{FORWARD} metric_tags {{ key: "team" value: "a" }}', "tagged")
+    write_model(FORWARD, "m")
+    write_model(f'{FORWARD} parameters {{ key: "scheduler.per" value {{ string_value: "0" }} }}', "broken")
+
+    def published() -> dict[str, float]:
+        text = exposition.text(server.engine.collect())
+        assert 'nv_inference_count{model="broken",version="1"} 0' in text or "broken" not in text
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        found = families.get("headrace_forward_forwarded")
+        return {str(sample.labels): sample.value for sample in found.samples} if found else {}
+
+    of_m = str({"model": "m", "version": "1"})
+    of_tagged = str({"_team": "a", "model": "tagged", "version": "1"})
+    with Server(tmp_path / "models", plugins=("plugged",), model_control_mode="explicit", load_model=("*",)) as server:
+        assert published() == {of_m: 0, of_tagged: 0}
+        ask(server, ({"x": ROW}, {}), ({"x": ROW}, {}))
+        assert published() == {of_m: 2, of_tagged: 0}
+        for name in ("tagged", "broken"):
+            on_loop(server, server.unload(name))
+        assert published() == {of_m: 2}
+        on_loop(server, server.unload("m"))
+        assert published() == {}
+    lines = [each for each in caplog.records if "could not be read" in each.getMessage()]
+    of_broken = {"model": "broken", "version": "1"}
+    assert [line.getMessage() for line in lines] == [
+        f"the metrics of 'forward' of {of_broken} could not be read, and are left out of the page"
+    ]
 
 
 @pytest.mark.parametrize("over", WAYS)

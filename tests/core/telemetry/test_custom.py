@@ -119,7 +119,8 @@ def test_a_name_that_would_spoil_the_page_is_refused(metrics: CustomMetrics, nam
 
 
 @pytest.mark.parametrize(
-    "name", ["nv_inference_count", "nv_model_load_duration_secs", "nv_gpu_utilization", "nv_cpu_x", "nv_cache_x"]
+    "name",
+    ["nv_inference_count", "nv_model_load_duration_secs", "nv_gpu_utilization", "nv_cpu_x", "nv_cache_x", "headrace_x"],
 )
 def test_the_servers_own_names_are_refused_and_others_of_their_kind_are_not(metrics: CustomMetrics, name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"^metric family name '{name}': names like this are the server's own$"):

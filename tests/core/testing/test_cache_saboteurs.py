@@ -11,6 +11,7 @@ import pytest
 
 from headrace.caches.base import CachedResponse, ResponseCache
 from headrace.caches.local import LocalCache
+from headrace.telemetry.published import PublishedMetric
 from headrace.testing import CacheConformance
 
 
@@ -64,6 +65,15 @@ class Lends(LocalCache):
         return CachedResponse({name: np.array(x) for name, x in found.outputs.items()}, found.parameters)
 
 
+class Grows(LocalCache):
+    """Declares a counter of what it has, which may become less."""
+
+    metrics = (PublishedMetric("headrace_grows_entries_total", "Number of responses", "counter"),)
+
+    def measure(self) -> Mapping[str, float]:
+        return {"headrace_grows_entries_total": -len(self)}
+
+
 class Mixes(LocalCache):
     """Keeps between two calls what belongs to one."""
 
@@ -85,6 +95,7 @@ class Mixes(LocalCache):
         (Shortens, "each_key_has_its_own_answer", {}),
         (Trips, "what_is_put_twice_is_one_of_both", {}),
         (Lends, "nobody_can_write_into_what_comes_back", {}),
+        (Grows, "its_metrics_can_be_read_at_any_time", {}),
         (Mixes, "a_remote_cache_serves_threads_at_once", {}),
     ],
 )

@@ -20,6 +20,7 @@ from headrace import (
     InferResponse,
     InstanceInfo,
     Padding,
+    PublishedMetric,
     Scheduler,
     SchedulerContext,
     Ticket,
@@ -37,8 +38,17 @@ class Sound(Scheduler):
     priorities."""
 
     name = "sound"
+    metrics = (
+        PublishedMetric("headrace_sound_asked_total", "How often it was asked", "counter"),
+        PublishedMetric("headrace_sound_waiting", "Requests that wait"),
+    )
+    asked_total = 0
+
+    def measure(self) -> Mapping[str, float]:
+        return {"headrace_sound_asked_total": self.asked_total, "headrace_sound_waiting": len(self.context.waiting)}
 
     def submit(self, ticket: Ticket) -> int | None:
+        self.asked_total += 1
         if ticket.request.timeout_us:
             ticket.deadline_ns = ticket.queued_ns + ticket.request.timeout_us * 1000
         return ticket.request.priority or None
@@ -355,6 +365,28 @@ class RaisesWhenItHears(Sound):
         raise KeyError("finished")
 
 
+class StumblesOverItsOldest(Sound):
+    """Nobody waits, and it reads of the first who does."""
+
+    def measure(self) -> Mapping[str, float]:
+        return {**super().measure(), "headrace_sound_waiting": next(iter(self.context.waiting)).rows}
+
+
+class ForgetsToMeasure(Sound):
+    def measure(self) -> Mapping[str, float]:
+        return {"headrace_sound_waiting": 0}
+
+
+class CountsBackwards(Sound):
+    def measure(self) -> Mapping[str, float]:
+        return {**super().measure(), "headrace_sound_asked_total": len(self.context.waiting)}
+
+
+class MeasuresInWords(Sound):
+    def measure(self) -> Mapping[str, float]:
+        return {**super().measure(), "headrace_sound_waiting": "none"}  # type: ignore[dict-item]
+
+
 class SwapsWhatItHears(Asks):
     """Gives each the answer to the one before."""
 
@@ -473,6 +505,14 @@ SABOTEURS = [
     ("test_nobody_is_asked_while_nothing_changes", WaitsForNothing, "in a minute without requests"),
     ("test_nobody_is_asked_while_nothing_changes", ForgetsItsTimer, "a timer is set, though nobody waits"),
     ("test_threads_run_everything_and_the_statistics_add_up", Miscounts, "are counted, and there were"),
+    ("test_its_metrics_can_be_read_at_any_time", StumblesOverItsOldest, "cannot be read: StopIteration()"),
+    ("test_its_metrics_can_be_read_at_any_time", ForgetsToMeasure, "it measures ['headrace_sound_waiting'], and has"),
+    (
+        "test_its_metrics_can_be_read_at_any_time",
+        CountsBackwards,
+        "counter 'headrace_sound_asked_total' went from 4 to 0",
+    ),
+    ("test_its_metrics_can_be_read_at_any_time", MeasuresInWords, "cannot be read: ValueError("),
     ("test_an_unknown_parameter_is_named_with_the_known", TakesAnyParameter, "nothing is said of the parameter"),
 ]
 

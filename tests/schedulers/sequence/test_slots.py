@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from headrace import Cancelled, InvalidArgument
+from headrace.telemetry.published import read_metrics
 from headrace.testing.stage import play
 
 from .conftest import MS, Theatre, flags_of, is_answered
@@ -176,6 +177,28 @@ def test_an_idle_sequence_ends_to_the_microsecond_and_the_backlog_gets_its_slot(
         await stage.turn(5000 * MS)
         assert stage.clock.pending == 0
         assert stage.kernel.in_flight == 0
+
+    play(scene)
+
+
+def test_the_metrics_page_is_told_who_has_a_slot_who_waits_for_one_and_who_was_idle() -> None:
+    def measured(theatre: Theatre) -> list[float]:
+        return [value for _, value in read_metrics(theatre.kernel.scheduler)]
+
+    async def scene() -> None:
+        theatre = Theatre("direct {} max_sequence_idle_microseconds: 1000", rows=2)
+        assert measured(theatre) == [0, 0, 0]
+        theatre.ask("1S", "2S", "3S", "4S")
+        await theatre.settle()
+        assert measured(theatre) == [2, 2, 0]
+        await theatre.step()
+        await theatre.turn(MS)  # 1 and 2 have been idle
+        assert measured(theatre) == [2, 0, 2]
+        await theatre.step()
+        theatre.ask("3E", "4E")
+        await theatre.step()
+        await theatre.step()
+        assert measured(theatre) == [0, 0, 2]
 
     play(scene)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from headrace.backends.base import NoParameters
 from headrace.messages.request import Parameter
 from headrace.messages.tensor import Tensor
+from headrace.telemetry.published import PublishedMetric
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +40,8 @@ class ResponseCache(ABC):
     #: Whether `get` and `put` may block. What such a cache returns is not believed: it is held against what the model
     #: promises. Its keys tell models apart by the contents of their files, because other servers may share it.
     is_remote: ClassVar[bool] = False
+    #: What it has on the metrics page, beside what every model that takes part has there: `measure`.
+    metrics: ClassVar[Sequence[PublishedMetric]] = ()
     #: Of a remote cache: how many threads ask it.
     threads: int = 1
     #: A response whose tensors take more is not offered.
@@ -55,6 +58,11 @@ class ResponseCache(ABC):
     @abstractmethod
     def put(self, key: bytes, response: CachedResponse) -> None:
         """Keep ``response``, which is the cache's own and never changes."""
+
+    def measure(self) -> Mapping[str, float]:
+        """What each of ``metrics`` is now, by its name. Asked on the event loop when somebody reads the metrics page,
+        also of a remote cache: must not block. If it raises, the page does without what this cache has there."""
+        return {}
 
     def close(self) -> None:
         """The server has stopped; nothing is asked any more. May block."""

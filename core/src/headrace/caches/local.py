@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from headrace.caches.base import CachedResponse, ResponseCache
+from headrace.telemetry.published import PublishedMetric
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +25,17 @@ class LocalCache(ResponseCache):
 
     name: ClassVar[str] = "local"
     Parameters = LocalCacheParameters
+    metrics: ClassVar[Sequence[PublishedMetric]] = (
+        PublishedMetric("headrace_local_cache_entries", "Number of responses that the cache has"),
+        PublishedMetric("headrace_local_cache_used_bytes", "Memory that they take"),
+        PublishedMetric(
+            "headrace_local_cache_evictions_total", "Number of responses that made room for others", "counter"
+        ),
+    )
 
     def __init__(self, parameters: LocalCacheParameters) -> None:
         super().__init__(parameters)
-        self.used_bytes = 0
+        self.used_bytes = self._evictions = 0
         self._size = self.largest_bytes = parameters.size
         self._entries: OrderedDict[bytes, CachedResponse] = OrderedDict()
 
@@ -47,6 +56,11 @@ class LocalCache(ResponseCache):
         while self.used_bytes > self._size:
             _, gone = self._entries.popitem(last=False)
             self.used_bytes -= gone.size_bytes
+            self._evictions += 1
+
+    def measure(self) -> Mapping[str, float]:
+        entries, used, evictions = (metric.name for metric in self.metrics)
+        return {entries: len(self), used: self.used_bytes, evictions: self._evictions}
 
     def close(self) -> None:
         self._entries.clear()

@@ -18,6 +18,7 @@ from headrace.errors import ConfigError, InternalError
 from headrace.messages.response import Answer
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
+from headrace.telemetry.published import PublishedMetric
 
 
 class Timer(Protocol):
@@ -193,6 +194,8 @@ class Scheduler(ABC):
     #: Outputs that the model gives for `finished` and not for the callers, by name. Set before the first request. One
     #: that is an output of the config is given to those callers, too, who ask for it or for all.
     kept: Mapping[str, Spec] = MappingProxyType({})
+    #: What it has on the metrics page, for each version that it serves, beside what every model has there: `measure`.
+    metrics: ClassVar[Sequence[PublishedMetric]] = ()
     #: Of outputs for which the model's config names no label file, the lines of one. Set before the first request.
     labels: Mapping[str, Sequence[str]] = MappingProxyType({})
 
@@ -248,6 +251,11 @@ class Scheduler(ABC):
         """The time of ``ticket`` to wait is over: None to reject it, or the level at which it waits on, without
         a deadline and behind all others there."""
         return None
+
+    def measure(self) -> Mapping[str, float]:
+        """What each of ``metrics`` is now, by its name. Asked when somebody reads the metrics page, and never for a
+        request. If it raises, the page does without what this scheduler has there."""
+        return {}
 
     def close(self) -> None:
         """No more requests come: cancel what was asked of the clock. Those that run may still be `finished`."""

@@ -24,6 +24,7 @@ from headrace.telemetry.series import BucketCounts, Counter, Gauge, MetricKind, 
 
 #: What names of the server's own families begin with.
 OWN = (
+    "headrace_",
     "nv_cache_",
     "nv_cpu_",
     "nv_energy_",

@@ -204,7 +204,7 @@ class ModelCollector(Collector):
         self._served, self._settings, self._summaries = served, settings, summaries
 
     def collect(self) -> Iterator[Metric]:
-        models = [(model, _labels(model), model.snapshot()) for model in self._served()]
+        models = [(model, labels_of(model), model.snapshot()) for model in self._served()]
         rows = [(labels, snapshot) for _, labels, snapshot in models]
         yield _family(SUCCESS, "counter", rows)
         yield _failures(rows)
@@ -242,7 +242,7 @@ class ModelCollector(Collector):
             yield Sample(name, {**labels, "quantile": format(quantile, "g")}, value)
 
 
-def _labels(model: CollectedModel) -> Labels:
+def labels_of(model: CollectedModel) -> Labels:
     """Model, version and the config's ``metric_tags``, in order of the names."""
     tags = {_tag_label(tag): value for tag, value in model.config.metric_tags.items()}
     return dict(sorted({**tags, "model": model.name, "version": str(model.version)}.items()))

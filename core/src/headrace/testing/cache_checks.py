@@ -17,6 +17,7 @@ from headrace.messages import dtypes
 from headrace.messages.request import Parameter
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor
+from headrace.telemetry.published import read_metrics
 from headrace.testing.driving import part_of
 
 _THREADS, _PUTS = 8, 25
@@ -83,6 +84,20 @@ class CacheChecks:
         kept.put(_key(0), _answer(5))
         array = np.asarray(_found(kept, 0).outputs["y"])
         assert not array.flags.writeable, "many callers are given the same tensors"
+
+    def test_its_metrics_can_be_read_at_any_time(self, kept: ResponseCache) -> None:
+        if not kept.metrics:
+            pytest.skip("it declares no metrics")
+        seen = {metric.name: 0.0 for metric in kept.metrics}
+        for number in range(50):
+            for metric, value in read_metrics(kept):
+                if metric.kind == "counter":
+                    assert value >= seen[metric.name], f"counter '{metric.name}' went down to {value:g}"
+                seen[metric.name] = value
+            kept.put(_key(number), _answer(number))
+            kept.get(_key(number // 2))
+        kept.close()
+        read_metrics(kept)
 
     def test_a_remote_cache_serves_threads_at_once(self, kept: ResponseCache) -> None:
         if not kept.is_remote:

@@ -17,6 +17,7 @@ from headrace.messages import dtypes
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Scheduler
+from headrace.telemetry.published import read_metrics
 from headrace.testing.driving import part_of
 from headrace.testing.example import NAME, write_model
 from headrace.testing.plugin import NOT_RUN
@@ -162,6 +163,29 @@ class ScheduledService(ScheduledSubject):
             outputs = server.infer(NAME, {"x": x}, **self.fields(0)).outputs
             np.testing.assert_array_equal(np.asarray(outputs["y"]), x)
 
+    def test_its_metrics_can_be_read_at_any_time(self) -> None:
+        if not self.scheduler_class.metrics:
+            self.not_claimed("it declares no metrics")
+
+        async def scene() -> None:
+            stage = self.stage(2)
+            seen: dict[str, float] = {}
+            for number in range(24):
+                _read(stage, seen)
+                (ticket,) = self.send(stage, rows=1 + number % 2)
+                if number % 7 == 0:
+                    ticket.cancel()
+                await stage.settle()
+            _read(stage, seen)
+            await stage.run(self.patience_ns)
+            _read(stage, seen)
+            await stage.turn(MINUTE)
+            _read(stage, seen)
+            stage.kernel.close()
+            _read(stage, seen)
+
+        play(scene)
+
     def test_an_unknown_parameter_is_named_with_the_known(self) -> None:
         kind = self.scheduler_class.Parameters
         if kind is NoParameters:
@@ -169,6 +193,19 @@ class ScheduledService(ScheduledSubject):
         problems = unknown(kind, {"no_such_parameter": ModelParameter(string_value="1")})
         assert problems, "nothing is said of the parameter 'no_such_parameter'"
         assert "no_such_parameter" in problems[0].message, f"the parameter is not named: {problems[0].message}"
+
+
+def _read(stage: Stage, seen: dict[str, float]) -> None:
+    """Read the metrics as the server does, and hold those that only grow against what was ``seen``."""
+    try:
+        read = read_metrics(stage.kernel.scheduler)
+    except BaseException as error:
+        raise AssertionError(f"its metrics cannot be read: {error!r}") from error
+    for metric, value in read:
+        if metric.kind == "counter":
+            before = seen.get(metric.name, 0.0)
+            assert value >= before, f"counter '{metric.name}' went from {before:g} to {value:g}"
+        seen[metric.name] = value
 
 
 def _add_up(stage: Stage) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from headrace import (
@@ -14,6 +14,7 @@ from headrace import (
     InferResponse,
     InstanceInfo,
     InvalidArgument,
+    PublishedMetric,
     Scheduler,
     SchedulerContext,
     Ticket,
@@ -40,6 +41,13 @@ class SequenceScheduler(Scheduler):
     """Keeps the requests of a sequence together and in order, as the config's ``sequence_batching`` says."""
 
     name: ClassVar[str] = "sequence_batching"
+    metrics: ClassVar[Sequence[PublishedMetric]] = (
+        PublishedMetric("headrace_sequences_active", "Number of sequences that have a slot"),
+        PublishedMetric("headrace_sequences_backlogged", "Number of sequences that wait for a slot"),
+        PublishedMetric(
+            "headrace_sequences_expired_total", "Number of sequences that ended because they were idle", "counter"
+        ),
+    )
 
     def __init__(self, context: SchedulerContext) -> None:
         super().__init__(context)
@@ -81,6 +89,10 @@ class SequenceScheduler(Scheduler):
     def backlogged(self) -> int:
         """How many sequences wait for a slot."""
         return len(self._slots.backlog)
+
+    def measure(self) -> Mapping[str, float]:
+        active, backlogged, expired = (metric.name for metric in self.metrics)
+        return {active: self.active, backlogged: self.backlogged, expired: self.expired_sequences}
 
     # ------------------------------------------------------------------ requests
 
