@@ -607,10 +607,13 @@ PAIRED = CONFIG.replace("dims: [1]", "dims: [-1]").replace("backend:", "max_batc
 
 async def ask_pair(server: Server, *requests: InferRequest) -> list[Answer]:
     """What both are answered, which are executed in one batch."""
-    answered = [asyncio.get_running_loop().create_future() for _ in requests]
+    answered: list[asyncio.Future[Answer]] = [asyncio.get_running_loop().create_future() for _ in requests]
+
+    def answer_to(future: asyncio.Future[Answer]) -> Callable[[Answer, bool], None]:
+        return lambda answer, final: future.set_result(answer)
+
     for request, future in zip(requests, answered, strict=True):
-        respond: Callable[[Answer, bool], None] = lambda answer, final, future=future: future.set_result(answer)  # type: ignore[misc]
-        server.submit(Ticket(request, respond))
+        server.submit(Ticket(request, answer_to(future)))
     return await asyncio.gather(*answered)
 
 
