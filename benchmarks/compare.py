@@ -5,9 +5,10 @@
         --only pyident
 
 A server is a name and the program that serves: `headrace`, or the `tritonserver` that yardsticks.py makes, which can be
-asked for `pyident` and the ensemble of it only. Ratios are medians of the last server over those of the first: below 1
-is better for latency and CPU, above 1 for the rate. Needs ``wrk``, and perf_analyzer from yardsticks.py for all but the
-JSON cases.
+asked for `pyident`, the ensemble of it and sequences of it only. Ratios are medians of the last server over those of
+the first: below 1 is better for latency and CPU, above 1 for the rate. A model for sequences is asked in turns with the
+same model for single requests, on each server, and the last table has what the one costs beside the other. Needs
+``wrk``, and perf_analyzer from yardsticks.py for all but the JSON cases.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import load
@@ -44,11 +46,22 @@ BINARY = {
     "identity16MiB": ("identity", ("--shape", "INPUT0:4194304")),
 }
 JSON = {"identity": ("INPUT0",), "pyident": ("INPUT0",), "tiny_add": ("INPUT0", "INPUT1")}
-MODELS = {model for model, _ in BINARY.values()}
+#: Loads of sequences, as many at a time as connections, of 20 requests each: the model for sequences, and the one for
+#: single requests that it is compared with.
+SEQUENCES = {
+    "sequences-direct": ("identity_direct", "identity"),
+    "sequences-oldest": ("identity_oldest", "identity"),
+    "sequences-controls": ("identity_controls", "identity"),
+    "sequences-state": ("running_sum", "doubled"),
+    "sequences-python": ("pyident_direct", "pyident"),
+}
+MODELS = {model for model, _ in BINARY.values()} | {model for model, _ in SEQUENCES.values()}
 #: What the real Triton has here, whose only backend is Python's.
-PYTHON = {"pyident", "three_pyidents"}
+PYTHON = {"pyident", "three_pyidents", "pyident_direct"}
 #: Of these, more connections at a time take more memory than they tell.
 FEW = {"identity1MiB": (1, 4), "identity16MiB": (1, 4)}
+#: After the name of a server that is asked for the model for single requests.
+PLAIN = ", single requests"
 RATIOS = ("rps", "p50_us", "p99_us", "server_us")
 
 
@@ -62,6 +75,14 @@ def cases(settings: Settings) -> dict[str, tuple[str, Case]]:
                     f"{name}/{protocol}/c{connections}", settings, protocol, model, connections, extra
                 )
                 found[case.name] = (model, case)
+    for name, (model, plain) in SEQUENCES.items():
+        for protocol in ("http", "grpc"):
+            for connections in CONNECTIONS:
+                extra = ("--shape", "INPUT0:16", "--sequence-length-variation", "0")
+                case = _perf_analyzer(
+                    f"{name}/{protocol}/c{connections}", settings, protocol, model, connections, extra, plain
+                )
+                found[case.name] = (model, case)
     for model, inputs in JSON.items():
         body = load.json_body(model, dict.fromkeys(inputs, 16))
         for form, script in (("json", None), ("varied-json", load.VARIED)):
@@ -72,13 +93,16 @@ def cases(settings: Settings) -> dict[str, tuple[str, Case]]:
 
 
 def _perf_analyzer(
-    name: str, settings: Settings, protocol: str, model: str, connections: int, extra: Sequence[str]
+    name: str, settings: Settings, protocol: str, model: str, connections: int, extra: Sequence[str], plain: str = ""
 ) -> Case:
+    def asked(server: Running) -> str:
+        return plain if server.name.endswith(PLAIN) else model
+
     def put(server: Running, seconds: float) -> load.Seen:
         program = settings.yardstick("perf_analyzer")
-        return load.perf_analyzer(program, server, protocol, model, connections, seconds, *extra)
+        return load.perf_analyzer(program, server, protocol, asked(server), connections, seconds, *extra)
 
-    return Case(name, lambda server: model, put)
+    return Case(name, asked, put)
 
 
 def _wrk(name: str, body: load.Body, connections: int, script: Path | None) -> Case:
@@ -103,28 +127,35 @@ def main() -> int:
             return 0
         section = Section(f"{' and '.join(name for name, _ in options.server)} in turns", LOAD_COLUMNS)
         ratios = Section("Ratios, the last to the first", ("case", *RATIOS))
+        beside = Section("Sequences beside single requests, on the same server", ("case", "server", *RATIOS))
         with tempfile.TemporaryDirectory() as folder:
             asked = {model for model, _ in chosen.values()}
             needed = {each for model in asked for each in ENSEMBLES.get(model, ())}
+            needed |= {plain for model, plain in SEQUENCES.values() if model in asked}
             repository = settings.repository(Path(folder), *sorted(asked | needed))
             with _running(options.server, repository) as running:
                 for name, (_, case) in chosen.items():
+                    is_beside = name.partition("/")[0] in SEQUENCES
+                    both = [replace(each, name=each.name + PLAIN) for each in running] if is_beside else []
                     try:
-                        found = compare(case, running, options.runs, options.seconds)
+                        found = compare(case, [*both, *running], options.runs, options.seconds)
                     except Missing as missing:
                         print(f"{name}: skipped, missing {missing}", file=sys.stderr)
                         continue
                     section.rows += [load_row(name, server, runs) for server, runs in found.items()]
                     section.raw[name] = as_json(found)
-                    ratios.rows.append((name, *(f"{_ratio(found, field):.2f}" for field in RATIOS)))
-                    report.write([section, ratios], options.out, sys.argv)
-    print(report.markdown([section, ratios]))
+                    named = {server.name: found[server.name] for server in running}
+                    ratios.rows.append((name, *_ratios(*named.values())))
+                    for server, runs in named.items() if is_beside else ():
+                        beside.rows.append((name, server, *_ratios(found[server + PLAIN], runs)))
+                    report.write([section, ratios, beside], options.out, sys.argv)
+    print(report.markdown([section, ratios, *([beside] if beside.rows else [])]))
     return 0 if section.rows else 1
 
 
-def _ratio(found: dict[str, list[Run]], field: str) -> float:
-    first, *_, last = found.values() if len(found) > 1 else [*found.values()] * 2
-    return median(last, field) / median(first, field)
+def _ratios(first: list[Run], *others: list[Run]) -> list[str]:
+    last = others[-1] if others else first
+    return [f"{median(last, field) / median(first, field):.2f}" for field in RATIOS]
 
 
 @contextlib.contextmanager

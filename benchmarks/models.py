@@ -3,7 +3,11 @@
 - ``identity``: Headrace's own backend, FP32 ``INPUT0`` [-1] to ``OUTPUT0``
 - ``pyident``: the same as a Python model, which the real Triton can serve, too
 - ``three_identities``, ``three_pyidents``: ensembles of three of these, copies of each other, in a row
+- ``identity_direct``, ``identity_oldest``, ``pyident_direct``: the same identities, for sequences;
+  ``identity_controls`` is told START, READY and the id
 - ``tiny_add``: ONNX, sum and difference of two FP32 [16]
+- ``running_sum``: ONNX, FP32 [16] added to an implicit state; ``doubled``: the same graph for single requests, which is
+  given its input twice
 - ``mlp``: ONNX, FP32 [256] through 1024 and 1024 to 10
 - ``convnet``: ONNX, FP32 [3, 224, 224], a ResNet-18 in size and shape: about 1.8 GFLOP
 
@@ -31,12 +35,22 @@ ENSEMBLES = {
 }
 #: Of every ONNX model, so that what is compared computes alike.
 THREADS = 1
+_IDENTITY = 'backend: "identity"\ninstance_group [ { count: 1 kind: KIND_CPU } ]\n'
 _ONNX = f"""\
 backend: "onnxruntime"
 instance_group [ {{ count: 1 kind: KIND_CPU }} ]
 parameters {{ key: "intra_op_thread_count" value {{ string_value: "{THREADS}" }} }}
 parameters {{ key: "inter_op_thread_count" value {{ string_value: "1" }} }}
 """
+_DIRECT = "sequence_batching { direct { } }"
+_CONTROLS = """\
+sequence_batching { direct { }
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
+  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY fp32_false_true: [ 0, 1 ] } }
+  control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } } }"""
+_STATE = """\
+sequence_batching { direct { }
+  state { input_name: "before" output_name: "after" data_type: TYPE_FP32 dims: [ 16 ] } }"""
 _PYTHON = """\
 import triton_python_backend_utils as pb_utils
 
@@ -52,14 +66,20 @@ def write_models(folder: Path) -> Path:
     """``folder``, now a model repository; takes a few seconds and 50 MiB."""
     rng = np.random.default_rng(0)
     _write_tiny_add(folder)
+    _write_sums(folder)
     _write_mlp(folder, rng)
     _write_convnet(folder, rng)
     vector = ["INPUT0"], ["OUTPUT0"], [-1]
     for number in ("", "2", "3"):
-        head = 'backend: "identity"\ninstance_group [ { count: 1 kind: KIND_CPU } ]\n'
-        _config(folder, f"identity{number}", head, *vector)
+        _config(folder, f"identity{number}", _IDENTITY, *vector)
         directory = _config(folder, f"pyident{number}", 'backend: "python"\n', *vector)
         (directory / "model.py").write_text(_PYTHON)
+    for name, batching in (
+        ("direct", _DIRECT), ("oldest", "sequence_batching { oldest { } }"), ("controls", _CONTROLS),
+    ):  # fmt: skip
+        _config(folder, f"identity_{name}", _IDENTITY, *vector, batching=batching)
+    directory = _config(folder, "pyident_direct", 'backend: "python"\n', *vector, batching=_DIRECT)
+    (directory / "model.py").write_text(_PYTHON)
     for name, models in ENSEMBLES.items():
         _write_ensemble(folder, name, models)
     return folder
@@ -87,6 +107,16 @@ def _write_tiny_add(folder: Path) -> None:
     nodes = [helper.make_node(op, inputs, [output]) for op, output in zip(("Add", "Sub"), outputs, strict=True)]
     directory = _config(folder, "tiny_add", _ONNX, inputs, outputs, [16])
     _save(directory, nodes, [_row(name, 16) for name in inputs], [_row(name, 16) for name in outputs], [])
+
+
+def _write_sums(folder: Path) -> None:
+    """Two additions each: of the input and the state, or of the input and itself."""
+    for name, other, batching in (("running_sum", "before", _STATE), ("doubled", "INPUT0", "dynamic_batching { }")):
+        outputs = ["OUTPUT0", "after"][: 2 if name == "running_sum" else 1]
+        nodes = [helper.make_node("Add", ["INPUT0", other], [output]) for output in ("OUTPUT0", "after")]
+        directory = _config(folder, name, _ONNX, ["INPUT0"], ["OUTPUT0"], [16], batching=batching)
+        inputs = [_row(each, 16) for each in dict.fromkeys(("INPUT0", other))]
+        _save(directory, nodes, inputs, [_row(each, 16) for each in outputs], [])
 
 
 def _write_mlp(folder: Path, rng: np.random.Generator) -> None:
@@ -146,7 +176,7 @@ def _write_convnet(folder: Path, rng: np.random.Generator) -> None:
 
 def _config(
     folder: Path, name: str, head: str, inputs: Sequence[str], outputs: Sequence[str], dims: Sequence[int],
-    output_dims: Sequence[int] = (), max_batch_size: int = 64,
+    output_dims: Sequence[int] = (), max_batch_size: int = 64, batching: str = "dynamic_batching { }",
 ) -> Path:  # fmt: skip
     """The version directory of a model that now has its config; an output has ``dims`` unless it has its own."""
     directory = folder / name / "1"
@@ -156,7 +186,7 @@ def _config(
         f'{kind} {{ name: "{each}" data_type: TYPE_FP32 dims: [ {", ".join(map(str, shape))} ] }}\n'
         for kind, each, shape in tensors
     ]
-    text = f'name: "{name}"\nmax_batch_size: {max_batch_size}\n{head}{"".join(described)}dynamic_batching {{ }}\n'
+    text = f'name: "{name}"\nmax_batch_size: {max_batch_size}\n{head}{"".join(described)}{batching}\n'
     (folder / name / "config.pbtxt").write_text(text)
     return directory
 

@@ -35,7 +35,7 @@ class Recent(dict[K, V]):
 
 def fixed_tensors(request: InferRequest) -> dict[str, npt.NDArray[Any]] | None:
     """The inputs of ``request``, if one that differs from it in their bytes only may come again; None if not."""
-    if request.id or request.is_in_sequence:
+    if request.id:
         return None
     tensors = {name: tensor for name, tensor in request.inputs.items() if isinstance(tensor, np.ndarray)}
     if len(tensors) < len(request.inputs) or not all(tensor.nbytes for tensor in tensors.values()):
@@ -64,6 +64,8 @@ class RequestLayout(NamedTuple):
     parameters: Mapping[str, Parameter]
     priority: int
     timeout_us: int
+    #: Its id, and whether it begins and ends with such a request; None for one that is of no sequence.
+    sequence: tuple[int | str, bool, bool] | None
 
     @classmethod
     def of(cls, request: InferRequest, tensors: Mapping[str, npt.NDArray[Any]], begins: Iterable[int]) -> RequestLayout:
@@ -72,7 +74,16 @@ class RequestLayout(NamedTuple):
             TensorPlace(name, tensor.shape, tensor.dtype, begin)
             for (name, tensor), begin in zip(tensors.items(), begins, strict=True)
         ]
-        return cls(places, tuple(request.outputs), dict(request.parameters), request.priority, request.timeout_us)
+        sequence = (request.sequence_id, request.sequence_start, request.sequence_end)
+        outputs, parameters = tuple(request.outputs), dict(request.parameters)
+        return cls(
+            places,
+            outputs,
+            parameters,
+            request.priority,
+            request.timeout_us,
+            sequence if request.is_in_sequence else None,
+        )
 
     def request(
         self, model: str, version: str, body: bytes | memoryview, forwarded: Mapping[str, Parameter] | None = None
@@ -81,4 +92,8 @@ class RequestLayout(NamedTuple):
         inputs = {name: np.ndarray(shape, dtype, body, begin) for name, shape, dtype, begin in self.places}
         # Its own, whatever a careless model does with it.
         parameters = {**self.parameters, **forwarded} if forwarded else {**self.parameters}
-        return InferRequest(model, inputs, self.outputs, "", version, parameters, self.priority, self.timeout_us)
+        if self.sequence is None:
+            return InferRequest(model, inputs, self.outputs, "", version, parameters, self.priority, self.timeout_us)
+        return InferRequest(
+            model, inputs, self.outputs, "", version, parameters, self.priority, self.timeout_us, *self.sequence
+        )

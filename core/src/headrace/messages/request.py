@@ -112,7 +112,7 @@ class InferRequest:
         parameters: Mapping[str, Parameter],
         timeout_us: int | None = None,
     ) -> InferRequest:
-        altered = type(self)(
+        fields = (
             self.model_name,
             inputs,
             outputs,
@@ -127,8 +127,9 @@ class InferRequest:
             self.callers,
             self.caller,
             self.decoupled,
-            *self._further(),
         )
+        # Every request of a sequence whose model is told of it, or has a state, comes this way.
+        altered = InferRequest(*fields) if type(self) is InferRequest else type(self)(*fields, *self._further())
         if hasattr(self, "_deadline_ns"):
             altered._deadline_ns = self._deadline_ns
         return altered

@@ -43,6 +43,8 @@ class MessageLayoutCache:
     def _keep(self, body: Buffer, decoded: Decoded) -> None:
         """Know the layout of ``body``, of which ``decoded`` was made, if one like it may come again."""
         request = decoded.request
+        if request.is_in_sequence:  # those of many sequences come by turns, and all of them have one key
+            return
         tensors = fixed_tensors(request)
         if tensors is None:
             return
