@@ -91,9 +91,31 @@ def test_how_long_to_stay_awake_has_a_bound(value: str) -> None:
         chosen(Apart, busy_poll_microseconds=value)
 
 
+@pytest.mark.parametrize("value", ["on", "off"])
+def test_the_event_loop_runs_instances_of_models_that_say_so(value: str) -> None:
+    config = ModelConfig()
+    assert parameters.read_event_loop(config.parameters) == "off"
+    config.parameters["event_loop"].string_value = value
+    assert parameters.read_event_loop(config.parameters) == value
+    assert parameters.unknown(Apart.Parameters, config.parameters) == []
+
+
+@pytest.mark.parametrize("value", ["", "On", "true", "1", "x" * 10_000])
+def test_any_other_event_loop_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"^parameter 'event_loop' is '.*', expected 'on' or 'off'$"):
+        chosen(Apart, event_loop=value)
+
+
+def test_an_instance_in_a_process_is_none_of_the_event_loops() -> None:
+    with pytest.raises(ConfigError, match="run in processes of their own"):
+        chosen(Apart, event_loop="on")
+    assert chosen(Apart, event_loop="off") == OWN
+    assert chosen(Apart, event_loop="on", isolation="thread") is None
+
+
 def test_all_mistakes_are_found_at_once() -> None:
     config = ModelConfig()
-    keys = ("isolation", "memory_limit_bytes", "busy_poll_microseconds")
+    keys = ("isolation", "memory_limit_bytes", "busy_poll_microseconds", "event_loop")
     for key in keys:
         config.parameters[key].string_value = "much"
     found = parameters.check(Threaded.Parameters, config.parameters)

@@ -1,6 +1,7 @@
 """When an instance that sleeps is woken: whenever what waits has become a batch, and by nothing it could miss.
 
-Each scenario is played to an instance with a thread of its own, and to one that lives on the event loop.
+Each scenario is played to an instance with a thread of its own, to one whose batches the event loop runs while that
+thread sleeps, and to one that lives on the event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Played:
     def __init__(self, text: str, kind: type[DynamicScheduler], max_batch_size: int) -> None:
         self.batches: asyncio.Queue[list[str]] = asyncio.Queue()
         self.expired: list[str] = []
-        self.loop = asyncio.get_running_loop()
+        self.loop, self.thread = asyncio.get_running_loop(), threading.current_thread()
         config = ModelConfig(name="m", max_batch_size=max_batch_size)
         text_format.Parse(f"dynamic_batching {{ {text} }}", config)
         model = ScheduledModel(config, [InstanceInfo("m_0", Device("cpu"), max_batch_size)])
@@ -52,9 +53,11 @@ class Played:
         self.scheduler.submit(ticket)
         return ticket
 
-    def run(self, batch: list[Ticket]) -> None:
+    def run(self, batch: list[Ticket]) -> int:
+        assert threading.current_thread() is self.thread
         self.scheduler.deliver(batch, [InferResponse({})] * len(batch))
         self.batches.put_nowait([ticket.request.id for ticket in batch])
+        return monotonic_ns()
 
     async def next(self) -> list[str]:
         """The next batch that the instance has run."""
@@ -65,9 +68,11 @@ class Played:
         while not self.scheduler.idle or self.scheduler._is_waking:
             await asyncio.sleep(0)
 
-    def serve_on_thread(self) -> threading.Thread:
+    def serve_on_thread(self, runs_on_loop: bool = False) -> threading.Thread:
         def work() -> None:
             wakeup = Wakeup()
+            if runs_on_loop:
+                self.source.run_on_loop(self.run)
             while (batch := self.source.take(wakeup)) is not None:
                 self.loop.call_soon_threadsafe(self.run, batch)
 
@@ -85,14 +90,14 @@ class Played:
         pull()
 
 
-@pytest.fixture(params=["thread", "loop"])
+@pytest.fixture(params=["thread", "thread that sleeps", "loop"])
 def play(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Plays a scenario: ``play(scenario, text, kind=..., max_batch_size=...)``."""
 
     @asynccontextmanager
     async def played(text: str, kind: type[DynamicScheduler], max_batch_size: int) -> AsyncIterator[Played]:
         stage = Played(text, kind, max_batch_size)
-        thread = stage.serve_on_thread() if request.param == "thread" else None
+        thread = None if request.param == "loop" else stage.serve_on_thread(request.param != "thread")
         if thread is None:
             stage.serve_on_loop()
         try:

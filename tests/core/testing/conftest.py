@@ -43,6 +43,8 @@ class Toy(Backend):
 
 
 class Scaler(Instance):
+    any_thread = True
+
     def __init__(self, model: Model, scale: np.float32) -> None:
         self.model, self.scale = model, scale
 

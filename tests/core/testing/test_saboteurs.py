@@ -106,6 +106,10 @@ SABOTEURS = {
         '            raise BackendError("wrong thread")\n',
         "wrong thread",
     ),
+    "cannot do with an event loop": executing(
+        "test_runs_on_the_event_loop_and_on_its_thread_in_turns",
+        'import asyncio; assert asyncio._get_running_loop() is None, "a loop"', "a loop",
+    ),
     "differs between instances": Saboteur(
         "test_two_instances_agree", INIT, INIT + " + int(model.instance_name[-1])", "the second instance"
     ),
@@ -139,7 +143,8 @@ SABOTEURS = {
     ),
     "answers only those who wait": Saboteur(
         "test_a_request_cancelled_during_execution_leaves_the_others_answered",
-        f"class Scaler(Instance):\n    def __init__(self, model: Model, scale: np.float32) -> None:\n{INIT}\n\n"
+        "class Scaler(Instance):\n    any_thread = True\n\n"
+        f"    def __init__(self, model: Model, scale: np.float32) -> None:\n{INIT}\n\n"
         f"    def execute(self, inputs: Tensors) -> Tensors:\n{EXECUTE}",
         f"class Scaler(RequestInstance):\n    def __init__(self, model: Model, scale: np.float32) -> None:\n{INIT}\n\n"
         "    def execute_requests(self, requests):\n"

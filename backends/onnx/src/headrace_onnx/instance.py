@@ -72,6 +72,9 @@ class Plan:
 class OnnxInstance(Instance):
     """Runs a session with NumPy arrays on both sides. Outputs are fresh for every call."""
 
+    #: ``Run`` of a session may be called by any thread.
+    any_thread = True
+
     def __init__(self, session: Any, plan: Plan, run_options: Any) -> None:
         self._session: Any = session
         self._run: Callable[..., Sequence[Any]] = session.run
@@ -134,6 +137,8 @@ class OrtValueInstance(OnnxInstance):
 
 class DeviceInstance(OnnxInstance):
     """Runs a session on a GPU through an IO binding: outputs stay there until all are ready."""
+
+    any_thread = False  # who waits for a GPU does not wait on the event loop
 
     def __init__(self, session: Any, plan: Plan, run_options: Any, device: Device) -> None:
         super().__init__(session, plan, run_options)

@@ -12,7 +12,8 @@ four rungs, and which one is decided once, at load, by its base class:
 4. `DeferredInstance`: ``accept(calls)``. For answers at any time and from any thread.
 
 ``load`` and all methods of an instance but ``is_ready`` run on that instance's own thread, in the
-server's process or in one of the instance's own (`Isolation`).
+server's process or in one of the instance's own (`Isolation`). One of the first two rungs that says so
+(``BaseInstance.any_thread``) may execute on others, too.
 
 Nothing here imports more than NumPy, because a process host may run in an environment of its
 model's, which has no more.
@@ -194,6 +195,12 @@ class Backend(ABC):
 
 class BaseInstance:
     """The defaulted neighbours that all four rungs have in common."""
+
+    #: Whether ``execute`` or ``execute_requests`` may be called on any thread, one call at a time, the server's event
+    #: loop among them: it keeps nothing in a thread, and waits for nobody, so that it uses no `Model.services`. Looked
+    #: at once, when the instance is loaded. The other methods are called on the instance's own thread as ever, and
+    #: never while it executes.
+    any_thread: bool = False
 
     def warm_up(self) -> None:
         """Make the first request as fast as the second. Called once, before the model is ready."""

@@ -63,6 +63,7 @@ class Echo(Instance):
 
     def __init__(self, sources: dict[str, str], delay_s: float) -> None:
         self._sources, self._delay_s = sources, delay_s
+        self.any_thread = not delay_s
 
     def execute(self, inputs: Tensors) -> Tensors:
         if self._delay_s:
@@ -77,6 +78,7 @@ class Sample(Echo):
 
     def __init__(self, sources: dict[str, str], delay_s: float, model: Model) -> None:
         super().__init__(sources, delay_s)
+        self.any_thread = False  # services are not for the event loop
         services = model.services
         if services is None:
             raise ConfigError(f"identity model '{model.name}': triton-sample needs a server, which keeps its metric")

@@ -21,6 +21,8 @@ from headrace.errors import ConfigError, PluginError
 
 T = TypeVar("T")
 HostKind: TypeAlias = Literal["process", "thread"]
+#: Whether instances run on the event loop.
+OnLoop: TypeAlias = Literal["on", "off"]
 
 #: The key that gives each instance of a model, whatever its backend, a process or a thread.
 ISOLATION = "isolation"
@@ -29,13 +31,18 @@ MEMORY_LIMIT = "memory_limit_bytes"
 #: The key that says how long a process of a model, and the server for it, look for a message before they sleep.
 BUSY_POLL = "busy_poll_microseconds"
 
+#: The key that says whether the instances of a model run on the server's event loop.
+EVENT_LOOP = "event_loop"
+
 #: The key that names the scheduler, also one for which the config has no field; what it may be told begins with
 #: `SCHEDULER_PREFIX`.
 SCHEDULER = "scheduler"
 SCHEDULER_PREFIX = "scheduler."
 
 #: Keys that core understands for every backend.
-CORE_KEYS = frozenset(("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL, SCHEDULER, PADDING))
+CORE_KEYS = frozenset(
+    ("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL, EVENT_LOOP, SCHEDULER, PADDING)
+)
 #: A core that is never given up is of no use to the others.
 _BUSY_POLL_US = range(1_000_001)
 _BUSY_POLL_EXPECTED = f"a number of microseconds from 0 to {_BUSY_POLL_US[-1]}"
@@ -80,6 +87,17 @@ def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
     return _whole(given, BUSY_POLL, _BUSY_POLL_US, default, _BUSY_POLL_EXPECTED)
 
 
+def read_event_loop(given: Mapping[str, ModelParameter]) -> OnLoop:
+    """What the parameter ``event_loop`` says; ``off`` if nothing. Raises `ConfigError`."""
+    if EVENT_LOOP not in given:
+        return "off"
+    text = given[EVENT_LOOP].string_value
+    for choice in get_args(OnLoop):
+        if text == choice:
+            return cast("OnLoop", choice)
+    raise ConfigError(f"parameter '{EVENT_LOOP}' is '{clip(text)}', expected 'on' or 'off'", field=_path(EVENT_LOOP))
+
+
 def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:
     if key not in given:
         return default
@@ -95,7 +113,7 @@ def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
     Raises `PluginError` as they do.
     """
     wrong: list[Problem] = []
-    for read in (read_isolation, read_memory_limit, partial(read_busy_poll, default=0)):
+    for read in (read_isolation, read_memory_limit, partial(read_busy_poll, default=0), read_event_loop):
         try:
             read(given)
         except ConfigError as error:

@@ -150,23 +150,23 @@ class ServedModel:
 
     def snapshot(self) -> Snapshot:
         """The statistics, added up now."""
-        return self.statistics.snapshot(self.scheduler.pending, self.instances.restarts)
+        on_loop = sum(worker.runs_on == "event_loop" for worker in self.workers)
+        return self.statistics.snapshot(self.scheduler.pending, self.instances.restarts, on_loop)
 
     def explain(self) -> dict[str, Any]:
         """Why its last batches ran when they did, and what waits now: what ``GET .../explain`` says. Any thread."""
         kernel, batching = self.scheduler, self.config.dynamic_batching
-        uses = () if kernel.limiter is None else kernel.limiter.uses(tuple(kernel.instances))
         return {
             "name": self.name,
             "version": str(self.version),
             "scheduler": kernel.scheduler.name,
             "instances": len(self.workers),
+            "runs_on": {worker.name: worker.runs_on for worker in self.workers},
             "max_batch_size": self.max_batch_size,
             "preferred_batch_size": list(batching.preferred_batch_size),
             "max_queue_delay_us": batching.max_queue_delay_microseconds,
             "waiting": kernel.pending,
             "in_flight": kernel.in_flight,
-            "resources": [use.document() for use in uses],
             **kernel.history.document(kernel.clock.now_ns()),
         }
 

@@ -11,10 +11,18 @@ from dataclasses import replace
 from functools import partial
 from weakref import WeakSet
 
-from headrace.backends.base import AnyInstance, Backend, Isolation, Model
+from headrace.backends.base import AnyInstance, Backend, Instance, Isolation, Model, RequestInstance
 from headrace.config.config_json import config_to_json
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.parameters import ISOLATION, MEMORY_LIMIT, read_busy_poll, read_isolation, read_memory_limit
+from headrace.config.parameters import (
+    EVENT_LOOP,
+    ISOLATION,
+    MEMORY_LIMIT,
+    read_busy_poll,
+    read_event_loop,
+    read_isolation,
+    read_memory_limit,
+)
 from headrace.errors import ConfigError
 from headrace.messages.spec import Spec
 from headrace.models.server_services import LocalServices, SiblingServices
@@ -47,6 +55,11 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
     memory_bytes = read_memory_limit(parameters)
     busy_poll_us = read_busy_poll(parameters, 0 if chosen is None else chosen.busy_poll_us)
     if chosen is not None:
+        if read_event_loop(parameters) == "on":
+            raise ConfigError(
+                f"parameter '{EVENT_LOOP}' is 'on', but the instances of the model run in processes of their own",
+                field=f"parameters['{EVENT_LOOP}']",
+            )
         return replace(chosen, memory_bytes=memory_bytes, busy_poll_us=busy_poll_us)
     if memory_bytes:  # a limit would be lost; threads do without the other
         raise ConfigError(
@@ -83,6 +96,7 @@ class WorkerFactory:
         #: What belongs to each worker that has not closed.
         self._owned: dict[Worker, tuple[LocalServices, list[ExecutionStatistics]]] = {}
         self._siblings: list[ProcessWorker] = []
+        self._on_loop = read_event_loop(model.config.parameters) == "on"
         self._schema = OutputSchema(
             model.name,
             str(model.version),
@@ -130,7 +144,7 @@ class WorkerFactory:
 
         if self._isolation is None:
             own = replace(model, instance_name=placement.name, device=placement.device, services=services)
-            worker: Worker = InstanceThread(placement.name, partial(self._load, own), statistics)
+            worker: Worker = InstanceThread(placement.name, partial(self._load, own), statistics, self._on_loop)
         else:
             worker = self._process(self._spec(placement, model, self._isolation), self._isolation, services, statistics)
         self._owned[worker] = services, numbers
@@ -182,6 +196,7 @@ class WorkerFactory:
         with failures_worded(self._backend, model.name, log):
             instance = load_instance(self._backend, model)
             try:
+                self._require_any_thread(instance)
                 runner = runner_for(instance, self._schema, shaping_of(config_to_json(model.config)))
                 for sample in self._samples:
                     sample.run(runner, model.instance_name)
@@ -189,3 +204,12 @@ class WorkerFactory:
                 close_instance(instance, model.instance_name)
                 raise
         return instance, runner
+
+    def _require_any_thread(self, instance: AnyInstance) -> None:
+        """Raise `ConfigError` for an instance that is to run on the event loop and must not."""
+        if self._on_loop and not (isinstance(instance, Instance | RequestInstance) and instance.any_thread):
+            raise ConfigError(
+                f"model '{self._model.name}': parameter '{EVENT_LOOP}' is 'on', but an instance of backend "
+                f"'{self._backend.name}' runs on a thread of its own only",
+                field=f"parameters['{EVENT_LOOP}']",
+            )

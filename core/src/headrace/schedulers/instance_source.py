@@ -25,7 +25,6 @@ from headrace.schedulers.base import (
     Wait,
 )
 from headrace.schedulers.in_flight import RequestQueue
-from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.batch_history import BatchHistory
 from headrace.telemetry.pacing import paced
 from headrace.workers.threads import LoopWakeup, Wakeup
@@ -35,6 +34,8 @@ log = paced(__name__)
 
 #: How long after a failure of its scheduler an instance is asked for again.
 RETRY_NS = 1_000_000_000
+#: How long after its first batch an instance on the event loop goes on, before the loop looks at its sockets.
+TURN_NS = 500_000
 #: What counts as so many rows arrived: news that every instance has to look at, however many it is missing.
 NEWS = 1 << 32
 
@@ -49,8 +50,8 @@ class InstanceSource:
 
     __slots__ = (
         "_alarm", "_batch", "_has_returned", "_is_away", "_is_ended", "_is_parked", "_kept", "_kernel", "_name",
-        "_next", "_now_ns", "_on_loop", "_on_threads", "_queue", "_remember", "_remove", "_wakeup", "closed", "deliver",
-        "instance", "on_return", "progress", "wait", "wake_at", "worker",
+        "_next", "_now_ns", "_on_loop", "_on_threads", "_queue", "_remember", "_remove", "_run", "_wakeup", "closed",
+        "deliver", "instance", "on_return", "progress", "wait", "wake_at", "worker",
     )  # fmt: skip
     #: Whether it may be kept from running what waits for it, so that another has to be asked.
     is_limited: ClassVar[bool] = False
@@ -67,6 +68,7 @@ class InstanceSource:
         self._kept, self._queue, self._remember = kernel.kept, kernel.queue, kernel.history.add
         self._on_threads = kernel.scheduler.on_threads
         self._on_loop = False
+        self._run: Callable[[list[Ticket]], int] | None = None
         self._wakeup: Wakeup | LoopWakeup | None = None
         self._batch: list[Ticket] | None = None
         self._alarm: Timer | None = None
@@ -154,16 +156,17 @@ class InstanceSource:
         self._wakeup = wakeup
         while not self.closed:
             arrived, self.wake_at, self.wait = kernel.arrived, 0, None
-            if self._on_threads and (batch := self._ask()):
+            asks = self._on_threads and self._run is None
+            if asks and (batch := self._ask()):
                 if idle:
                     kernel.hand_on()
                 return batch
             idle.append(self)
-            if self.closed or (kernel.arrived != arrived and self._on_threads):
+            if self.closed or (kernel.arrived != arrived and asks):
                 with suppress(ValueError):
                     idle.remove(self)
                     continue
-            elif self.wait is not None or not self._on_threads:  # the event loop has the timers, and may ask
+            elif self.wait is not None or not asks:  # the event loop has the timers, and may ask
                 with suppress(RuntimeError):  # it has ended, and the server with it
                     kernel.call_soon_threadsafe(kernel.wake_soon)
             wakeup.wait()
@@ -172,6 +175,14 @@ class InstanceSource:
                 return given
         self._stand_by(wakeup)
         return None
+
+    def run_on_loop(self, run: Callable[[list[Ticket]], int]) -> None:
+        """From now on have ``run`` run the batches on the event loop, while the thread sleeps that takes from here.
+
+        ``run`` returns when the batch was through, by the monotonic clock, and raises nothing. By the instance's
+        thread, before it takes.
+        """
+        self._run, self._kernel.threads_take = run, False
 
     def _stand_by(self, wakeup: Wakeup) -> None:
         """All is over for this instance. It has to go on living, if it may still be asked for what it was given."""
@@ -215,11 +226,43 @@ class InstanceSource:
         """Ask for this instance, which is idle no more; whether it need not be asked for again. Event loop only."""
         self._silence()
         self._is_parked = False
-        wakeup, kernel = self._wakeup, self._kernel
+        wakeup, kernel, run = self._wakeup, self._kernel, self._run
         assert wakeup is not None
+        if run is not None:
+            return self._run_what_waits(run)
         if self._on_loop or kernel.threads_take:
             wakeup.wake()  # a thread takes what is there when it is awake, which is more; and hands on what it leaves
             return self._on_loop and not self._is_parked
+        batch = self._ask_on_loop()
+        if not batch:
+            return batch is None
+        self._batch = batch
+        wakeup.wake()
+        return True
+
+    def _run_what_waits(self, run: Callable[[list[Ticket]], int]) -> bool:
+        """Run one batch after the other, until nothing waits or the loop has to look at its sockets."""
+        until_ns = 0
+        while batch := self._ask_on_loop():
+            ended_ns = run(batch)
+            self.has_run()
+            if self.closed:  # meanwhile, when it was not idle
+                self._return()
+                return True
+            until_ns = until_ns or ended_ns + TURN_NS
+            if ended_ns >= until_ns:
+                self.wake_at = 0
+                self._kernel.idle.append(self)
+                self._kernel.wake_soon()
+                return False
+        return batch is None
+
+    def has_run(self) -> None:
+        """An execution on the event loop has returned."""
+
+    def _ask_on_loop(self) -> list[Ticket] | None:
+        """`_ask`; who gets nothing is parked, and so is, for a while, who gets None, because the scheduler failed."""
+        kernel = self._kernel
         try:
             batch = self._ask()
         except BaseException as error:
@@ -229,13 +272,10 @@ class InstanceSource:
             kernel.idle.append(self)
             if isinstance(error, KeyboardInterrupt):
                 raise
-            return True
+            return None
         if not batch:
             self._park()
-            return False
-        self._batch = batch
-        wakeup.wake()
-        return True
+        return batch
 
     def wake(self) -> None:
         """Have the worker look by itself. Any thread."""
@@ -316,9 +356,6 @@ class Limiter(Protocol):
     def source(self, kernel: Dispatcher, instance: InstanceInfo) -> InstanceSource:
         """Where ``instance`` gets its batches from."""
 
-    def uses(self, instances: Sequence[InstanceInfo]) -> Sequence[ResourceUse]:
-        """Who has what of the resources that ``instances`` need. Any thread."""
-
 
 class Dispatcher(ABC):
     """Which instances are idle, and how they are woken: as much of the kernel as its sources see.
@@ -368,7 +405,6 @@ class Dispatcher(ABC):
         self.hidden = self.kept.difference(model.outputs)
         self.unasked: dict[Ticket, frozenset[str]] = {}
         self.hears = bool(self.kept) or type(scheduler).finished is not Scheduler.finished
-        self.limiter = limiter
         self._make = InstanceSource if limiter is None else limiter.source
         self.sources = [self._make(self, instance) for instance in model.instances]
         self._alike = scheduler.instances_alike and not any(source.is_limited for source in self.sources)

@@ -32,6 +32,11 @@ def speak_for(model: str) -> None:
     _local.model = model
 
 
+def speak_for_nobody() -> None:
+    """What this thread says from now on, it says for itself again."""
+    _local.__dict__.pop("model", None)
+
+
 def speak_for_all(model: str) -> None:
     """What this process says from now on, it says for ``model``, unless one of its threads has said otherwise."""
     global _of_process

@@ -95,6 +95,12 @@ LATENCIES: tuple[Family, ...] = (
         lambda s: s.executions.compute_output.ns // 1000,
     ),
 )
+#: Headrace's own, as well.
+ON_LOOP = Family(
+    "nv_model_instances_on_event_loop",
+    "Number of instances whose executions run on the server's event loop",
+    lambda s: s.on_loop,
+)
 #: Of models whose answers are kept.
 CACHE: tuple[Family, ...] = (
     Family("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda s: s.cache_hit.count),
@@ -215,6 +221,7 @@ class ModelCollector(Collector):
         for family in GAUGES:
             yield _family(family, "gauge", rows)
         yield _family(RESTARTS, "counter", rows)
+        yield _family(ON_LOOP, "gauge", rows)
         cached = [(labels, snapshot) for labels, snapshot in rows if snapshot.has_cache]
         for family in CACHE:
             yield _family(family, "counter", cached)

@@ -232,6 +232,7 @@ class Snapshot:
     pending: int
     load_ns: int
     restarts: int
+    on_loop: int
 
     @property
     def success(self) -> Duration:
@@ -314,8 +315,9 @@ class ModelStatistics:
         if self.watch_cache is not None:
             self.watch_cache(False, spent_ns)
 
-    def snapshot(self, pending: int = 0, restarts: int = 0) -> Snapshot:
-        """Everything added up. ``pending`` is the scheduler's count of waiting requests, ``restarts`` the hosts'."""
+    def snapshot(self, pending: int = 0, restarts: int = 0, on_loop: int = 0) -> Snapshot:
+        """Everything added up. ``pending`` is the scheduler's count of waiting requests, ``restarts`` the hosts', and
+        ``on_loop`` is how many instances the event loop runs."""
         total = ExecutionStatistics()
         for instance in tuple(self.instances):
             total.add(instance)
@@ -335,4 +337,5 @@ class ModelStatistics:
             pending=pending,
             load_ns=self.load_ns,
             restarts=restarts,
+            on_loop=on_loop,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -72,6 +73,20 @@ class Answers(Subject):
             ticket = instance.ticket(example.given)
             found = outputs_of(other.submit(instance.run, [ticket]).result()[0])
         assert_same(found, example.expected, example.tolerance, "run on another thread")
+
+    def test_runs_on_the_event_loop_and_on_its_thread_in_turns(self, example: Example) -> None:
+        with self.driver(example).loaded() as instance:
+            if not instance.instance.any_thread:
+                self.not_claimed("instances do not say that they may run on any thread (any_thread)")
+
+            async def on_loop() -> dict[str, Tensor]:
+                return outputs_of(instance.run([instance.ticket(example.given)])[0])
+
+            for turn in range(3):
+                found = asyncio.run(on_loop())
+                assert_same(found, example.expected, example.tolerance, f"turn {turn} on an event loop")
+                found = instance.infer(example.given)
+                assert_same(found, example.expected, example.tolerance, f"turn {turn} on its own thread")
 
     def test_two_instances_agree(self, example: Example) -> None:
         driver = self.driver(example)

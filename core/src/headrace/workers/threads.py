@@ -69,6 +69,11 @@ class LoopMailbox:
             return False
         return True
 
+    def flush(self) -> None:
+        """Call now what has been sent so far. On the loop, and never by what is called."""
+        if self._waiting:
+            self._call_waiting()
+
     def _call_waiting(self) -> None:
         self._is_waking = False  # first: whoever sends from here on wakes the loop again
         for _ in range(len(self._waiting)):  # what comes meanwhile has to let others through

@@ -9,12 +9,15 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from functools import partial
+from time import monotonic_ns
+from typing import Literal, Protocol, TypeAlias
 
 from headrace.backends.base import AnyInstance, BaseInstance
 from headrace.errors import InternalError, summary
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
+from headrace.telemetry.log_output import speak_for, speak_for_nobody
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import ExecutionStatistics, Observer
 from headrace.workers.instance import ExecutionRecorder, close_instance, run_batch
@@ -26,15 +29,22 @@ log = paced(__name__)
 #: How long after a failure of its scheduler an instance asks it again.
 _RETRY_S = 1.0
 
+#: Gives out last answers.
+Deliver: TypeAlias = Callable[[Sequence[Ticket], Sequence[Answer]], None]
+#: What runs the batches of an instance.
+RunsOn: TypeAlias = Literal["event_loop", "thread", "process"]
+
 
 class BatchSource(Protocol):
     """Where batches come from and go back to: a `headrace.schedulers.instance_source.InstanceSource`.
 
     A worker on a thread of its own takes batches, one that lives on the event loop polls for them; a
-    wakeup tells either when to look again.
+    wakeup tells either when to look again. A worker with a thread may have the event loop run its batches.
     """
 
     def take(self, wakeup: Wakeup) -> list[Ticket] | None: ...
+
+    def run_on_loop(self, run: Callable[[list[Ticket]], int]) -> None: ...
 
     def poll(self, wakeup: LoopWakeup) -> list[Ticket] | None: ...
 
@@ -53,6 +63,10 @@ class Worker(Protocol):
     @property
     def name(self) -> str:
         """The instance's."""
+
+    @property
+    def runs_on(self) -> RunsOn:
+        """Where it executes now. Any thread."""
 
     @property
     def alive(self) -> bool:
@@ -98,7 +112,8 @@ class Worker(Protocol):
 class InstanceThread:
     """The thread of one instance: it loads, then pulls a batch, runs it and hands it back, until it closes.
 
-    All methods of the instance run on it.
+    All methods of the instance run on it. Only, with ``on_loop``, the event loop runs the batches, and the thread
+    sleeps from load to close: it has the instance whenever it is awake, and the loop whenever it is not.
 
     ``load`` returns the instance, warmed up, and its runner. A `Worker`: nothing that
     an instance, an observer or a scheduler raises ends the thread, so it is alive from load to close.
@@ -106,14 +121,18 @@ class InstanceThread:
 
     reason = ""
     restarts = 0
+    runs_on: RunsOn = "thread"
 
     def __init__(
         self,
         name: str,
         load: Callable[[], tuple[AnyInstance, Runner]],
         statistics: Callable[[], ExecutionStatistics],
+        on_loop: bool = False,
     ) -> None:
         self.name = name
+        if on_loop:
+            self.runs_on = "event_loop"
         self.instance: AnyInstance | None = None
         self.has_check = False
         self.executing: Sequence[Ticket] = ()
@@ -175,6 +194,9 @@ class InstanceThread:
         wakeup = Wakeup()
         sink = LoopSink(source, loop, self._recorder.late)
         runner.connect(sink)
+        if self.runs_on == "event_loop":
+            source.run_on_loop(partial(self._run_on_loop, runner, sink))
+            log.info("instance '%s' runs on the event loop", self.name)
         while True:
             try:
                 batch = source.take(wakeup)
@@ -186,18 +208,29 @@ class InstanceThread:
                 continue
             if batch is None:
                 return
-            try:
-                self.executing = batch
-                given, times = run_batch(runner, batch)
-                self.executing = ()
-                finished, answers = _finished(batch, given)
-                self._recorder.batch(batch, finished, answers, times)
-                sink.deliver(finished, answers)
-            except BaseException as error:  # not the instance's: that is an answer
-                log.exception("instance '%s' could not see a batch through", self.name)
-                given, finished, answers, self.executing = (), [], (), ()
-                sink.deliver(batch, [InternalError(summary(error))] * len(batch))
-            del batch, given, finished, answers  # while this thread waits, their memory is not its to keep
+            self._run(runner, batch, sink.deliver)
+            del batch  # while this thread waits, its memory is not its to keep
+
+    def _run_on_loop(self, runner: Runner, sink: LoopSink, batch: list[Ticket]) -> int:
+        """Run ``batch``; return when it was through. On the event loop, while the thread sleeps."""
+        speak_for(runner.schema.name)
+        return self._run(runner, batch, sink.deliver_now)
+
+    def _run(self, runner: Runner, batch: list[Ticket], deliver: Deliver) -> int:
+        """Run ``batch`` and have the answers delivered; return when the execution was over."""
+        try:
+            self.executing = batch
+            given, times = run_batch(runner, batch)
+            self.executing = ()
+            finished, answers = _finished(batch, given)
+            self._recorder.batch(batch, finished, answers, times)
+            deliver(finished, answers)
+        except BaseException as error:  # not the instance's: that is an answer
+            log.exception("instance '%s' could not see a batch through", self.name)
+            self.executing = ()
+            deliver(batch, [InternalError(summary(error))] * len(batch))
+            return monotonic_ns()
+        return times.end_ns
 
 
 def _finished(batch: list[Ticket], given: Sequence[Given]) -> tuple[list[Ticket], Sequence[Answer]]:
@@ -228,11 +261,27 @@ class LoopSink:
 
     def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
         """Give out a batch of last answers, behind what was sent before; to threads that wait, at once."""
+        self._give_at_once(tickets, answers)
+        self._mailbox.send(self._source.deliver, tickets, answers)
+
+    @staticmethod
+    def _give_at_once(tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
         for ticket, answer in zip(tickets, answers, strict=True):
             at_once = ticket.respond_at_once  # which the loop may take away at any time
             if at_once is not None and isinstance(answer, InferResponse):
                 at_once(answer)
-        self._mailbox.send(self._source.deliver, tickets, answers)
+
+    def deliver_now(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
+        """`deliver`, on the event loop, which has run the batch, before this returns."""
+        speak_for_nobody()
+        self._mailbox.flush()
+        self._give_at_once(tickets, answers)
+        try:
+            self._source.deliver(tickets, answers)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            log.exception("a batch could not be delivered")
 
     def _end(self, ticket: Ticket, answer: Answer) -> None:
         self._on_late(ticket, answer)

@@ -28,7 +28,7 @@ from headrace.workers.process.handshake import InstanceSpec
 from headrace.workers.process.remote_services import LoopServices, ServiceEndpoint
 from headrace.workers.threads import LoopWakeup
 from headrace.workers.warmup import WarmupSample
-from headrace.workers.worker import BatchSource
+from headrace.workers.worker import BatchSource, RunsOn
 
 log = paced(__name__)
 
@@ -58,6 +58,7 @@ class ProcessWorker:
         exit_timeout_s: Callable[[], float],
     ) -> None:
         self.name, self.model = spec.instance_name, spec.name
+        self.runs_on: RunsOn = "process"
         self.restarts = 0
         self.reason = ""
         self.executing: Sequence[Ticket] = ()

@@ -1,0 +1,345 @@
+"""Instances that the event loop runs: on the right threads, and at nobody's expense when they fail, block or go."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import re
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from headrace import InferResponse, Server
+from headrace.backends.base import Backend, Instance, Model, RequestInstance, Tensors
+from headrace.errors import BackendError, HeadraceError, Unavailable
+from headrace.messages.request import InferRequest
+from headrace.registry import PluginInfo
+
+HANGING_S = 90
+ON = 'parameters { key: "event_loop" value { string_value: "on" } }'
+TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+X = {"x": np.ones((1, 1), np.float32)}
+
+
+class Worried(Instance):
+    """Notes on which thread it does what, and obeys the first element of its batch."""
+
+    any_thread = True
+
+    def __init__(self, model: Model) -> None:
+        self.services = model.services
+        self.note("load")
+
+    def note(self, what: str) -> None:
+        Worries.seen.append((what, threading.current_thread().name))
+
+    def warm_up(self) -> None:
+        self.note("warm_up")
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        x = np.asarray(inputs["x"])
+        with Worries.alone:
+            self.note(f"execute {len(x)}")
+            self.obey(float(x[0, 0]))
+        return {"y": x * 2}
+
+    def obey(self, told: float) -> None:
+        if told == -1:
+            raise ValueError("minus one")
+        if told == -2:
+            raise SystemExit("minus two")
+        if told == -3:
+            Worries.entered.set()
+            while not Worries.go_on.is_set():  # on the loop, where tests of ours may not wait
+                continue
+        if told == -4:
+            assert self.services is not None
+            answer = self.services.ask(InferRequest("other", X))
+            raise answer if isinstance(answer, HeadraceError) else BackendError("answered")
+        if told == -5:
+            assert self.services is not None
+            self.services.unload_model("other", False)
+
+    def close(self) -> None:
+        self.note("close")
+
+
+class OneByOne(RequestInstance):
+    any_thread = True
+
+    def execute_requests(self, requests: list[InferRequest]) -> list[InferResponse]:  # type: ignore[override]
+        Worries.seen.append((f"execute {len(requests)}", threading.current_thread().name))
+        return [InferResponse({"y": np.asarray(request.inputs["x"]) * 3}) for request in requests]
+
+
+class Bound(Instance):
+    def execute(self, inputs: Tensors) -> Tensors:
+        raise NotImplementedError
+
+
+class Exclusive:
+    """A lock that nobody waits for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        assert self._lock.acquire(blocking=False), "two executions at a time"
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+class Worries(Backend):
+    name: ClassVar[str] = "worries"
+    seen: ClassVar[list[tuple[str, str]]]
+    alone: ClassVar[Exclusive]
+    entered: ClassVar[threading.Event]
+    go_on: ClassVar[threading.Event]
+
+    def load(self, model: Model) -> Instance | RequestInstance:
+        if model.name.startswith("one_by_one"):
+            return OneByOne()
+        return Bound() if model.name == "bound" else Worried(model)
+
+
+def config(name: str, text: str = "") -> str:
+    return f'name: "{name}" backend: "worries" max_batch_size: 8 {TENSORS} {ON} {text}'
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], None]:
+    def write(name: str, text: str) -> None:
+        (tmp_path / name / "1").mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "config.pbtxt").write_text(text)
+
+    return write
+
+
+Scenario = Callable[[Server], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path, write: Callable[[str, str], None]) -> Callable[..., None]:
+    """Plays a scenario to a server with the model ``m`` of the config text given, and an identity ``other``."""
+    Worries.seen, Worries.alone = [], Exclusive()
+    Worries.entered, Worries.go_on = threading.Event(), threading.Event()
+
+    def play(scenario: Scenario, text: str = "", name: str = "m", **options: Any) -> None:
+        write(name, config(name, text))
+        write("other", f'backend: "identity" max_batch_size: 8 {TENSORS}')
+
+        async def whole() -> None:
+            server = Server(tmp_path, model_control_mode="explicit", load_model=(name, "other"), **options)
+            server.plugins.backends.add(Worries, PluginInfo("worries", "tests", "0"))
+            await server.start()
+            try:
+                await scenario(server)
+            finally:
+                await server.stop()
+
+        asyncio.run(asyncio.wait_for(whole(), HANGING_S))
+
+    return play
+
+
+async def ask(server: Server, told: float = 1, name: str = "m") -> float:
+    found = await server.infer_async(name, {"x": np.full((1, 1), told, np.float32)})
+    return float(np.asarray(found.outputs["y"])[0, 0])
+
+
+def executions() -> list[str]:
+    return [what for what, _ in Worries.seen if what.startswith("execute")]
+
+
+def test_the_loop_executes_and_the_instances_thread_does_the_rest(play: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        assert [await ask(server, told) for told in (1, 2, 3)] == [2, 4, 6]
+        assert server.explain("m")["runs_on"] == {"m_0": "event_loop"}
+        assert server.explain("other")["runs_on"] == {"other_0": "thread"}
+        assert [server.served(name)[0].snapshot().on_loop for name in ("m", "other")] == [1, 0]
+
+    play(scenario)
+    here = threading.current_thread().name
+    assert {name for what, name in Worries.seen if what.startswith("execute")} == {here}
+    assert {name for what, name in Worries.seen if not what.startswith("execute")} == {"headrace-m_0"}
+    assert [what for what, _ in Worries.seen] == ["load", "warm_up", "execute 1", "execute 1", "execute 1", "close"]
+
+
+def test_the_second_rung_runs_on_the_loop_too(play: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        assert await ask(server, 2, "one_by_one") == 6
+
+    play(scenario, name="one_by_one")
+    assert Worries.seen == [("execute 1", threading.current_thread().name)]
+
+
+def test_what_comes_in_one_turn_of_the_loop_is_one_batch(play: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        assert await asyncio.gather(*(ask(server, told) for told in range(6))) == [0, 2, 4, 6, 8, 10]
+        assert executions() == ["execute 6"]
+        snapshot = server.served("m")[0].snapshot()
+        assert (snapshot.success.count, snapshot.executions.execution_count) == (6, 1)
+
+    play(scenario, "dynamic_batching {}")
+
+
+def test_a_batch_waits_for_its_delay_or_its_rows(play: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        asked = [asyncio.ensure_future(ask(server, told)) for told in range(3)]
+        while server.served("m")[0].scheduler.pending < 3:
+            await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert executions() == []
+        asked.append(asyncio.ensure_future(ask(server, 3)))
+        assert await asyncio.gather(*asked) == [0, 2, 4, 6]
+        assert executions() == ["execute 4"]
+
+    play(scenario, "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 60000000 }")
+
+
+def test_without_batching_requests_run_one_after_the_other_on_several_instances(play: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        told = [float(number) for number in range(200)]
+        assert await asyncio.gather(*(ask(server, each) for each in told)) == [2 * each for each in told]
+        assert executions() == ["execute 1"] * 200
+
+    play(scenario, "instance_group { count: 3 kind: KIND_CPU }")
+
+
+@pytest.mark.parametrize(("told", "text"), [(-1, "ValueError: minus one"), (-2, "SystemExit: minus two")])
+def test_a_raise_is_the_error_of_its_request_and_of_no_other(
+    play: Callable[..., None], told: float, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(server: Server) -> None:
+        first, second = await asyncio.gather(ask(server, told), ask(server, 1), return_exceptions=True)
+        assert isinstance(first, BackendError)
+        assert text in first.message
+        assert second == 2
+        assert await ask(server, 3) == 6
+
+    play(scenario, "dynamic_batching {}")
+
+
+def test_a_block_delays_what_comes_meanwhile_and_loses_nothing(play: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        loop = asyncio.get_running_loop()
+        others: list[concurrent.futures.Future[float]] = []
+
+        def come_meanwhile() -> None:
+            assert Worries.entered.wait(HANGING_S)
+            others.append(asyncio.run_coroutine_threadsafe(ask(server, 5, "other"), loop))
+            others.append(asyncio.run_coroutine_threadsafe(ask(server, 6), loop))
+            Worries.go_on.set()
+
+        thread = threading.Thread(target=come_meanwhile)
+        thread.start()
+        assert await ask(server, -3) == -6
+        await asyncio.to_thread(thread.join)
+        assert [await asyncio.wrap_future(other) for other in others] == [5, 12]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("told", [-4, -5])
+def test_who_would_wait_for_another_model_is_refused(play: Callable[..., None], told: float) -> None:
+    async def scenario(server: Server) -> None:
+        with pytest.raises(HeadraceError, match="would block the event loop"):
+            await ask(server, told)
+        assert await ask(server, 1, "other") == 1
+
+    play(scenario)
+
+
+def test_reloads_lose_nothing_and_close_on_the_instances_thread(
+    play: Callable[..., None], write: Callable[[str, str], None]
+) -> None:
+    async def scenario(server: Server) -> None:
+        done = 0
+
+        async def keep_asking() -> None:
+            nonlocal done
+            while not over.is_set():
+                assert await ask(server, 1) == 2
+                done += 1
+
+        over = asyncio.Event()
+        askers = [asyncio.ensure_future(keep_asking()) for _ in range(4)]
+        for number in range(5):
+            text = "dynamic_batching {}" if number % 2 else "dynamic_batching { max_queue_delay_microseconds: 1 }"
+            write("m", config("m", text))
+            await server.load("m")
+        over.set()
+        await asyncio.gather(*askers)
+        assert done >= 5
+        await server.unload("m")
+        with pytest.raises(HeadraceError):
+            await ask(server)
+
+    play(scenario, "dynamic_batching {}")
+    closes = [name for what, name in Worries.seen if what == "close"]
+    assert closes == ["headrace-m_0"] * 6
+
+
+def test_instances_come_and_go_in_place(play: Callable[..., None], write: Callable[[str, str], None]) -> None:
+    async def scenario(server: Server) -> None:
+        for count in (3, 1, 2):
+            write("m", config("m", f"instance_group {{ count: {count} kind: KIND_CPU }}"))
+            asked = [asyncio.ensure_future(ask(server, told)) for told in range(20)]
+            await server.load("m")
+            assert await asyncio.gather(*asked) == [2 * told for told in range(20)]
+            assert await ask(server, 4) == 8
+            assert set(server.explain("m")["runs_on"].values()) == {"event_loop"}
+            assert len(server.explain("m")["runs_on"]) == count
+
+    play(scenario, "instance_group { count: 1 kind: KIND_CPU }")
+    assert [what for what, _ in Worries.seen].count("load") == 4  # none was made anew
+    assert [what for what, _ in Worries.seen].count("close") == 4
+
+
+def test_a_stop_answers_what_waits_for_a_batch(play: Callable[..., None]) -> None:
+    answers: list[asyncio.Future[float]] = []
+
+    async def scenario(server: Server) -> None:
+        answers.append(asyncio.ensure_future(ask(server, 1)))
+        while not server.served("m")[0].scheduler.pending:
+            await asyncio.sleep(0)
+
+    with pytest.raises(Unavailable):
+        play(scenario, "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 600000000 }",
+             exit_timeout_secs=0)  # fmt: skip
+    assert isinstance(answers[0].exception(), Unavailable)
+    assert executions() == []
+
+
+def test_those_that_share_a_resource_run_in_turn(play: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        assert await asyncio.gather(*(ask(server, told) for told in range(30))) == [2 * told for told in range(30)]
+        assert server.explain("m")["runs_on"] == {"m_0_0": "event_loop", "m_0_1": "event_loop"}
+
+    limited = 'rate_limiter { resources { name: "R" count: 1 } }'
+    play(scenario, f"instance_group {{ count: 2 kind: KIND_CPU {limited} }}", rate_limit="execution_count")
+    assert executions() == ["execute 1"] * 30
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("bound", "", "runs on a thread of its own only"),
+        ("m", 'parameters { key: "isolation" value { string_value: "process" } }', "processes of their own"),
+    ],
+)
+def test_who_may_not_run_on_the_loop_is_refused_at_load(
+    play: Callable[..., None], name: str, text: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(server: Server) -> None:
+        raise AssertionError("it was loaded")
+
+    with pytest.raises(HeadraceError, match="failed to load"):
+        play(scenario, text, name)
+    assert re.search(f"parameter 'event_loop' is 'on', but .*{why}", caplog.text)
