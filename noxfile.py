@@ -179,6 +179,13 @@ def new_frontend(session: nox.Session) -> None:
     session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
 
 
+@nox.session(venv_backend="none", default=False)
+def new_cache(session: nox.Session) -> None:
+    """Start a response cache from the template: `nox -s new_cache -- NAME`."""
+    folder = _start_plugin(session, "caches")
+    session.log(f"Made {folder.relative_to(ROOT)}. Install it, and its tests pass: pytest {folder.relative_to(ROOT)}")
+
+
 def _start_plugin(session: nox.Session, kind: str) -> Path:
     if len(session.posargs) != 1 or not re.fullmatch(r"[a-z][a-z0-9]*", session.posargs[0]):
         session.error("name it in lower-case letters and digits, as in: nox -s new_backend -- NAME")

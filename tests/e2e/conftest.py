@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,3 +82,37 @@ def add_model() -> Callable[..., Path]:
 def echo() -> str:
     """The inputs and outputs of a config that takes IN and gives OUT."""
     return ECHO
+
+
+@pytest.fixture
+def install_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts the plugin that a page of the docs writes on the path, with its entry point, as a stranger installs it."""
+
+    def install(page: str) -> Path:
+        """The folder of its test."""
+        module, test = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        (project,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+        ((part, package),) = re.findall(r'^\[project.entry-points.headrace\]\n(.*) = "(.*)"$', project, re.MULTILINE)
+        site = tmp_path / "site"
+        info = site / f"{package}-0.1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: 0.1.0\n")
+        (info / "entry_points.txt").write_text(f"[headrace]\n{part} = {package}\n")
+        (site / f"{package}.py").write_text(module)
+        (tmp_path / f"test_{part}.py").write_text(test)
+        monkeypatch.syspath_prepend(str(site))
+        monkeypatch.delitem(sys.modules, package, raising=False)
+        return tmp_path
+
+    return install
+
+
+def run_kit(folder: Path) -> str:
+    """What pytest says of the tests of the plugin in ``folder``, which pass."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, folder.glob("test_*.py"))]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,40 +11,24 @@ import pytest
 
 from headrace.testing.example import write_model
 from headrace.testing.serving import WAYS, Way, infer, serve
+from tests.e2e.conftest import run_kit
 
 PAGE = (Path(__file__).parents[2] / "docs/write-a-scheduler.md").read_text()
-MODULE, TEST = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-(PROJECT,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+(MODULE, _) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (CONFIG,) = re.findall(r"```\n(name: .*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The page's module with the page's entry point, on the path. Returns the folder of its test."""
-    (entry_point,) = re.findall(r"^\[project.entry-points.headrace\]\n(.*)$", PROJECT, re.MULTILINE)
-    (name,) = re.findall(r'^name = "(.*)"$', PROJECT, re.MULTILINE)
-    site = tmp_path / "site"
-    info = site / f"{name.replace('-', '_')}-0.1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[headrace]\n" + entry_point.replace('"', "") + "\n")
-    (site / "headrace_shortest_scheduler.py").write_text(MODULE)
-    (tmp_path / "test_shortest.py").write_text(TEST)
-    monkeypatch.syspath_prepend(str(site))
-    monkeypatch.delitem(sys.modules, "headrace_shortest_scheduler", raising=False)
-    return tmp_path
+def installed(install_page: Callable[[str], Path]) -> Path:
+    """The folder of its test."""
+    return install_page(PAGE)
 
 
 def test_it_passes_the_kit(installed: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shortest.py"]
-    done = subprocess.run(
-        command, cwd=installed, env=environment, capture_output=True, text=True, timeout=180, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
     # It claims no order of answers, timeouts, postponement, priorities, other instances; and four are about calls of
     # other models.
-    assert re.search(r"^1[0-9] passed, 9 skipped", done.stdout, re.MULTILINE), done.stdout
+    told = run_kit(installed)
+    assert re.search(r"^1[0-9] passed, 9 skipped", told, re.MULTILINE), told
 
 
 @pytest.mark.parametrize("over", WAYS)

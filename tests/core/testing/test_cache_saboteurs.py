@@ -74,6 +74,14 @@ class Grows(LocalCache):
         return {"headrace_grows_entries_total": -len(self)}
 
 
+class Forgets(LocalCache):
+    """Keeps everything until it is asked."""
+
+    def get(self, key: bytes) -> CachedResponse | None:
+        self._entries.clear()
+        return None
+
+
 class Mixes(LocalCache):
     """Keeps between two calls what belongs to one."""
 
@@ -107,3 +115,21 @@ def test_the_check_catches_it(kind: type[ResponseCache], check: str, arguments: 
             getattr(TestLocal(), f"test_{check}")(made, **arguments)
     finally:
         sys.setswitchinterval(switching)
+
+
+def test_a_cache_that_no_server_would_find_is_told_of_its_entry_point(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    class Hidden(TestLocal):
+        cache = "hidden"
+
+    with pytest.raises(AssertionError, match=r"brings cache 'hidden'.*: hidden = \"headrace.builtins\""):
+        Hidden().test_a_server_finds_it_and_answers_from_it(tmp_path_factory)
+
+
+def test_a_cache_from_which_no_server_answers_is_caught(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalCache, "get", Forgets.get)
+    with pytest.raises(AssertionError, match="none is answered from the cache"):
+        TestLocal().test_a_server_finds_it_and_answers_from_it(tmp_path_factory)

@@ -17,10 +17,16 @@ from headrace.messages import dtypes
 from headrace.messages.request import Parameter
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor
+from headrace.server import Server
 from headrace.telemetry.published import read_metrics
 from headrace.testing.driving import part_of
+from headrace.testing.example import NAME, write_model
 
 _THREADS, _PUTS = 8, 25
+#: How often a server is asked the same, at most.
+_ASKED = 1000
+_CACHED = f"""name: "{NAME}" backend: "identity" max_batch_size: 8 response_cache {{ enable: true }}
+    input {{ name: "x" data_type: TYPE_FP32 dims: 3 }} output {{ name: "y" data_type: TYPE_FP32 dims: 3 }}"""
 
 
 class CacheChecks:
@@ -111,6 +117,25 @@ class CacheChecks:
 
         with ThreadPoolExecutor(_THREADS) as pool:
             assert list(pool.map(put_and_get, range(_THREADS))) == [[0] * _PUTS] * _THREADS
+
+    def test_a_server_finds_it_and_answers_from_it(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        repository = tmp_path_factory.mktemp("repository")
+        write_model(repository, _CACHED)
+        x = np.ones((1, 3), np.float32)
+        server = Server(repository, cache_config={self.cache: dict(self.settings())})
+        names = server.plugins.caches.names()
+        assert self.cache in names, (
+            f"no installed distribution brings cache '{self.cache}', only {', '.join(names)}; add an entry "
+            f'point of the group headrace: {self.cache} = "{self.plugin}"'
+        )
+        with server:
+            (model,) = server.served(NAME)
+            for _ in range(_ASKED):  # what was executed may be kept behind its caller's back
+                outputs = server.infer(NAME, {"x": x}).outputs
+                np.testing.assert_array_equal(np.asarray(outputs["y"]), x)
+                if model.snapshot().cache_hit.count:
+                    return
+        raise AssertionError(f"of {_ASKED} requests that ask the same none is answered from the cache")
 
 
 class _Classes:
