@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.backends.base import Model
+from headrace.backends.base import Isolation, Model
 from headrace.config.model_config_pb2 import ModelConfig, ModelParameter
 from headrace.config.parameters import parse_parameters
 from headrace.errors import Code, ConfigError
@@ -60,11 +60,19 @@ def test_settings_that_triton_takes_are_taken() -> None:
 def test_what_is_said_of_processes_reaches_them(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1/model.py").touch()
-    isolation = PythonBackend({"load-timeout-seconds": "3600", "busy-poll-microseconds": "0"}).isolation(
+    isolation = PythonBackend({"load-timeout-seconds": "3600", "busy-poll-microseconds": "300"}).isolation(
         Model("m", 1, tmp_path / "1", ModelConfig(name="m", backend="python"))
     )
     assert isolation is not None
-    assert (isolation.start_timeout_s, isolation.load_timeout_s, isolation.busy_poll_us) == (30, 3600, 0)
+    assert (isolation.start_timeout_s, isolation.load_timeout_s, isolation.busy_poll_us) == (30, 3600, 300)
+
+
+def test_a_process_sleeps_until_a_message_comes_unless_told_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/model.py").touch()
+    isolation = PythonBackend({}).isolation(Model("m", 1, tmp_path / "1", ModelConfig(name="m", backend="python")))
+    assert isolation is not None
+    assert isolation.busy_poll_us == Isolation().busy_poll_us == 0
 
 
 def parsed(**given: str) -> Parameters:

@@ -13,7 +13,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.errors import ConfigError
 from headrace.models.worker_factory import isolation_of
 
-OWN = Isolation(python="/usr/bin/python-of-the-model", environ={"A": "b"})
+OWN = Isolation(python="/usr/bin/python-of-the-model", environ={"A": "b"}, busy_poll_us=300)
 
 
 class Threaded(Backend):

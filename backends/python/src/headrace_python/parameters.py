@@ -53,7 +53,7 @@ class Settings:
     isolation: Literal["process", "thread"] = "process"
     stub_timeout_s: int = 30
     load_timeout_s: int = 600
-    busy_poll_us: int = 300
+    busy_poll_us: int = 0
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Settings:
@@ -69,7 +69,7 @@ class Settings:
             cast("Literal['process', 'thread']", isolation),
             _number("stub-timeout-seconds", options.get("stub-timeout-seconds", "30")),
             _number("load-timeout-seconds", options.get("load-timeout-seconds", "600")),
-            _microseconds("busy-poll-microseconds", options.get("busy-poll-microseconds", "300")),
+            _microseconds("busy-poll-microseconds", options.get("busy-poll-microseconds", "0")),
         )
 
 

@@ -65,7 +65,8 @@ class Isolation:
     from the server's installation, and nothing else of it. ``start_timeout_s`` is for the start
     of the interpreter and ``load_timeout_s`` for the instance; only what they add up to is a bound.
     ``memory_bytes`` bounds what a process may allocate; 0 is no bound. ``busy_poll_us`` is how long it,
-    and the server for it, look for the next message before they sleep.
+    and the server for it, look for the next message before they sleep: worth its CPU where a core that sleeps is slow
+    to wake.
     """
 
     python: str = sys.executable
@@ -75,7 +76,7 @@ class Isolation:
     start_timeout_s: float = 30.0
     load_timeout_s: float = 600.0
     memory_bytes: int = 0
-    busy_poll_us: int = 300
+    busy_poll_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,59 @@
+"""What it costs on this machine to wake a process: ``python benchmarks/wake_up.py``.
+
+Two processes send each other a byte, over and over, and sleep until it comes: on cores that the system chooses, on two
+that are set, and on one. Half of a round trip is a wake-up. Where it takes more than about 15 µs,
+``busy_poll_microseconds`` (docs/isolation.md) is worth a try.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import time
+
+
+def round_trips_us(cores: tuple[int, int] | None, count: int) -> tuple[list[float], float]:
+    """How long each took, sorted, and the CPU of one of the two processes for each."""
+    allowed = os.sched_getaffinity(0)
+    ours, its = socket.socketpair()
+    child = os.fork()
+    if not child:
+        if cores:
+            os.sched_setaffinity(0, cores[1:])
+        ours.close()
+        while its.recv(1):
+            its.send(b"x")
+        os._exit(0)
+    its.close()
+    if cores:
+        os.sched_setaffinity(0, cores[:1])
+    took: list[float] = []
+    before = time.process_time()
+    with ours:
+        for _ in range(count):
+            began = time.perf_counter_ns()
+            ours.send(b"x")
+            ours.recv(1)
+            took.append((time.perf_counter_ns() - began) / 1000)
+        cpu_us = (time.process_time() - before) / count * 1e6
+    os.waitpid(child, 0)
+    os.sched_setaffinity(0, allowed)
+    return sorted(took), cpu_us
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=5000)
+    count = parser.parse_args().count
+    first, *others = sorted(os.sched_getaffinity(0))
+    places = {"free": None, "one core": (first, first)} | ({"two cores": (first, others[0])} if others else {})
+    for name, cores in places.items():
+        took, cpu_us = round_trips_us(cores, count)
+        half = {f"p{share}": took[count * share // 100] / 2 for share in (10, 50, 90)}
+        told = ", ".join(f"{quantile} {value:5.1f}" for quantile, value in half.items())
+        print(f"{name:10} a wake-up takes {told} µs; CPU of one side {cpu_us:5.1f} µs a round trip")
+
+
+if __name__ == "__main__":
+    main()
