@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import redis
@@ -46,15 +48,59 @@ def redis_program(tmp_path_factory: pytest.TempPathFactory) -> str:
     pytest.skip(text)
 
 
-class RedisServer:
-    """One that keeps everything in memory, on a port of its own."""
+class TlsFiles(NamedTuple):
+    """Paths of an authority, a server called localhost, and a client; and of an authority that nobody trusts."""
 
-    def __init__(self, program: str, folder: Path) -> None:
+    authority: str
+    server: str
+    server_key: str
+    client: str
+    client_key: str
+    stranger: str
+
+
+@pytest.fixture(scope="module")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    folder = tmp_path_factory.mktemp("tls")
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificates of this test, and is not installed")
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+
+    def run(*words: str) -> None:
+        subprocess.run([openssl, *words], check=True, capture_output=True, cwd=folder)
+
+    for name in ("authority", "stranger"):
+        files = ["-keyout", f"{name}.key", "-out", f"{name}.pem"]
+        run("req", "-x509", *new, "-days", "2", "-subj", f"/CN={name}", *files)
+    for name in ("localhost", "client"):
+        (folder / "names").write_text(f"subjectAltName=DNS:{name}")
+        run("req", *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signed = ["-CA", "authority.pem", "-CAkey", "authority.key", "-CAcreateserial", "-days", "2"]
+        run("x509", "-req", "-in", f"{name}.csr", *signed, "-extfile", "names", "-out", f"{name}.pem")
+    files = ["authority.pem", "localhost.pem", "localhost.key", "client.pem", "client.key", "stranger.pem"]
+    return TlsFiles(*(str(folder / file) for file in files))
+
+
+class RedisServer:
+    """One that keeps everything in memory, on a port of its own; with ``files`` it speaks TLS only, to clients whose
+    certificate it knows."""
+
+    def __init__(self, program: str, folder: Path, files: TlsFiles | None = None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.settings = {"host": "127.0.0.1", "port": str(self.port)}
-        self._words = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-        self.client = redis.Redis(port=self.port)
+        self._words = [program, "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+        if files is None:
+            self._words += ["--port", str(self.port)]
+            self.client = redis.Redis(port=self.port)
+        else:
+            self._words += ["--port", "0", "--tls-port", str(self.port), "--tls-ca-cert-file", files.authority]
+            self._words += ["--tls-cert-file", files.server, "--tls-key-file", files.server_key]
+            self.client = redis.Redis(
+                port=self.port, ssl=True, ssl_ca_certs=files.authority, ssl_certfile=files.client,
+                ssl_keyfile=files.client_key,
+            )  # fmt: skip
         self.start()
 
     def start(self) -> None:
@@ -66,6 +112,13 @@ class RedisServer:
                 return
             except redis.ConnectionError:
                 continue
+
+    def stop(self) -> None:
+        """Have it hang: it takes connections and answers nothing, until `go_on`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self._process.kill()
@@ -79,5 +132,12 @@ class RedisServer:
 @pytest.fixture
 def redis_server(redis_program: str, tmp_path: Path) -> Iterator[RedisServer]:
     server = RedisServer(redis_program, tmp_path)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def tls_redis_server(redis_program: str, tmp_path: Path, tls_files: TlsFiles) -> Iterator[RedisServer]:
+    server = RedisServer(redis_program, tmp_path, tls_files)
     yield server
     server.close()

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import redis
 
 from headrace import BytesTensor, CachedResponse, ConfigError, InvalidArgument, Server, pack_response
 from headrace.testing import CacheConformance
 from headrace_redis import RedisCache, RedisParameters
 
 if TYPE_CHECKING:
-    from tests.caches.redis.conftest import RedisServer
+    from tests.caches.redis.conftest import RedisServer, TlsFiles
 
 CONFIG = """backend: "identity" max_batch_size: 8 response_cache {{ enable: true }} {rest}
 input {{ name: "x" data_type: TYPE_FP32 dims: [ -1 ] }} output {{ name: "y" data_type: TYPE_FP32 dims: [ -1 ] }}
@@ -45,8 +46,8 @@ class TestRedis(CacheConformance):
 
 
 @contextmanager
-def serving(repository: Path, redis: RedisServer, **settings: str) -> Iterator[Server]:
-    with Server(repository, cache_config={"redis": {**redis.settings, **settings}}) as server:
+def serving(repository: Path, of: RedisServer, **settings: str) -> Iterator[Server]:
+    with Server(repository, cache_config={"redis": {**of.settings, **settings}}) as server:
         yield server
 
 
@@ -57,10 +58,10 @@ def numbers(server: Server) -> tuple[int, int, int]:
     return found.cache_hit.count, found.cache_miss.count, found.cache_failures
 
 
-def kept(redis: RedisServer, count: int) -> list[bytes]:
+def kept(of: RedisServer, count: int) -> list[bytes]:
     """The keys in Redis, once there are as many: answers are kept behind their callers' backs."""
     end = time.monotonic() + DEADLINE_S
-    while len(found := redis.client.keys()) != count:
+    while len(found := of.client.keys()) != count:
         assert time.monotonic() < end, f"{len(found)} answers are in Redis, and not {count}"
     return list(found)
 
@@ -140,8 +141,127 @@ def test_a_redis_that_dies_costs_answers_of_the_cache_only_and_may_come_back(
         while not numbers(server)[0]:
             assert time.monotonic() < end, "the cache does not come back"
             server.infer("m", ASKED)
-    said = [record.getMessage() for record in caplog.records if "response cache" in record.getMessage()]
-    assert len([line for line in said if "failed, so models answer: ConnectionError" in line]) == 1
+    assert len(said(caplog, "failed, so models answer: ConnectionError")) == 1
+
+
+def said(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
+    lines = [record.getMessage() for record in caplog.records]
+    return [line for line in lines if line.startswith(f"response cache 'redis' {what}")]
+
+
+def until_it_answers(server: Server) -> None:
+    """Ask until the cache has answered once."""
+    hits, end = numbers(server)[0], time.monotonic() + DEADLINE_S
+    while numbers(server)[0] == hits:
+        assert time.monotonic() < end, "the cache does not come back"
+        server.infer("m", ASKED)
+
+
+def test_a_redis_that_hangs_keeps_one_request_waiting_and_no_others(
+    tmp_path: Path, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(tmp_path)
+    with caplog.at_level("INFO"), serving(tmp_path, redis_server, socket_timeout="80000") as server:
+        server.infer("m", ASKED)
+        kept(redis_server, 1)
+        redis_server.stop()
+        try:
+            for _ in range(50):
+                np.testing.assert_array_equal(server.infer("m", ASKED).outputs["y"], ASKED["x"])
+            assert numbers(server) == (0, 51, 1)
+        finally:
+            redis_server.go_on()
+        until_it_answers(server)
+    assert said(caplog, "failed") == ["response cache 'redis' failed, so models answer: no answer within 1 s"]
+    assert len(said(caplog, "answers again")) == 1
+
+
+def test_a_redis_that_is_full_goes_on_answering_what_it_has(
+    tmp_path: Path, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(tmp_path)
+    with serving(tmp_path, redis_server) as server:
+        server.infer("m", ASKED)
+        kept(redis_server, 1)
+        redis_server.client.config_set("maxmemory", 1)
+        end = time.monotonic() + DEADLINE_S
+        while not numbers(server)[2]:  # what cannot be kept is counted behind the callers' backs
+            assert time.monotonic() < end
+            server.infer("m", {**ASKED, "x": np.full((1, 3), 7, np.float32)})
+        until_it_answers(server)
+        until_it_answers(server)
+    assert len(said(caplog, "keeps no further answers: OutOfMemoryError")) == 1
+    assert said(caplog, "failed") == []
+
+
+def test_a_redis_that_refuses_the_password_costs_one_line(
+    tmp_path: Path, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis_server.client.config_set("requirepass", "secret")
+    write_model(tmp_path)
+    with serving(tmp_path, redis_server, password="wrong", user="") as server:
+        for _ in range(5):
+            np.testing.assert_array_equal(server.infer("m", ASKED).outputs["y"], ASKED["x"])
+        hits, misses, failures = numbers(server)
+        assert (hits, misses) == (0, 5)
+        assert failures >= 1
+    (line,) = said(caplog, "")
+    assert line.startswith("response cache 'redis' failed, so models answer: AuthenticationError: ")
+
+
+def test_a_redis_that_speaks_tls_answers_who_shows_his_certificate(
+    tmp_path: Path, tls_redis_server: RedisServer, tls_files: TlsFiles
+) -> None:
+    write_model(tmp_path / "models")
+    tls = {
+        "host": "localhost",
+        "tls_enabled": "true",
+        "cacert": tls_files.authority,
+        "cert": tls_files.client,
+        "key": tls_files.client_key,
+    }
+    with serving(tmp_path / "models", tls_redis_server, **tls) as server:
+        server.infer("m", ASKED)
+        kept(tls_redis_server, 1)
+        until_it_answers(server)
+        assert numbers(server)[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"host": "localhost", "cacert": "stranger"}, "CERTIFICATE_VERIFY_FAILED"),
+        ({"host": "localhost"}, "CERTIFICATE_VERIFY_FAILED"),
+        ({"host": "127.0.0.1", "cacert": "authority"}, "CERTIFICATE_VERIFY_FAILED"),  # it is localhost's only
+        ({"host": "localhost", "cacert": "authority", "cert": "", "key": ""}, None),
+        ({"host": "localhost", "tls_enabled": False, "cert": "", "key": ""}, None),
+    ],
+    ids=["stranger", "nobody known", "another name", "no certificate", "no tls"],
+)
+def test_who_cannot_be_trusted_is_not_asked(
+    tls_redis_server: RedisServer, tls_files: TlsFiles, settings: dict[str, Any], why: str | None
+) -> None:
+    files = {name: getattr(tls_files, settings[name]) for name in ("cacert",) if name in settings}
+    certificate = {"cert": tls_files.client, "key": tls_files.client_key, "tls_enabled": True}
+    cache = RedisCache(RedisParameters(port=tls_redis_server.port, **{**certificate, **settings, **files}))
+    with pytest.raises(redis.ConnectionError, match=why):
+        cache.get(bytes(32))
+    cache.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"cacert": "/nowhere"}, r"cannot use 'cacert' (/nowhere): [Errno 2] No such file or directory"),
+        ({"cacert": __file__}, f"cannot use 'cacert' ({__file__}): "),
+        ({"cert": __file__, "key": "/nowhere"}, f"cannot use 'cert' ({__file__}) and 'key' (/nowhere): "),
+        ({"cacert_dir": __file__}, f"cannot use 'cacert_dir' ({__file__}): it is no directory"),
+    ],
+)
+def test_files_of_tls_that_cannot_be_used_are_named_at_the_start(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        RedisCache(RedisParameters(host="localhost", port=1, tls_enabled=True, **settings))
+    assert refusal.value.message.startswith(text)
 
 
 def test_a_server_starts_without_its_redis(tmp_path: Path, redis_server: RedisServer) -> None:
@@ -204,6 +324,8 @@ def test_entries_expire_and_stay_as_they_were_first_put(redis_server: RedisServe
         ({"host": "h", "port": 70000}, "'port' is 70000, expected 1 to 65535"),
         ({"host": "h", "port": 1, "pool_size": 0}, "'pool_size' is 0, expected 1 to 64"),
         ({"host": "h", "port": 1, "sni": "n"}, "'sni' is 'n'"),
+        ({"host": "h", "port": 1, "cacert": "ca.pem"}, "'cacert' is given, but 'tls_enabled' is false"),
+        ({"host": "h", "port": 1, "tls_enabled": True, "cert": "c"}, "'cert' and 'key' belong together"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_in_words(settings: dict[str, Any], text: str) -> None:
@@ -218,5 +340,5 @@ def test_a_wrong_setting_stops_the_server_and_names_the_flag(tmp_path: Path) -> 
         server.__enter__()
 
 
-def _typed(redis: RedisServer) -> dict[str, Any]:
-    return {"host": "127.0.0.1", "port": redis.port}
+def _typed(of: RedisServer) -> dict[str, Any]:
+    return {"host": "127.0.0.1", "port": of.port}

@@ -30,6 +30,7 @@ class Shelf(ResponseCache):
         self.gate = threading.Event()
         self.gate.set()
         self.error: BaseException | None = None
+        self.full: BaseException | None = None
         self.asked = 0
         self.closed = False
         self.threads_seen: set[threading.Thread] = set()
@@ -44,8 +45,8 @@ class Shelf(ResponseCache):
 
     def put(self, key: bytes, response: CachedResponse) -> None:
         self.threads_seen.add(threading.current_thread())
-        if self.error is not None:
-            raise self.error
+        if (error := self.error or self.full) is not None:
+            raise error
         self.kept[key] = response
 
     def close(self) -> None:
@@ -160,7 +161,7 @@ def test_a_dead_cache_costs_one_line_and_comes_back(error: BaseException, caplog
                 stage.send(str(number), float(number))
                 await until(lambda: stage.kernel.pending)
                 assert await stage.execute() == [str(number)]
-            await until(lambda: stage.statistics.cache_failures == 6)
+            await until(lambda: stage.statistics.cache_failures == 3)
             shelf.error = None
             stage.send("a", 9.0)
             await until(lambda: stage.kernel.pending)
@@ -181,6 +182,73 @@ def test_a_dead_cache_costs_one_line_and_comes_back(error: BaseException, caplog
         f"response cache 'shelf' failed, so models answer: {shown}",
         "response cache 'shelf' answers again",
     ]
+
+
+def test_a_full_cache_goes_on_answering_and_costs_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    @staged
+    async def scene() -> None:
+        shelf, rest = Shelf(), remote_calls.REST_S
+        remote_calls.REST_S = 0.0
+        try:
+            stage = CachedStage(cache=shelf)
+            stage.send("kept", 5.0)
+            await until(lambda: stage.kernel.pending)
+            await stage.execute()
+            await until(lambda: shelf.kept)
+            shelf.full = ValueError("full")
+            for number in range(3):
+                stage.send(str(number), float(number))
+                await until(lambda: stage.kernel.pending)
+                await stage.execute()
+                await until(lambda: stage.statistics.cache_failures > 0)
+                stage.statistics.cache_failures = 0
+                again = f"again {number}"
+                stage.send(again, 5.0)
+                await until(lambda: not stage.kernel.in_flight)
+                assert stage.y(again) == [10.0] * 4
+            shelf.full = None
+            stage.send("a", 9.0)
+            await until(lambda: stage.kernel.pending)
+            await stage.execute()
+            await until(lambda: len(shelf.kept) == 2)
+            await until(lambda: caplog.records[-1].levelname == "INFO")
+            stage.server.close()
+        finally:
+            remote_calls.REST_S = rest
+
+    with caplog.at_level("INFO"):
+        scene()
+    assert [record.getMessage() for record in caplog.records] == [
+        "response cache 'shelf' keeps no further answers: ValueError: full",
+        "response cache 'shelf' keeps answers again",
+    ]
+
+
+@staged
+async def test_of_a_cache_that_hangs_one_question_waits_and_nobody_else() -> None:
+    patience, remote_calls.PATIENCE_S = remote_calls.PATIENCE_S, 0.01
+    rest, remote_calls.REST_S = remote_calls.REST_S, 0.0
+    try:
+        shelf = Shelf()
+        shelf.gate.clear()
+        stage = CachedStage(cache=shelf)
+        stage.send("a")
+        await until(lambda: stage.kernel.pending)
+        assert await stage.execute() == ["a"]
+        for number in range(3):
+            stage.send(str(number), float(number + 3))
+            assert stage.kernel.pending == 1, "it is asked, though it has not answered the first"
+            await stage.execute()
+        assert shelf.asked == 1
+        shelf.gate.set()
+        await until(lambda: not stage.server.remote._getting)  # type: ignore[union-attr]
+        stage.send("b", 9.0)
+        assert stage.kernel.pending == 0
+        await until(lambda: stage.kernel.pending)
+        assert shelf.asked == 2
+        stage.server.close()
+    finally:
+        remote_calls.PATIENCE_S, remote_calls.REST_S = patience, rest
 
 
 @staged

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace import CachedResponse, InvalidArgument, ResponseCache, pack_response, unpack_response
+from headrace import CachedResponse, ConfigError, InvalidArgument, ResponseCache, pack_response, unpack_response
 
 if TYPE_CHECKING:
     import redis
@@ -51,6 +53,11 @@ class RedisParameters:
             raise ValueError(
                 f"'sni' is '{self.sni}', but redis-py asks for the name in 'host': let the certificate have it"
             )
+        given = [name for name in ("cert", "key", "cacert", "cacert_dir") if getattr(self, name)]
+        if given and not self.tls_enabled:
+            raise ValueError(f"'{given[0]}' is given, but 'tls_enabled' is false: nothing would be encrypted")
+        if bool(self.cert) != bool(self.key):
+            raise ValueError("'cert' and 'key' belong together, and one of them is missing")
         for name, least, most in (
             ("port", 1, 65535),
             ("db", 0, 1 << 31),
@@ -97,6 +104,22 @@ class RedisCache(ResponseCache):
         self._client.close()
 
 
+def _try_files(parameters: RedisParameters) -> None:
+    """Read once what TLS needs: a connection would only fail, when somebody waits, with the number of an error."""
+    context, cert, key = ssl.create_default_context(), parameters.cert, parameters.key
+    shown = f"'cacert' ({parameters.cacert})"
+    try:
+        if parameters.cacert:
+            context.load_verify_locations(parameters.cacert)
+        shown = f"'cert' ({cert}) and 'key' ({key})"
+        if cert:
+            context.load_cert_chain(cert, key)
+    except OSError as error:  # those of `ssl` are, too
+        raise ConfigError(f"cannot use {shown}: {error}") from error
+    if parameters.cacert_dir and not Path(parameters.cacert_dir).is_dir():
+        raise ConfigError(f"cannot use 'cacert_dir' ({parameters.cacert_dir}): it is no directory")
+
+
 def _connect(parameters: RedisParameters) -> redis.Redis:
     """A client that connects when it is first asked, and once only for each question: the model is the second try."""
     import redis
@@ -105,6 +128,7 @@ def _connect(parameters: RedisParameters) -> redis.Redis:
 
     tls: dict[str, Any] = {}
     if parameters.tls_enabled:
+        _try_files(parameters)
         tls = {
             "connection_class": redis.SSLConnection,
             "ssl_certfile": parameters.cert or None,

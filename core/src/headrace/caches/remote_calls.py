@@ -33,15 +33,17 @@ class RemoteCalls:
         self._cache, self._loop = cache, loop
         self._pool = ThreadPoolExecutor(cache.threads, "headrace-cache")
         self._getting = self._putting = 0
-        self._rests_until = 0.0
-        self._has_failed = False
+        # A cache that is full may answer and keep nothing, so both are left alone by themselves.
+        self._get_rests_until = self._put_rests_until = 0.0
+        self._get_has_failed = self._put_has_failed = False
 
     def get(self, key: bytes, check: Callable[[CachedResponse], None], found: Found) -> bool:
         """Have ``found`` called with what the cache has under ``key``, soon; False if it is not asked now.
 
         ``check`` is called on the thread, and raises if that is not the answer of the model.
         """
-        if monotonic() < self._rests_until or self._getting >= WAITING:
+        # Of one that has failed, one question tells whether it answers again: it may hang, and keep a thread.
+        if monotonic() < self._get_rests_until or self._getting >= (1 if self._get_has_failed else WAITING):
             return False
         self._getting += 1
         waiting = _Question(self, found)
@@ -50,7 +52,7 @@ class RemoteCalls:
 
     def put(self, key: bytes, response: CachedResponse, failed: Callable[[Exception], None]) -> None:
         """Have the cache keep ``response``; nothing while it is left alone."""
-        if monotonic() < self._rests_until:
+        if self._get_has_failed or monotonic() < self._put_rests_until:
             return
         if self._putting >= WAITING:
             failed(Unavailable(f"{WAITING} responses wait for the response cache"))
@@ -96,9 +98,15 @@ class RemoteCalls:
 
     def _has_put(self, failed: Callable[[Exception], None], outcome: Exception | None) -> None:
         self._putting -= 1
-        self._note(outcome)
         if outcome is not None:
+            self._put_rests_until = monotonic() + REST_S
+            if not (self._put_has_failed or self._get_has_failed):
+                log.warning("response cache '%s' keeps no further answers: %s", self._cache.name, summary(outcome))
+                self._put_has_failed = True
             failed(outcome)
+        elif self._put_has_failed:
+            log.info("response cache '%s' keeps answers again", self._cache.name)
+            self._put_has_failed = False
 
     def timed_out(self, question: _Question) -> None:
         error = Unavailable(f"no answer within {PATIENCE_S:g} s")
@@ -107,14 +115,14 @@ class RemoteCalls:
 
     def _note(self, outcome: object) -> None:
         if not isinstance(outcome, Exception):
-            if self._has_failed:
+            if self._get_has_failed:
                 log.info("response cache '%s' answers again", self._cache.name)
-            self._has_failed = False
+            self._get_has_failed = False
             return
-        self._rests_until = monotonic() + REST_S
-        if not self._has_failed:  # what follows is counted, and said once
+        self._get_rests_until = monotonic() + REST_S
+        if not self._get_has_failed:  # what follows is counted, and said once
             log.warning("response cache '%s' failed, so models answer: %s", self._cache.name, summary(outcome))
-        self._has_failed = True
+        self._get_has_failed = True
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
