@@ -96,8 +96,9 @@ def test_a_state_is_a_copy_of_what_the_model_gave() -> None:
         stage.ask("1S", "1")
         await stage.settle()
         (answer,) = given([5])
+        gave = answer.outputs["t"]
         stage.give([answer])
-        np.asarray(answer.outputs["t"])[:] = 6
+        np.asarray(gave)[:] = 6
         await stage.settle()
         assert states_of(stage) == [[[5]]]
 

@@ -235,7 +235,8 @@ class Scheduler(ABC):
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
         """Hear what became of ``tickets``, before their callers do: ``instance`` ran them, or None: they left
-        while they waited. The answers are all last ones, with the outputs that are ``kept``."""
+        while they waited. The answers are all last ones, with the outputs that are ``kept``, which are taken out of
+        them when this returns."""
 
     def instances_changed(self) -> None:
         """``context.instances`` has changed: some have come, others are leaving. A scheduler that overrides this, or

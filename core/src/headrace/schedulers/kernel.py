@@ -161,12 +161,12 @@ class Kernel(Dispatcher):
         self.deliver((ticket,), (answer,))
 
     def _stripped(self, answer: Answer, unasked: frozenset[str] | None) -> Answer:
-        """``answer`` without what is kept from callers, and from him who asked for less."""
+        """``answer``, which is its caller's alone, without what is kept from all, and from him who asked for less."""
         if not isinstance(answer, InferResponse):
             return answer
         hidden = unasked or self.hidden
-        outputs = {name: tensor for name, tensor in answer.outputs.items() if name not in hidden}
-        return InferResponse(outputs, answer.parameters, answer.model_name, answer.model_version, answer.id)
+        answer.outputs = {name: tensor for name, tensor in answer.outputs.items() if name not in hidden}
+        return answer
 
     def _expire(self, ticket: Ticket) -> None:
         """The request's time in the queue is over, whether or not an instance is free."""

@@ -5,7 +5,7 @@ All that can be is made once, at load or when a sequence begins, and shared by a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,14 +65,15 @@ class AddedInputs:
             return told
         if request.sequence_start:
             sequence.states = self._states.initial
-        return {**told, **sequence.states}
+        return {**told, **sequence.states} if told else sequence.states
 
-    def key(self, sequence: LiveSequence) -> object:
-        """What must be equal among the requests of a batch, of the next of ``sequence``."""
-        ticket = sequence.tickets[0]
-        if not self._states.is_variable:
-            return ticket.batch_key
-        return ticket.batch_key, self._states.shapes(sequence, ticket.request)
+    def keys(self, sequences: Sequence[LiveSequence]) -> list[object]:
+        """Of the next request of each of ``sequences``, what must be equal among those of a batch."""
+        keys: list[object] = [sequence.tickets[0].batch_key for sequence in sequences]
+        if self._states.is_variable:
+            shapes = [self._states.shapes(sequence, sequence.tickets[0].request) for sequence in sequences]
+            return list(zip(keys, shapes, strict=True))
+        return keys
 
     def null(self, sequence: LiveSequence) -> dict[str, Tensor]:
         """All inputs of a request that nobody sent, to stand beside the next of ``sequence``."""

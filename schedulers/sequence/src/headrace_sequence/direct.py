@@ -42,11 +42,12 @@ class DirectBatcher(Batcher):
         return self._batch(reason)
 
     def _batch(self, reason: str) -> Batch:
-        ready, key_of = self.ready, self.inputs.key
-        sequences = [sequence for sequence in self.slots if sequence is not None and sequence in ready]
-        first = sequences[0]
-        key = key_of(first)
-        stacked = [sequence for sequence in sequences if key_of(sequence) == key]
+        ready = self.ready
+        stacked = [sequence for sequence in self.slots if sequence is not None and sequence in ready]
+        first, keys = stacked[0], self.inputs.keys(stacked)
+        key = keys[0]
+        if keys.count(key) < len(keys):
+            stacked = [sequence for sequence, own in zip(stacked, keys, strict=True) if own == key]
         gaps = stacked[-1].slot + 1 - len(stacked)
         nulls = iter(self._padding(first, key, gaps) if gaps else ())
         tickets: list[Ticket] = []

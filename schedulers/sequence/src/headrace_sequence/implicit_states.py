@@ -38,7 +38,7 @@ class States:
             for state in states
         }
         self.initial = {state.input_name: self._initial(state, directory) for state in states}
-        self._names = {state.output_name: state.input_name for state in states}
+        self._names = [(state.output_name, state.input_name) for state in states]
         #: Whether requests stack only if their states have one shape.
         self.is_variable = any(-1 in state.dims for state in states)
 
@@ -52,8 +52,12 @@ class States:
 
     def update(self, sequence: LiveSequence, outputs: Mapping[str, Tensor]) -> None:
         """Keep what the model gave. Copied: it may be a view on the answers of a whole batch."""
-        given = {self._names[name]: _copied(outputs[name]) for name in self._names if name in outputs}
-        sequence.states = {**sequence.states, **given}
+        states = {**sequence.states}
+        for name, input_name in self._names:
+            tensor = outputs.get(name)
+            if tensor is not None:
+                states[input_name] = _copied(tensor)
+        sequence.states = states
 
     def _initial(self, state: Any, directory: Path | None) -> Tensor:
         datatype = dtypes.BY_CONFIG_VALUE[state.data_type]
@@ -111,4 +115,5 @@ def _too_short(size: int, file: str, got: int) -> ConfigError:
 def _copied(tensor: Tensor) -> Tensor:
     if isinstance(tensor, BytesTensor):
         return BytesTensor(bytes(tensor.buffer), tensor.shape)
-    return np.array(tensor)
+    copied: Tensor = tensor.copy()
+    return copied

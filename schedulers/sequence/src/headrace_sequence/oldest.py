@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from headrace import Batch, ModelConfig, Ticket, Wait
 from headrace_sequence.added_inputs import AddedInputs
@@ -47,15 +48,8 @@ class OldestBatcher(Batcher):
 
     def _stacked(self) -> tuple[list[LiveSequence], str]:
         """The first of those that are ready, as far as they fit into a batch, and why no more will, if so."""
-        stacked: list[LiveSequence] = []
-        key, key_of = None, self.inputs.key
-        for sequence in self.ready:
-            own = key_of(sequence)
-            if not stacked:
-                key = own
-            elif own != key:
-                return stacked, "shape_break"
-            stacked.append(sequence)
-            if len(stacked) == self._rows:
-                return stacked, "full"
-        return stacked, ""
+        stacked = list(islice(self.ready, self._rows))
+        keys = self.inputs.keys(stacked)
+        if keys.count(keys[0]) == len(keys):
+            return stacked, "full" if len(keys) == self._rows else ""
+        return stacked[: next(at for at, key in enumerate(keys) if key != keys[0])], "shape_break"
