@@ -150,7 +150,7 @@ def test_a_request_that_leaves_a_preferred_size_behind_completes_the_batch(
     play: Callable[..., None], leaves: str
 ) -> None:
     async def scenario(stage: Played) -> None:
-        first = stage.send("a", rows=3, timeout_us=0 if leaves == "cancelled" else 20_000)
+        first = stage.send("a", rows=3, timeout_us=0 if leaves == "cancelled" else 500_000)
         for name in "bc":
             stage.send(name)
             await stage.settle()
