@@ -95,6 +95,7 @@ class Server:
         self._lifecycle: Lifecycle
         self._control: Control
         self._cache: ServerCache | None = None
+        self._limiter: RateLimiter | None = None
         self._portal: contextlib.AbstractContextManager[BlockingPortal] | None = None
         # What a program asks beside inferences is the engine's to answer, and the serving table's.
         self.resolve, self.ready_versions = self._table.served, self._table.ready_versions
@@ -123,6 +124,8 @@ class Server:
             yield labels_of(model), model.scheduler.scheduler
         if self._cache is not None:
             yield {}, self._cache.cache
+        for use in self._limiter.uses() if self._limiter is not None else ():
+            yield use.labels, use
 
     @property
     def phase(self) -> Phase:
@@ -186,7 +189,7 @@ class Server:
             log.warning("%s", complaint)
         slots = LoadSlots(options.model_load_thread_count)
         is_limited = options.rate_limit == "execution_count"
-        limiter = RateLimiter(self.loop, options.rate_limit_resource) if is_limited else None
+        limiter = self._limiter = RateLimiter(self.loop, options.rate_limit_resource) if is_limited else None
         calls = ModelCalls(self.loop, table, self._interceptors, limiter)
         nested = NestedLoads(slots)
         services = ServerServices(LoopMailbox(self.loop), calls, self.engine, nested, self.custom_metrics)

@@ -597,3 +597,85 @@ def test_a_call_without_a_timeout_of_its_own_has_what_is_left_of_that_for_which_
         assert (own, least, none) == (77, 1, 0)
 
     serve(scenario, a=(CONFIG, calls), b=(CONFIG, tells))
+
+
+#: Runs two requests at once, and not one.
+PAIRED = CONFIG.replace("dims: [1]", "dims: [-1]").replace("backend:", "max_batch_size: 2 backend:") + (
+    "dynamic_batching { preferred_batch_size: [2] max_queue_delay_microseconds: 600000000 }"
+)
+
+
+async def ask_pair(server: Server, *requests: InferRequest) -> list[Answer]:
+    """What both are answered, which are executed in one batch."""
+    answered: list[asyncio.Future[Answer]] = [asyncio.get_running_loop().create_future() for _ in requests]
+
+    def answer_to(future: asyncio.Future[Answer]) -> Callable[[Answer, bool], None]:
+        return lambda answer, final: future.set_result(answer)
+
+    for request, future in zip(requests, answered, strict=True):
+        server.submit(Ticket(request, answer_to(future)))
+    return await asyncio.gather(*answered)
+
+
+def pair(**first: Any) -> tuple[InferRequest, InferRequest]:
+    inputs = {"x": np.array([[3]], np.int32)}
+    return InferRequest("a", inputs, **first), InferRequest("a", inputs)
+
+
+def asks_for_all(target: str, rows: bool = False) -> Code_:
+    """Asks in the name of the first request of its batch, as `InferenceRequest.exec` does."""
+    batch: list[InferRequest] = []
+    x = cast("int", [3]) if rows else 3
+
+    def ask(asking: Asking) -> Given:
+        batch.append(asking.request)
+        asking.request = batch[0]
+        answer = asking.ask(target, x)
+        return InferResponse({"y": np.array([[1]], np.int32)}) if isinstance(answer, InferResponse) else answer
+
+    return ask
+
+
+def test_the_time_of_one_request_ends_no_call_for_another_of_its_batch(serve: Serve) -> None:
+    impatient, patient = pair()
+    over_ns = monotonic_ns() + 100_000_000
+    impatient.expire_at(over_ns)
+
+    def outlasts_the_first(asking: Asking) -> Given:
+        pause = threading.Event()
+        while monotonic_ns() < over_ns + 50_000_000:
+            pause.wait(0.001)
+        return asking.give(1)
+
+    async def scenario(server: Server) -> None:
+        answers = await ask_pair(server, impatient, patient)
+        assert isinstance(answers[1], InferResponse)
+
+    serve(scenario, a=(PAIRED, asks_for_all("b")), b=(CONFIG, outlasts_the_first))
+
+
+def test_a_call_for_a_batch_ends_when_all_of_it_have_no_time_left(serve: Serve) -> None:
+    pair_ = pair()
+    for left_ns, request in zip((1_000_000, 50_000_000), pair_, strict=True):
+        request.expire_at(monotonic_ns() + left_ns)
+
+    async def scenario(server: Server) -> None:
+        for answer in await ask_pair(server, *pair_):
+            assert isinstance(answer, HeadraceError)
+            assert answer.message == EXPIRED
+
+    serve(scenario, a=(PAIRED, asks_for_all("patient", rows=True)), patient=(PATIENT, identity))
+
+
+def test_a_call_for_a_batch_has_the_timeout_of_the_one_with_most_time(serve: Serve) -> None:
+    seen: list[int] = []
+
+    def tells(asking: Asking) -> Given:
+        seen.append(asking.request.timeout_us)
+        return asking.give(1)
+
+    async def scenario(server: Server) -> None:
+        await ask_pair(server, *pair(timeout_us=1))
+        assert seen == [0, 0]
+
+    serve(scenario, a=(PAIRED, asks_for_all("b")), b=(CONFIG, tells))

@@ -25,6 +25,7 @@ from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.rate_limiter import LimitedSource, RateLimiter, instance_info, limits_for
+from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.testing.played import TurnedClock
 from headrace.testing.stage import play
@@ -137,6 +138,8 @@ class Scene:
         assert self.taken().items() <= dict(self.limiter.taken).items()
         limits = self.limiter._limits
         assert all(units <= limits[resource] for resource, units in self.limiter.taken.items())
+        in_use = {use.resource: sum(use.held.values()) for use in self.limiter.uses()}
+        assert {resource: units for resource, units in in_use.items() if units} == dict(self.limiter.taken)
 
     async def finish_one(self) -> None:
         self.running[0].finish()
@@ -264,6 +267,43 @@ def test_a_batch_grows_while_its_instance_waits_for_resources() -> None:
             await stage.settle()
         await stage.finish_one()
         assert len(batcher.batch) == 5
+
+    play(scene)
+
+
+def test_it_is_told_who_has_what_who_waits_for_it_and_which_batches_had_to() -> None:
+    async def scene() -> None:
+        stage = Scene(RateLimitResource("R", 4), RateLimitResource("G", 1))
+        stage.model("small", claim(R=1), claim(R=1))
+        stage.model("large", claim(R=3, G_everywhere=1))
+        stage.model("other", claim(G_everywhere=1))
+
+        def told(name: str) -> list[tuple[Any, ...]]:
+            uses = stage.limiter.uses(tuple(stage.kernels[name].instances))
+            return [(use.resource, use.units, dict(use.held), dict(use.wanted)) for use in uses]
+
+        def reasons(name: str) -> list[str]:
+            return list(stage.kernels[name].history.document(0)["reasons"])
+
+        assert told("large") == [(GLOBAL, 1, {}, {}), (R, 4, {}, {})]
+        stage.send("small", 2)
+        await stage.settle()
+        stage.send("large", 2)
+        await stage.settle()
+        waits = [(GLOBAL, 1, {}, {"large_0": 1}), (R, 4, {"small_0": 1, "small_1": 1}, {"large_0": 3})]
+        assert told("large") == waits
+        assert told("small") == waits[1:]
+        assert [use.measure() for use in stage.limiter.uses()] == [
+            dict(zip((metric.name for metric in ResourceUse.metrics), values, strict=True))
+            for values in ((1, 0, 1), (4, 2, 1))
+        ]
+        assert [use.labels for use in stage.limiter.uses()] == [{"resource": "G"}, {"device": "0", "resource": "R"}]
+        await stage.finish_one()
+        assert told("other") == [(GLOBAL, 1, {"large_0": 1}, {})]
+        while stage.running:
+            await stage.finish_one()
+        assert told("large") == [(GLOBAL, 1, {}, {}), (R, 4, {}, {})]
+        assert (reasons("small"), reasons("large")) == (["idle_instance"], ["resources", "idle_instance"])
 
     play(scene)
 
@@ -402,6 +442,7 @@ def test_whatever_happens_nobody_takes_too_much_and_all_of_it_comes_back(seed: i
         await stage.settle()
         assert not stage.limiter._claims
         assert not stage.limiter._sources
+        assert stage.limiter.uses() == []
 
     play(scene)
 

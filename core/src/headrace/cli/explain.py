@@ -81,6 +81,7 @@ def _picture(told: Mapping[str, Any], last: int) -> Iterator[str]:
     batches = told["batches"]
     yield f"{one_line(told['name'])} version {told['version']}: {_rule(told)}"
     yield f"{told['waiting']} requests wait now, {told['in_flight']} are waiting or being executed"
+    yield from _shared(told.get("resources", ()))
     if not batches:
         yield "no batch has run yet"
         return
@@ -111,6 +112,19 @@ def _rule(told: Mapping[str, Any]) -> str:
     if told["max_queue_delay_us"]:
         parts.append(f"a delay of {told['max_queue_delay_us']} µs")
     return ", ".join(parts)
+
+
+def _shared(resources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """One line for each resource that its instances need, which others may need, too."""
+    for each in resources:
+        where = "" if each["device"] is None else f" on device {each['device']}"
+        what = f"{each['in_use']} of {each['units']} units of resource '{one_line(each['resource'])}'{where} are in use"
+        yield f"{what}{_whose('by', each['held'])}{_whose('; wanted by', each['wanted'])}"
+
+
+def _whose(word: str, units: Mapping[str, int]) -> str:
+    names = ", ".join(f"{one_line(name)} ({count})" for name, count in units.items())
+    return f"{'' if word[0] == ';' else ' '}{word} {names}" if names else ""
 
 
 def _bars(counted: Sequence[tuple[object, int]]) -> Iterator[str]:

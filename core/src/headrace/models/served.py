@@ -156,6 +156,7 @@ class ServedModel:
     def explain(self) -> dict[str, Any]:
         """Why its last batches ran when they did, and what waits now: what ``GET .../explain`` says. Any thread."""
         kernel, batching = self.scheduler, self.config.dynamic_batching
+        uses = () if kernel.limiter is None else kernel.limiter.uses(tuple(kernel.instances))
         return {
             "name": self.name,
             "version": str(self.version),
@@ -167,6 +168,7 @@ class ServedModel:
             "max_queue_delay_us": batching.max_queue_delay_microseconds,
             "waiting": kernel.pending,
             "in_flight": kernel.in_flight,
+            "resources": [use.document() for use in uses],
             **kernel.history.document(kernel.clock.now_ns()),
         }
 

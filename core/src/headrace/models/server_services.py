@@ -278,18 +278,23 @@ class ModelCalls:
 
     def _bound(self, ticket: Ticket, caller: InferRequest, worker: Worker | None) -> None:
         """Have ``ticket`` end when those have no time left who wait for ``caller``, for whose execution it was sent.
-        Raises `Unavailable` if that is over."""
-        if deadline_ns := caller.deadline_ns:
-            left_ns = deadline_ns - monotonic_ns()
+        Raises `Unavailable` if that is over.
+
+        A model that executes a batch does not say for which of its requests it asks: the one with most time counts.
+        """
+        executing = () if worker is None else worker.executing
+        batch = executing if any(executed.request is caller for executed in executing) else ()
+        deadlines = [executed.request.deadline_ns for executed in batch] or [caller.deadline_ns]
+        if all(deadlines):
+            left_ns = max(deadlines) - monotonic_ns()
             if left_ns <= 0:
                 raise Unavailable(_EXPIRED)
             timer = self._loop.call_later(left_ns / 1e9, self._expire, ticket)
             ticket.respond = partial(_respond_in_time, ticket, timer, ticket.respond)
-        if caller.timeout_us and not ticket.request.timeout_us:
-            for executed in () if worker is None else worker.executing:
-                if executed.request is caller:
-                    spent_us = (monotonic_ns() - executed.arrival_ns) // 1000
-                    ticket.request = ticket.request.with_timeout(max(caller.timeout_us - spent_us, 1))
+        if not ticket.request.timeout_us and batch and all(executed.request.timeout_us for executed in batch):
+            now = monotonic_ns()
+            left_us = [executed.request.timeout_us - (now - executed.arrival_ns) // 1000 for executed in batch]
+            ticket.request = ticket.request.with_timeout(max(*left_us, 1))
 
     def _expire(self, ticket: Ticket) -> None:
         self._refusals[ticket] = _refused(ticket.request, Unavailable(_EXPIRED))

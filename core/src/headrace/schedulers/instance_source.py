@@ -25,6 +25,7 @@ from headrace.schedulers.base import (
     Wait,
 )
 from headrace.schedulers.in_flight import RequestQueue
+from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.batch_history import BatchHistory
 from headrace.telemetry.pacing import paced
 from headrace.workers.threads import LoopWakeup, Wakeup
@@ -356,6 +357,9 @@ class Limiter(Protocol):
     def source(self, kernel: Dispatcher, instance: InstanceInfo) -> InstanceSource:
         """Where ``instance`` gets its batches from."""
 
+    def uses(self, instances: Sequence[InstanceInfo]) -> Sequence[ResourceUse]:
+        """Who has what of the resources that ``instances`` need. Any thread."""
+
 
 class Dispatcher(ABC):
     """Which instances are idle, and how they are woken: as much of the kernel as its sources see.
@@ -405,6 +409,7 @@ class Dispatcher(ABC):
         self.hidden = self.kept.difference(model.outputs)
         self.unasked: dict[Ticket, frozenset[str]] = {}
         self.hears = bool(self.kept) or type(scheduler).finished is not Scheduler.finished
+        self.limiter = limiter
         self._make = InstanceSource if limiter is None else limiter.source
         self.sources = [self._make(self, instance) for instance in model.instances]
         self._alike = scheduler.instances_alike and not any(source.is_limited for source in self.sources)

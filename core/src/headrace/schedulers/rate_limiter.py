@@ -22,6 +22,8 @@ from headrace.errors import Code, ConfigError
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo
 from headrace.schedulers.instance_source import Dispatcher, InstanceSource
+from headrace.schedulers.resource_use import ResourceUse
+from headrace.telemetry.batch_history import IDLE_INSTANCE, RESOURCES, Closed
 from headrace.telemetry.pacing import paced
 from headrace.workers.devices import Claim, Placement, Resource
 from headrace.workers.threads import LoopWakeup, Wakeup
@@ -52,7 +54,7 @@ class LimitedSource(InstanceSource):
     for it.
     """
 
-    __slots__ = ("_limiter", "claim", "executions", "holds", "overtaken")
+    __slots__ = ("_limiter", "_note", "claim", "executions", "holds", "overtaken")
 
     is_limited = True
 
@@ -64,6 +66,17 @@ class LimitedSource(InstanceSource):
         self.holds = False
         self._limiter = limiter
         self._on_threads = False
+        self._note, self._remember = self._remember, self._remember_wait
+
+    def _remember_wait(self, closed: Closed) -> None:
+        """Have the history say so if resources were what this batch was waiting for, and nothing else."""
+        if closed[2] in ("", IDLE_INSTANCE) and self._limiter.is_waiting(self):
+            closed = (*closed[:2], RESOURCES, *closed[3:])
+        self._note(closed)
+
+    def takes(self, resource: Resource) -> bool:
+        """Whether it executes, and holds some of ``resource`` meanwhile."""
+        return self.holds and resource in self.claim.units
 
     @property
     def has_waiting(self) -> bool:
@@ -195,6 +208,27 @@ class RateLimiter:
     def taken(self) -> Mapping[Resource, int]:
         """What is held now, of the resources of which anything is."""
         return {resource: units for resource, units in self._taken.items() if units}
+
+    def is_waiting(self, source: LimitedSource) -> bool:
+        """Whether ``source`` was not admitted when it last had something to run."""
+        return source in self._staged
+
+    def uses(self, instances: Sequence[InstanceInfo] | None = None) -> list[ResourceUse]:
+        """Who has what now, and who waits: of all resources, or of those that ``instances`` need. Any thread."""
+        needed = set(self._limits)
+        if instances is not None:
+            needed &= {key for each in instances if isinstance(each, LimitedInstance) for key in each.claim.units}
+        sources, staged = tuple(self._sources.values()), tuple(self._staged)
+        waiting = [source for source in staged if not source.holds and source.has_waiting]
+        return [
+            ResourceUse(
+                resource,
+                self._limits.get(resource, 0),
+                {each.instance.name: each.claim.units[resource] for each in sources if each.takes(resource)},
+                {each.instance.name: each.claim.units[resource] for each in waiting if resource in each.claim.units},
+            )
+            for resource in sorted(needed, key=lambda each: each.order)
+        ]
 
     def admits(self, source: LimitedSource) -> bool:
         """Whether ``source``, which has something to run, may; if not, it is looked at again when that may change."""

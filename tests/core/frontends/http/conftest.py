@@ -4,6 +4,7 @@ its inputs, and a connection that is written to byte by byte."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
@@ -157,10 +158,13 @@ class Wire(asyncio.Transport):
         self.reads = True
         self.unsent = 0
         self.is_closed = self.has_eof = False
+        self.socket: socket.socket | None = None
 
     def write(self, data: Any) -> None:
         assert not self.has_eof
         self.written.append(data)
+        if self.socket is not None:
+            self.socket.sendall(data)
 
     def writelines(self, list_of_data: Any) -> None:
         self.written += list_of_data
@@ -169,7 +173,7 @@ class Wire(asyncio.Transport):
         return self.unsent
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
+        return self.socket if name == "socket" else default
 
     def can_write_eof(self) -> bool:
         return True
@@ -208,6 +212,9 @@ class Peer:
         self.takes_turns = True
         self.connections = NativeConnections(self.dispatch, limits)
         self.connections.call_soon = self.turns.append  # type: ignore[method-assign, assignment]
+        #: What is to be called, and in how many seconds.
+        self.later: list[tuple[float, Callable[[], None]]] = []
+        self.connections.call_later = lambda delay_s, callback: self.later.append((delay_s, callback))  # type: ignore[method-assign]
         if beside is not None:
             shared = beside.connections
             self.connections.head_cache = shared.head_cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import select
+import socket
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -442,6 +444,43 @@ def test_caller_who_closes_its_side_is_answered_and_the_connection_closed(connec
     assert first == b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
     assert second == b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\n"
     assert peer.wire.is_closed
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["gone", "half"])
+def test_caller_who_has_gone_altogether_is_noticed_before_the_next_sweep(connect: Connect, leaves: bool) -> None:
+    """One who has closed its side only is answered. Sockets of the system: it is they that tell the two apart."""
+    peer = connect()
+    peer.holds = True
+    peer.send(b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\n")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        caller = socket.create_connection(listening.getsockname())
+        peer.wire.socket, _ = listening.accept()
+    with caller, peer.wire.socket:
+        caller.close() if leaves else caller.shutdown(socket.SHUT_WR)
+        assert peer.protocol.eof_received()
+        if leaves:  # the reset comes at once here, or nearly
+            poll = select.poll()
+            poll.register(peer.wire.socket, select.POLLERR)
+            assert poll.poll(90_000)
+        waited_s = 0.0
+        while peer.later:
+            delay_s, look = peer.later.pop()
+            waited_s += delay_s
+            look()
+        assert peer.wire.is_closed is leaves
+        assert waited_s <= 0.01 if leaves else 1 < waited_s < 2
+
+
+def test_nobody_is_looked_for_behind_the_last_answer(connect: Connect) -> None:
+    peer = connect()
+    peer.holds = True
+    peer.send(b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert peer.protocol.eof_received()
+    peer.replies[0](HttpReply(200))
+    ((_, look),) = peer.later
+    peer.later.clear()
+    look()
+    assert not peer.later
 
 
 def test_idle_caller_who_closes_its_side_has_gone(connect: Connect) -> None:

@@ -76,6 +76,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
             self._writer.begin()  # whoever has gone answers this with a reset
         elif any(call.is_chunked and not call.is_waiting for call in calls):
             self._socket_transport.write(b"0")  # the same, in front of the size of the next chunk
+        self._connections.watch_for_reset(self)
         return True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -131,6 +132,11 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
     def idle_seconds(self) -> int:
         return self._seconds
 
+    @property
+    def has_left(self) -> bool:
+        transport = self._socket_transport
+        return not transport.is_closing() and has_left(transport.get_extra_info("socket"))
+
     def stop(self) -> None:
         self.is_stopping = True
 
@@ -145,7 +151,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
             call.sweep()
         if self._calls:
             self._seconds = 0
-            if self._has_eof and has_left(self._socket_transport.get_extra_info("socket")):
+            if self._has_eof and self.has_left:
                 self.abort()
             return
         is_arriving = self._requests.is_arriving or not (self._requests.is_http_2 or self._requests.whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from headrace.frontends.http.caller_limits import SWEEP_SECONDS, HttpLimits
@@ -11,6 +12,9 @@ from headrace.frontends.http.message import Cancel, HttpRequest, Reply
 from headrace.frontends.http.request_head import RequestHeadCache
 
 _BUFFER_BYTES = 64 * 1024
+#: How soon a caller who has closed its side is looked at for the first time. A reset, which says that it has gone
+#: altogether, comes a round trip after what was written; each look waits twice as long as the one before.
+_FIRST_LOOK_S = 0.01
 #: This part of all connections makes room when there are too many.
 _ROOM = 16
 
@@ -25,6 +29,10 @@ class OpenConnection(Protocol):
     @property
     def idle_seconds(self) -> int:
         """For how long it `is_idle`, about."""
+
+    @property
+    def has_left(self) -> bool:
+        """Whether a caller who has closed its side turned out to have closed the other side, too."""
 
     def stop(self) -> None:
         """Answer what has arrived, is arriving, or still arrives while others are answered, and close behind it."""
@@ -73,6 +81,17 @@ class OpenConnections:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
+
+    def watch_for_reset(self, connection: OpenConnection, wait_s: float = _FIRST_LOOK_S) -> None:
+        """Abort ``connection`` soon after its caller, who has closed its side, turns out to have gone: what it asked is
+        not to run on until the next sweep but one."""
+        if connection.has_left:
+            connection.abort()
+        elif wait_s < SWEEP_SECONDS and not connection.is_idle:
+            self.call_later(wait_s, partial(self.watch_for_reset, connection, 2 * wait_s))
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(delay_s, callback)
 
     def watch(self) -> None:
         """Sweep now and every `SWEEP_SECONDS`, until stopped."""

@@ -115,13 +115,14 @@ class HttpProtocol(AnsweringProtocol):
         self._take_all()
 
     def eof_received(self) -> bool:
-        """A caller who will say no more is answered; one who has gone altogether is noticed by `sweep`."""
+        """A caller who will say no more is answered; one who has gone altogether is noticed soon."""
         self._has_eof = True
         self._read_no_more()
         if not self._exchanges:
             return False
         self._exchanges[-1].closes = True
         self._provoke()
+        self._connections.watch_for_reset(self)
         return True
 
     def pause_writing(self) -> None:
@@ -141,6 +142,10 @@ class HttpProtocol(AnsweringProtocol):
     @property
     def idle_seconds(self) -> int:
         return self._seconds
+
+    @property
+    def has_left(self) -> bool:
+        return not self._transport.is_closing() and has_left(self._transport.get_extra_info("socket"))
 
     def stop(self) -> None:
         self._is_stopping = True
@@ -178,7 +183,7 @@ class HttpProtocol(AnsweringProtocol):
         elif phase is ConnectionPhase.LINGER:
             if self._seconds > limits.linger_s:
                 self._transport.abort()
-        elif self._has_eof and has_left(self._transport.get_extra_info("socket")):
+        elif self._has_eof and self.has_left:
             self._transport.abort()
 
     def _observe(self) -> tuple[ConnectionPhase, int]:

@@ -1,0 +1,80 @@
+"""What a server tells of the resources that its models share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from headrace import Server
+from headrace.cli.explain import _picture
+from headrace.config.options import RateLimitResource
+from headrace.telemetry import exposition
+from headrace.testing.serving import on_loop
+from tests.core.conftest import GATED, Gated, WriteModel
+
+#: Ends only what hangs.
+HANGING_S = 90
+X = {"x": np.ones((1, 2), np.float32)}
+NAME = "headrace_rate_limiter"
+
+
+def limited(units: int) -> str:
+    return f"""{GATED} instance_group {{ kind: KIND_CPU rate_limiter {{ resources [
+        {{ name: "memory" count: {units} }}, {{ name: "license" global: true count: 1 }} ] }} }}"""
+
+
+def test_explain_and_the_metrics_page_tell_who_has_what_and_who_waits(
+    make_server: Callable[..., Server], write_model: WriteModel, gated: type[Gated]
+) -> None:
+    write_model("one", limited(2))
+    write_model("two", limited(3))
+    write_model("free", GATED)
+    gated.gate.clear()
+    given = (RateLimitResource("memory", 4), RateLimitResource("license", 1))
+
+    async def scene(server: Server) -> tuple[dict[str, Any], str]:
+        """What is told while ``one`` runs and ``two`` waits."""
+        asked = []
+        try:
+            for name, state in (("one", "held"), ("two", "wanted")):
+                asked.append(asyncio.ensure_future(server.infer_async(name, X)))
+                while not server.explain(name)["resources"][0][state]:
+                    await asyncio.sleep(0)
+            return server.explain("two"), exposition.text(server.engine.collect())
+        finally:
+            gated.gate.set()
+            await asyncio.gather(*asked)
+
+    with make_server(rate_limit="execution_count", rate_limit_resource=given) as server:
+        told, page = on_loop(server, asyncio.wait_for(scene(server), HANGING_S))
+        after, unlimited = server.explain("two"), server.explain("free")
+    held, wanted = {"one_0_0": 2}, {"two_0_0": 3}
+    assert told["resources"] == [
+        {
+            "resource": "license",
+            "device": None,
+            "units": 1,
+            "in_use": 1,
+            "held": dict.fromkeys(held, 1),
+            "wanted": dict.fromkeys(wanted, 1),
+        },
+        {"resource": "memory", "device": 0, "units": 4, "in_use": 2, "held": held, "wanted": wanted},
+    ]
+    assert {line for line in page.splitlines() if line.startswith(NAME)} == {
+        f'{NAME}_units{{resource="license"}} 1',
+        f'{NAME}_units{{device="0",resource="memory"}} 4',
+        f'{NAME}_units_in_use{{resource="license"}} 1',
+        f'{NAME}_units_in_use{{device="0",resource="memory"}} 2',
+        f'{NAME}_waiting_executions{{resource="license"}} 1',
+        f'{NAME}_waiting_executions{{device="0",resource="memory"}} 1',
+    }
+    assert list(_picture(told, 0))[2:4] == [
+        "1 of 1 units of resource 'license' are in use by one_0_0 (1); wanted by two_0_0 (1)",
+        "2 of 4 units of resource 'memory' on device 0 are in use by one_0_0 (2); wanted by two_0_0 (3)",
+    ]
+    assert list(_picture(after, 0))[3] == "0 of 4 units of resource 'memory' on device 0 are in use"
+    assert after["reasons"] == {"resources": 1}
+    assert unlimited["resources"] == []
