@@ -180,7 +180,7 @@ def under_attack(
     usual_ms = PATIENCE_MS if asked_ms is None else OTHERS_MS if is_other else asked_ms
 
     @contextlib.contextmanager
-    def frame(server: Headrace, allowed_ms: float = usual_ms) -> Iterator[None]:
+    def frame(server: Headrace, allowed_ms: float = usual_ms, kept_bytes: int = KEPT_BYTES) -> Iterator[None]:
         _warm(server.http)
         before, stolen_ms = server.rss_bytes, _stolen_ms()
         server.forget_peak()
@@ -200,7 +200,7 @@ def under_attack(
             finally:
                 bystander.kill()
         stolen_ms = _stolen_ms() - stolen_ms
-        limit = int(before * KEPT) + KEPT_BYTES
+        limit = int(before * KEPT) + kept_bytes
         patience_s = 0.0 if asked_ms is None else 1.0 if is_crowd else GIVE_BACK_S
         with contextlib.suppress(AssertionError):  # worded below, with the figures
             wait_until(lambda: server.rss_bytes <= limit, "the memory is given back", patience_s)

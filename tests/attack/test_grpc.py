@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SERVICE = "/inference.GRPCInferenceService/"
 SECONDS = 3.0
 Frame = Callable[..., AbstractContextManager[None]]
+#: What thousands of calls at a time leave with grpc's core does not come back, nor from bare grpcio (docs/hosts.md).
+CORE_KEPT_BYTES = 128 << 20
 
 
 def request(size: int = 2, model: str = "echo") -> triton.ModelInferRequest:
@@ -66,7 +68,8 @@ def test_a_client_that_cancels_as_fast_as_it_can(attacked: Headrace, under_attac
             assert all(each.result() for each in asking)
 
     attack(1.0)  # what an allocator keeps of the first time it keeps once
-    with under_attack(attacked):
+    allowed = {"kept_bytes": CORE_KEPT_BYTES} if "--grpc-server=grpcio" in str(attacked.process.args) else {}
+    with under_attack(attacked, **allowed):
         attack(SECONDS)
 
 
