@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         InvalidArgument,
         LoadError,
         NotFound,
+        Rescheduled,
         Unavailable,
         Unsupported,
     )
@@ -135,6 +136,7 @@ _HOMES = {
         "LoadError",
         "NotFound",
         "HeadraceError",
+        "Rescheduled",
         "Unavailable",
         "Unsupported",
     ),
@@ -235,6 +237,7 @@ __all__ = [
     "Padding",
     "PublishedMetric",
     "RequestInstance",
+    "Rescheduled",
     "Respond",
     "ResponseCache",
     "Scheduler",

@@ -15,6 +15,7 @@
     │   └── Unavailable
     ├── PluginError               whoever wrote a plugin
     │   └── BackendError
+    │       └── Rescheduled       in the place of an answer: it is no failure where the scheduler takes it
     └── InternalError             us
 
 An error carries a `Code` and no transport number: each frontend has one table from code to
@@ -135,6 +136,22 @@ class PluginError(HeadraceError):
 
 class BackendError(PluginError):
     """A backend failed to execute, or answered with something it did not declare."""
+
+
+class Rescheduled(BackendError):
+    """In the place of a last answer: the model wants the request to be run once more.
+
+    A scheduler that `reschedules` has it wait again, and its caller hears nothing of it. Any other leaves the caller
+    with this error, which has Triton's text.
+    """
+
+    def __init__(
+        self,
+        message: str = "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not "
+        "configured to handle such a flag.",
+        code: Code | None = None,
+    ) -> None:
+        super().__init__(message, code)
 
 
 class InternalError(HeadraceError):

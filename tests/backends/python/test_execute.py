@@ -166,7 +166,8 @@ PREFIX = "Failed to process the request(s) for model 'zoo_0_0', message: "
 @pytest.fixture(params=["def", "async def"])
 def zoo(request: pytest.FixtureRequest, python_model: OpenModel, write_model: Callable[..., Path]) -> PythonModel:
     """The zoo, with an ``execute`` of either kind."""
-    return python_model(write_model("zoo", ZOO.replace("def execute", f"{request.param} execute")))
+    iterative = {"sequence_batching": {"iterative_sequence": True, "direct": {}}}
+    return python_model(write_model("zoo", ZOO.replace("def execute", f"{request.param} execute")), config=iterative)
 
 
 def ask(zoo: PythonModel, what: str, number: int = 2) -> list[Response]:

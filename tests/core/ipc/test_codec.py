@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import Code, HeadraceError
+from headrace.errors import Code, HeadraceError, Rescheduled
 from headrace.ipc import json_parts
 from headrace.ipc.arena import Arena, Reader, Writer
 from headrace.ipc.codec import Decoder, Encoder, ReceivedRequest, read_times
@@ -101,6 +101,8 @@ def replies(draw: st.DrawFn) -> Reply:
         answer = InferResponse(draw(st.dictionaries(NAMES, tensors(), max_size=3)), draw(PARAMETERS))
     elif status is AnswerStatus.ERROR:
         answer = HeadraceError(draw(TEXT), draw(st.sampled_from(Code)))
+    elif status is AnswerStatus.RESCHEDULED:
+        answer = Rescheduled()
     return Reply(call, status, draw(st.booleans()), answer)
 
 
@@ -146,6 +148,7 @@ def assert_same_reply(found: Reply, expected: Reply) -> None:
         assert_same_tensors(found.answer.outputs, expected.answer.outputs)
     elif expected.answer is not None:
         assert isinstance(found.answer, HeadraceError)
+        assert isinstance(found.answer, Rescheduled) is isinstance(expected.answer, Rescheduled)
         assert (found.answer.message, found.answer.code) == (expected.answer.message, expected.answer.code)
     else:
         assert found.answer is None

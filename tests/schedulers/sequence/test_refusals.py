@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace import Cancelled, Code, ConfigError, HeadraceError, InvalidArgument, Unavailable, Unsupported
+from headrace import Cancelled, HeadraceError, InvalidArgument, Unavailable, Unsupported
 from headrace.testing.stage import play
 
 from .conftest import MS, Theatre, is_answered
@@ -175,14 +175,5 @@ def test_who_leaves_while_his_request_runs_takes_what_waits_along() -> None:
         assert [type(answer) for answer in stage.told(waiting)] == [Cancelled]
         assert refused(stage, "1").message == NO_START.format(1)
         assert is_answered(stage, other)
-
-    play(scene)
-
-
-def test_iterative_sequences_are_refused_when_the_model_is_loaded() -> None:
-    async def scene() -> None:
-        with pytest.raises(ConfigError, match="needs iterative sequences \\('iterative_sequence'\\), which") as refusal:
-            Theatre("direct { } iterative_sequence: true")
-        assert refusal.value.code is Code.UNSUPPORTED
 
     play(scene)

@@ -13,7 +13,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headrace import Answer, BackendError, Call, HeadraceError, InferRequest, LoadError, OutputSchema, Ticket, as_tensor
+from headrace import (
+    Answer,
+    BackendError,
+    Call,
+    Cancelled,
+    HeadraceError,
+    InferRequest,
+    LoadError,
+    OutputSchema,
+    Rescheduled,
+    Ticket,
+    as_tensor,
+)
 from headrace_python.instance import InstanceDescription, PythonInstance, instance_of, is_decoupled
 from headrace_python.module import IsolatedModules, model_file
 from headrace_python.offline import Arrays, OfflineServices, to_array
@@ -33,9 +45,11 @@ class Record:
     def __init__(self, request: InferRequest) -> None:
         self.request = request
         self.answers: list[Answer] = []
+        self.last: Answer = None
         self.ended = threading.Event()
 
     def add(self, answer: Answer, final: bool) -> None:
+        self.last = answer
         if answer is not None:
             self.answers.append(answer)
         if final:
@@ -45,6 +59,21 @@ class Record:
         if not self.ended.wait(timeout_s):
             raise TimeoutError(f"the model gave no last answer within {timeout_s} s")
         return self.answers
+
+    def repeats(self, timeout_s: float) -> bool:
+        """Whether the model wants the request to be executed again, once it has said so or not; it then is as a
+        scheduler passes it on again."""
+        self.wait(timeout_s)
+        if not isinstance(self.last, Rescheduled):
+            return False
+        self.answers.pop()
+        request = self.request
+        if request.cancelled:
+            self.answers.append(Cancelled(f"{request.log_id}request was cancelled"))
+            return False
+        self.request = request.with_sequence(request.sequence_id, False, False)
+        self.ended.clear()
+        return True
 
 
 class RecordedCall(Call):
@@ -90,8 +119,11 @@ class PythonModel:
         self.model: Any = instance.model
         self._instance = instance
         self._timeout_s = timeout_s
+        self._iterates = bool(config.get("sequence_batching", {}).get("iterative_sequence"))
         self._schema = OutputSchema.from_json(config, "1") if config.get("output") else None
         self._is_open = True
+        #: The records of the requests that were executed last, by what they were at first.
+        self._asked: dict[InferRequest, Record] = {}
 
     def infer(self, inputs: Arrays, **options: Any) -> Response:
         """The response to one request; ``options`` are those of `request`.
@@ -107,10 +139,18 @@ class PythonModel:
         return self.execute([self.request(inputs, **options)])[0]
 
     def execute(self, requests: Sequence[InferenceRequest | InferRequest]) -> list[list[Response]]:
-        """The responses to each of ``requests``, which are executed as one batch."""
+        """The responses to each of ``requests``, which are executed as one batch.
+
+        Those that an iterative model gives back are executed again together, until it is done with them. Each is a
+        sequence: name it by `request`'s ``correlation_id`` if the model looks at that, with flag START.
+        """
         name = str(self.config["name"])
         records = [Record(_sent(each, name) if isinstance(each, InferenceRequest) else each) for each in requests]
-        self._instance.accept([RecordedCall(record) for record in records])
+        self._asked = dict(zip([record.request for record in records], records, strict=True))
+        waiting = records
+        while waiting:
+            self._instance.accept([RecordedCall(record) for record in waiting])
+            waiting = [record for record in waiting if record.repeats(self._timeout_s)] if self._iterates else []
         return [
             [self._response(record.request, answer) for answer in record.wait(self._timeout_s)] for record in records
         ]
@@ -140,7 +180,8 @@ class PythonModel:
 
     def cancel(self, request: InferRequest) -> None:
         """Have the model see that the caller of ``request`` has gone, before it is executed or in the middle of it."""
-        ticket = Ticket(request, _nobody)
+        record = self._asked.get(request)
+        ticket = Ticket(request if record is None else record.request, _nobody)
         ticket.begin()
         ticket.cancel()
         ticket.end()

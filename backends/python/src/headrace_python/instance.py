@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import BackendError, Call, Cancelled, DeferredInstance, DeviceKind, LoadError, Services, paced
+from headrace import BackendError, Call, DeferredInstance, DeviceKind, LoadError, Rescheduled, Services, paced
 from headrace_python.coroutines import Coroutines
 from headrace_python.outcomes import BadResults, describe, judge
-from triton_python_backend_utils import TRITONSERVER_REQUEST_RELEASE_ALL, InferenceRequest, InferenceResponse
+from triton_python_backend_utils import InferenceRequest, InferenceResponse
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
 
 log = logging.getLogger("headrace.python")
@@ -87,11 +87,10 @@ class PythonInstance(DeferredInstance):
         runtime.phase = ModelPhase.SERVING
 
     def accept(self, calls: Sequence[Call]) -> None:
-        """Execute the batch, and again those of its requests that the model reschedules."""
+        """Execute the batch."""
         requests = [self._received(call) for call in calls]
         with self.runtime.entered(_callers(calls), calls[0].request):
-            while requests:
-                requests = self._run(requests)
+            self._run(requests)
 
     def close(self) -> None:
         """Call ``finalize``, whose errors are logged, and let the model go."""
@@ -121,30 +120,28 @@ class PythonInstance(DeferredInstance):
         # As Triton: to ask for no outputs is to ask for all that the config declares.
         return InferenceRequest._received(call, self.runtime, self._outputs)
 
-    def _run(self, requests: list[InferenceRequest]) -> list[InferenceRequest]:
-        """Execute ``requests``; those to be executed again. Never raises because of the model."""
+    def _run(self, requests: list[InferenceRequest]) -> None:
+        """Execute ``requests``. Never raises because of the model."""
         try:
             returned = self._execute([*requests])  # the model may do with its list as it likes
             if isinstance(returned, Coroutine):
                 if self.runtime.decoupled:
                     self.coroutines.start(self._see_through(requests, returned))
-                    return []
+                    return
                 returned = self.coroutines.run(returned)
-            return self._settle(requests, returned)
+            self._settle(requests, returned)
         except BaseException as error:  # the model's: SystemExit is its error, too
             self._fail(requests, error)
-            return []
 
     async def _see_through(self, requests: list[InferenceRequest], returned: Awaitable[object]) -> None:
         """`_run` for the batch of a decoupled model, while the next batches begin."""
         try:
-            while requests := self._settle(requests, await returned):
-                returned = self._execute([*requests])  # type: ignore[assignment]  # a coroutine, as before
+            self._settle(requests, await returned)
         except BaseException as error:  # the model's, or that close cancels it
             self._fail(requests, error)
 
-    def _settle(self, requests: list[InferenceRequest], returned: object) -> list[InferenceRequest]:
-        """Send what ``execute`` returned; the requests to be executed again. Raises `BadResults`."""
+    def _settle(self, requests: list[InferenceRequest], returned: object) -> None:
+        """Send what ``execute`` returned, and give back what is to be executed again. Raises `BadResults`."""
         if not self.runtime.decoupled:
             for request, response in judge(requests, returned):
                 self._answer(request, response)
@@ -152,7 +149,9 @@ class PythonInstance(DeferredInstance):
             raise BadResults(
                 f"Python model '{self.name}' is using the decoupled mode and the execute function must return None."
             )
-        return [request for request in requests if request._rescheduled and _reset(request)]
+        for request in requests:
+            if request._rescheduled:
+                request._finish(Rescheduled())
 
     def _answer(self, request: InferenceRequest, response: InferenceResponse) -> None:
         try:
@@ -208,12 +207,3 @@ def _callers(calls: Sequence[Call]) -> tuple[str, ...]:
         if call.request.callers:
             names += call.request.callers
     return tuple(dict.fromkeys(names)) if names else ()
-
-
-def _reset(request: InferenceRequest) -> bool:
-    """Whether somebody still wants ``request`` to be executed again; it is then as it was received."""
-    request.set_release_flags(TRITONSERVER_REQUEST_RELEASE_ALL)
-    if request.is_cancelled():
-        request._finish(Cancelled("request was cancelled"))
-        return False
-    return True

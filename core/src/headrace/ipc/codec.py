@@ -22,6 +22,7 @@ from struct import error as StructError  # noqa: N812
 from types import MappingProxyType
 from typing import Any, Final
 
+from headrace.errors import HeadraceError, Rescheduled
 from headrace.ipc import json_parts
 from headrace.ipc.framing import HEADER_BYTES, Buffer, Frame, Kind, ProtocolError, data_frame
 from headrace.ipc.replies import CODE_NUMBERS, ERRORS, AnswerStatus, Reply, Times
@@ -279,9 +280,11 @@ class Decoder:
             for _ in range(count):
                 name, outputs[name], position = self._tensors.read(message, position)
             return Reply(call, AnswerStatus.RESPONSE, bool(final), InferResponse(outputs, parameters)), position
-        error = None
+        error: HeadraceError | None = None
         if status == AnswerStatus.ERROR:
             error = ERRORS[code](str(body[position : position + text_size], "utf-8"))
+        elif status == AnswerStatus.RESCHEDULED:
+            error = Rescheduled()
         return Reply(call, AnswerStatus(status), bool(final), error), texts
 
     def _list(self, text: bytes) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     NotFound,
+    Rescheduled,
     Unavailable,
     Unsupported,
 )
@@ -27,6 +28,7 @@ class AnswerStatus(IntEnum):
     ERROR = 1
     NOTHING = 2
     LATER = 3
+    RESCHEDULED = 4
 
 
 class Reply(NamedTuple):
@@ -51,6 +53,8 @@ def reply_of(call: int, answer: Answer, final: bool) -> Reply:
     """``answer`` to ``call``."""
     if isinstance(answer, InferResponse):
         return Reply(call, AnswerStatus.RESPONSE, final, answer)
+    if isinstance(answer, Rescheduled):
+        return Reply(call, AnswerStatus.RESCHEDULED, final, answer)
     return Reply(call, AnswerStatus.NOTHING if answer is None else AnswerStatus.ERROR, final, answer)
 
 

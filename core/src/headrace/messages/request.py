@@ -105,12 +105,17 @@ class InferRequest:
         """The same request with another timeout."""
         return self._altered(self.inputs, self.outputs, self.parameters, timeout_us)
 
+    def with_sequence(self, id: int | str, start: bool, end: bool) -> InferRequest:
+        """The same request as one of the sequence ``id``, with these flags."""
+        return self._altered(self.inputs, self.outputs, self.parameters, None, (id, start, end))
+
     def _altered(
         self,
         inputs: Mapping[str, Tensor | Undecoded],
         outputs: Sequence[str],
         parameters: Mapping[str, Parameter],
         timeout_us: int | None = None,
+        sequence: tuple[int | str, bool, bool] | None = None,
     ) -> InferRequest:
         fields = (
             self.model_name,
@@ -121,9 +126,7 @@ class InferRequest:
             parameters,
             self.priority,
             self.timeout_us if timeout_us is None else timeout_us,
-            self.sequence_id,
-            self.sequence_start,
-            self.sequence_end,
+            *(sequence or (self.sequence_id, self.sequence_start, self.sequence_end)),
             self.callers,
             self.caller,
             self.decoupled,

@@ -32,7 +32,7 @@ class Ticket:
 
     __slots__ = (
         "abandoned", "arrival_ns", "batch_key", "cancelled", "deadline_ns", "on_cancel", "on_read", "pinned",
-        "queued_ns", "request", "respond", "respond_at_once", "rows", "started_ns",
+        "queued_ns", "request", "respond", "respond_at_once", "rows", "started_ns", "unread",
     )  # fmt: skip
 
     def __init__(self, request: InferRequest, respond: Respond) -> None:
@@ -60,6 +60,8 @@ class Ticket:
         self.on_read: Callable[[Ticket], None] | None = None
         #: Set by the scheduler if the time of the request to wait may be over: when, 0 for never.
         self.deadline_ns = 0
+        #: Responses that were given to the caller and that he has not taken, where the kernel counts them.
+        self.unread = 0
         #: Set by the kernel for a request that runs where it stands in its batch: not left out once it is
         #: cancelled, and not run again alone when its batch has failed. `Padding` always is.
         self.pinned = False
@@ -84,6 +86,7 @@ class Ticket:
         Every `respond` of a decoupled request counts on it: a model that is `UNREAD` responses
         ahead waits.
         """
+        self.unread -= 1
         if self.on_read is not None:
             self.on_read(self)
 

@@ -58,6 +58,7 @@ from headrace.schedulers.base import Dependency, HeldUntil, OtherModel, Schedule
 from headrace.schedulers.caching import CachingKernel
 from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.rate_limiter import RateLimiter, instance_info
+from headrace.schedulers.rescheduling import kernel_of
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement, available_gpus, fill_groups, plan_instances
@@ -268,7 +269,8 @@ class Loader:
             directory=model.path.parent,
         )
         if self._cache is None or not config.response_cache.enable:
-            return Kernel(scheduler, scheduled, statistics, self._loop, limiter=self._limiter)
+            kind = kernel_of(scheduler, config)
+            return kind(scheduler, scheduled, statistics, self._loop, limiter=self._limiter)
         identity = identity_of(model, is_shared=self._cache.cache.is_remote)
         cache = ModelCache(self._cache, model.name, str(model.version), identity, signature)
         return CachingKernel(scheduler, scheduled, statistics, self._loop, cache, limiter=self._limiter)

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from headrace.backends.base import Device, NoParameters
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.parse import clip
-from headrace.errors import ConfigError, InternalError
+from headrace.errors import ConfigError, InternalError, Rescheduled
 from headrace.messages.response import Answer
 from headrace.messages.spec import Spec
+from headrace.messages.tensor import Tensor
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.published import PublishedMetric
 
@@ -213,6 +214,12 @@ class Scheduler(ABC):
         those whose configs leave out too much. On a thread that may block, once per version and load.
         """
 
+    @classmethod
+    def reschedules(cls, config: ModelConfig) -> bool:
+        """Whether a model of ``config`` may have its requests run more than once, by `headrace.Rescheduled` in the
+        place of their last answers: then they come back, by `rescheduled`. Else that is an error of the model."""
+        return False
+
     def __init__(self, context: SchedulerContext) -> None:
         self.context = context
 
@@ -232,6 +239,21 @@ class Scheduler(ABC):
         Empty if there is nothing for it; it is asked again after the next change. A `headrace.Batch` says more
         than a list does. `Wait` is for a batch that is not full enough.
         """
+
+    def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
+        """``instance`` has run ``ticket``, and its model wants it to be run once more: say as in `submit` at which
+        level it waits, or raise what its caller is told. Then it is `finished`.
+
+        ``outputs`` has what the model said of those that are ``kept``. ``ticket.request`` may be replaced by what the
+        model is asked next, and ``ticket.deadline_ns`` may be set anew. All that a batch gives back comes before the
+        instance is asked for again.
+        """
+        raise Rescheduled
+
+    def continues(self, ticket: Ticket) -> bool:
+        """Whether the request of ``ticket`` belongs to something that has begun. Asked while the server stops: such a
+        one is submitted nevertheless, any other is refused."""
+        return False
 
     def finished(self, tickets: Sequence[Ticket], answers: Sequence[Answer], instance: InstanceInfo | None) -> None:
         """Hear what became of ``tickets``, before their callers do: ``instance`` ran them, or None: they left

@@ -408,7 +408,7 @@ class Dispatcher(ABC):
         #: outputs, and not for it.
         self.hidden = self.kept.difference(model.outputs)
         self.unasked: dict[Ticket, frozenset[str]] = {}
-        self.hears = bool(self.kept) or type(scheduler).finished is not Scheduler.finished
+        self.hears = bool(self.kept) or kind.finished is not Scheduler.finished or kind.reschedules(model.config)
         self.limiter = limiter
         self._make = InstanceSource if limiter is None else limiter.source
         self.sources = [self._make(self, instance) for instance in model.instances]

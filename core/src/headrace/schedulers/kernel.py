@@ -61,7 +61,7 @@ class Kernel(Dispatcher):
         `CachingKernel` answers here in a model's stead, and has those that it kept waiting submitted late: they
         ``has_entered``, so that they are not refused when stopping, and stay owned if the scheduler raises.
         """
-        if self._tracker.is_closing and not has_entered:
+        if self._tracker.is_closing and not (has_entered or self.scheduler.continues(ticket)):
             raise self._closing(ticket)
         ticket.queued_ns = self._now_ns()
         ticket.on_cancel = self._leave

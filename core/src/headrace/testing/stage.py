@@ -12,7 +12,7 @@ from google.protobuf import text_format
 
 from headrace.backends.base import Device
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.errors import Cancelled, Unavailable
+from headrace.errors import Cancelled, HeadraceError, Unavailable
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
@@ -20,7 +20,7 @@ from headrace.messages.spec import Spec
 from headrace.messages.ticket import Batch, Padding, ReasonedBatch, Ticket
 from headrace.models.configuring import scheduler_parameters
 from headrace.schedulers.base import InstanceInfo, OtherModel, ScheduledModel, Scheduler, Wait, Waiting
-from headrace.schedulers.kernel import Kernel
+from headrace.schedulers.rescheduling import kernel_of
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.testing.example import NAME
 from headrace.testing.played import PlayedInstance, TurnedClock, doubling_thread
@@ -73,7 +73,7 @@ class Stage:
         kind.complete_config(config, others)
         model = ScheduledModel(config, infos, {"x": _X}, {"y": _Y}, self._call, parameters, others=others)
         loop = asyncio.get_running_loop()
-        self.kernel = Kernel(_observed(kind, self), model, self.statistics, loop, self.clock)
+        self.kernel = kernel_of(kind, config)(_observed(kind, self), model, self.statistics, loop, self.clock)
         self.instances = [PlayedInstance(source, self.wrong) for source in self.kernel.sources]
 
     # ------------------------------------------------------------------ the callers
@@ -250,8 +250,9 @@ def _observed(kind: type[Scheduler], stage: Stage) -> type[Scheduler]:
         def call(*arguments: Any) -> Any:
             try:
                 return method(*arguments)
-            except Unavailable as error:
-                if method.__name__ != "submit":
+            except HeadraceError as error:
+                is_refusal = isinstance(error, Unavailable) and method.__name__ == "submit"
+                if not (is_refusal or method.__name__ == "rescheduled"):
                     stage.wrong.append(f"{method.__name__} raised {error!r}")
                 raise
             except BaseException as error:
@@ -260,7 +261,7 @@ def _observed(kind: type[Scheduler], stage: Stage) -> type[Scheduler]:
 
         return call
 
-    for name in ("submit", "finished", "expired"):
+    for name in ("submit", "rescheduled", "finished", "expired"):
         method = getattr(kind, name)
         if method is not getattr(Scheduler, name):  # the kernel does less for who overrides less
             setattr(Observed, name, _passed_on(method, heard))

@@ -22,7 +22,7 @@ from headrace.backends.base import (
     StreamInstance,
 )
 from headrace.config.padding import PADDING, PaddingRules
-from headrace.errors import BackendError, Code, ConfigError, HeadraceError, LoadError, summary
+from headrace.errors import BackendError, Code, ConfigError, HeadraceError, LoadError, Rescheduled, summary
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Batch, Padding, Ticket
 from headrace.telemetry.pacing import paced
@@ -222,7 +222,7 @@ def _outcome(
     failed: list[Ticket] = []
     cancelled: list[Ticket] = []
     for ticket, answer in zip(tickets, answers, strict=True):
-        if not isinstance(answer, HeadraceError):
+        if not isinstance(answer, HeadraceError) or isinstance(answer, Rescheduled):  # each run counts, as in Triton
             succeeded.append(ticket)
         elif ticket.cancelled and answer.code is Code.CANCELLED:
             cancelled.append(ticket)

@@ -18,7 +18,7 @@ import numpy as np
 from headrace.config.confinement import why_path_leaves
 from headrace.config.model_config_pb2 import ModelConfig, ModelWarmup
 from headrace.config.validation.instances import NO_ID
-from headrace.errors import HeadraceError, InternalError, LoadError
+from headrace.errors import HeadraceError, InternalError, LoadError, Rescheduled
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.request import InferRequest
@@ -90,7 +90,7 @@ class WarmupSample:
         for number in range(self.count):
             self.tell(instance, number + 1)
             for answer in complete(runner, self.tickets):
-                if isinstance(answer, HeadraceError):
+                if isinstance(answer, HeadraceError) and not isinstance(answer, Rescheduled):
                     raise InternalError(f"failed to run warmup sample '{self.name}': {answer.message}; ")
 
 

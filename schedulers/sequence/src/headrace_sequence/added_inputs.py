@@ -43,6 +43,11 @@ class AddedInputs:
         if self._id:
             self._null[self._id] = self._id_tensor("" if self._id_type is dtypes.BYTES else 0)
 
+    @property
+    def takes_text(self) -> bool:
+        """Whether the model is told ids that are texts."""
+        return bool(self._id) and self._id_type is dtypes.BYTES
+
     def check(self, request: InferRequest) -> None:
         """Raise `InvalidArgument` if the model takes no ids of the type that ``request`` has."""
         is_text = isinstance(request.sequence_id, str)

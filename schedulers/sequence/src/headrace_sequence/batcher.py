@@ -16,21 +16,22 @@ Release: TypeAlias = Callable[[LiveSequence], None]
 class Batcher(ABC):
     """The sequences that have a slot of one instance, and what it runs next. Event loop only.
 
-    ``release`` is called with a sequence whose last request begins to run: another may have its slot. An instance that
-    ``holds`` gets nothing more until all that it has is answered.
+    ``release`` is called with a sequence whose last request begins to run: another may have its slot. None, if requests
+    come back: then nobody knows which run is the last. An instance that ``holds`` gets nothing more until all that it
+    has is answered.
     """
 
     #: Whether a sequence has to wait for the answer of one request before the next may run.
     one_at_a_time = False
 
     def __init__(
-        self, config: ModelConfig, size: int, inputs: AddedInputs, release: Release, holds: bool = False
+        self, config: ModelConfig, size: int, inputs: AddedInputs, release: Release | None, holds: bool = False
     ) -> None:
         self.config, self.inputs = config, inputs
         self.slots: list[LiveSequence | None] = [None] * size
         #: Those that have a request to run, in the order in which they came to have it.
         self.ready: dict[LiveSequence, None] = {}
-        self._release, self._holds = release, holds
+        self._release, self._holds = release or self._rest, holds
         self._running = 0
         #: Whether its instance is to go once nothing is bound to it.
         self.is_leaving = False
@@ -83,6 +84,18 @@ class Batcher(ABC):
         elif self.one_at_a_time or not sequence.tickets:
             del self.ready[sequence]
         return ticket, added
+
+    def take_back(self, sequence: LiveSequence, ticket: Ticket, now_ns: int) -> None:
+        """``ticket`` of ``sequence`` has run here, and is to run again, before the others of its sequence."""
+        sequence.running -= 1
+        self._running -= 1
+        sequence.tickets.appendleft(ticket)
+        self.arrived(sequence, now_ns)
+
+    def _rest(self, sequence: LiveSequence) -> None:
+        """``sequence`` keeps its slot."""
+        if self.one_at_a_time or not sequence.tickets:
+            del self.ready[sequence]
 
     def finished(self, sequence: LiveSequence, now_ns: int) -> None:
         """A request of ``sequence`` is answered that ran here."""

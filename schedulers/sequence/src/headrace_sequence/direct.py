@@ -21,7 +21,7 @@ class DirectBatcher(Batcher):
     """
 
     def __init__(
-        self, config: ModelConfig, size: int, inputs: AddedInputs, release: Release, holds: bool = False
+        self, config: ModelConfig, size: int, inputs: AddedInputs, release: Release | None, holds: bool = False
     ) -> None:
         super().__init__(config, size, inputs, release, holds)
         direct = config.sequence_batching.direct

@@ -17,7 +17,7 @@ class OldestBatcher(Batcher):
     one_at_a_time = True
 
     def __init__(
-        self, config: ModelConfig, size: int, inputs: AddedInputs, release: Release, holds: bool = False
+        self, config: ModelConfig, size: int, inputs: AddedInputs, release: Release | None, holds: bool = False
     ) -> None:
         oldest = config.sequence_batching.oldest
         super().__init__(config, size, inputs, release, holds or oldest.preserve_ordering)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import ClassVar
 
 from headrace import (
     Answer,
     Cancelled,
-    Code,
-    ConfigError,
     HeadraceError,
+    InferRequest,
     InferResponse,
     InstanceInfo,
     InvalidArgument,
+    ModelConfig,
     PublishedMetric,
     Scheduler,
     SchedulerContext,
+    Tensor,
     Ticket,
     Unavailable,
     Unsupported,
@@ -53,12 +55,7 @@ class SequenceScheduler(Scheduler):
         super().__init__(context)
         config, batching = context.config, context.config.sequence_batching
         self._model = config.name
-        if batching.iterative_sequence:
-            raise ConfigError(
-                f"model '{config.name}' needs iterative sequences ('iterative_sequence'), which this version lacks",
-                Code.UNSUPPORTED,
-                field="sequence_batching.iterative_sequence",
-            )
+        self._iterates = self.reschedules(config)
         self._idle_ns = batching.max_sequence_idle_microseconds * 1000
         self._states = States(config, context.directory)
         self._inputs = AddedInputs(config, self._states)
@@ -79,6 +76,12 @@ class SequenceScheduler(Scheduler):
         self._held = bool(context.held_until.requests or context.held_until.backlog)
         if self._held:
             self.next = self._next_if_free  # type: ignore[method-assign]  # a server that is not tested has no such step
+        #: The ids of sequences whose callers have named none.
+        self._numbers = count(1)
+
+    @classmethod
+    def reschedules(cls, config: ModelConfig) -> bool:
+        return config.sequence_batching.iterative_sequence
 
     @property
     def active(self) -> int:
@@ -97,6 +100,8 @@ class SequenceScheduler(Scheduler):
     # ------------------------------------------------------------------ requests
 
     def submit(self, ticket: Ticket) -> int | None:
+        if self._iterates:
+            self._name(ticket)
         request = ticket.request
         sequence = self._live.get(request.sequence_id)
         if sequence is None or ticket.rows != 1:
@@ -150,8 +155,28 @@ class SequenceScheduler(Scheduler):
             batcher.finished(sequence, now_ns)
             if ticket.cancelled:
                 self._end(sequence, Cancelled("request was cancelled"))
-            elif sequence.timer is None and not sequence.tickets:
+            elif sequence.tickets or sequence.timer is not None:
+                continue
+            elif self._iterates:
+                self._forget(sequence)
+                self._release(sequence)
+            else:
                 self._watch(sequence, self._idle_ns)
+
+    def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
+        """It runs again, as what goes on: in its slot, with its state, and beside whoever has come meanwhile."""
+        sequence, request = self._sequences[ticket], ticket.request
+        if sequence.batcher is None:  # it was ended, with all that belongs to it
+            raise Cancelled(f"{request.log_id}request was cancelled")
+        if self._has_states:
+            self._states.update(sequence, outputs)
+        ticket.request = request.with_sequence(sequence.id, False, False)
+        self._batchers[instance].take_back(sequence, ticket, self._now_ns())
+        return None
+
+    def continues(self, ticket: Ticket) -> bool:
+        """A sequence that has begun may end."""
+        return not (self._iterates or ticket.request.sequence_start)
 
     def expired(self, ticket: Ticket) -> int | None:
         """Only who waits in the backlog runs out of time, and with it all of its sequence."""
@@ -169,7 +194,8 @@ class SequenceScheduler(Scheduler):
 
     def _batcher(self, instance: InstanceInfo) -> Batcher:
         size = self._most or instance.slots
-        return self._kind(self.context.config, size, self._inputs, self._release, holds=self._has_states)
+        release = None if self._iterates else self._release
+        return self._kind(self.context.config, size, self._inputs, release, holds=self._has_states)
 
     def instances_changed(self) -> None:
         """Sequences stay on their instance until they end; no other begins on one that is leaving."""
@@ -189,6 +215,22 @@ class SequenceScheduler(Scheduler):
 
     # ------------------------------------------------------------------ sequences
 
+    def _name(self, ticket: Ticket) -> None:
+        """Of an iterative model, each request is a sequence: one that has no id gets one. Raises if it begins none."""
+        request = ticket.request
+        if not request.sequence_id:
+            numbers = map(str, self._numbers) if self._inputs.takes_text else self._numbers
+            free = next(number for number in numbers if number not in self._live)
+            ticket.request = request.with_sequence(free, True, request.sequence_end)
+        elif not request.sequence_start:
+            raise self._not_started(request)
+
+    def _not_started(self, request: InferRequest) -> InvalidArgument:
+        return InvalidArgument(
+            f"inference request for sequence {request.sequence_id} to model '{self._model}' must specify the START "
+            "flag on the first request of the sequence"
+        )
+
     def _begin(self, ticket: Ticket) -> LiveSequence:
         """The sequence that the request of ``ticket`` begins. Raises if it begins none, and is of none that lives."""
         request, key = ticket.request, ticket.request.sequence_id
@@ -201,9 +243,7 @@ class SequenceScheduler(Scheduler):
             raise InvalidArgument(f"inference request {to} a non-zero or non-empty correlation ID")
         self._inputs.check(request)
         if not request.sequence_start:
-            raise InvalidArgument(
-                f"inference request for sequence {key} {to} the START flag on the first request of the sequence"
-            )
+            raise self._not_started(request)
         sequence = self._live[key] = LiveSequence(key)
         self._slots.admit(sequence, ticket.queued_ns)
         return sequence

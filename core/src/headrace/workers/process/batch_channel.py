@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from headrace.errors import HeadraceError, InternalError, Unavailable
+from headrace.errors import HeadraceError, InternalError, Rescheduled, Unavailable
 from headrace.ipc.busy_poll import LoopBusyPoller
 from headrace.ipc.codec import Decoder, Encoder, read_times
 from headrace.ipc.framing import Frame, Kind, ProtocolError, integers_frame
@@ -117,7 +117,7 @@ class WarmUp:
             self.answered(ticket, answer, True)
 
     def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        if isinstance(answer, HeadraceError):
+        if isinstance(answer, HeadraceError) and not isinstance(answer, Rescheduled):
             self._problem = answer
         if final:
             self._waiting.discard(ticket)

@@ -1,0 +1,135 @@
+"""The kernel of models that have their requests run more than once, until they are done with them.
+
+What a model gives back waits again before its instance is asked for: so it joins whatever has arrived meanwhile. Each
+run is an execution of its own, in the statistics and for the rate limiter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.errors import Cancelled, HeadraceError, InternalError, Rescheduled, Unavailable, summary
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.tensor import Tensor
+from headrace.messages.ticket import UNREAD, Ticket
+from headrace.schedulers.base import Clock, ScheduledModel, Scheduler
+from headrace.schedulers.instance_source import InstanceSource, Limiter
+from headrace.schedulers.kernel import STOPPING, Kernel
+from headrace.telemetry.pacing import paced
+from headrace.telemetry.statistics import ModelStatistics
+
+log = paced(__name__)
+
+_NOTHING: Mapping[str, Tensor] = {}
+
+
+class ReschedulingKernel(Kernel):
+    """A `Kernel` for a scheduler that `Scheduler.reschedules`. Event loop only.
+
+    A request that has given its caller `UNREAD` responses which he has not read is held until he has read half of
+    them: for its scheduler it goes on running. Within a run it is the worker that holds it.
+    """
+
+    def __init__(
+        self,
+        kind: type[Scheduler],
+        model: ScheduledModel,
+        statistics: ModelStatistics,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock | None = None,
+        limiter: Limiter | None = None,
+    ) -> None:
+        super().__init__(kind, model, statistics, loop, clock, limiter)
+        #: What the model has said last of the outputs that are kept, of requests that run.
+        self._said: dict[Ticket, Mapping[str, Tensor]] = {}
+        #: Those that are held, and where they ran.
+        self._held: dict[Ticket, InstanceSource] = {}
+
+    def progress(self, ticket: Ticket, response: Answer) -> None:
+        ticket.unread += 1
+        if self.kept and isinstance(response, InferResponse):
+            self._said[ticket] = response.outputs
+        super().progress(ticket, response)
+
+    def deliver_heard(
+        self, source: InstanceSource | None, tickets: Sequence[Ticket], answers: Sequence[Answer]
+    ) -> None:
+        """Have those wait again that are rescheduled, and give the others their last answers."""
+        if source is not None and any(isinstance(answer, Rescheduled) for answer in answers):
+            told: list[tuple[Ticket, Answer]] = []
+            for ticket, answer in zip(tickets, answers, strict=True):
+                if not isinstance(answer, Rescheduled):
+                    told.append((ticket, answer))
+                elif (error := self._take_back(source, ticket)) is not None:
+                    told.append((ticket, error))
+            if not told:
+                self.ask_again()
+                return
+            tickets, answers = [ticket for ticket, _ in told], [answer for _, answer in told]
+        for ticket in tickets if self._said else ():
+            self._said.pop(ticket, None)
+        super().deliver_heard(source, tickets, answers)
+
+    def _take_back(self, source: InstanceSource, ticket: Ticket) -> HeadraceError | None:
+        """Have ``ticket`` run again, now or when its caller has read; or what it is told instead."""
+        if self.closed:
+            return Unavailable(f"{ticket.request.log_id}{STOPPING}")
+        if ticket.cancelled:
+            return self._cancelled(ticket)
+        if ticket.unread < UNREAD:
+            return self._again(source, ticket)
+        self._held[ticket] = source
+        ticket.on_cancel, ticket.on_read = self._leave, self._has_read
+        return None
+
+    def _again(self, source: InstanceSource, ticket: Ticket) -> HeadraceError | None:
+        # Its worker may be another, which knows nothing of what it was told of this run.
+        ticket.on_cancel, ticket.on_read, ticket.started_ns, ticket.deadline_ns = self._leave, None, 0, 0
+        ticket.arrival_ns = ticket.queued_ns = self._now_ns()
+        try:
+            level = self.scheduler.rescheduled(ticket, self._said.pop(ticket, _NOTHING), source.instance)
+        except HeadraceError as error:
+            return error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            log.exception("scheduler '%s' failed to take a request back", self.scheduler.name)
+            return InternalError(summary(error))
+        if (timer := self._timers.pop(ticket, None)) is not None:
+            timer.cancel()
+        if level == 0:
+            ticket.on_cancel = self._cancel_own
+            return None
+        self._add(ticket, level or 1)
+        if ticket.deadline_ns:
+            delay_ns = ticket.deadline_ns - ticket.queued_ns
+            self._timers[ticket] = self.clock.call_later(delay_ns, self._expire, ticket)
+        return None
+
+    def _has_read(self, ticket: Ticket) -> None:
+        if ticket.unread <= UNREAD // 2:
+            source = self._held.pop(ticket)
+            self._tell(source, ticket, self._again(source, ticket))
+
+    def _cancel(self, ticket: Ticket) -> None:
+        if (source := self._held.pop(ticket, None)) is not None:
+            self._tell(source, ticket, self._cancelled(ticket))
+        else:
+            super()._cancel(ticket)
+
+    def _cancelled(self, ticket: Ticket) -> Cancelled:
+        self._count(ticket, self.statistics.cancelled)
+        return Cancelled(f"{ticket.request.log_id}request was cancelled")
+
+    def _tell(self, source: InstanceSource, ticket: Ticket, error: HeadraceError | None) -> None:
+        if error is not None:
+            self.deliver_heard(source, (ticket,), (error,))
+        else:
+            self.ask_again()
+
+
+def kernel_of(kind: type[Scheduler], config: ModelConfig) -> type[Kernel]:
+    """What runs a scheduler of ``kind`` for a model of ``config``."""
+    return ReschedulingKernel if kind.reschedules(config) else Kernel
