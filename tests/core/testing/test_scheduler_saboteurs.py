@@ -19,10 +19,12 @@ from headrace import (
     InferRequest,
     InferResponse,
     InstanceInfo,
+    ModelConfig,
     Padding,
     PublishedMetric,
     Scheduler,
     SchedulerContext,
+    Tensor,
     Ticket,
     Wait,
 )
@@ -90,6 +92,17 @@ class KeepsOrder(Sound):
     keeps_order = True
 
 
+class RunsAgain(Sound):
+    """Takes back what its model wants to run again."""
+
+    @classmethod
+    def reschedules(cls, config: ModelConfig) -> bool:
+        return True
+
+    def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
+        return None
+
+
 class Asks(Scheduler):
     """Has another model answer, and needs no instances."""
 
@@ -141,6 +154,7 @@ CONFORMANCES: dict[type[Scheduler], type[SoundConformance]] = {
     Asks: AskingConformance,
     Postpones: PostponingConformance,
     KeepsOrder: SoundConformance,
+    RunsAgain: SoundConformance,
     Sound: SoundConformance,
 }
 
@@ -174,6 +188,24 @@ class SwapsAnswers(Sound):
         if not isinstance(chosen, Wait) and len(chosen) > 1:
             chosen[0].respond, chosen[1].respond = chosen[1].respond, chosen[0].respond
         return chosen
+
+
+class LosesWhatComesBack(RunsAgain):
+    def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
+        return 0
+
+
+class TakesNothingBack(RunsAgain):
+    def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
+        return Sound.rescheduled(self, ticket, outputs, instance)
+
+
+class AnswersWhatComesBack(RunsAgain):
+    """Takes a run for the last."""
+
+    def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
+        self.context.answer(ticket, InferResponse({}, id=ticket.request.id), True)
+        return 0
 
 
 class GivesUpAfterAFailure(Sound):
@@ -451,6 +483,9 @@ SABOTEURS = [
     ("test_after_a_failed_batch_the_next_is_run", GivesUpAfterAFailure, "nothing will ever wake it"),
     ("test_cancelling_a_waiting_request_answers_it_at_once_and_disturbs_nobody", IgnoresWhoLeaves, "does not wait"),
     ("test_cancelling_a_running_request_disturbs_nobody", CancelsTheNeighbours, "is told Cancelled"),
+    ("test_what_its_model_hands_back_is_run_again_until_it_is_answered", LosesWhatComesBack, "] still wait"),
+    ("test_what_its_model_hands_back_is_run_again_until_it_is_answered", TakesNothingBack, "is told Rescheduled"),
+    ("test_what_its_model_hands_back_is_run_again_until_it_is_answered", AnswersWhatComesBack, "have run so often"),
     ("test_draining_runs_what_was_taken_in_and_takes_no_more", HoldsWhatIsLeft, "requests ['0'] still wait"),
     ("test_abandoning_answers_everybody_at_once", AnswersTwice, "is told ["),
     ("test_abandoning_answers_everybody_at_once", ForgetsItsTimer, "timers are left when all is over"),

@@ -42,6 +42,19 @@ class TestOldestThatWaitsForFullerBatches(Sequences):
     delay_ns = 5_000_000
 
 
+class TestIterativeDirect(Sequences):
+    config = "sequence_batching { iterative_sequence: true direct { } }"
+    in_order = False
+
+    def fields(self, number: int) -> Mapping[str, Any]:
+        return {}
+
+
+class TestIterativeOldest(TestIterativeDirect):
+    config = "sequence_batching { iterative_sequence: true oldest { max_candidate_sequences: 12 } }"
+    in_order = True
+
+
 class TestOldestThatKeepsOrder(Sequences):
     config = "sequence_batching { oldest { max_candidate_sequences: 3 preserve_ordering: true } }"
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.errors import BackendError, Cancelled, HeadraceError, Unavailable
+from headrace.errors import BackendError, Cancelled, HeadraceError, Rescheduled, Unavailable
 from headrace.messages.response import InferResponse
 from headrace.testing.example import NAME
 from headrace.testing.scheduler_subject import MINUTE, ScheduledSubject, assert_answered
@@ -70,7 +70,7 @@ class ScheduledAnswers(ScheduledSubject):
             tickets = self.send(stage, 4)
             stage.instances[0].finish()
             await stage.turn(self.delay_ns)
-            running = stage.instances[0].batch[0]
+            running = next(ticket for ticket in stage.instances[0].batch if ticket in stage.tickets)
             tickets += self.send(stage, 2)
             running.cancel()
             await stage.run(self.patience_ns)
@@ -102,6 +102,28 @@ class ScheduledAnswers(ScheduledSubject):
             assert len(leaving.given) == given, f"instance '{leaving.name}' runs requests after it was let go"
             for ticket in stage.tickets:
                 assert_answered(stage, ticket)
+            stage.check()
+
+        play(scene)
+
+    def test_what_its_model_hands_back_is_run_again_until_it_is_answered(self) -> None:
+        if not self.scheduler_class.reschedules(self.model_config()):
+            self.not_claimed("its models run every request once")
+
+        async def scene() -> None:
+            stage = self.stage()
+            (gone, *others), (instance,) = self.send(stage, 3), stage.instances
+            for _ in range(3 * len(stage.tickets)):
+                await stage.turn(self.delay_ns)
+                instance.finish(Rescheduled())
+            gone.cancel()
+            others += self.send(stage)
+            await stage.run(self.patience_ns)
+            assert len(stage.told(gone)) == 1, f"a request that left between two runs is told {stage.told(gone)}"
+            for ticket in others:
+                assert_answered(stage, ticket)
+            runs = {ticket.request.id: instance.given.count(ticket) for ticket in others[:-1]}
+            assert min(runs.values()) > 1, f"requests that were handed back have run so often: {runs}"
             stage.check()
 
         play(scene)
