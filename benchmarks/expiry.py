@@ -4,13 +4,17 @@
 
 One model waits for a batch that is never full, so that whatever waits for it expires, by the timeout of its queue.
 Meanwhile an identity is asked by so many callers. What is printed is how much later than its timeout each was told, in
-milliseconds, in this process.
+milliseconds, in this process. Beside each, a bare timer of the same event loop is set, and a process that does nothing
+else sleeps for as long: what they are late by is the machine's and the loop's, and the rest is Headrace's.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,10 +33,23 @@ X = np.zeros((1, 1), np.float32)
 TIMEOUTS_MS = (5, 20, 50, 100)
 
 
-async def late_ms(server: Server, requests: int, load: int) -> list[float]:
-    """How late each was told, by the queue's timer."""
+_SLEEPER = """
+import json, sys, time
+late = []
+for number in range(int(sys.argv[1])):
+    timeout_s = (0.005, 0.02, 0.05, 0.1)[number % 4]
+    due = time.monotonic() + timeout_s
+    time.sleep(timeout_s)
+    late.append((time.monotonic() - due) * 1000)
+print(json.dumps(late))
+"""
+
+
+async def late_ms(server: Server, requests: int, load: int) -> tuple[list[float], list[float]]:
+    """How late each was told, by the queue's timer, and how late the bare timers were."""
     loop = asyncio.get_running_loop()
     late: list[float] = []
+    bare: list[float] = []
     done = asyncio.Event()
     is_over = False
 
@@ -48,6 +65,7 @@ async def late_ms(server: Server, requests: int, load: int) -> list[float]:
             if len(late) == requests:
                 done.set()
 
+        loop.call_later(timeout_ms / 1000, lambda: bare.append((time.monotonic() - due) * 1000))
         server.submit(Ticket(InferRequest("held", {"x": X}, timeout_us=timeout_ms * 1000), told))
 
     for _ in range(load):
@@ -57,7 +75,7 @@ async def late_ms(server: Server, requests: int, load: int) -> list[float]:
         await asyncio.sleep(0.003)
     await done.wait()
     is_over = True
-    return late
+    return late, bare
 
 
 def main() -> None:
@@ -72,10 +90,19 @@ def main() -> None:
             (Path(folder) / name / "config.pbtxt").write_text(text)
         with Server(folder) as server:
             for load in (0, given.load):
-                late = sorted(server._call(late_ms, server, given.requests, load))
-                shown = {f"p{p}": late[min(len(late) * p // 100, len(late) - 1)] for p in (50, 90, 99)}
-                told = ", ".join(f"{name} {value:.2f}" for name, value in shown.items())
-                print(f"{load:3} callers beside: late by {told}, most {late[-1]:.2f}, least {late[0]:.2f} ms")
+                command = [sys.executable, "-c", _SLEEPER, str(given.requests // 4)]
+                with subprocess.Popen(command, stdout=subprocess.PIPE) as sleeper:
+                    late, bare = server._call(late_ms, server, given.requests, load)
+                    slept = json.loads(sleeper.communicate()[0])
+                print(f"{load:3} callers beside: late by {_told(late)}")
+                print(f"    a bare timer of the loop: {_told(bare)}; a process that sleeps: {_told(slept)}")
+
+
+def _told(values: list[float]) -> str:
+    ordered = sorted(values)
+    shown = {f"p{share}": ordered[min(len(ordered) * share // 100, len(ordered) - 1)] for share in (50, 90, 99)}
+    quantiles = ", ".join(f"{name} {value:.2f}" for name, value in shown.items())
+    return f"{quantiles}, most {ordered[-1]:.2f}, least {ordered[0]:.2f} ms"
 
 
 if __name__ == "__main__":
