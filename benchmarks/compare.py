@@ -4,11 +4,16 @@
     python benchmarks/compare.py --server triton=build/yardsticks/tritonserver --server headrace=.venv/bin/headrace \\
         --only pyident
 
-A server is a name and the program that serves: `headrace`, or the `tritonserver` that yardsticks.py makes, which can be
-asked for `pyident`, the ensemble of it and sequences of it only. Ratios are medians of the last server over those of
-the first: below 1 is better for latency and CPU, above 1 for the rate. A model for sequences is asked in turns with the
-same model for single requests, on each server, and the last table has what the one costs beside the other. Needs
-``wrk``, and perf_analyzer from yardsticks.py for all but the JSON cases.
+A server is a name and the program that serves, with flags if need be: `headrace`, or the `tritonserver` that
+yardsticks.py makes, which has the Python models only. Ratios are medians of the last server over those of the first:
+below 1 is better for latency and CPU, above 1 for the rate. A model for sequences is asked in turns with the same model
+for single requests, on each server, and one that is cached with the same that is not; the last table has what the one
+costs beside the other. Needs ``wrk``, and perf_analyzer from yardsticks.py for all but the JSON cases.
+
+    python benchmarks/compare.py --server 'off=.venv/bin/headrace --allow-metrics=false' \\
+        --server on=.venv/bin/headrace --only identity16
+    python benchmarks/compare.py --server 'triton=build/yardsticks/tritonserver --cache-config=local,size=16777216' \\
+        --server 'headrace=.venv/bin/headrace --cache-config=local,size=16777216' --only cached
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -46,22 +52,27 @@ BINARY = {
     "identity16MiB": ("identity", ("--shape", "INPUT0:4194304")),
 }
 JSON = {"identity": ("INPUT0",), "pyident": ("INPUT0",), "tiny_add": ("INPUT0", "INPUT1")}
-#: Loads of sequences, as many at a time as connections, of 20 requests each: the model for sequences, and the one for
-#: single requests that it is compared with.
-SEQUENCES = {
-    "sequences-direct": ("identity_direct", "identity"),
-    "sequences-oldest": ("identity_oldest", "identity"),
-    "sequences-controls": ("identity_controls", "identity"),
-    "sequences-state": ("running_sum", "doubled"),
-    "sequences-python": ("pyident_direct", "pyident"),
+#: Models that are compared with another on the same server, that one, and what perf_analyzer is told besides. Of
+#: sequences there are as many at a time as connections, of 20 requests each.
+_SEQUENCE = ("--shape", "INPUT0:16", "--sequence-length-variation", "0")
+PAIRS = {
+    "sequences-direct": ("identity_direct", "identity", _SEQUENCE),
+    "sequences-oldest": ("identity_oldest", "identity", _SEQUENCE),
+    "sequences-controls": ("identity_controls", "identity", _SEQUENCE),
+    "sequences-state": ("running_sum", "doubled", _SEQUENCE),
+    "sequences-python": ("pyident_direct", "pyident", _SEQUENCE),
+    "cached16": ("identity_cached", "identity", ("--shape", "INPUT0:16")),
+    "cached64KiB": ("identity_cached", "identity", ("--shape", "INPUT0:16384")),
+    "cached-python16": ("pyident_cached", "pyident", ("--shape", "INPUT0:16")),
+    "cached-python64KiB": ("pyident_cached", "pyident", ("--shape", "INPUT0:16384")),
 }
-MODELS = {model for model, _ in BINARY.values()} | {model for model, _ in SEQUENCES.values()}
+MODELS = {model for model, _ in BINARY.values()} | {model for model, *_ in PAIRS.values()}
 #: What the real Triton has here, whose only backend is Python's.
-PYTHON = {"pyident", "three_pyidents", "pyident_direct"}
+PYTHON = {"pyident", "three_pyidents", "pyident_direct", "pyident_cached"}
 #: Of these, more connections at a time take more memory than they tell.
 FEW = {"identity1MiB": (1, 4), "identity16MiB": (1, 4)}
-#: After the name of a server that is asked for the model for single requests.
-PLAIN = ", single requests"
+#: After the name of a server that is asked for the other model of a pair.
+PLAIN = ", plain"
 RATIOS = ("rps", "p50_us", "p99_us", "server_us")
 
 
@@ -75,12 +86,11 @@ def cases(settings: Settings) -> dict[str, tuple[str, Case]]:
                     f"{name}/{protocol}/c{connections}", settings, protocol, model, connections, extra
                 )
                 found[case.name] = (model, case)
-    for name, (model, plain) in SEQUENCES.items():
+    for name, (model, plain, told) in PAIRS.items():
         for protocol in ("http", "grpc"):
             for connections in CONNECTIONS:
-                extra = ("--shape", "INPUT0:16", "--sequence-length-variation", "0")
                 case = _perf_analyzer(
-                    f"{name}/{protocol}/c{connections}", settings, protocol, model, connections, extra, plain
+                    f"{name}/{protocol}/c{connections}", settings, protocol, model, connections, told, plain
                 )
                 found[case.name] = (model, case)
     for model, inputs in JSON.items():
@@ -118,24 +128,27 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         models = options.models or write_models(Path(made))
         settings = Settings(options.runs, options.seconds, 0, models, options.yardsticks)
-        askable = PYTHON if any(path.name == "tritonserver" for _, path in options.server) else MODELS
+        askable = PYTHON if any(path.name == "tritonserver" for _, path, *_ in options.server) else MODELS
         chosen = {
             name: case for name, case in cases(settings).items() if re.search(options.only, name) and case[0] in askable
         }
         if options.list:
             print("\n".join(chosen))
             return 0
-        section = Section(f"{' and '.join(name for name, _ in options.server)} in turns", LOAD_COLUMNS)
+        section = Section(f"{' and '.join(name for name, *_ in options.server)} in turns", LOAD_COLUMNS)
         ratios = Section("Ratios, the last to the first", ("case", *RATIOS))
-        beside = Section("Sequences beside single requests, on the same server", ("case", "server", *RATIOS))
+        beside = Section(
+            "Sequences beside single requests, and cached beside computed, on the same server",
+            ("case", "server", *RATIOS),
+        )
         with tempfile.TemporaryDirectory() as folder:
             asked = {model for model, _ in chosen.values()}
             needed = {each for model in asked for each in ENSEMBLES.get(model, ())}
-            needed |= {plain for model, plain in SEQUENCES.values() if model in asked}
+            needed |= {plain for model, plain, _ in PAIRS.values() if model in asked}
             repository = settings.repository(Path(folder), *sorted(asked | needed))
             with _running(options.server, repository) as running:
                 for name, (_, case) in chosen.items():
-                    is_beside = name.partition("/")[0] in SEQUENCES
+                    is_beside = name.partition("/")[0] in PAIRS
                     both = [replace(each, name=each.name + PLAIN) for each in running] if is_beside else []
                     try:
                         found = compare(case, [*both, *running], options.runs, options.seconds)
@@ -159,16 +172,17 @@ def _ratios(first: list[Run], *others: list[Run]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _running(programs: Sequence[tuple[str, Path]], repository: Path) -> Iterator[list[Running]]:
+def _running(programs: Sequence[tuple[str, Path, list[str]]], repository: Path) -> Iterator[list[Running]]:
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(servers.program(name, path, repository)) for name, path in programs]
+        yield [stack.enter_context(servers.program(name, path, repository, *flags)) for name, path, flags in programs]
 
 
-def _server(text: str) -> tuple[str, Path]:
-    name, _, path = text.partition("=")
+def _server(text: str) -> tuple[str, Path, list[str]]:
+    name, _, words = text.partition("=")
+    path, *flags = shlex.split(words) or [""]
     if not Path(path).is_file():
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME=PROGRAM")
-    return name, Path(path).absolute()
+    return name, Path(path).absolute(), flags
 
 
 def _parse() -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 - ``identity``: Headrace's own backend, FP32 ``INPUT0`` [-1] to ``OUTPUT0``
 - ``pyident``: the same as a Python model, which the real Triton can serve, too
+- ``identity_cached``, ``pyident_cached``: the same, answered from the response cache of a server that has one
 - ``three_identities``, ``three_pyidents``: ensembles of three of these, copies of each other, in a row
 - ``identity_direct``, ``identity_oldest``, ``pyident_direct``: the same identities, for sequences;
   ``identity_controls`` is told START, READY and the id
@@ -78,8 +79,11 @@ def write_models(folder: Path) -> Path:
         ("direct", _DIRECT), ("oldest", "sequence_batching { oldest { } }"), ("controls", _CONTROLS),
     ):  # fmt: skip
         _config(folder, f"identity_{name}", _IDENTITY, *vector, batching=batching)
-    directory = _config(folder, "pyident_direct", 'backend: "python"\n', *vector, batching=_DIRECT)
-    (directory / "model.py").write_text(_PYTHON)
+    cached = "dynamic_batching { }\nresponse_cache { enable: true }"
+    _config(folder, "identity_cached", _IDENTITY, *vector, batching=cached)
+    for name, batching in (("direct", _DIRECT), ("cached", cached)):
+        directory = _config(folder, f"pyident_{name}", 'backend: "python"\n', *vector, batching=batching)
+        (directory / "model.py").write_text(_PYTHON)
     for name, models in ENSEMBLES.items():
         _write_ensemble(folder, name, models)
     return folder

@@ -42,10 +42,10 @@ def headrace(repository: Path, *flags: str, name: str = "headrace") -> Iterator[
 
 
 @contextlib.contextmanager
-def program(name: str, path: Path, repository: Path) -> Iterator[Running]:
+def program(name: str, path: Path, repository: Path, *flags: str) -> Iterator[Running]:
     """A ``headrace`` of another environment, or the ``tritonserver`` that yardsticks.py makes."""
     words = [str(path)] if path.name == "tritonserver" else [str(path), "serve"]
-    with _v2(name, words, repository, ()) as running:
+    with _v2(name, words, repository, flags) as running:
         yield running
 
 
