@@ -423,6 +423,21 @@ def test_no_load_starts_no_engine(
     assert (code, stderr) == (1, "")
 
 
+def test_no_load_judges_padding_beside_inputs_and_outputs_that_are_written(
+    repository: Path, headrace: Callable[..., Any]
+) -> None:
+    dims = "data_type: TYPE_FP32 dims: -1"
+    padding = 'parameters { key: "padding" value { string_value: "{}" } }'
+    io = f'input {{ name: "x" {dims} }} output {{ name: "y" {dims} }}'
+    write(repository, "written", f'backend: "identity" max_batch_size: 4 {io} {padding}')
+    write(repository, "incomplete", f'backend: "identity" max_batch_size: 4 {padding}')
+    _, found, _ = checked(headrace, "--no-load", str(repository))
+    (problem,) = found["written"]["problems"]
+    assert problem["field"] == "parameters['padding']"
+    assert problem["message"].endswith("it has neither 'pad' nor 'pad_batch_to'")
+    assert found["incomplete"]["problems"] == []
+
+
 def test_a_directory_of_one_model_is_that_model(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(repository, "bad", "{")
     assert main(["check", str(repository / "echo")]) == 0

@@ -330,6 +330,16 @@ TENSORS = [
         "unknown source input name 'y' for m",
     ),
     (
+        "batch_input_that_is_an_input",
+        f'{BASE}{IO} batch_input {{ target_name: "x" data_type: TYPE_FP32 source_input: "x" }}',
+        "target input name 'x' is an input of the model already for m",
+    ),
+    (
+        "batch_input_twice",
+        f'{BASE}{IO} batch_input {{ target_name: ["z", "z"] data_type: TYPE_FP32 source_input: "x" }}',
+        "target input name 'z' can only be specified once for m",
+    ),
+    (
         "batch_output_source_count",
         f'{BASE}{IO} batch_output {{ target_name: "y" }}',
         "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 0 for m",

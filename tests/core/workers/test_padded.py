@@ -19,7 +19,7 @@ from headrace.errors import BackendError, ConfigError, HeadraceError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import BytesTensor
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import UNREAD, Ticket
 from headrace.models.signature import Signature
 from headrace.workers.instance import run_batch, runner_for, shaping_of
 from headrace.workers.output_schema import OutputSchema
@@ -227,6 +227,67 @@ def test_an_answer_that_comes_later_is_cut_and_then_nothing_is_kept() -> None:
     assert vars(padded)["_asked"] == {}
 
 
-def test_batches_of_a_backend_that_is_given_requests_are_not_filled_up() -> None:
-    with pytest.raises(ConfigError, match="pad_batch_to is for backends that take rows"):
-        runner(config({"pad": [PAD], "pad_batch_to": [8]}), PerRequest())
+def test_a_batch_of_requests_is_filled_up_by_one_more_that_nobody_sent() -> None:
+    pad = {**PAD, "length": LENGTH, "mask": MASK}
+    model, instance = config({"pad": [pad], "pad_batch_to": [1, 4, 8]}), PerRequest()
+    tickets = sent(model, row(1, 2), row(3))
+    answers, _ = run_batch(runner(model, instance), tickets)
+    assert len(answers) == len(tickets)
+    assert [y(answer).tolist() for answer in answers] == [[[1, 2]], [[3]]]
+    *_, filling = instance.given
+    assert sum(len(given["x"]) for given in instance.given) == 4
+    assert filling["x"].tolist() == [[-1] * 4] * 2
+    assert (filling["n"].tolist(), filling["n"].dtype) == ([0, 0], np.int32)
+    assert filling["there"].tolist() == [[0] * 4] * 2
+    run_batch(runner(model, instance), sent(model, row(5)))
+    assert len(instance.given) == 4  # a bucket of one row is full with one
+
+
+def test_what_the_request_that_fills_a_batch_is_answered_is_heard_by_nobody() -> None:
+    model, heard, instance = config({"pad_batch_to": [4, 8]}), Heard(), Later()
+    padded = runner(model, instance)
+    padded.connect(heard)
+    given, _ = padded.run(sent(model, row(1, 2)))
+    assert given == [LATER]
+    assert len(padded.held) == 2
+    call, filling = instance.calls
+    for _ in range(2 * UNREAD):  # nobody reads it, and the model is not kept waiting
+        filling.send(InferResponse({"y": row(0)}), final=False)
+    filling.send(None)
+    assert heard.said == []
+    call.send(InferResponse({"y": call.request.inputs["x"]}))  # type: ignore[dict-item]
+    assert [(y(said).tolist(), final) for said, final in heard.said] == [([[1, 2]], True)]
+    assert not padded.held
+    assert vars(padded)["_asked"] == {}
+
+
+def test_streams_of_one_request_after_the_other_are_not_filled_up() -> None:
+    with pytest.raises(ConfigError, match="pad_batch_to is for backends that are given batches, and this one"):
+        runner(config({"pad": [PAD], "pad_batch_to": [8]}), OneByOne())
+
+
+STRINGS = (X + Y).replace("FP32", "STRING")
+
+
+def strings(*rows: Sequence[str]) -> BytesTensor:
+    return BytesTensor.from_objects(np.array(rows, object))
+
+
+@pytest.mark.parametrize(("value", "filling"), [({}, b""), ({"value": "\u00b7"}, b"\xc2\xb7")])
+def test_strings_are_filled_with_the_text_and_cut_again(value: Mapping[str, str], filling: bytes) -> None:
+    pad = {"input": "x", "axis": 0, "buckets": [3], "length": LENGTH, **value}
+    model, instance = config({"pad": [pad], "pad_batch_to": [4, 8]}, STRINGS), Records()
+    answers, _ = run_batch(runner(model, instance), sent(model, strings(["a", "bc"]), strings(["d"], ["e"])))
+    (given,) = instance.given
+    rows = [[b"a", b"bc", filling], [b"d", filling, filling], [b"e", filling, filling], [filling] * 3]
+    assert given["x"].to_objects().tolist() == rows
+    assert given["n"].tolist() == [2, 1, 1, 0]
+    assert [y(answer).to_objects().tolist() for answer in answers] == [[[b"a", b"bc"]], [[b"d"], [b"e"]]]
+
+
+def test_strings_of_a_backend_that_is_given_requests_are_padded_too() -> None:
+    pad = {"input": "x", "axis": 0, "buckets": [2], "value": "-"}
+    model, instance = config({"pad": [pad], "pad_batch_to": [2, 8]}, STRINGS), PerRequest()
+    (answer,), _ = run_batch(runner(model, instance), sent(model, strings(["a"])))
+    assert [given["x"].to_objects().tolist() for given in instance.given] == [[[b"a", b"-"]], [[b"-", b"-"]]]
+    assert y(answer).to_objects().tolist() == [[b"a"]]

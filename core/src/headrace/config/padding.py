@@ -43,7 +43,8 @@ class MadeInput:
 
 @dataclass(frozen=True, slots=True)
 class AxisPad:
-    """Axis ``axis`` of input ``name`` is filled with ``value`` up to the first of ``buckets`` that it fits in.
+    """Axis ``axis`` of input ``name`` is filled with ``value``, a text if it is of strings, up to the first of
+    ``buckets`` that it fits in.
 
     The model is given the sizes before as ``length`` [rows], and as ``mask`` [rows, bucket] 1 where there was something
     before, 0 where there was not.
@@ -52,7 +53,7 @@ class AxisPad:
     name: str
     axis: int
     buckets: tuple[int, ...]
-    value: float
+    value: float | str
     length: MadeInput | None
     mask: MadeInput | None
 
@@ -164,12 +165,12 @@ class _Reader:
             raise _Wrong(f"expected JSON: {error}") from None
         fields = _object(given, "the parameter", ("pad", "unpad", "pad_batch_to"))
         pads = tuple(self._pad(each, f"pad[{n}]") for n, each in enumerate(_array(fields.get("pad", []), "pad")))
-        values: dict[str, float] = {}
+        values: dict[str, float | str] = {}
         for number, pad in enumerate(pads):
             if any((other.name, other.axis) == (pad.name, pad.axis) for other in pads[:number]):
                 raise _Wrong(f"axis {pad.axis} of input '{pad.name}' is padded twice")
             if values.setdefault(pad.name, pad.value) != pad.value:
-                raise _Wrong(f"input '{pad.name}' is padded with {values[pad.name]} and with {pad.value}")
+                raise _Wrong(f"input '{pad.name}' is padded with {values[pad.name]!r} and with {pad.value!r}")
         rows = self._row_buckets(fields["pad_batch_to"]) if "pad_batch_to" in fields else ()
         if not pads and not rows:
             raise _Wrong("it has neither 'pad' nor 'pad_batch_to'")
@@ -180,13 +181,12 @@ class _Reader:
         fields = _object(given, where, ("input", "axis", "buckets", "value", "length", "mask"))
         name = _text(fields, "input", where)
         io = _named(self._inputs, name, "input", where)
-        if io["data_type"] == "TYPE_STRING":
-            raise _Wrong(f"{where}: input '{name}' is of strings, which cannot be padded")
         if io.get("reshape"):
             raise _Wrong(f"{where}: input '{name}' has a reshape, and cannot be padded")
         axis = _variable_axis(io, fields.get("axis"), f"input '{name}'", where)
         buckets = _sizes(fields.get("buckets"), f"{where}.buckets")
-        value = _value(fields.get("value", 0), dtypes.BY_CONFIG_NAME[io["data_type"]], where)
+        nothing = "" if io["data_type"] == "TYPE_STRING" else 0
+        value = _value(fields.get("value", nothing), dtypes.BY_CONFIG_NAME[io["data_type"]], where)
         return AxisPad(
             name, axis, buckets, value, self._make(fields, "length", where), self._make(fields, "mask", where)
         )
@@ -281,12 +281,15 @@ def _variable_axis(io: Mapping[str, Any], given: Any, what: str, where: str) -> 
 def _sizes(given: Any, where: str) -> tuple[int, ...]:
     sizes = _array(given, where)
     if not sizes or any(type(size) is not int or not 0 < size < _MOST for size in sizes) or sizes != sorted(set(sizes)):
-        raise _Wrong(f"{where} is {_shown(given)}, expected sizes in ascending order")
+        raise _Wrong(f"{where} is {_shown(given)}, expected whole numbers from 1 on, ascending")
     return tuple(sizes)
 
 
-def _value(given: Any, datatype: DataType, where: str) -> float:
-    if type(given) in (int, float, bool):
+def _value(given: Any, datatype: DataType, where: str) -> float | str:
+    if datatype is dtypes.BY_CONFIG_NAME["TYPE_STRING"]:
+        if isinstance(given, str) and not any("\ud800" <= character <= "\udfff" for character in given):
+            return given
+    elif type(given) in (int, float, bool):
         numpy = datatype.numpy
         try:
             exact = bool(np.isfinite(given)) and float(np.array(given).astype(numpy)) == float(given)
@@ -294,7 +297,7 @@ def _value(given: Any, datatype: DataType, where: str) -> float:
             exact = False
         if exact or numpy.kind not in "iub":
             return given  # type: ignore[no-any-return]
-    raise _Wrong(f"{where}.value is {_shown(given)}, expected one of {datatype.config_name}")
+    raise _Wrong(f"{where}.value is {_shown(given)}, expected a value of {datatype.config_name}")
 
 
 def _shown(given: Any) -> str:

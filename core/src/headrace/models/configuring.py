@@ -107,6 +107,8 @@ def examine(config: ModelConfig, model_path: Path, options: ServerOptions, sched
 def written(config: ModelConfig, model_path: Path) -> list[Problem]:
     """Those problems of an incomplete ``config`` that completing it would not cure: they lie in what is written."""
     found = validation.problems(config, gpus=available_gpus(), files=model_path)
+    if not found and config.input and config.output and config.max_batch_size:
+        found = _padding_problems(config)
     return [problem for problem in found if is_set(config, problem.field)]
 
 
@@ -165,16 +167,24 @@ def judge(model: Model, backend: Backend, options: ServerOptions) -> list[Proble
     gpus, files = available_gpus(), model.path.parent
     wrong = validation.problems(model.config, gpus=gpus, files=files, needs_backend=bool(backend.name))
     wrong += parameters.check(kind, given)
-    if padding.PADDING in given and not wrong:  # it is read beside inputs and outputs that are in order
-        try:
-            padding.PaddingRules.from_json(config_to_json(model.config))
-        except ConfigError as error:
-            wrong.append(Problem(error.field, error.message))
+    if not wrong:
+        wrong += _padding_problems(model.config)
     runtime = model.config.runtime
     if runtime.endswith(".py") and not backend.has_runtimes:
         message = f"unable to find backend library '{runtime}' for model '{model.name}': backend '{backend.name}' is"
         wrong.append(Problem("runtime", f"{message} no file"))
     return wrong + (parameters.unknown(kind, given) if options.strict_parameters else [])
+
+
+def _padding_problems(config: ModelConfig) -> list[Problem]:
+    """Of the parameter `padding`, which is read beside inputs and outputs that are in order."""
+    if padding.PADDING not in config.parameters:
+        return []
+    try:
+        padding.PaddingRules.from_json(config_to_json(config))
+    except ConfigError as error:
+        return [Problem(error.field, error.message)]
+    return []
 
 
 # ---------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def runner_for(
     """The runner for the rung that ``instance`` stands on; asked once, at load.
 
     ``shaping`` is what the config says of requests of different shapes: `shaping_of`. Raises `ConfigError` for batches
-    that are to be filled up, where the instance is given every request by itself.
+    that are to be filled up, where the instance is given one request after the other.
     """
     if isinstance(instance, Instance):
         if isinstance(shaping, PaddingRules):
@@ -101,10 +101,10 @@ def runner_for(
     runner = _requests_runner(instance, schema)
     if not isinstance(shaping, PaddingRules):
         return runner
-    if shaping.row_buckets:
+    if shaping.row_buckets and isinstance(instance, StreamInstance):
         raise ConfigError(
-            f"model '{schema.name}': parameter '{PADDING}': pad_batch_to is for backends that take rows, and this one "
-            "is given every request by itself",
+            f"model '{schema.name}': parameter '{PADDING}': pad_batch_to is for backends that are given batches, and "
+            "this one is given one request after the other",
             field=f"parameters['{PADDING}']",
         )
     return PaddedRequests(runner, shaping)

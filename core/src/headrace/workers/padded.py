@@ -1,16 +1,18 @@
 """Models whose inputs are filled up to one of a few sizes: what runs is padded, answers are not.
 
 An instance that takes rows gets the batch as tensors of those sizes; one that is given every request by itself gets
-each request so.
+each request so, and one more where rows are missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.backends.base import Instance
 from headrace.config.padding import AxisPad, PaddingRules
@@ -18,7 +20,7 @@ from headrace.errors import BackendError
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import Padding, Ticket
 from headrace.telemetry.statistics import BatchTimes
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import LATER, AnswerSink, Given, RowsRunner, Runner, part_of_rows, wanted_of
@@ -57,7 +59,8 @@ class PaddedRunner(RowsRunner):
 class PaddedRequests(Runner):
     """Rungs 2 to 4, driven by ``inner``: each request padded by itself, and all that is said to it cut.
 
-    An `AnswerSink`, too: what ``inner`` says later passes it.
+    Where the batch is to have more rows, its last request is `Padding`: nobody's. An `AnswerSink`, too: what ``inner``
+    says later passes it.
     """
 
     def __init__(self, inner: Runner, rules: PaddingRules) -> None:
@@ -70,19 +73,37 @@ class PaddedRequests(Runner):
         self.sink = sink
         self._inner.connect(self)
 
+    @property
+    def held(self) -> Sequence[Ticket]:
+        return self._inner.held
+
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
         for ticket in batch:
             self._asked[ticket] = request = ticket.request
             ticket.request = request.with_inputs(padded_inputs(self._rules, [ticket], ticket.rows))
-        given, times = self._inner.run(batch)
+        given, times = self._inner.run([*batch, *self._missing(batch)])
         answers = [
             answer if answer is LATER else self._cut(ticket, answer, True)
-            for ticket, answer in zip(batch, given, strict=True)
+            for ticket, answer in zip(batch, given, strict=False)
         ]
         return answers, times
 
     def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        self.sink.send(ticket, self._cut(ticket, answer, final), final)
+        if not isinstance(ticket, Padding):
+            self.sink.send(ticket, self._cut(ticket, answer, final), final)
+        elif not final:
+            ticket.read()  # else the model would wait for somebody to read it
+
+    def _missing(self, batch: Sequence[Ticket]) -> Iterator[Ticket]:
+        """The request that fills ``batch``, which is padded already, up to a bucket of rows; none if it is full."""
+        rows = sum(ticket.rows for ticket in batch)
+        missing, first = self._rules.rows(rows) - rows, batch[0].request
+        if missing:
+            inputs: dict[str, Tensor] = {}
+            for name, tensor in first.inputs.items():
+                empty = _empty(self._rules, name, tensor, (missing, *tensor.shape[1:]))  # type: ignore[arg-type]
+                inputs[name] = as_tensor(empty)
+            yield Padding(first.model_name, inputs, missing)
 
     def close(self) -> None:
         self._inner.close()
@@ -128,14 +149,13 @@ def _made(rules: PaddingRules, pad: AxisPad, batch: Sequence[Ticket], rows: int)
 
 
 def _filled(rules: PaddingRules, name: str, tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """``tensors`` of input ``name``, one under the other, in one of ``shape``."""
     if len(tensors) == 1 and tensors[0].shape == shape:
         return tensors[0]
-    if isinstance(tensors[0], BytesTensor):
+    if isinstance(tensors[0], BytesTensor) and name not in rules.by_input:
         missing = (shape[0] - sum(tensor.shape[0] for tensor in tensors), *shape[1:])
         return concatenate([*tensors, BytesTensor(bytes(4 * prod(missing)), missing)])
-    pads = rules.by_input.get(name)
-    value, dtype = pads[0].value if pads else 0, tensors[0].dtype
-    filled = np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
+    filled = _empty(rules, name, tensors[0], shape)
     begin = 0
     for tensor in tensors:
         place = tuple(map(slice, tensor.shape))
@@ -143,8 +163,17 @@ def _filled(rules: PaddingRules, name: str, tensors: Sequence[Tensor], shape: tu
             end = begin + tensor.shape[0]
             place = (slice(begin, end), *place[1:])
             begin = end
-        filled[place] = tensor
-    return filled
+        filled[place] = tensor.to_objects() if isinstance(tensor, BytesTensor) else tensor
+    return BytesTensor.from_objects(filled) if isinstance(tensors[0], BytesTensor) else filled
+
+
+def _empty(rules: PaddingRules, name: str, like: Tensor, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """What fills up input ``name``, whose type is that of ``like``; strings as objects."""
+    pads = rules.by_input.get(name)
+    if isinstance(like, BytesTensor):
+        return np.full(shape, str(pads[0].value).encode() if pads else b"", object)
+    value = pads[0].value if pads else 0
+    return np.full(shape, value, like.dtype) if value else np.zeros(shape, like.dtype)
 
 
 def cut_outputs(
