@@ -19,10 +19,11 @@ from headrace.backends.base import Device
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.schedulers.base import InstanceInfo, ScheduledModel
+from headrace.schedulers.base import Clock, InstanceInfo, LoopClock, ScheduledModel
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
+from headrace.testing.played import TurnedClock
 from headrace.workers.threads import LoopWakeup, Wakeup
 from tests.core.conftest import make_ticket
 
@@ -31,16 +32,20 @@ LATE = "allow_timeout_override: true default_timeout_microseconds: 60000000"
 
 
 class Played:
-    """A scheduler, its one instance, and what that has run."""
+    """A scheduler, its one instance, and what that has run. Time stands still until ``clock`` is turned, unless it is
+    given another."""
 
-    def __init__(self, text: str, kind: type[DynamicScheduler], max_batch_size: int) -> None:
+    def __init__(
+        self, text: str, kind: type[DynamicScheduler], max_batch_size: int, real_clock: Clock | None = None
+    ) -> None:
         self.batches: asyncio.Queue[list[str]] = asyncio.Queue()
+        self.clock = TurnedClock()
         self.expired: list[str] = []
         self.loop, self.thread = asyncio.get_running_loop(), threading.current_thread()
         config = ModelConfig(name="m", max_batch_size=max_batch_size)
         text_format.Parse(f"dynamic_batching {{ {text} }}", config)
         model = ScheduledModel(config, [InstanceInfo("m_0", Device("cpu"), max_batch_size)])
-        self.scheduler = Kernel(kind, model, ModelStatistics(), self.loop)
+        self.scheduler = Kernel(kind, model, ModelStatistics(), self.loop, real_clock or self.clock)
         (self.source,) = self.scheduler.sources
 
     def send(self, name: str, rows: int = 1, key: object = None, timeout_us: int = 0, priority: int = 0) -> Ticket:
@@ -157,6 +162,8 @@ def test_a_request_that_leaves_a_preferred_size_behind_completes_the_batch(
         assert stage.batches.empty()
         if leaves == "cancelled":
             first.cancel()
+        else:
+            stage.clock.turn(20_000_000)
         assert await stage.next() == ["b", "c"]
         assert stage.expired == ([] if leaves == "postponed" else ["a"])
 
@@ -197,6 +204,7 @@ def test_a_request_behind_one_whose_time_is_over_does_not_wait_for_its_end(kind:
         assert stage.expired == ["late"]
 
     async def alone() -> None:
-        await scenario(Played(f"default_queue_policy {{ {LATE} }}", kind, 1))
+        loop_clock = LoopClock(asyncio.get_running_loop())
+        await scenario(Played(f"default_queue_policy {{ {LATE} }}", kind, 1, loop_clock))
 
     asyncio.run(asyncio.wait_for(alone(), 20))
