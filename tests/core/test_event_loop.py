@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import random
 import re
 import threading
 from collections.abc import Awaitable, Callable
@@ -18,20 +19,22 @@ from headrace.backends.base import Backend, Instance, Model, RequestInstance, Te
 from headrace.errors import BackendError, HeadraceError, Unavailable
 from headrace.messages.request import InferRequest
 from headrace.registry import PluginInfo
+from headrace.workers import loop_policy
 
 HANGING_S = 90
 ON = 'parameters { key: "event_loop" value { string_value: "on" } }'
+AUTO = ON.replace('"on"', '"auto"')
 TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
 X = {"x": np.ones((1, 1), np.float32)}
 
 
 class Worried(Instance):
-    """Notes on which thread it does what, and obeys the first element of its batch."""
+    """Notes on which thread it does what, and obeys its rows."""
 
     any_thread = True
 
     def __init__(self, model: Model) -> None:
-        self.services = model.services
+        self.services, self.alone = model.services, Exclusive()
         self.note("load")
 
     def note(self, what: str) -> None:
@@ -42,9 +45,10 @@ class Worried(Instance):
 
     def execute(self, inputs: Tensors) -> Tensors:
         x = np.asarray(inputs["x"])
-        with Worries.alone:
+        with self.alone:
             self.note(f"execute {len(x)}")
-            self.obey(float(x[0, 0]))
+            for told in x[:, 0]:
+                self.obey(float(told))
         return {"y": x * 2}
 
     def obey(self, told: float) -> None:
@@ -78,7 +82,7 @@ class OneByOne(RequestInstance):
 
 class Bound(Instance):
     def execute(self, inputs: Tensors) -> Tensors:
-        raise NotImplementedError
+        return {"y": inputs["x"]}
 
 
 class Exclusive:
@@ -97,7 +101,6 @@ class Exclusive:
 class Worries(Backend):
     name: ClassVar[str] = "worries"
     seen: ClassVar[list[tuple[str, str]]]
-    alone: ClassVar[Exclusive]
     entered: ClassVar[threading.Event]
     go_on: ClassVar[threading.Event]
 
@@ -108,7 +111,8 @@ class Worries(Backend):
 
 
 def config(name: str, text: str = "") -> str:
-    return f'name: "{name}" backend: "worries" max_batch_size: 8 {TENSORS} {ON} {text}'
+    chosen = "" if "event_loop" in text else ON
+    return f'name: "{name}" backend: "worries" max_batch_size: 8 {TENSORS} {chosen} {text}'
 
 
 @pytest.fixture
@@ -126,7 +130,7 @@ Scenario = Callable[[Server], Awaitable[None]]
 @pytest.fixture
 def play(tmp_path: Path, write: Callable[[str, str], None]) -> Callable[..., None]:
     """Plays a scenario to a server with the model ``m`` of the config text given, and an identity ``other``."""
-    Worries.seen, Worries.alone = [], Exclusive()
+    Worries.seen = []
     Worries.entered, Worries.go_on = threading.Event(), threading.Event()
 
     def play(scenario: Scenario, text: str = "", name: str = "m", **options: Any) -> None:
@@ -343,3 +347,87 @@ def test_who_may_not_run_on_the_loop_is_refused_at_load(
     with pytest.raises(HeadraceError, match="failed to load"):
         play(scenario, text, name)
     assert re.search(f"parameter 'event_loop' is 'on', but .*{why}", caplog.text)
+
+
+@pytest.fixture
+def all_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, an execution counts as short."""
+    for name in ("SHORT_NS", "FAIRLY_SHORT_NS", "LONG_NS", "BLOCKED_NS"):
+        monkeypatch.setattr(loop_policy, name, 1 << 62)
+    monkeypatch.setattr(loop_policy, "SHARE", 0)
+
+
+@pytest.mark.usefixtures("all_are_short")
+def test_what_is_short_comes_to_the_loop_and_what_takes_long_there_leaves_it(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(server: Server) -> None:
+        for _ in range(loop_policy.WINDOW):
+            assert server.explain("m")["runs_on"] == {"m_0": "thread"}
+            assert await ask(server) == 2
+        assert await ask(server) == 2
+        assert server.explain("m")["runs_on"] == {"m_0": "event_loop"}
+        monkeypatch.setattr(loop_policy, "LONG_NS", -1)
+        assert await ask(server) == 2
+        assert server.explain("m")["runs_on"] == {"m_0": "thread"}
+        blocked = asyncio.ensure_future(ask(server, -3))
+        while not Worries.entered.is_set():
+            await asyncio.sleep(0)
+        assert await ask(server, 5, "other") == 5  # others go on
+        Worries.go_on.set()
+        assert await blocked == -6
+
+    play(scenario, AUTO)
+    here, own = threading.current_thread().name, "headrace-m_0"
+    ran = [name for what, name in Worries.seen if what.startswith("execute")]
+    assert ran == [own] * loop_policy.WINDOW + [here] * 2 + [own]
+
+
+@pytest.mark.usefixtures("all_are_short")
+def test_who_does_not_say_that_any_thread_will_do_stays_on_its_thread(play: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        for _ in range(3 * loop_policy.WINDOW):
+            assert await ask(server, name="bound") == 1
+        assert server.explain("bound")["runs_on"] == {"bound_0": "thread"}
+
+    play(scenario, AUTO, "bound")
+
+
+LIMITED = 'rate_limiter { resources { name: "R" count: 2 } }'
+
+
+@pytest.mark.parametrize("text", [
+    "",
+    "instance_group { count: 3 kind: KIND_CPU }",
+    "instance_group { count: 3 kind: KIND_CPU } dynamic_batching {}",
+    "instance_group { count: 2 kind: KIND_CPU } dynamic_batching { preserve_ordering: true }",
+    "instance_group { count: 2 kind: KIND_CPU } dynamic_batching { preferred_batch_size: 3 "
+    "max_queue_delay_microseconds: 500 }",
+    f"instance_group {{ count: 3 kind: KIND_CPU {LIMITED} }} dynamic_batching {{}}",
+])  # fmt: skip
+def test_instances_that_move_to_and_fro_at_any_batch_run_alone_and_lose_nothing(
+    play: Callable[..., None], write: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    chance = random.Random(text)
+    monkeypatch.setattr(loop_policy.LoopPolicy, "ran", lambda policy, start_ns, end_ns: chance.random() < 0.5)
+
+    async def scenario(server: Server) -> None:
+        async def keep_asking(number: int) -> None:
+            for turn in range(40):
+                told = float(number * 100 + turn)
+                if turn % 9 == 5:
+                    with pytest.raises(BackendError, match="minus one"):
+                        await ask(server, -1)
+                assert await ask(server, told) == 2 * told
+
+        askers = [asyncio.ensure_future(keep_asking(number)) for number in range(12)]
+        for count in (1, 2, 3):  # a version whose other instances or whose batching differ
+            write("m", config("m", f"{AUTO} {text.replace('count: 3 kind', f'count: {count} kind')}"))
+            await server.load("m")
+        await asyncio.gather(*askers)
+        assert server.served("m")[0].scheduler.in_flight == 0
+
+    play(scenario, f"{AUTO} {text}", rate_limit="execution_count")
+    here = threading.current_thread().name
+    assert {name == here for what, name in Worries.seen if what.startswith("execute")} == {True, False}
+    assert [what for what, _ in Worries.seen].count("load") == [what for what, _ in Worries.seen].count("close")

@@ -91,7 +91,7 @@ def test_how_long_to_stay_awake_has_a_bound(value: str) -> None:
         chosen(Apart, busy_poll_microseconds=value)
 
 
-@pytest.mark.parametrize("value", ["on", "off"])
+@pytest.mark.parametrize("value", ["on", "off", "auto"])
 def test_the_event_loop_runs_instances_of_models_that_say_so(value: str) -> None:
     config = ModelConfig()
     assert parameters.read_event_loop(config.parameters) == "off"
@@ -102,7 +102,7 @@ def test_the_event_loop_runs_instances_of_models_that_say_so(value: str) -> None
 
 @pytest.mark.parametrize("value", ["", "On", "true", "1", "x" * 10_000])
 def test_any_other_event_loop_is_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"^parameter 'event_loop' is '.*', expected 'on' or 'off'$"):
+    with pytest.raises(ConfigError, match=r"^parameter 'event_loop' is '.*', expected 'on', 'off' or 'auto'$"):
         chosen(Apart, event_loop=value)
 
 

@@ -156,3 +156,30 @@ def test_a_last_response_does_not_pass_an_earlier_one() -> None:
         sink.deliver([one], [InferResponse({})])
 
     assert told(send)[0] == ["a goes on", "a ends"]
+
+
+def test_what_the_loop_has_run_is_given_out_at_once_behind_what_was_sent_before() -> None:
+    async def scenario() -> None:
+        source = Told()
+        sink = LoopSink(source, asyncio.get_running_loop(), source.late)  # type: ignore[arg-type]
+        sink.deliver([ticket("a")], [InferResponse({})])
+        sink.deliver_now([ticket("b"), ticket("c")], [InferResponse({})] * 2)
+        assert [what for what, _ in source.all] == ["a ends", "b ends", "c ends"]
+        await asyncio.sleep(0)
+        assert len(source.all) == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_of_the_loop_that_cannot_be_delivered_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Told):
+        def deliver(self, tickets: Sequence[Ticket], answers: Sequence[Answer]) -> None:
+            raise SystemExit("stray")
+
+    async def scenario() -> None:
+        source = Broken()
+        sink = LoopSink(source, asyncio.get_running_loop(), source.late)  # type: ignore[arg-type]
+        sink.deliver_now([ticket("a")], [InferResponse({})])
+
+    asyncio.run(scenario())
+    assert "a batch could not be delivered" in caplog.text

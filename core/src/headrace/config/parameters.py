@@ -21,8 +21,8 @@ from headrace.errors import ConfigError, PluginError
 
 T = TypeVar("T")
 HostKind: TypeAlias = Literal["process", "thread"]
-#: Whether instances run on the event loop.
-OnLoop: TypeAlias = Literal["on", "off"]
+#: Whether instances run on the event loop; ``auto``: if their executions are short.
+OnLoop: TypeAlias = Literal["on", "off", "auto"]
 
 #: The key that gives each instance of a model, whatever its backend, a process or a thread.
 ISOLATION = "isolation"
@@ -95,7 +95,9 @@ def read_event_loop(given: Mapping[str, ModelParameter]) -> OnLoop:
     for choice in get_args(OnLoop):
         if text == choice:
             return cast("OnLoop", choice)
-    raise ConfigError(f"parameter '{EVENT_LOOP}' is '{clip(text)}', expected 'on' or 'off'", field=_path(EVENT_LOOP))
+    raise ConfigError(
+        f"parameter '{EVENT_LOOP}' is '{clip(text)}', expected 'on', 'off' or 'auto'", field=_path(EVENT_LOOP)
+    )
 
 
 def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from weakref import WeakSet
 
-from headrace.backends.base import AnyInstance, Backend, Instance, Isolation, Model, RequestInstance
+from headrace.backends.base import AnyInstance, Backend, Isolation, Model
 from headrace.config.config_json import config_to_json
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.parameters import (
@@ -36,7 +36,7 @@ from headrace.workers.process.handshake import InstanceSpec
 from headrace.workers.process.process_worker import ProcessWorker
 from headrace.workers.runner import Runner
 from headrace.workers.warmup import WarmupSample, prepare, read_samples
-from headrace.workers.worker import InstanceThread, Worker
+from headrace.workers.worker import InstanceThread, Worker, may_run_on_loop
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class WorkerFactory:
         #: What belongs to each worker that has not closed.
         self._owned: dict[Worker, tuple[LocalServices, list[ExecutionStatistics]]] = {}
         self._siblings: list[ProcessWorker] = []
-        self._on_loop = read_event_loop(model.config.parameters) == "on"
+        self._on_loop = read_event_loop(model.config.parameters)
         self._schema = OutputSchema(
             model.name,
             str(model.version),
@@ -207,7 +207,7 @@ class WorkerFactory:
 
     def _require_any_thread(self, instance: AnyInstance) -> None:
         """Raise `ConfigError` for an instance that is to run on the event loop and must not."""
-        if self._on_loop and not (isinstance(instance, Instance | RequestInstance) and instance.any_thread):
+        if self._on_loop == "on" and not may_run_on_loop(instance):
             raise ConfigError(
                 f"model '{self._model.name}': parameter '{EVENT_LOOP}' is 'on', but an instance of backend "
                 f"'{self._backend.name}' runs on a thread of its own only",

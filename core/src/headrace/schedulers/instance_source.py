@@ -90,7 +90,7 @@ class InstanceSource:
         now_ns = self._now_ns()
         chosen = self._next(self.instance, now_ns)
         if isinstance(chosen, Wait):
-            self.wait, self._kernel.threads_take = chosen, False
+            self.wait, self._kernel.forms_batches, self._kernel.threads_take = chosen, True, False
             return []
         self.wait = None
         return self._claim(chosen, now_ns) or self._ask_after_losing() if chosen else []
@@ -177,13 +177,15 @@ class InstanceSource:
         self._stand_by(wakeup)
         return None
 
-    def run_on_loop(self, run: Callable[[list[Ticket]], int]) -> None:
-        """From now on have ``run`` run the batches on the event loop, while the thread sleeps that takes from here.
+    def run_on_loop(self, run: Callable[[list[Ticket]], int] | None) -> None:
+        """From now on have ``run`` run the batches on the event loop, while the thread sleeps that takes from here;
+        None ends that.
 
         ``run`` returns when the batch was through, by the monotonic clock, and raises nothing. By the instance's
-        thread, before it takes.
+        thread between two batches, or by ``run``.
         """
-        self._run, self._kernel.threads_take = run, False
+        self._run = run
+        self._kernel.choose_who_takes()
 
     def _stand_by(self, wakeup: Wakeup) -> None:
         """All is over for this instance. It has to go on living, if it may still be asked for what it was given."""
@@ -251,12 +253,17 @@ class InstanceSource:
                 self._return()
                 return True
             until_ns = until_ns or ended_ns + TURN_NS
-            if ended_ns >= until_ns:
+            if ended_ns >= until_ns or self._run is None:
                 self.wake_at = 0
                 self._kernel.idle.append(self)
                 self._kernel.wake_soon()
                 return False
         return batch is None
+
+    @property
+    def runs_on_loop(self) -> bool:
+        """Whether the event loop runs the batches of a worker that takes them on a thread."""
+        return self._run is not None
 
     def has_run(self) -> None:
         """An execution on the event loop has returned."""
@@ -328,7 +335,9 @@ class InstanceSource:
         self._is_parked = True
         if wait is None:
             self.wake_at = 0
-            kernel.idle.append(self)
+            # Whom the loop runs need not be woken: it comes before threads, but never before a batch that is formed.
+            is_first = self._run is not None and not kernel.forms_batches
+            (kernel.idle.appendleft if is_first else kernel.idle.append)(self)
         else:
             self.wake_at = kernel.arrived + wait.rows
             self._alarm = kernel.clock.call_later(wait.delay_ns, self.look)
@@ -413,8 +422,10 @@ class Dispatcher(ABC):
         self._make = InstanceSource if limiter is None else limiter.source
         self.sources = [self._make(self, instance) for instance in model.instances]
         self._alike = scheduler.instances_alike and not any(source.is_limited for source in self.sources)
-        #: Whether threads are only rung for, and take what is there once they are awake: one is as good as another, and
-        #: the scheduler has never had one wait for a fuller batch, which the loop would form.
+        #: Whether the scheduler has ever had an instance wait for a fuller batch.
+        self.forms_batches = False
+        #: Whether threads are only rung for, and take what is there once they are awake: one is as good as another,
+        #: none of them leaves it to the event loop, and there is no batch to form, which the loop would do.
         self.threads_take = scheduler.on_threads and self._alike
 
     @abstractmethod
@@ -430,6 +441,15 @@ class Dispatcher(ABC):
     def deliver_heard(
         self, source: InstanceSource | None, tickets: Sequence[Ticket], answers: Sequence[Answer]
     ) -> None: ...
+
+    def choose_who_takes(self) -> None:
+        """Whether the event loop runs the batches of an instance has changed. Any thread."""
+        self.threads_take = (
+            self.scheduler.on_threads
+            and self._alike
+            and not self.forms_batches
+            and not any(source.runs_on_loop for source in self.sources)
+        )
 
     def ask_again(self) -> None:
         """Ask for all who are idle, soon."""

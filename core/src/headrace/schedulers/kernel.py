@@ -225,7 +225,7 @@ class Kernel(Dispatcher):
         self.sources = [source for source in self.sources if source not in leave] + new
         self.instances[:] = [source.instance for source in self.sources]
         self._alike = self.scheduler.instances_alike and not any(source.is_limited for source in self.sources)
-        self.threads_take = self.threads_take and self._alike
+        self.choose_who_takes()
         try:
             self.scheduler.instances_changed()
         except KeyboardInterrupt:

@@ -13,14 +13,16 @@ from functools import partial
 from time import monotonic_ns
 from typing import Literal, Protocol, TypeAlias
 
-from headrace.backends.base import AnyInstance, BaseInstance
+from headrace.backends.base import AnyInstance, BaseInstance, Instance, RequestInstance
+from headrace.config.parameters import OnLoop
 from headrace.errors import InternalError, summary
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.log_output import speak_for, speak_for_nobody
 from headrace.telemetry.pacing import paced
-from headrace.telemetry.statistics import ExecutionStatistics, Observer
+from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics, Observer
 from headrace.workers.instance import ExecutionRecorder, close_instance, run_batch
+from headrace.workers.loop_policy import LoopPolicy
 from headrace.workers.runner import LATER, Given, Runner
 from headrace.workers.threads import LoopMailbox, LoopWakeup, Wakeup
 
@@ -44,7 +46,7 @@ class BatchSource(Protocol):
 
     def take(self, wakeup: Wakeup) -> list[Ticket] | None: ...
 
-    def run_on_loop(self, run: Callable[[list[Ticket]], int]) -> None: ...
+    def run_on_loop(self, run: Callable[[list[Ticket]], int] | None) -> None: ...
 
     def poll(self, wakeup: LoopWakeup) -> list[Ticket] | None: ...
 
@@ -113,7 +115,9 @@ class InstanceThread:
     """The thread of one instance: it loads, then pulls a batch, runs it and hands it back, until it closes.
 
     All methods of the instance run on it. Only, with ``on_loop``, the event loop runs the batches, and the thread
-    sleeps from load to close: it has the instance whenever it is awake, and the loop whenever it is not.
+    sleeps meanwhile: it has the instance whenever it is awake, and the loop whenever it is not. That is from load to
+    close, or, where ``on_loop`` is ``auto`` and the instance says `BaseInstance.any_thread`, whenever a `LoopPolicy`
+    says so.
 
     ``load`` returns the instance, warmed up, and its runner. A `Worker`: nothing that
     an instance, an observer or a scheduler raises ends the thread, so it is alive from load to close.
@@ -128,10 +132,11 @@ class InstanceThread:
         name: str,
         load: Callable[[], tuple[AnyInstance, Runner]],
         statistics: Callable[[], ExecutionStatistics],
-        on_loop: bool = False,
+        on_loop: OnLoop = "off",
     ) -> None:
         self.name = name
-        if on_loop:
+        self._on_loop = on_loop
+        if on_loop == "on":
             self.runs_on = "event_loop"
         self.instance: AnyInstance | None = None
         self.has_check = False
@@ -194,9 +199,14 @@ class InstanceThread:
         wakeup = Wakeup()
         sink = LoopSink(source, loop, self._recorder.late)
         runner.connect(sink)
-        if self.runs_on == "event_loop":
-            source.run_on_loop(partial(self._run_on_loop, runner, sink))
-            log.info("instance '%s' runs on the event loop", self.name)
+        run_on_loop: Callable[[list[Ticket]], int] = partial(self._run_on_loop, runner, sink)
+        policy = None
+        if self._on_loop == "on":
+            source.run_on_loop(run_on_loop)
+            self._note("event_loop")
+        elif self._on_loop == "auto" and may_run_on_loop(self.instance):
+            policy = LoopPolicy()
+            run_on_loop = partial(self._run_while_short, runner, source, sink, policy)
         while True:
             try:
                 batch = source.take(wakeup)
@@ -208,16 +218,34 @@ class InstanceThread:
                 continue
             if batch is None:
                 return
-            self._run(runner, batch, sink.deliver)
+            times = self._run(runner, batch, sink.deliver)
+            if policy is not None and policy.ran(times.start_ns, times.end_ns):
+                source.run_on_loop(run_on_loop)
+                self._note("event_loop")
             del batch  # while this thread waits, its memory is not its to keep
 
     def _run_on_loop(self, runner: Runner, sink: LoopSink, batch: list[Ticket]) -> int:
         """Run ``batch``; return when it was through. On the event loop, while the thread sleeps."""
         speak_for(runner.schema.name)
-        return self._run(runner, batch, sink.deliver_now)
+        return self._run(runner, batch, sink.deliver_now).end_ns
 
-    def _run(self, runner: Runner, batch: list[Ticket], deliver: Deliver) -> int:
-        """Run ``batch`` and have the answers delivered; return when the execution was over."""
+    def _run_while_short(
+        self, runner: Runner, source: BatchSource, sink: LoopSink, policy: LoopPolicy, batch: list[Ticket]
+    ) -> int:
+        """`_run_on_loop`, until ``policy`` has the thread run the next batch."""
+        speak_for(runner.schema.name)
+        times = self._run(runner, batch, sink.deliver_now)
+        if not policy.ran(times.start_ns, times.end_ns):
+            source.run_on_loop(None)
+            self._note("thread")
+        return times.end_ns
+
+    def _note(self, runs_on: RunsOn) -> None:
+        self.runs_on = runs_on
+        log.info("instance '%s' runs on %s", self.name, "the event loop" if runs_on == "event_loop" else "its thread")
+
+    def _run(self, runner: Runner, batch: list[Ticket], deliver: Deliver) -> BatchTimes:
+        """Run ``batch`` and have the answers delivered; return when it was executed."""
         try:
             self.executing = batch
             given, times = run_batch(runner, batch)
@@ -229,8 +257,8 @@ class InstanceThread:
             log.exception("instance '%s' could not see a batch through", self.name)
             self.executing = ()
             deliver(batch, [InternalError(summary(error))] * len(batch))
-            return monotonic_ns()
-        return times.end_ns
+            return BatchTimes(*[monotonic_ns()] * 4)
+        return times
 
 
 def _finished(batch: list[Ticket], given: Sequence[Given]) -> tuple[list[Ticket], Sequence[Answer]]:
@@ -239,6 +267,11 @@ def _finished(batch: list[Ticket], given: Sequence[Given]) -> tuple[list[Ticket]
         return batch, given  # type: ignore[return-value]  # looked at in one go: this is every batch's way
     pairs = [(ticket, answer) for ticket, answer in zip(batch, given, strict=True) if answer is not LATER]
     return [ticket for ticket, _ in pairs], [answer for _, answer in pairs]
+
+
+def may_run_on_loop(instance: AnyInstance | None) -> bool:
+    """Whether ``instance`` stands on a rung, and says of itself, that the event loop may run it."""
+    return isinstance(instance, Instance | RequestInstance) and instance.any_thread
 
 
 class LoopSink:

@@ -1,0 +1,69 @@
+"""Whether the event loop or its thread runs the next execution of an instance: arithmetic on how long the last took.
+
+A thread that is woken, and contends with the loop for the interpreter's lock, costs about as much as an execution of
+`SHORT_NS`. Whatever takes longer on the loop has others wait, so it is worth a thread.
+"""
+
+from __future__ import annotations
+
+#: Executions that are looked at together.
+WINDOW = 16
+#: What is worth no thread: an instance comes to the loop if the fastest quarter of its executions take no longer. On a
+#: thread the others may have waited for the interpreter's lock.
+SHORT_NS = 100_000
+#: What half of the executions on the loop may take before the instance leaves it.
+FAIRLY_SHORT_NS = 2 * SHORT_NS
+#: An execution on the loop that takes longer is its last there for a while.
+LONG_NS = 1_000_000
+#: An instance that has blocked for so long in its last window does not come.
+BLOCKED_NS = 5_000_000
+#: Of its time, the loop may spend one part in so many on the executions of one instance.
+SHARE = 2
+#: How long an instance stays away, at least; at most; and how many times as long as its execution took.
+AWAY_NS, MOST_AWAY_NS, AWAY_TIMES = 200_000_000, 600_000_000_000, 100
+
+
+class LoopPolicy:
+    """Hears of every execution of one instance, one at a time, and says where the next one runs.
+
+    What was long stays away a hundred times as long, so that the loop is late for a hundredth of the time at most; and
+    twice as long as before if it did not stay on the loop for as long as it had been away.
+    """
+
+    __slots__ = ("_away_ns", "_began_ns", "_came_ns", "_free_ns", "_took", "on_loop")
+
+    def __init__(self) -> None:
+        self.on_loop = False
+        self._took: list[int] = []
+        self._began_ns = 0
+        #: When it came to the loop; before when it does not come back; and for how long it has been away.
+        self._came_ns = self._free_ns = self._away_ns = 0
+
+    def ran(self, start_ns: int, end_ns: int) -> bool:
+        """An execution began and ended then, where `on_loop` says; whether the loop runs the next one."""
+        took, took_ns = self._took, end_ns - start_ns
+        if self.on_loop and took_ns > LONG_NS:
+            return self._leave(end_ns, took_ns)
+        if not took:
+            self._began_ns = start_ns
+        took.append(took_ns)
+        if len(took) < WINDOW:
+            return self.on_loop
+        took.sort()
+        if not self.on_loop:
+            if took[WINDOW // 4 - 1] <= SHORT_NS and took[-1] <= BLOCKED_NS and end_ns >= self._free_ns:
+                self.on_loop, self._came_ns = True, end_ns
+        elif took[WINDOW // 2 - 1] > FAIRLY_SHORT_NS or sum(took) * SHARE > end_ns - self._began_ns:
+            return self._leave(end_ns, took[-1])
+        took.clear()
+        return self.on_loop
+
+    def _leave(self, now_ns: int, took_ns: int) -> bool:
+        away_ns = max(AWAY_NS, took_ns * AWAY_TIMES)
+        if now_ns - self._came_ns < self._away_ns:
+            away_ns = max(away_ns, 2 * self._away_ns)
+        self._away_ns = min(away_ns, MOST_AWAY_NS)
+        self._free_ns = now_ns + self._away_ns
+        self._took.clear()
+        self.on_loop = False
+        return False

@@ -1,0 +1,143 @@
+"""When an instance comes to the event loop, when it leaves it, and for how long: times are numbers here."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headrace.workers.loop_policy import (
+    AWAY_NS,
+    AWAY_TIMES,
+    BLOCKED_NS,
+    FAIRLY_SHORT_NS,
+    LONG_NS,
+    MOST_AWAY_NS,
+    SHORT_NS,
+    WINDOW,
+    LoopPolicy,
+)
+
+SECOND = 1_000_000_000
+#: Between two executions: they take little of the loop's time.
+PAUSE_NS = 10 * FAIRLY_SHORT_NS
+
+
+class Played:
+    """A policy, and executions one after the other with pauses."""
+
+    def __init__(self) -> None:
+        self.policy, self.now_ns = LoopPolicy(), 5 * SECOND
+
+    def run(self, took_ns: int, times: int = 1, pause_ns: int = PAUSE_NS) -> bool:
+        for _ in range(times):
+            self.now_ns += took_ns
+            assert self.policy.ran(self.now_ns - took_ns, self.now_ns) is self.policy.on_loop
+            self.now_ns += pause_ns
+        return self.policy.on_loop
+
+    def come(self) -> None:
+        assert self.run(SHORT_NS, WINDOW)
+
+    def wait(self, ns: int) -> None:
+        self.now_ns += ns
+
+
+@pytest.fixture
+def played() -> Played:
+    return Played()
+
+
+def test_short_executions_come_to_the_loop_after_a_window_of_them(played: Played) -> None:
+    assert not played.run(SHORT_NS, WINDOW - 1)
+    assert played.run(SHORT_NS)
+    assert played.run(1, 10 * WINDOW)
+
+
+def test_longer_ones_never_come(played: Played) -> None:
+    assert not played.run(SHORT_NS + 1, 100 * WINDOW)
+
+
+def test_a_quarter_is_enough_to_come_since_the_others_may_have_waited_for_the_interpreter(played: Played) -> None:
+    assert not played.run(BLOCKED_NS, WINDOW - WINDOW // 4 + 1)
+    assert not played.run(SHORT_NS, WINDOW // 4 - 1)
+    assert not played.run(BLOCKED_NS, WINDOW - WINDOW // 4)
+    assert played.run(SHORT_NS, WINDOW // 4)
+
+
+def test_who_has_blocked_lately_does_not_come(played: Played) -> None:
+    assert not played.run(BLOCKED_NS + 1)
+    assert not played.run(SHORT_NS, WINDOW - 1)
+    assert played.run(SHORT_NS, WINDOW)
+
+
+def test_what_is_neither_short_nor_long_stays_where_it_is(played: Played) -> None:
+    assert not played.run(FAIRLY_SHORT_NS, 10 * WINDOW)
+    played.come()
+    assert played.run(FAIRLY_SHORT_NS, 10 * WINDOW)
+
+
+def test_one_long_execution_leaves_the_loop_at_once(played: Played) -> None:
+    played.come()
+    assert played.run(LONG_NS)
+    assert not played.run(LONG_NS + 1)
+
+
+def test_half_a_window_that_is_not_short_leaves_the_loop(played: Played) -> None:
+    played.come()
+    assert played.run(FAIRLY_SHORT_NS + 1, WINDOW // 2)
+    assert played.run(1, WINDOW // 2)
+    assert played.run(1, WINDOW // 2 - 1)
+    assert not played.run(FAIRLY_SHORT_NS + 1, WINDOW // 2 + 1)
+
+
+def test_who_would_take_half_of_the_loops_time_leaves_it(played: Played) -> None:
+    played.come()
+    assert played.run(SHORT_NS, WINDOW, pause_ns=SHORT_NS * 11 // 10)
+    assert not played.run(SHORT_NS, WINDOW, pause_ns=SHORT_NS * 9 // 10)
+
+
+def test_who_has_left_stays_away_a_hundred_times_as_long_as_it_took(played: Played) -> None:
+    played.come()
+    assert not played.run(SECOND, pause_ns=0)
+    played.wait(AWAY_TIMES * SECOND - WINDOW * SHORT_NS - 1)
+    assert not played.run(SHORT_NS, WINDOW, pause_ns=0)
+    assert played.run(SHORT_NS, WINDOW, pause_ns=0)
+
+
+def test_who_leaves_soon_after_it_came_back_stays_away_twice_as_long_each_time(played: Played) -> None:
+    away: list[int] = []
+    for _ in range(15):
+        left_ns = played.now_ns
+        while not played.run(SHORT_NS, WINDOW):
+            pass
+        away.append(played.now_ns - left_ns)
+        assert not played.run(LONG_NS + 1)
+    window_ns = WINDOW * (SHORT_NS + PAUSE_NS) + LONG_NS + 1 + PAUSE_NS
+    for turn, ns in enumerate(away[1:]):
+        assert abs(ns - min(AWAY_NS << turn, MOST_AWAY_NS)) <= 2 * window_ns
+
+
+def test_who_stays_on_the_loop_for_as_long_as_it_was_away_is_forgiven(played: Played) -> None:
+    for _ in range(5):
+        played.come()
+        assert not played.run(LONG_NS + 1)
+        played.wait(MOST_AWAY_NS)
+    played.come()
+    played.wait(MOST_AWAY_NS)
+    assert not played.run(LONG_NS + 1)
+    played.wait(AWAY_NS)
+    played.come()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_the_executions_take_the_loop_is_late_for_little_of_its_time(played: Played, seed: int) -> None:
+    chance, late_ns, longest_ns = random.Random(seed), 0, 0
+    began_ns = played.now_ns
+    for _ in range(20_000):
+        took_ns = chance.choice([chance.randrange(1, SHORT_NS)] * 200 + [chance.randrange(LONG_NS, SECOND)])
+        if played.policy.on_loop and took_ns > LONG_NS:
+            late_ns += took_ns
+            longest_ns = max(longest_ns, took_ns)
+        played.run(took_ns, pause_ns=chance.randrange(PAUSE_NS))
+    assert 0 < late_ns <= (played.now_ns - began_ns) / AWAY_TIMES + longest_ns
