@@ -171,6 +171,7 @@ def test_http2_knows_neither_grpc_nor_the_server(path: Path) -> None:
 
 #: Modules of the extras of core, and who imports each before it is asked for.
 EXTRA_MODULES = {
+    "blake3": set[str](),
     "grpc": {"grpcio_host.py"},
     "grpc_health": set[str](),
     "grpc_reflection": set[str](),

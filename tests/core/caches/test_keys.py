@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.caches import keys
 from headrace.caches.keys import CacheKeys
 from headrace.messages.request import InferRequest
 from headrace.messages.tensor import BytesTensor
@@ -48,6 +49,41 @@ DIFFERENT = [
 def test_whatever_could_change_an_answer_changes_the_key() -> None:
     assert len(set(DIFFERENT)) == len(DIFFERENT)
     assert {len(each) for each in DIFFERENT} == {32}
+
+
+@pytest.mark.parametrize("is_fast", [False, True], ids=["without the extra", "with it"])
+def test_large_tensors_have_keys_of_their_own_whatever_digests_them(
+    monkeypatch: pytest.MonkeyPatch, is_fast: bool
+) -> None:
+    pytest.importorskip("blake3")
+    if not is_fast:
+        monkeypatch.setattr(keys, "_LARGE_DIGEST", None)
+    large = np.zeros(3000, np.float32)
+    last, name = large.copy(), "a"
+    last[-1] = 1
+    found = [
+        key({name: large}),
+        key({name: last}),
+        key({name: large.reshape(3, 1000)}),
+        key({name: large.view(np.int32)}),
+        key({name: large, "b": last}),
+        key({name: last, "b": large}),
+        key({name: blake3_of(large)}),
+        key({name: BytesTensor.from_items([bytes(6000), bytes(5992)], (2,))}),
+        key({name: BytesTensor.from_items([bytes(5992), bytes(6000)], (2,))}),
+    ]
+    assert len(set(found)) == len(found)
+    assert key({name: np.repeat(large, 2)[::2]}) == found[0]
+    if not is_fast:
+        monkeypatch.undo()
+        assert key({name: large}) != found[0]  # so that this has tried both
+
+
+def blake3_of(tensor: Any) -> Any:
+    """The digest in the place of what it is the digest of."""
+    from blake3 import blake3
+
+    return np.frombuffer(blake3(tensor.tobytes()).digest(), np.uint8)
 
 
 def test_what_cannot_change_it_does_not() -> None:

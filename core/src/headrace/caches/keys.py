@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
+from math import inf
 from typing import Any
 
 from headrace.errors import InvalidArgument
@@ -16,6 +17,21 @@ BYPASS = "bypass_response_cache"
 _MOST_REMEMBERED = 1024
 #: Of a value that a message shows.
 _SHOWN = 100
+
+
+def _large_digest() -> Callable[[bytes | memoryview], Any] | None:
+    """What digests tensors that are large, if the extra ``blake3`` is installed: three to six times as fast."""
+    try:
+        from blake3 import blake3
+    except ImportError:
+        return None
+    digest: Callable[[bytes | memoryview], Any] = blake3
+    return digest
+
+
+_LARGE_DIGEST = _large_digest()
+#: Tensors from here on are digested by it; for smaller ones it costs more.
+_LARGE_BYTES = inf if _LARGE_DIGEST is None else 8192
 
 
 class CacheKeys:
@@ -42,7 +58,10 @@ class CacheKeys:
             if header is None:
                 header = self._header(name, tensor)
             digest.update(header)
-            digest.update(wire_bytes(tensor))  # type: ignore[arg-type]
+            content = wire_bytes(tensor)  # type: ignore[arg-type]
+            if size >= _LARGE_BYTES and _LARGE_DIGEST is not None:
+                content = _LARGE_DIGEST(content).digest()
+            digest.update(content)
         if request.outputs and len(wanted := frozenset(request.outputs)) < len(self._all):
             digest.update(_listed("outputs", sorted(wanted)))
         if request.parameters and (told := _counting(request.parameters)):
