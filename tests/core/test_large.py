@@ -86,6 +86,8 @@ async def test_more_than_may_wait_is_refused_and_soon_taken_again(monkeypatch: p
     await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="3 large requests and answers wait"):
         await work.run(lambda: True)
+    with pytest.raises(Unavailable, match=r"^\[request id: 7\] 3 large requests and answers wait"):
+        await work.run(lambda: True, "[request id: 7] ")
     go_on.set()
     assert all(await asyncio.gather(*waiting))
     assert await work.run(lambda: 2) == 2

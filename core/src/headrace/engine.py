@@ -16,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from time import monotonic_ns
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -129,7 +130,7 @@ class Engine:
         """The responses of a model to ``request``, each when it is asked for; a model that is `UNREAD` ahead waits.
 
         The request is submitted with the first, as that of ``caller``. Whoever stops asking cancels it. Raises
-        `HeadraceError` where the model is not there, refuses, or fails.
+        `HeadraceError` where the model is not there, refuses, or fails, and `Unavailable` at the request's deadline.
         """
         answers: deque[tuple[Answer, bool]] = deque()
         arrived = asyncio.Event()
@@ -140,6 +141,11 @@ class Engine:
 
         ticket = Ticket(request, respond)
         self._any_number.submit(ticket, caller)
+        deadline_ns, timer = request.deadline_ns, None
+        if deadline_ns:
+            left_s = max(0, deadline_ns - monotonic_ns()) / 1e9
+            expired = Unavailable("Request timeout expired")  # in the words that Triton has for a queue
+            timer = asyncio.get_running_loop().call_later(left_s, respond, expired, True)
         try:
             while True:
                 while answers:
@@ -157,6 +163,8 @@ class Engine:
                 arrived.clear()
                 await arrived.wait()
         finally:
+            if timer is not None:
+                timer.cancel()
             ticket.cancel()
 
     # ------------------------------------------------------------------ health

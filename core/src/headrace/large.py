@@ -60,14 +60,18 @@ class LargeWork:
         self._count = 0
         self._giving_back: asyncio.TimerHandle | None = None
 
-    def begin(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> Callable[[], None]:
+    def begin(
+        self, work: Callable[[], T], done: Callable[[T | Exception], None], log_id: str = ""
+    ) -> Callable[[], None]:
         """Let a thread call ``work``, and then the event loop ``done`` with what it returned or raised.
 
         Returns what cancels: then ``done`` is not called, and ``work`` is let go, unless it runs. Raises
-        `Unavailable` if too much waits already.
+        `Unavailable` if too much waits already, with ``log_id``, that of the request, in front.
         """
         if self._count >= WAITING:
-            raise Unavailable(f"{WAITING} large requests and answers wait to be read or packed, try again later")
+            raise Unavailable(
+                f"{log_id}{WAITING} large requests and answers wait to be read or packed, try again later"
+            )
         self._count += 1
         if self._giving_back is not None:
             self._giving_back.cancel()
@@ -75,10 +79,10 @@ class LargeWork:
         self._pool.submit(job)
         return job.cancel
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns, or raises, on a thread. Cancelling lets it go as `begin` says."""
+    async def run(self, work: Callable[[], T], log_id: str = "") -> T:
+        """What ``work`` returns, or raises, on a thread. Cancelled, and refused, as `begin` says."""
         future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
-        cancel = self.begin(work, lambda outcome: None if future.done() else future.set_result(outcome))
+        cancel = self.begin(work, lambda outcome: None if future.done() else future.set_result(outcome), log_id)
         del work  # the job has it, and lets it go
         try:
             outcome = await future

@@ -90,9 +90,9 @@ class Client:
         self.socket.connect(("127.0.0.1", port))
         self.received = bytearray()
 
-    def ask(self, document: object, path: str = "/v2/models/count/events") -> Client:
+    def ask(self, document: object, path: str = "/v2/models/count/events", more: str = "") -> Client:
         body = json.dumps(document).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{more}Content-Length: {len(body)}\r\n\r\n"
         self.socket.sendall(head.encode() + body)
         return self
 
@@ -184,6 +184,27 @@ def test_the_one_response_of_another_model_is_one_event(connect: Connect) -> Non
 def test_what_is_refused_has_a_status(connect: Connect, document: object, path: str, status: int, text: str) -> None:
     head, body = connect().ask(document, path).to_the_end()
     assert (int(head[9:12]), text in json.loads(body)["error"]) == (status, True), body
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "text"),
+    [
+        ("0", 503, "Request timeout expired"),
+        ("1.5", 400, "header 'Request-Timeout-Ms' is '1.5', expected 1 to 10 digits"),
+    ],
+)
+def test_a_time_that_is_none_is_refused_as_by_infer(connect: Connect, value: str, status: int, text: str) -> None:
+    head, body = connect().ask({"inputs": []}, more=f"Request-Timeout-Ms: {value}\r\n").to_the_end()
+    assert (int(head[9:12]), json.loads(body)["error"]) == (status, text)
+
+
+def test_events_end_when_the_time_is_over_that_the_header_gives(
+    wait_until: Callable[..., None], connect: Connect, repository: Path
+) -> None:
+    document = {"inputs": [tensor("COUNT", 2_000_000_000), tensor("SIZE", 1)]}
+    head, body = connect().ask(document, more="Request-Timeout-Ms: 300\r\n").to_the_end()
+    assert body.endswith(b'{"error":"Request timeout expired"}' + b"\n\n" * head.startswith(b"HTTP/1.1 200"))
+    wait_until(lambda: (repository / "count/1/cancelled").exists(), "the model has heard of it")
 
 
 def test_a_failure_before_the_first_response_is_a_status_and_behind_it_an_event(connect: Connect) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from headrace.errors import HeadraceError, InternalError, InvalidArgument
 from headrace.frontends.failures import tell_fault
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork, worded
-from headrace.messages.request import InferRequest
+from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
 from headrace.messages.single import SingleAnswer
 from headrace.messages.tensor import BytesTensor
@@ -59,11 +59,12 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
         self._reply(reply)
 
     def read_large(
-        self, read: Callable[[], InferRequest], entrance: Entrance, caller: Caller | None
+        self, read: Callable[[], InferRequest], entrance: Entrance, caller: Caller | None, known_as: str = ""
     ) -> Callable[[], None]:
         """Let a thread ``read`` the request, which is then submitted as that of ``caller``.
 
-        Returns what cancels it, one way or the other. Raises `Unavailable` if too much waits already.
+        Returns what cancels it, one way or the other. Raises `Unavailable` if too much waits already, with ``known_as``
+        in front, the `log_id` of the request where it is known.
         """
         submitted: list[Ticket] = []
 
@@ -79,7 +80,7 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
             finally:
                 del outcome  # an error and the frame that has it would keep each other, and the body
 
-        leave = self._large.begin(read, submit)
+        leave = self._large.begin(read, submit, known_as)
 
         def cancel() -> None:
             leave()
@@ -93,7 +94,7 @@ class EncodedAnswer(SingleAnswer, Generic[R]):
             self._reply(self.refused(worded(outcome)) if isinstance(outcome, Exception) else outcome)
 
         try:
-            self._large.begin(partial(self._encode_large, response), finish)
+            self._large.begin(partial(self._encode_large, response), finish, log_id(response.id))
         except HeadraceError as error:  # too many wait
             finish(error)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as triton
 
+from headrace import large
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine, Entrance
@@ -364,6 +365,43 @@ async def test_a_response_that_cannot_be_encoded_is_that_requests_error() -> Non
     assert "response parameter 'p' can not be sent" in (await opened.received.get()).error_message
     assert await opened.values(1) == [1]
     await opened.task
+
+
+def classified(id: str, *, strings: int = 0) -> RawRequest:
+    """A request for a class of ``y``, with so many bytes of strings."""
+    message = triton.ModelInferRequest(model_name="m", id=id, raw_input_contents=[bytes(max(4, strings))])
+    message.inputs.add(name="x", datatype="BYTES" if strings else "FP32", shape=[max(4, strings) // 4])
+    message.outputs.add(name="y").parameters["classification"].int64_param = 1
+    return unpack(message.SerializeToString())
+
+
+@asynchronous
+async def test_what_is_too_large_while_too_much_waits_is_refused_by_its_id_and_the_stream_goes_on() -> None:
+    engine, waiting = StandInEngine(), large.WAITING
+    inference = engine.inference()
+    text = "[request id: 7] 0 large requests and answers wait to be read or packed, try again later"
+    large.WAITING = 0
+    try:
+        opened = OpenStream(engine)
+        opened.send(classified("7"))
+        wide = InferResponse({"y": np.zeros(large.LARGE_BYTES, np.float32)}, model_name="m", model_version="1", id="7")
+        (await engine.submitted.get()).respond(wide, True)
+        refused = [await opened.received.get()]
+        opened.send(classified("7", strings=2 * large.LARGE_BYTES))
+        refused.append(await opened.received.get())
+        assert [(message.error_message, message.infer_response.id) for message in refused] == [(text, "7")] * 2
+        call = asyncio.ensure_future(infer(inference, classified("7"), Call()))
+        (await engine.submitted.get()).respond(wide, True)
+        for answered in (call, infer(inference, classified("7", strings=2 * large.LARGE_BYTES), Call())):
+            with pytest.raises(Unavailable) as refusal:
+                await answered
+            assert refusal.value.message == text
+        opened.send(raw_request(), None)
+        (await engine.submitted.get()).respond(answer(1), True)
+        assert await opened.values(1) == [1]
+        await opened.task
+    finally:
+        large.WAITING = waiting
 
 
 def test_a_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from headrace.frontends.grpc.message_layouts import MessageLayoutCache
 from headrace.frontends.grpc.rpc import Cancel, Context, Metadata, Reply, first
 from headrace.frontends.grpc.wire import RawRequest
 from headrace.large import Large
-from headrace.messages.request import InferRequest
+from headrace.messages.request import InferRequest, log_id
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 
@@ -107,7 +107,7 @@ def _infer_large(
             decoded.request.expire_at(deadline_ns)
         return decoded.request
 
-    return answer.read_large(read, inference.single, caller)
+    return answer.read_large(read, inference.single, caller, log_id(raw_request.message.id))
 
 
 class _Answer(EncodedAnswer["bytes | HeadraceError"]):

@@ -21,6 +21,7 @@ from headrace.frontends.grpc.infer import SHUTTING_DOWN, Inference, decode_large
 from headrace.frontends.grpc.rpc import Context, Send, first
 from headrace.frontends.grpc.wire import RawRequest
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large
+from headrace.messages.request import log_id
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.pacing import paced
@@ -187,7 +188,7 @@ class _Stream:
                 try:
                     body = self._encode(turn, answer, final, LARGE_BYTES)
                 except Large:
-                    body = await self._inference.large_work.run(partial(self._encode, turn, answer, final, UNBOUNDED))
+                    body = await self._encode_large(turn, answer, final)
                 if body is not None:
                     await send(body)
                 self._held_bytes -= _size(answer)
@@ -245,7 +246,8 @@ class _Stream:
         """Let a thread decode what is large; the requests behind it wait."""
         inference, forwarded = self._inference, self._inference.forwarded(self._context)
         assert turn.view is not None
-        decoded = await inference.large_work.run(partial(decode_large, turn.view, raw_request, forwarded))
+        read = partial(decode_large, turn.view, raw_request, forwarded)
+        decoded = await inference.large_work.run(read, log_id(turn.message.id))
         turn.view = inference.any_number.submit(turn.take(decoded), inference.any_number.caller(self._context, None))
 
     def _release(self) -> None:
@@ -258,6 +260,14 @@ class _Stream:
             if not turn.is_answered:
                 return
             in_order.popleft()
+
+    async def _encode_large(self, turn: _Turn, answer: Answer, final: bool) -> bytes | None:
+        """`_encode` on a thread; what there is no room for is an error of its own request."""
+        encode = partial(self._encode, turn, answer, final, UNBOUNDED)
+        try:
+            return await self._inference.large_work.run(encode, log_id(turn.message.id))
+        except Unavailable as error:
+            return self._encode_error(turn, error, final)
 
     def _encode(self, turn: _Turn, answer: Answer, final: bool, patience: int) -> bytes | None:
         if isinstance(answer, HeadraceError):

@@ -16,7 +16,7 @@ from headrace.frontends.http.infer_request import BodyLayoutCache, decode, decod
 from headrace.frontends.http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
 from headrace.frontends.http.outputs import JSON, OutputFormat, encode, response_encoding
 from headrace.frontends.http.request_body import DECODABLE, decompress
-from headrace.frontends.http.request_deadline import TIMEOUT, RequestDeadline
+from headrace.frontends.http.request_deadline import TIMEOUT, RequestDeadline, deadline_in
 from headrace.frontends.http.url_paths import PathTarget
 from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork
@@ -82,12 +82,17 @@ class InferenceHandler:
         headers = http.headers
         if b"content-encoding" in headers and headers[b"content-encoding"] not in DECODABLE:
             raise Unsupported("Unsupported compression type")
+        deadline_ns = deadline_in(headers)
         answer = Answer(self.resolve(name, version), _nobody, b"identity", self._large)
         try:
             request = self._read(http, name, version, answer, LARGE_BYTES)
         except Large:
-            return await self._large.run(partial(self._read_large, http, name, version, answer, None))
-        return self._forward(http, request) if self._forwards else request
+            request = await self._large.run(partial(self._read_large, http, name, version, answer, None))
+        else:
+            request = self._forward(http, request) if self._forwards else request
+        if deadline_ns:
+            request.expire_at(deadline_ns)
+        return request
 
     async def print_response(self, response: InferResponse) -> bytes:
         """``response`` as a line of JSON. Raises `HeadraceError`."""

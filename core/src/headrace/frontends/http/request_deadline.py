@@ -6,6 +6,7 @@ HTTP has none of its own. This one is read as Connect reads ``Connect-Timeout-Ms
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from time import monotonic_ns
 
 from headrace.errors import InvalidArgument, Unavailable
@@ -27,12 +28,7 @@ class RequestDeadline:
     __slots__ = ("_cancel", "_delay_s", "_reply", "_timer", "at_ns", "peer")
 
     def __init__(self, header: bytes, reply: Reply) -> None:
-        if not (header.isdigit() and len(header) <= _MOST_DIGITS):
-            shown = header[:_SHOWN].decode("latin-1")
-            raise InvalidArgument(f"header 'Request-Timeout-Ms' is '{shown}', expected 1 to {_MOST_DIGITS} digits")
-        milliseconds = int(header)
-        if not milliseconds:
-            raise _expired()
+        milliseconds = read_timeout(header)
         self._delay_s = milliseconds / 1000
         #: In monotonic nanoseconds.
         self.at_ns = monotonic_ns() + milliseconds * 1_000_000
@@ -70,6 +66,24 @@ class RequestDeadline:
         self._cancel = None
         if self._timer is not None:
             self._timer.cancel()
+
+
+def read_timeout(header: bytes) -> int:
+    """The milliseconds that ``header`` says. Raises `InvalidArgument` for one that says none, `Unavailable` for 0."""
+    if not (header.isdigit() and len(header) <= _MOST_DIGITS):
+        shown = header[:_SHOWN].decode("latin-1")
+        raise InvalidArgument(f"header 'Request-Timeout-Ms' is '{shown}', expected 1 to {_MOST_DIGITS} digits")
+    milliseconds = int(header)
+    if not milliseconds:
+        raise _expired()
+    return milliseconds
+
+
+def deadline_in(headers: Mapping[bytes, bytes]) -> int:
+    """When the time is over that ``headers`` give a request from now on, in monotonic nanoseconds; 0 for never. Raises
+    as `read_timeout` does."""
+    header = headers.get(TIMEOUT)
+    return 0 if header is None else monotonic_ns() + read_timeout(header) * 1_000_000
 
 
 def _expired() -> Unavailable:
