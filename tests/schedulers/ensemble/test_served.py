@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
 
 from headrace import (
     Caller,
@@ -43,6 +44,57 @@ def test_two_models_answer_as_one(
     answer = server.infer("e", {"x": ROW})
     assert (answer.model_name, answer.model_version) == ("e", "1")
     assert [server.served(name)[0].snapshot().success.count for name in ("one", "two", "e")] == [2, 2, 2]
+
+
+LABELS = "cat\n\ndog\n"
+
+
+def labelled(file: str, config: str) -> str:
+    return config.replace("output { ", f'output {{ label_filename: "{file}" ')
+
+
+def classes(server: Server, model: str, output: str, count: int) -> list[list[bytes]]:
+    """The classes of ``output`` for `ROW` over HTTP, in JSON and in binary, and over gRPC, which are the same."""
+    found = []
+    for client, port, how in (
+        (httpclient, server.options.http_port, {"binary_data": True}),
+        (httpclient, server.options.http_port, {"binary_data": False}),
+        (grpcclient, server.options.grpc_port, {}),
+    ):
+        given = client.InferInput("x", [1, 3], "FP32")
+        given.set_data_from_numpy(np.array([[5, 9, 7]], np.float32))
+        wanted = client.InferRequestedOutput(output, class_count=count, **how)
+        with client.InferenceServerClient(f"127.0.0.1:{port}") as connection:
+            shown = connection.infer(model, [given], outputs=[wanted]).as_numpy(output)
+        found.append([[each if isinstance(each, bytes) else each.encode() for each in row] for row in shown])
+    assert found[0] == found[1] == found[2]
+    return found[0]
+
+
+def test_classes_have_the_labels_of_the_ensemble_or_else_of_the_model_that_gives_the_output(
+    write: Write, headrace_server: Callable[..., Server]
+) -> None:
+    """As real Triton 2.51 answers the same models."""
+    steps = [step("one", "a=x", "b=m"), step("two", "a=m", "b=y")]
+    write("one", labelled("l.txt", identity(dims="3")), files={"l.txt": "first\nsecond\nthird\n"})
+    write("two", labelled("l.txt", identity(dims="3")), files={"l.txt": LABELS})
+    write("plain", identity(dims="3"))
+    write("e", ensemble(steps, outputs="m y", dims="3"))
+    write("own", labelled("own.txt", ensemble(steps, dims="3")), files={"own.txt": "a\nb\nc\n"})
+    write("bare", ensemble([steps[0], step("plain", "a=m", "b=y")], dims="3"))
+    write("nested", ensemble([step("e", "x=x", "y=y m=other")], outputs="y other", dims="3"))
+    server = headrace_server(model_control_mode="explicit", load_model=("*",))
+    assert classes(server, "e", "y", 2) == [[b"9.000000:1", b"7.000000:2:dog"]]  # the second label is empty
+    assert classes(server, "e", "m", 1) == [[b"9.000000:1:second"]]
+    assert classes(server, "own", "y", 5) == [[b"9.000000:1:b", b"7.000000:2:c", b"5.000000:0:a"]]
+    assert classes(server, "bare", "y", 1) == [[b"9.000000:1"]]
+    assert classes(server, "nested", "y", 3) == [[b"9.000000:1", b"7.000000:2:dog", b"5.000000:0:cat"]]
+    (server.served("two")[0].model.path.parent / "l.txt").write_text("new\nnewer\nnewest\n")
+    before = server.served("nested")[0]
+    on_loop(server, server.load("two"))
+    on_loop(server, server._lifecycle.background.settle())
+    assert server.served("nested")[0] is not before
+    assert classes(server, "nested", "y", 1) == [[b"9.000000:1:newer"]]
 
 
 COUNTS = """
