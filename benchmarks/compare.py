@@ -52,21 +52,23 @@ BINARY = {
     "identity16MiB": ("identity", ("--shape", "INPUT0:4194304")),
 }
 JSON = {"identity": ("INPUT0",), "pyident": ("INPUT0",), "tiny_add": ("INPUT0", "INPUT1")}
-#: Models that are compared with another on the same server, that one, and what perf_analyzer is told besides. Of
-#: sequences there are as many at a time as connections, of 20 requests each.
-_SEQUENCE = ("--shape", "INPUT0:16", "--sequence-length-variation", "0")
-PAIRS = {
-    "sequences-direct": ("identity_direct", "identity", _SEQUENCE),
-    "sequences-oldest": ("identity_oldest", "identity", _SEQUENCE),
-    "sequences-controls": ("identity_controls", "identity", _SEQUENCE),
-    "sequences-state": ("running_sum", "doubled", _SEQUENCE),
-    "sequences-python": ("pyident_direct", "pyident", _SEQUENCE),
+#: Models for sequences, and those for single requests that each is compared with on the same server.
+SEQUENCES = {
+    "sequences-direct": ("identity_direct", "identity"),
+    "sequences-oldest": ("identity_oldest", "identity"),
+    "sequences-controls": ("identity_controls", "identity"),
+    "sequences-state": ("running_sum", "doubled"),
+    "sequences-python": ("pyident_direct", "pyident"),
+}
+#: Models that take part in the response cache, likewise, and what perf_analyzer is told.
+CACHED = {
     "cached16": ("identity_cached", "identity", ("--shape", "INPUT0:16")),
     "cached64KiB": ("identity_cached", "identity", ("--shape", "INPUT0:16384")),
     "cached-python16": ("pyident_cached", "pyident", ("--shape", "INPUT0:16")),
     "cached-python64KiB": ("pyident_cached", "pyident", ("--shape", "INPUT0:16384")),
 }
-MODELS = {model for model, _ in BINARY.values()} | {model for model, *_ in PAIRS.values()}
+PAIRS = {name: pair for name, (*pair, _) in CACHED.items()} | SEQUENCES
+MODELS = {model for model, _ in BINARY.values()} | {model for model, _ in PAIRS.values()}
 #: What the real Triton has here, whose only backend is Python's.
 PYTHON = {"pyident", "three_pyidents", "pyident_direct", "pyident_cached"}
 #: Of these, more connections at a time take more memory than they tell.
@@ -86,13 +88,21 @@ def cases(settings: Settings) -> dict[str, tuple[str, Case]]:
                     f"{name}/{protocol}/c{connections}", settings, protocol, model, connections, extra
                 )
                 found[case.name] = (model, case)
-    for name, (model, plain, told) in PAIRS.items():
+    for name, (model, plain, told) in CACHED.items():
         for protocol in ("http", "grpc"):
             for connections in CONNECTIONS:
                 case = _perf_analyzer(
                     f"{name}/{protocol}/c{connections}", settings, protocol, model, connections, told, plain
                 )
                 found[case.name] = (model, case)
+    for name, (model, plain) in SEQUENCES.items():
+        for connections in CONNECTIONS:
+            case = _sequences(f"{name}/http/c{connections}", model, plain, connections)
+            found[case.name] = (model, case)
+        # perf_analyzer gives each request of a sequence an id of its own, and others none: the two are not alike.
+        lengths = ("--shape", "INPUT0:16", "--sequence-length-variation", "0")
+        case = _perf_analyzer(f"{name}/grpc/c64", settings, "grpc", model, 64, lengths, plain)
+        found[case.name] = (model, case)
     for model, inputs in JSON.items():
         body = load.json_body(model, dict.fromkeys(inputs, 16))
         for form, script in (("json", None), ("varied-json", load.VARIED)):
@@ -106,13 +116,32 @@ def _perf_analyzer(
     name: str, settings: Settings, protocol: str, model: str, connections: int, extra: Sequence[str], plain: str = ""
 ) -> Case:
     def asked(server: Running) -> str:
-        return plain if server.name.endswith(PLAIN) else model
+        return plain if _is_plain(server) else model
 
     def put(server: Running, seconds: float) -> load.Seen:
         program = settings.yardstick("perf_analyzer")
         return load.perf_analyzer(program, server, protocol, asked(server), connections, seconds, *extra)
 
     return Case(name, asked, put)
+
+
+def _sequences(name: str, model: str, plain: str, connections: int) -> Case:
+    """A sequence for each connection, or as many requests of none, from the same threads."""
+
+    def asked(server: Running) -> str:
+        return plain if _is_plain(server) else model
+
+    def put(server: Running, seconds: float) -> load.Seen:
+        need_wrk()
+        told = () if _is_plain(server) else ("sequences",)
+        body = load.Body(asked(server), b"")
+        return load.wrk(server, body, connections, seconds, load.SEQUENCES, connections, told)
+
+    return Case(name, asked, put)
+
+
+def _is_plain(server: Running) -> bool:
+    return server.name.endswith(PLAIN)
 
 
 def _wrk(name: str, body: load.Body, connections: int, script: Path | None) -> Case:
@@ -144,7 +173,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             asked = {model for model, _ in chosen.values()}
             needed = {each for model in asked for each in ENSEMBLES.get(model, ())}
-            needed |= {plain for model, plain, _ in PAIRS.values() if model in asked}
+            needed |= {plain for model, plain in PAIRS.values() if model in asked}
             repository = settings.repository(Path(folder), *sorted(asked | needed))
             with _running(options.server, repository) as running:
                 for name, (_, case) in chosen.items():

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from servers import Running
 HEAD_BYTES = 4096
 #: The script of wrk with which no two requests are alike.
 VARIED = Path(__file__).resolve().parent / "varied.lua"
+#: That with which they are of sequences, if its argument says so.
+SEQUENCES = VARIED.with_name("sequences.lua")
 UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "m": 6e7}
 
 
@@ -78,8 +81,16 @@ def binary_body(model: str, inputs: dict[str, tuple[int, ...]]) -> Body:
     return Body(model, header + bytes(sum(sizes.values())), len(header))
 
 
-def wrk(server: Running, body: Body, connections: int, seconds: float, script: Path | None = None) -> Seen:
-    """``seconds`` of requests over HTTP: all with ``body``, or as ``script`` makes them.
+def wrk(
+    server: Running,
+    body: Body,
+    connections: int,
+    seconds: float,
+    script: Path | None = None,
+    threads: int = 1,
+    arguments: Sequence[str] = (),
+) -> Seen:
+    """``seconds`` of requests over HTTP: all with ``body``, or as ``script`` makes them, which is given ``arguments``.
 
     Raises `RuntimeError` if one of them was not answered 200.
     """
@@ -93,13 +104,15 @@ def wrk(server: Running, body: Body, connections: int, seconds: float, script: P
         url = f"http://127.0.0.1:{server.http}{body.path}"
         command = [
             "wrk",
-            "-t1",
+            f"-t{threads}",
             f"-c{connections}",
             f"-d{max(1, round(seconds))}s",
             "--latency",
             "-s",
             str(script),
             url,
+            "--",
+            *arguments,
         ]
         text, client_s = _run(command)
     if failed := re.search(r"(Non-2xx.*|Socket errors.*)", text):
