@@ -74,6 +74,10 @@ def test_a_model_that_has_run_nothing_has_nothing_to_show(server: Headrace, caps
             ["batched", "--url=http://127.0.0.1:{closed}"],
             r"cannot ask http://127\.0\.0\.1:\d+ about 'batched': .*refuse",
         ),
+        (
+            ["batched", "--url=http://127.0.0.1:{grpc}"],
+            r"about 'batched': what listens there does not speak HTTP/1\.1; gRPC and HTTP have a port each",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(
@@ -82,12 +86,34 @@ def test_what_cannot_be_asked_is_one_line(
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         url, closed = f"http://127.0.0.1:{server.http}", unheard.getsockname()[1]
-        given = [word.format(url=url, closed=closed) for word in words]
+        given = [word.format(url=url, closed=closed, grpc=server.grpc) for word in words]
         given += [] if any(word.startswith("--url") for word in words) else [f"--url={url}"]
         assert main(["explain", *given]) == 1
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert re.search(why, told.err)
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("--last=-1", "argument --last: '-1' is no number of batches: expected a whole number from 0 on"),
+        ("--last=x", "argument --last: 'x' is no number of batches: expected a whole number from 0 on"),
+        ("--version=x", "argument --version: 'x' is no version, which is a whole number"),
+        ("--header=secret", "argument --header: expected NAME:VALUE"),
+    ],
+)
+def test_arguments_that_say_nothing_are_refused(capsys: pytest.CaptureFixture[str], word: str, why: str) -> None:
+    with pytest.raises(SystemExit, match="1"):
+        main(["explain", "m", word])
+    assert capsys.readouterr().err.splitlines()[-1] == why
+
+
+def test_no_batch_is_shown_to_who_wants_none(asked: Headrace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "batched", f"--url=http://127.0.0.1:{asked.http}", "--last=0"]) == 0
+    shown = capsys.readouterr().out
+    assert "The request of a batch that waited longest" in shown
+    assert "|" not in shown
 
 
 def test_a_program_asks_its_own_server(tmp_path: Path) -> None:

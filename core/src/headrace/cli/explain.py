@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
@@ -26,12 +27,15 @@ def run(words: Sequence[str]) -> int:
     """Print what the server says; 1 if it says nothing."""
     arguments = _parser().parse(words)
     try:
-        told = _ask(_address(arguments.url, arguments.model, arguments.version), arguments.header)
+        told = _ask(_address(arguments.url, arguments.model, arguments.version or ""), arguments.header)
         print(json.dumps(told, indent=2) if arguments.json else "\n".join(_picture(told, arguments.last)))
     except HTTPError as error:
         print(f"{arguments.url} answers {error.code}: {_error_in(error)}", file=sys.stderr)
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-        print(f"cannot ask {arguments.url} about '{arguments.model}': {error}", file=sys.stderr)
+    except HTTPException:
+        what = "what listens there does not speak HTTP/1.1; gRPC and HTTP have a port each"
+        print(f"cannot ask {arguments.url} about '{arguments.model}': {what}", file=sys.stderr)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        print(f"cannot ask {arguments.url} about '{arguments.model}': {one_line(str(error))}", file=sys.stderr)
     else:
         return 0
     return 1
@@ -45,12 +49,35 @@ def _parser() -> Parser:
         "Example: headrace explain mlp --url http://127.0.0.1:8000",
     )
     parser.add_argument("model", help="the model's name")
-    parser.add_argument("--version", default="", metavar="N", help="the version; the latest that is ready unless given")
+    parser.add_argument(
+        "--version", type=_version, metavar="N", help="the version; the latest that is ready unless given"
+    )
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the server listens for HTTP")
-    parser.add_argument("--header", default="", metavar="NAME:VALUE", help="the key, where statistics are restricted")
-    parser.add_argument("--last", type=int, default=12, metavar="N", help="how many batches are shown one by one")
+    parser.add_argument(
+        "--header", type=_header, default={}, metavar="NAME:VALUE", help="the key, where statistics are restricted"
+    )
+    parser.add_argument("--last", type=_count, default=12, metavar="N", help="how many batches are shown one by one")
     parser.add_argument("--json", action="store_true", help="print what the server says as it is")
     return parser
+
+
+def _version(text: str) -> str:
+    if not (text.isascii() and text.isdigit()):
+        raise ArgumentTypeError(f"'{one_line(text)}' is no version, which is a whole number")
+    return text
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ArgumentTypeError(f"'{one_line(text)}' is no number of batches: expected a whole number from 0 on")
+    return int(text)
+
+
+def _header(text: str) -> dict[str, str]:
+    name, colon, value = text.partition(":")
+    if not (colon and name.strip()):
+        raise ArgumentTypeError("expected NAME:VALUE")  # and what was given is not shown: it may be the secret
+    return {name.strip(): value.strip()}
 
 
 def _address(url: str, model: str, version: str) -> str:
@@ -60,9 +87,7 @@ def _address(url: str, model: str, version: str) -> str:
     return f"{url.rstrip('/')}/v2/models/{quote(model, safe='')}{path}/explain"
 
 
-def _ask(address: str, header: str) -> Mapping[str, Any]:
-    name, _, value = header.partition(":")
-    headers = {name.strip(): value.strip()} if header else {}
+def _ask(address: str, headers: dict[str, str]) -> Mapping[str, Any]:
     with urlopen(Request(address, headers=headers), timeout=_TIMEOUT_S) as reply:
         told = json.loads(reply.read(_MOST_BYTES))
     if not isinstance(told, dict):
@@ -94,8 +119,10 @@ def _picture(told: Mapping[str, Any], last: int) -> Iterator[str]:
     yield ""
     waits = ", ".join(f"{name} {us} µs" for name, us in told["longest_wait_us"].items())
     yield f"The request of a batch that waited longest: {waits}"
+    if not last:
+        return
     yield ""
-    shown = batches[-last:] if last > 0 else []
+    shown = batches[-last:]
     head = ("Age ms", "Instance", "Reason", "Requests", "Rows", "First waited µs", "Last waited µs", "Left waiting")
     keys = ("instance", "reason", "requests", "rows", "first_wait_us", "last_wait_us", "waiting")
     yield draw_table(head, [[f"{each['age_us'] / 1000:.1f}", *(str(each[key]) for key in keys)] for each in shown])
