@@ -423,6 +423,22 @@ def test_no_load_starts_no_engine(
     assert (code, stderr) == (1, "")
 
 
+def test_a_model_that_could_never_have_its_resources_is_a_problem_where_they_are_limited(
+    repository: Path, headrace: Callable[..., Any]
+) -> None:
+    asks = 'rate_limiter { resources { name: "R" count: 3 } }'
+    tensors = "data_type: TYPE_FP32 dims: 1"
+    io = f'input {{ name: "x" {tensors} }} output {{ name: "y" {tensors} }}'
+    write(repository, "greedy", f'backend: "identity" {io} instance_group {{ kind: KIND_CPU {asks} }}')
+    limited = ["--rate-limit=execution_count", "--rate-limit-resource=R:2"]
+    assert checked(headrace, str(repository))[1]["greedy"]["problems"] == []
+    assert checked(headrace, "--rate-limit=execution_count", str(repository))[1]["greedy"]["problems"] == []
+    (problem,) = checked(headrace, *limited, str(repository))[1]["greedy"]["problems"]
+    assert problem["message"].startswith('Resource count for "R" is limited to 2')
+    with pytest.raises(SystemExit):
+        main(["check", "--rate-limit-resource=R:x", str(repository)])
+
+
 def test_no_load_judges_padding_beside_inputs_and_outputs_that_are_written(
     repository: Path, headrace: Callable[..., Any]
 ) -> None:

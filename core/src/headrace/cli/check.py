@@ -5,6 +5,7 @@ What only a load can tell is heard by loading: one model after the other, as ``h
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -16,11 +17,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 
+from headrace.cli import values
 from headrace.cli.graphs import as_svg, as_text
 from headrace.cli.inspection import LoadRefusal, ModelReport, inspect
 from headrace.cli.usage import Parser
 from headrace.config.completed_fields import CompletedField
-from headrace.config.options import ServerOptions
+from headrace.config.options import RateLimitResource, ServerOptions
 from headrace.errors import HeadraceError
 from headrace.models.repository import Entry, Repository, is_model
 from headrace.plugins import Plugins
@@ -42,6 +44,8 @@ def run(words: Sequence[str]) -> int:
         allow_external_links=arguments.allow_external_links,
         strict_parameters=True,
         exit_timeout_secs=10,
+        rate_limit=arguments.rate_limit,
+        rate_limit_resource=tuple(arguments.rate_limit_resource),
         plugins=None if arguments.plugins is None else tuple(filter(None, arguments.plugins.split(","))),
     )
     for model in models:
@@ -95,10 +99,28 @@ def _parser() -> Parser:
     parser.add_argument(
         "--allow-external-links", action="store_true", help="as --allow-external-links=true of headrace serve"
     )
+    parser.add_argument(
+        "--rate-limit", default="off", choices=("off", "execution_count"), help="as the flag of headrace serve"
+    )
+    parser.add_argument(
+        "--rate-limit-resource",
+        type=_resource,
+        action="append",
+        default=[],
+        metavar="NAME:COUNT[:DEVICE]",
+        help="as the flag of headrace serve; may be repeated",
+    )
     parser.add_argument("--plugins", metavar="NAME,...", help="as the flag of headrace serve")
     parser.add_argument("--graph", metavar="FILE.svg", help="draw the ensembles into this file, too")
     parser.add_argument("--json", action="store_true", help="print a JSON array, one object per model")
     return parser
+
+
+def _resource(text: str) -> RateLimitResource:
+    try:
+        return values.resource(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _split(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
