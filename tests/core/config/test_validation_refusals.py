@@ -495,6 +495,12 @@ SEQUENCES = [
         "sequence batching control tensor 'C' is specified for multiple control kinds for m",
     ),
     (
+        "control_of_two_kinds",
+        f'{BASE} sequence_batching {{ control_input {{ name: "C" control [ {{ int32_false_true: [0, 1] }}, '
+        "{ kind: CONTROL_SEQUENCE_END int32_false_true: [0, 1] } ] } }",
+        "sequence batching control tensor 'C' is specified for multiple control kinds for m",
+    ),
+    (
         "two_starts",
         f'{BASE} sequence_batching {{ control_input {{ name: "C" control {{ int32_false_true: [0, 1] }} }} '
         'control_input { name: "D" control { fp32_false_true: [0, 1] } } }',

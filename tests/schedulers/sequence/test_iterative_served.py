@@ -70,12 +70,31 @@ class TritonPythonModel:
 """
 CONFIG = """backend: "python" max_batch_size: 4
 input { name: "IN" data_type: TYPE_INT32 dims: 1 } output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
-instance_group { kind: KIND_CPU }
 """
 BATCHING = """sequence_batching { iterative_sequence: true %s
     control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }
     control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [0, 1] } }
     control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } } }"""
+#: The decoupled models share what there is once: each gives it back between two runs.
+SHARED = """instance_group { kind: KIND_CPU rate_limiter { resources { name: "R" count: 1 global: true } } }
+"""
+#: Keeps a request open until another comes.
+LATER = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.open = []
+
+    def execute(self, requests):
+        self.open += [(request.get_response_sender(), request) for request in requests]
+        while len(self.open) > 1:
+            for sender, request in self.open:
+                number = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+                response = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", number)])
+                sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            self.open.clear()
+"""
 THREAD = 'parameters { key: "isolation" value { string_value: "thread" } }'
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 MODELS = {
@@ -93,8 +112,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name, batching in MODELS.items():
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "1/model.py").write_text(MODEL)
-        (repository / name / "config.pbtxt").write_text(CONFIG + batching)
-    with serve(repository, listen=True) as running:
+        limits = SHARED if "decoupled" in name else "instance_group { kind: KIND_CPU }"
+        (repository / name / "config.pbtxt").write_text(CONFIG + batching + limits)
+    (repository / "decoupled_later/1").mkdir(parents=True)
+    (repository / "decoupled_later/1/model.py").write_text(LATER)
+    (repository / "decoupled_later/config.pbtxt").write_text(CONFIG + DECOUPLED + SHARED)
+    with serve(repository, listen=True, rate_limit="execution_count") as running:
         yield running
 
 
@@ -230,3 +253,19 @@ def test_a_model_that_is_not_iterative_has_the_error_of_triton_answered(client: 
         "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
         "such a flag."
     )
+
+
+def test_who_iterates_gives_back_what_it_shares_between_two_runs(
+    server: Server, wait_until: Callable[..., None]
+) -> None:
+    (folder(server, "decoupled_process") / "go").unlink(missing_ok=True)
+    runs(server, "decoupled_process")
+    endless = Caller(server, "decoupled_process", 100)
+    wait_until((folder(server, "decoupled_process") / "log").exists, "it runs")
+    assert Caller(server, "decoupled_thread", 5).all() == [4, 3, 2, 1, 0]
+    endless.leave()
+
+
+def test_a_decoupled_model_that_answers_later_does_so_without_what_it_shares(server: Server) -> None:
+    callers = [Caller(server, "decoupled_later", number) for number in (1, 2)]
+    assert [caller.all() for caller in callers] == [[1], [2]]

@@ -52,10 +52,11 @@ def test_what_is_no_part_of_a_sequence_is_refused_in_the_words_of_triton(strateg
     play(scene)
 
 
-def test_an_id_of_the_wrong_type_is_refused_whatever_else_is_missing() -> None:
+def test_an_id_of_the_wrong_type_begins_no_sequence() -> None:
     async def scene() -> None:
         stage = Theatre("direct { }")
-        wrong = refused(stage, sequence_id="five")
+        assert refused(stage, sequence_id="five").message == NO_START.format("five")
+        wrong = refused(stage, sequence_id="five", sequence_start=True)
         assert (type(wrong), wrong.message) == (
             InvalidArgument,
             "[request id: 0] sequence batching control 'ID' data-type is 'BYTES', but model 'model' expects 'UINT64'",
@@ -175,5 +176,28 @@ def test_who_leaves_while_his_request_runs_takes_what_waits_along() -> None:
         assert [type(answer) for answer in stage.told(waiting)] == [Cancelled]
         assert refused(stage, "1").message == NO_START.format(1)
         assert is_answered(stage, other)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { }"])
+def test_while_the_server_stops_a_sequence_that_has_begun_may_end_and_none_may_begin(strategy: str) -> None:
+    async def scene() -> None:
+        stage = Theatre(strategy)
+        stage.ask("1S")
+        await stage.shown()
+        draining = asyncio.ensure_future(stage.kernel.drain())
+        await stage.settle()
+        none = refused(stage, "2S")
+        assert type(none) is Unavailable
+        assert none.message == (
+            "[request id: 1] Server is stopping, scheduler for model has stopped accepting new inference requests"
+        )
+        assert refused(stage, "2").message == NO_START.format(2)
+        stage.ask("1", "1E")
+        assert not draining.done()
+        assert [await stage.step() for _ in range(3)] == [[["1S"]], [["1"]], [["1E"]]]
+        await draining
+        assert all(is_answered(stage, ticket) for ticket in stage.tickets)
 
     play(scene)

@@ -106,6 +106,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "1/model.py").write_text(SUMS)
         (repository / name / "config.pbtxt").write_text(CONFIG % ("python", TOLD, strategy, *kinds, identity))
+    threads = 'parameters { key: "isolation" value { string_value: "thread" } }'
+    for kind in ("INT64", "UINT32", "INT32"):
+        folder = repository / f"{kind.lower()}_sums"
+        (folder / "1").mkdir(parents=True)
+        (folder / "1/model.py").write_text(SUMS)
+        (folder / "config.pbtxt").write_text(CONFIG % ("python", TOLD, "direct { }", INT, INT, INT, kind) + threads)
     shown = 'output { name: "s2" data_type: TYPE_FP32 dims: 2 }'
     apart = 'parameters { key: "isolation" value { string_value: "process" } }'
     for name, strategy, more in (
@@ -193,6 +199,23 @@ def test_a_model_that_remembers_is_told_of_every_request_where_it_belongs(
         ask(model, [1, 1], sequence_id="z" * 129, sequence_start=True)
     assert refusal.value.status() in ("501", "StatusCode.UNIMPLEMENTED", None)  # a stream has none
     assert second([1, 1], sequence_start=True, sequence_end=True) == ([1, 1], f"{place} {two} 111 {two} 3")
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "told"),
+    [
+        ("direct_sums", 2**63 - 5, 2**63 - 5),
+        ("int64_sums", 2**63 - 5, 2**63 - 5),
+        ("uint32_sums", 2**40 + 2**32 - 6, 2**32 - 6),
+        ("int32_sums", 2**40 + 2**32 - 6, -6),
+        ("oldest_sums", "λ" * 60, "λ" * 60),
+    ],
+)
+def test_an_id_is_told_in_the_type_of_its_control_with_the_bits_that_fit(
+    model: str, given: int | str, told: int | str, ask: Ask
+) -> None:
+    answer = ask(model, [1, 2], sequence_id=given, sequence_start=True, sequence_end=True)
+    assert answer == ([1, 2], f"0/1 {told} 111 {given} 3")
 
 
 @pytest.mark.parametrize("model", ["direct_net", "oldest_net", "process_net"])

@@ -255,3 +255,20 @@ def test_oldest_waits_for_the_answer_of_a_sequence_though_its_instance_takes_mor
         assert [await stage.step() for _ in range(2)] == [[["1S"]], [["1"]]]
 
     play(scene)
+
+
+def test_oldest_with_preserve_ordering_gives_an_instance_nothing_until_all_it_has_is_answered() -> None:
+    async def scene() -> None:
+        stage = Theatre("oldest { max_candidate_sequences: 3 preserve_ordering: true }", rows=1)
+        first, second = stage.ask("1S", "2S")
+        assert await stage.shown() == [["1S"]]
+        played = stage.instances[0]
+        held, played.batch = played.batch, []  # as a model that answers later, from another thread
+        played.ask()
+        assert await stage.shown() == [[]]
+        assert not stage.told(first)
+        played.batch = held
+        assert [await stage.step() for _ in range(2)] == [[["1S"]], [["2S"]]]
+        assert is_answered(stage, second)
+
+    play(scene)

@@ -241,9 +241,9 @@ class SequenceScheduler(Scheduler):
             raise InvalidArgument(f"inference request {to} batch-size 1 due to requirements of sequence batcher")
         if not key:
             raise InvalidArgument(f"inference request {to} a non-zero or non-empty correlation ID")
-        self._inputs.check(request)
         if not request.sequence_start:
             raise self._not_started(request)
+        self._inputs.check(request)
         sequence = self._live[key] = LiveSequence(key)
         self._slots.admit(sequence, ticket.queued_ns)
         return sequence

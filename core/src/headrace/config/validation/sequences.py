@@ -47,7 +47,7 @@ def _check_controls(batching: ModelSequenceBatching, model: str) -> Iterator[Pro
         field = f"sequence_batching.control_input[{index}]"
         if not tensor.name:
             yield Problem(f"{field}.name", f"sequence batching control tensor must have a name for {model}")
-        elif tensor.name in names:
+        elif tensor.name in names or len(tensor.control) > 1:  # Triton 2.51 takes the latter, and tells only one
             yield Problem(
                 f"{field}.name",
                 f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds for {model}",
