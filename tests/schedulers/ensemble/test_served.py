@@ -97,6 +97,18 @@ def test_classes_have_the_labels_of_the_ensemble_or_else_of_the_model_that_gives
     assert classes(server, "nested", "y", 1) == [[b"9.000000:1:newer"]]
 
 
+COPIES = """
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.002)
+        found = [pb_utils.get_input_tensor_by_name(request, "a").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("b", each)]) for each in found]
+"""
 COUNTS = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -180,6 +192,34 @@ def test_statistics_count_a_request_of_an_ensemble_as_one_execution(write: Write
     assert (executions.success.count, executions.inference_count, executions.execution_count) == (3, 6, 3)
     assert executions.queue.ns < executions.compute_infer.ns
     assert server.served("one")[0].snapshot().executions.inference_count == 12
+
+
+def test_the_times_of_an_ensemble_are_those_of_its_steps_added_up_without_what_they_waited(
+    write: Write, run: Callable[..., Server]
+) -> None:
+    """As real Triton 2.51 counts them. The oracle is the statistics of the steps."""
+    python = f'backend: "python" {identity().removeprefix("backend: " + chr(34) + "identity" + chr(34))}'
+    write(
+        "one", python + 'parameters { key: "isolation" value { string_value: "thread" } }', files={"1/model.py": COPIES}
+    )
+    write("two", python, files={"1/model.py": COPIES})
+    write("three", identity())
+    write("inner", ensemble([step("one", "a=x", "b=m"), step("two", "a=m", "b=y")]))
+    write("e", ensemble([step("inner", "x=x", "y=u"), step("three", "a=x", "b=v")], outputs="u v"))
+    server = run()
+
+    async def scenario() -> None:
+        await asyncio.gather(*(server.infer_async("e", {"x": np.ones((2, 2), np.float32)}) for _ in range(8)))
+
+    on_loop(server, scenario())
+    found = {name: server.served(name)[0].snapshot().executions for name in ("one", "two", "three", "inner", "e")}
+    for name, steps in (("inner", ("one", "two")), ("e", ("one", "two", "three"))):
+        for span in ("compute_input", "compute_infer", "compute_output"):
+            total, parts = getattr(found[name], span), [getattr(found[each], span) for each in steps]
+            assert (total.count, total.ns) == (8, sum(part.ns for part in parts)), (name, span)
+        assert found[name].batches[2].compute_infer.ns == found[name].compute_infer.ns
+        assert found[name].success.ns > found[name].compute_infer.ns, "they waited for each other"
+        assert found[name].queue.ns < found[name].success.ns // 2, "what its steps waited is not its own"
 
 
 def test_callers_who_leave_at_any_time_are_told_once_and_leave_nothing_behind(

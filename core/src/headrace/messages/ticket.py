@@ -32,7 +32,7 @@ class Ticket:
 
     __slots__ = (
         "abandoned", "arrival_ns", "batch_key", "cancelled", "deadline_ns", "on_cancel", "on_read", "pinned",
-        "queued_ns", "request", "respond", "respond_at_once", "rows", "started_ns", "unread",
+        "queued_ns", "request", "respond", "respond_at_once", "rows", "spans_ns", "started_ns", "unread",
     )  # fmt: skip
 
     def __init__(self, request: InferRequest, respond: Respond) -> None:
@@ -65,6 +65,11 @@ class Ticket:
         #: Set by the kernel for a request that runs where it stands in its batch: not left out once it is
         #: cancelled, and not run again alone when its batch has failed. `Padding` always is.
         self.pinned = False
+
+    #: Nanoseconds that putting the batch together, inferring, and taking it apart took. Not set for most: it is where
+    #: the model is asked by others, when it answers, and where a scheduler that answers itself has added up what others
+    #: took.
+    spans_ns: tuple[int, int, int]
 
     def cancel(self) -> None:
         """The caller has gone. Event loop only; safe to call at any time, more than once."""

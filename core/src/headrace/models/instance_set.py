@@ -63,7 +63,8 @@ class InstanceSet:
         self._kernel, self._factory, self._limiter = kernel, factory, limiter
         self._claims, self._loop = claims, loop
         self._members: Sequence[Member] = ()
-        self._observers: Sequence[Observer] = ()
+        #: A list of its own, which the workers see change.
+        self._observers: list[Observer] = []
         self._leaving: dict[Member, Future[None]] = {}
         self._past_restarts = 0
 
@@ -75,9 +76,13 @@ class InstanceSet:
         )
 
     def serve(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
+        self._observers += observers
         for member in self._members:
-            member.serve(self._loop, observers)
+            member.serve(self._loop, self._observers)
+
+    def observe(self, observer: Observer) -> None:
+        """Have ``observer`` see the executions from now on, too. Any thread."""
+        self._observers.append(observer)
 
     @property
     def restarts(self) -> int:

@@ -18,7 +18,7 @@ from headrace.models.readiness import Readiness
 from headrace.models.signature import Signature, explain
 from headrace.models.view import ModelView, metadata_document
 from headrace.schedulers.kernel import Kernel
-from headrace.telemetry.statistics import ModelStatistics, Snapshot
+from headrace.telemetry.statistics import ModelStatistics, Observer, Snapshot, SpanKeeper
 from headrace.workers.worker import Worker
 
 
@@ -49,6 +49,9 @@ class Instances(Protocol):
     def prepare(self, config: ModelConfig) -> PreparedChange:
         """Load those that ``config`` asks for and that are not there. Blocks. Raises `HeadraceError`; then nothing has
         changed."""
+
+    def observe(self, observer: Observer) -> None:
+        """Have ``observer`` see the executions from now on, too. Any thread."""
 
     def join(self) -> None:
         """Wait until all have closed. Blocks."""
@@ -90,6 +93,8 @@ class ServedModel:
         self.others = others
         #: How many versions ask this one, or are being loaded to do so.
         self._users = 0
+        #: Whether its tickets say what answering took, which costs those nothing whom nobody asks.
+        self._keeps_spans = False
         self._unused = asyncio.Event()
         #: What frontends see of it, and what requests are started by.
         self.view = ModelView(
@@ -190,6 +195,9 @@ class ServedModel:
 
     def keep(self) -> None:
         """Have this version answer, for one more that asks it, until `let_go`. Event loop only."""
+        if not self._keeps_spans:
+            self._keeps_spans = True
+            self.instances.observe(SpanKeeper())
         self._users += 1
 
     def let_go(self) -> None:

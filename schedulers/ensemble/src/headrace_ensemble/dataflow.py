@@ -10,6 +10,7 @@ from typing import Any
 from headrace import Answer, HeadraceError, InferRequest, InferResponse, InternalError, InvalidArgument, Tensor, Ticket
 from headrace_ensemble.plan import DataflowPlan, Step
 
+_NO_TIME = 0, 0, 0
 _NONE_UNREAD: deque[Any] = deque(maxlen=0)
 _NO_STEPS: dict[int, Any] = {}
 #: What a step's response may say of the sequence that later steps are asked in.
@@ -43,7 +44,7 @@ class Dataflow:
 
     __slots__ = (
         "_answer", "_callers", "_early", "_emitted", "_error", "_items", "_limit", "_name", "_plan", "_running",
-        "_unread", "_waiting", "is_decoupled", "ticket", "under_way",
+        "_unread", "_waiting", "is_decoupled", "spans_ns", "ticket", "under_way",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +60,8 @@ class Dataflow:
         self._name, self._plan, self._answer = name, plan, answer
         self._callers = plan.callers if not ticket.request.callers else (*ticket.request.callers, name)
         self._error: HeadraceError | None = None
+        #: What the steps that are done took, together: `headrace.Ticket.spans_ns`.
+        self.spans_ns = _NO_TIME
         #: Steps that run or are about to, and one more while this is busy itself.
         self.under_way = 0
         self._items: dict[Item, None] = {}
@@ -253,7 +256,10 @@ class Dataflow:
         return ready
 
     def _done(self, item: Item, step: Step) -> None:
-        del item.calls[step.index]
+        spans = getattr(item.calls.pop(step.index), "spans_ns", None)
+        if spans is not None:
+            given = self.spans_ns
+            self.spans_ns = (given[0] + spans[0], given[1] + spans[1], given[2] + spans[2])
         if self._limit:
             self._running[step.index] -= 1
             self._admit(step.index)

@@ -71,8 +71,8 @@ class EnsembleScheduler(Scheduler):
                 flow.cancel(answer)
 
     def _finish(self, ticket: Ticket, answer: Answer, final: bool) -> None:
-        if final:
-            self._under_way.pop(ticket, None)
+        if final and (flow := self._under_way.pop(ticket, None)) is not None:
+            ticket.spans_ns = flow.spans_ns
         self._answer(ticket, answer, final)
 
     def _plan(self, requested: tuple[str, ...]) -> DataflowPlan:
