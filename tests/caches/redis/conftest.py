@@ -15,6 +15,8 @@ from typing import NamedTuple
 import pytest
 import redis
 
+from headrace.telemetry import pacing
+
 _PROGRAM = "redis-server"
 #: For a package index and a package.
 _APT_S = 90
@@ -46,6 +48,12 @@ def redis_program(tmp_path_factory: pytest.TempPathFactory) -> str:
     if os.environ.get("CI"):
         pytest.fail(text)
     pytest.skip(text)
+
+
+@pytest.fixture(autouse=True)
+def unhurried_log() -> None:
+    """No test is short of lines because the one before it has logged the same ones."""
+    pacing.flush()
 
 
 class TlsFiles(NamedTuple):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
 
 from headrace import (
     Caller,
@@ -44,6 +45,68 @@ def test_two_models_answer_as_one(
     answer = server.infer("e", {"x": ROW})
     assert (answer.model_name, answer.model_version) == ("e", "1")
     assert [server.served(name)[0].snapshot().success.count for name in ("one", "two", "e")] == [2, 2, 2]
+
+
+SUMS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            given = [pb_utils.get_input_tensor_by_name(request, name) for name in ("a", "START", "ID")]
+            x, start, of = (each.as_numpy() for each in given)
+            key = int(of.flat[0])
+            self.sums[key] = x if start.flat[0] else self.sums[key] + x
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("b", self.sums[key])]))
+        return responses
+"""
+SEQUENCES = """
+parameters { key: "isolation" value { string_value: "thread" } }
+sequence_batching {
+    oldest { max_candidate_sequences: 4 }
+    control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }
+    control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
+}
+"""
+
+
+def test_sequences_go_through_to_the_steps_that_remember(write: Write, headrace_server: Callable[..., Server]) -> None:
+    """As real Triton 2.51 answers the same models."""
+    write("one", identity())
+    write("sums", f'backend: "python" max_batch_size: 8 {both("a", "b")}{SEQUENCES}', files={"1/model.py": SUMS})
+    write("inner", ensemble([step("one", "a=x", "b=m"), step("sums", "a=m", "b=y")]))
+    write("e", ensemble([step("inner", "x=x", "y=m"), step("one", "a=m", "b=y")]))
+    server = headrace_server()
+
+    def ask(client: Any, connection: Any, value: float, sequence: int, flags: str) -> list[float]:
+        given = client.InferInput("x", [1, 2], "FP32")
+        given.set_data_from_numpy(np.full((1, 2), value, np.float32))
+        answer = connection.infer(
+            "e", [given], sequence_id=sequence, sequence_start="S" in flags, sequence_end="E" in flags
+        )
+        found: list[float] = answer.as_numpy("y").tolist()[0]
+        return found
+
+    for client, port in ((httpclient, server.options.http_port), (grpcclient, server.options.grpc_port)):
+        with client.InferenceServerClient(f"127.0.0.1:{port}") as connection:
+            sums = {7: 0.0, 9: 0.0}
+            for number, (sequence, flags) in enumerate([(7, "S"), (9, "S"), (7, ""), (9, ""), (9, "E"), (7, "E")]):
+                sums[sequence] += number
+                assert ask(client, connection, number, sequence, flags) == [sums[sequence]] * 2
+            with pytest.raises(InferenceServerException) as refusal:
+                ask(client, connection, 1, 7, "")
+            assert refusal.value.message() == (
+                "in ensemble 'e', in ensemble 'inner', inference request for sequence 7 to model 'sums' must specify "
+                "the START flag on the first request of the sequence"
+            )
+    scheduler: Any = server.served("sums")[0].scheduler.scheduler
+    assert (scheduler.active, scheduler.backlogged) == (0, 0)
 
 
 LABELS = "cat\n\ndog\n"
