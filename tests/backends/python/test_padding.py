@@ -22,16 +22,19 @@ class TritonPythonModel:
             return np.concatenate([pb_utils.get_input_tensor_by_name(each, name).as_numpy() for each in requests])
 
         x, mask = joined("x"), joined("mask")
-        total, y = (x * mask).sum(1, keepdims=True), 2 * x
+        total, y, rows = (x * mask).sum(1, keepdims=True), 2 * x, np.full((len(x), 1), len(x), np.int32)
+        ends = np.cumsum([len(pb_utils.get_input_tensor_by_name(each, "x").as_numpy()) for each in requests])[:-1]
+        outputs = [np.split(output, ends) for output in (total, y, rows)]
         return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("sum", total[n : n + 1]), pb_utils.Tensor("y", y[n : n + 1])])
-            for n in range(len(requests))
+            pb_utils.InferenceResponse([pb_utils.Tensor(*pair) for pair in zip(("sum", "y", "rows"), parts)])
+            for parts in zip(*outputs)
         ]
 """
 PAD = {"input": "x", "axis": 0, "buckets": [4, 8], "value": 9, "mask": {"name": "mask", "data_type": "TYPE_FP32"}}
 CONFIG = """backend: "python" max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: [-1] }
-output [{ name: "sum" data_type: TYPE_FP32 dims: [1] }, { name: "y" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "sum" data_type: TYPE_FP32 dims: [1] }, { name: "y" data_type: TYPE_FP32 dims: [-1] },
+         { name: "rows" data_type: TYPE_INT32 dims: [1] }]
 dynamic_batching { } instance_group { count: 1 kind: KIND_CPU }
 """
 
@@ -42,12 +45,16 @@ def test_a_python_model_gets_requests_of_the_sizes_that_are_said_and_answers_are
 ) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.py").write_text(MODEL)
-    values = {"isolation": isolation, "padding": json.dumps({"pad": [PAD]}).replace('"', '\\"')}
+    values = {
+        "isolation": isolation,
+        "padding": json.dumps({"pad": [PAD], "pad_batch_to": [2, 4, 8]}).replace('"', '\\"'),
+    }
     parameters = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in values.items()]
     (tmp_path / "m" / "config.pbtxt").write_text(CONFIG + "\n".join(parameters))
     with serve(tmp_path) as server:
         for length in (1, 4, 7):
-            x: Any = np.arange(1, length + 1, dtype=np.float32).reshape(1, length)
+            x: Any = np.arange(1, 3 * length + 1, dtype=np.float32).reshape(3, length)
             outputs = server.infer("m", {"x": x}).outputs
             np.testing.assert_array_equal(outputs["y"], 2 * x)
             np.testing.assert_array_equal(outputs["sum"], x.sum(1, keepdims=True))
+            assert outputs["rows"].tolist() == [[4]] * 3  # type: ignore[union-attr]

@@ -100,7 +100,11 @@ def _parser() -> Parser:
         "--allow-external-links", action="store_true", help="as --allow-external-links=true of headrace serve"
     )
     parser.add_argument(
-        "--rate-limit", default="off", choices=("off", "execution_count"), help="as the flag of headrace serve"
+        "--rate-limit",
+        type=str.lower,
+        default="off",
+        choices=("off", "execution_count"),
+        help="as the flag of headrace serve",
     )
     parser.add_argument(
         "--rate-limit-resource",
