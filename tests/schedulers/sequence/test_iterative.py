@@ -149,16 +149,37 @@ def test_the_id_is_the_callers_if_he_starts_one_and_must_be_started_each_time(st
 
 
 @BOTH
-def test_an_id_that_is_started_twice_runs_one_after_the_other(strategy: str) -> None:
+@pytest.mark.parametrize("word", ["7S", "7SE"])
+def test_an_id_that_is_started_twice_runs_one_after_the_other(strategy: str, word: str) -> None:
     async def scene() -> None:
         stage = Generator(strategy)
-        first, second = stage.ask("7S", "7S")
+        first, second = stage.ask(word, word)
         stage.runs = {first: 3, second: 2}
         stage.names[first], stage.names[second] = "first", "second"
         assert [await stage.run_once() for _ in range(5)] == [[["first"]]] * 3 + [[["second"]]] * 2
         assert is_answered(stage, first)
         assert is_answered(stage, second)
         assert await stage.shown() == [[]]
+
+    play(scene)
+
+
+@BOTH
+def test_the_next_of_an_id_waits_though_its_instance_asks_before_the_first_is_heard_of(strategy: str) -> None:
+    """As a thread may, and as one does whose model answers later."""
+
+    async def scene() -> None:
+        stage = Generator(strategy)
+        first, second = stage.ask("7S", "7S")
+        stage.names[first], stage.names[second] = "first", "second"
+        stage.runs[first] = 3
+        assert await stage.shown() == [["first"]]
+        played = stage.instances[0]
+        held, played.batch = played.batch, []
+        played.ask()
+        assert await stage.shown() == [[]]
+        played.batch = held
+        assert [await stage.run_once() for _ in range(4)] == [[["first"]]] * 3 + [[["second"]]]
 
     play(scene)
 

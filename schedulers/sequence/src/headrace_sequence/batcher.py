@@ -32,6 +32,8 @@ class Batcher(ABC):
         #: Those that have a request to run, in the order in which they came to have it.
         self.ready: dict[LiveSequence, None] = {}
         self._release, self._holds = release or self._rest, holds
+        if release is None:  # who runs may come back, and goes before the others of its sequence
+            self.one_at_a_time = True
         self._running = 0
         #: Whether its instance is to go once nothing is bound to it.
         self.is_leaving = False

@@ -117,7 +117,7 @@ class SequenceScheduler(Scheduler):
         self._sequences[ticket] = sequence
         sequence.tickets.append(ticket)
         sequence.touched_ns = now_ns = ticket.queued_ns
-        if request.sequence_end:
+        if request.sequence_end and not self._iterates:  # then it lives until its last answer
             self._forget(sequence)
         if sequence.batcher is None:
             if request.timeout_us:
