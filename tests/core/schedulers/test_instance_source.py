@@ -21,6 +21,7 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import Clock, InstanceInfo, LoopClock, ScheduledModel
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
+from headrace.schedulers.instance_source import TURN_NS
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.testing.played import TurnedClock
@@ -208,3 +209,67 @@ def test_a_request_behind_one_whose_time_is_over_does_not_wait_for_its_end(kind:
         await scenario(Played(f"default_queue_policy {{ {LATE} }}", kind, 1, loop_clock))
 
     asyncio.run(asyncio.wait_for(alone(), 20))
+
+
+@pytest.mark.parametrize("stays", [0, 1, 3, 5])
+def test_the_loop_runs_what_waits_when_the_thread_comes_until_the_instance_leaves_the_loop(stays: int) -> None:
+    async def scenario() -> None:
+        stage = Played("", DirectScheduler, 1)
+        here: list[str] = []
+        there: list[str] = []
+
+        def run(batch: list[Ticket]) -> int:
+            here.append(batch[0].request.id)
+            if len(here) == stays:
+                stage.source.run_on_loop(None)
+            return stage.run(batch)
+
+        def work() -> None:
+            wakeup = Wakeup()
+            if stays:
+                stage.source.run_on_loop(run)
+            while (batch := stage.source.take(wakeup)) is not None:
+                there.append(batch[0].request.id)
+                stage.loop.call_soon_threadsafe(stage.run, batch)
+
+        for name in "abcde":
+            stage.send(name)
+        thread = threading.Thread(target=work)
+        thread.start()
+        for name in "abcde":
+            assert await stage.next() == [name]
+        stage.scheduler.close()
+        await asyncio.to_thread(thread.join)
+        assert (here, there) == (list("abcde")[:stays], list("abcde")[stays:])
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))
+
+
+def test_the_loop_looks_at_its_sockets_when_batches_have_taken_long_enough() -> None:
+    async def scenario() -> None:
+        stage, seen, ended_ns = Played("", DirectScheduler, 1), list[str](), 0
+
+        def run(batch: list[Ticket]) -> int:
+            nonlocal ended_ns
+            seen.append(batch[0].request.id)
+            stage.loop.call_soon(seen.append, "-")  # as a socket would be looked at
+            stage.run(batch)
+            ended_ns += TURN_NS // 2
+            return ended_ns
+
+        def work() -> None:
+            stage.source.run_on_loop(run)
+            assert stage.source.take(Wakeup()) is None
+
+        for name in "abcdefgh":
+            stage.send(name)
+        thread = threading.Thread(target=work)
+        thread.start()
+        for name in "abcdefgh":
+            assert await stage.next() == [name]
+        await asyncio.sleep(0)
+        stage.scheduler.close()
+        await asyncio.to_thread(thread.join)
+        assert "".join(seen) == "abc---def---gh--"
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))
