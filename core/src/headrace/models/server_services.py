@@ -282,6 +282,8 @@ class ModelCalls:
 
         A model that executes a batch does not say for which of its requests it asks: the one with most time counts.
         """
+        if not (caller.deadline_ns or caller.timeout_us):
+            return
         executing = () if worker is None else worker.executing
         batch = executing if any(executed.request is caller for executed in executing) else ()
         deadlines = [executed.request.deadline_ns for executed in batch] or [caller.deadline_ns]
