@@ -96,10 +96,13 @@ class TritonPythonModel:
             self.open.clear()
 """
 THREAD = 'parameters { key: "isolation" value { string_value: "thread" } }'
+#: Is handed back, too, which is no reason not to load.
+WARM_UP = """model_warmup { name: "zero" batch_size: 1
+    inputs { key: "IN" value { data_type: TYPE_INT32 dims: 1 zero_data: true } } }"""
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 MODELS = {
-    "direct_process": BATCHING % "direct { }",
-    "oldest_thread": BATCHING % "oldest { }" + THREAD,
+    "direct_process": BATCHING % "direct { }" + WARM_UP,
+    "oldest_thread": BATCHING % "oldest { }" + THREAD + WARM_UP,
     "decoupled_process": BATCHING % "oldest { }" + DECOUPLED,
     "decoupled_thread": BATCHING % "direct { }" + DECOUPLED + THREAD,
     "plain": "",
