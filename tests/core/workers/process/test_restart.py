@@ -227,7 +227,7 @@ def test_a_process_that_hangs_is_killed_when_its_model_goes(run_trial: Run, wait
     wait_until((model.folder / "running").exists, "it hangs")
     with pytest.raises(HeadraceError):  # it did not end in order
         model.stop()
-    wait_until(lambda: not exists(pid), "the process has been killed", 5)
+    wait_until(lambda: not exists(pid), "the process has been killed", 30)
 
 
 def test_a_process_that_ignores_sigterm_closes_as_any_other(run_trial: Run) -> None:
@@ -255,7 +255,7 @@ def test_what_a_process_has_started_dies_with_it(run_trial: Run, wait_until: Wai
         wait_for_restart(model, wait_until)
     else:
         model.stop()
-    wait_until(lambda: not exists(started), "it has died, too", 5)
+    wait_until(lambda: not exists(started), "it has died, too", 30)
 
 
 def test_a_process_that_holds_the_lines_from_elsewhere_delays_nothing(run_trial: Run, wait_until: WaitUntil) -> None:
@@ -277,7 +277,7 @@ def test_a_fork_that_returns_from_its_batch_ends_and_disturbs_nobody(
     assert forked
     for _ in range(20):
         assert model.number("pid") != forked
-    wait_until(lambda: not exists(forked), "the fork has ended", 5)
+    wait_until(lambda: not exists(forked), "the fork has ended", 30)
     assert model.worker.restarts == 0
 
 
@@ -362,6 +362,6 @@ def test_deaths_and_cycles_leave_no_descriptor_and_no_thread(run_trial: Run, wai
     before, threads = descriptors(), threading.active_count()
     refusal(model, "exit")
     wait_for_restart(model, wait_until, 2)
-    wait_until(lambda: len(descriptors()) <= len(before), f"no more descriptors than {before}", 5)
-    wait_until(lambda: threading.active_count() <= threads, "no more threads", 5)
+    wait_until(lambda: len(descriptors()) <= len(before), f"no more descriptors than {before}", 30)
+    wait_until(lambda: threading.active_count() <= threads, "no more threads", 30)
     assert set(Path("/dev/shm").iterdir()) <= shared
