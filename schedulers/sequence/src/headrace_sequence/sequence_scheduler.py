@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import count
 from typing import ClassVar
 
 from headrace import (
     Answer,
     Cancelled,
     HeadraceError,
-    InferRequest,
     InferResponse,
     InstanceInfo,
-    InvalidArgument,
     ModelConfig,
     PublishedMetric,
     Scheduler,
@@ -21,11 +18,11 @@ from headrace import (
     Tensor,
     Ticket,
     Unavailable,
-    Unsupported,
     Wait,
     paced,
 )
 from headrace_sequence.added_inputs import AddedInputs
+from headrace_sequence.admission import Admission
 from headrace_sequence.batcher import Batcher
 from headrace_sequence.direct import DirectBatcher
 from headrace_sequence.implicit_states import States
@@ -34,9 +31,6 @@ from headrace_sequence.oldest import OldestBatcher
 from headrace_sequence.slots import SlotTable
 
 log = paced("headrace.sequence_batching")
-
-#: Of an id that is a string.
-MAX_ID_BYTES = 128
 
 
 class SequenceScheduler(Scheduler):
@@ -59,6 +53,7 @@ class SequenceScheduler(Scheduler):
         self._idle_ns = batching.max_sequence_idle_microseconds * 1000
         self._states = States(config, context.directory)
         self._inputs = AddedInputs(config, self._states)
+        self._admission = Admission(config.name, self._inputs)
         self.kept = self._states.kept
         self._has_states = bool(self.kept)
         is_oldest = batching.HasField("oldest")
@@ -76,8 +71,6 @@ class SequenceScheduler(Scheduler):
         self._held = bool(context.held_until.requests or context.held_until.backlog)
         if self._held:
             self.next = self._next_if_free  # type: ignore[method-assign]  # a server that is not tested has no such step
-        #: The ids of sequences whose callers have named none.
-        self._numbers = count(1)
 
     @classmethod
     def reschedules(cls, config: ModelConfig) -> bool:
@@ -101,7 +94,7 @@ class SequenceScheduler(Scheduler):
 
     def submit(self, ticket: Ticket) -> int | None:
         if self._iterates:
-            self._name(ticket)
+            ticket.request = self._admission.named(ticket.request, self._live)
         request = ticket.request
         sequence = self._live.get(request.sequence_id)
         if sequence is None or ticket.rows != 1:
@@ -215,35 +208,10 @@ class SequenceScheduler(Scheduler):
 
     # ------------------------------------------------------------------ sequences
 
-    def _name(self, ticket: Ticket) -> None:
-        """Of an iterative model, each request is a sequence: one that has no id gets one. Raises if it begins none."""
-        request = ticket.request
-        if not request.sequence_id:
-            numbers = map(str, self._numbers) if self._inputs.takes_text else self._numbers
-            free = next(number for number in numbers if number not in self._live)
-            ticket.request = request.with_sequence(free, True, request.sequence_end)
-        elif not request.sequence_start:
-            raise self._not_started(request)
-
-    def _not_started(self, request: InferRequest) -> InvalidArgument:
-        return InvalidArgument(
-            f"inference request for sequence {request.sequence_id} to model '{self._model}' must specify the START "
-            "flag on the first request of the sequence"
-        )
-
     def _begin(self, ticket: Ticket) -> LiveSequence:
         """The sequence that the request of ``ticket`` begins. Raises if it begins none, and is of none that lives."""
-        request, key = ticket.request, ticket.request.sequence_id
-        if isinstance(key, str) and len(key.encode(errors="replace")) > MAX_ID_BYTES:
-            raise Unsupported(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")
-        to = f"to model '{self._model}' must specify"
-        if ticket.rows != 1:
-            raise InvalidArgument(f"inference request {to} batch-size 1 due to requirements of sequence batcher")
-        if not key:
-            raise InvalidArgument(f"inference request {to} a non-zero or non-empty correlation ID")
-        if not request.sequence_start:
-            raise self._not_started(request)
-        self._inputs.check(request)
+        self._admission.check(ticket)
+        key = ticket.request.sequence_id
         sequence = self._live[key] = LiveSequence(key)
         self._slots.admit(sequence, ticket.queued_ns)
         return sequence
