@@ -15,8 +15,9 @@ from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Respond, Ticket
 from headrace.schedulers.base import Clock, InstanceInfo, ScheduledModel, Scheduler, Timer
+from headrace.schedulers.dispatcher import Dispatcher
 from headrace.schedulers.in_flight import AWAITED, InFlightTracker
-from headrace.schedulers.instance_source import Dispatcher, InstanceSource, Limiter
+from headrace.schedulers.instance_source import InstanceSource, Limiter
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import Duration, ModelStatistics
 from headrace.workers.instance import ExecutionRecorder
@@ -27,7 +28,12 @@ STOPPING = "Server is stopping"
 
 
 class Kernel(Dispatcher):
-    """Runs a scheduler of ``kind`` for one version of a model. Event loop only, except `InstanceSource.take`."""
+    """Runs a scheduler of ``kind`` for one version of a model. Event loop only, except `InstanceSource.take`.
+
+    ``limiter`` makes the sources of its instances, if there is one.
+    """
+
+    sources: list[InstanceSource]
 
     def __init__(
         self,
@@ -38,8 +44,10 @@ class Kernel(Dispatcher):
         clock: Clock | None = None,
         limiter: Limiter | None = None,
     ) -> None:
-        super().__init__(kind, model, loop, clock, limiter)
-        self.statistics = statistics
+        super().__init__(kind, model, loop, clock)
+        self.statistics, self.limiter = statistics, limiter
+        self._source = InstanceSource if limiter is None else limiter.source
+        self.count_on([self._source(self, instance) for instance in model.instances])
         self._name, self._version = model.config.name, model.version
         self._tracker = InFlightTracker(self.scheduler.keeps_order, model.config.model_transaction_policy.decoupled)
         self._recorder: ExecutionRecorder | None = None
@@ -221,11 +229,10 @@ class Kernel(Dispatcher):
     def exchange(self, come: Sequence[InstanceInfo], leave: Sequence[InstanceSource]) -> list[InstanceSource]:
         """Give batches to the instances that ``come``, from the sources returned, and count on those that ``leave`` no
         more; `dismiss` them."""
-        new = [self._make(self, instance) for instance in come]
-        self.sources = [source for source in self.sources if source not in leave] + new
-        self.instances[:] = [source.instance for source in self.sources]
-        self._alike = self.scheduler.instances_alike and not any(source.is_limited for source in self.sources)
-        self.choose_who_takes()
+        new = [self._source(self, instance) for instance in come]
+        sources = [source for source in self.sources if source not in leave] + new
+        self.instances[:] = [source.instance for source in sources]
+        self.count_on(sources)
         try:
             self.scheduler.instances_changed()
         except KeyboardInterrupt:

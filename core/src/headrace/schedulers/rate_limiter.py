@@ -21,7 +21,8 @@ from headrace.config.options import RateLimitResource
 from headrace.errors import Code, ConfigError
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo
-from headrace.schedulers.instance_source import Dispatcher, InstanceSource
+from headrace.schedulers.dispatcher import Dispatcher
+from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.batch_history import IDLE_INSTANCE, RESOURCES, Closed
 from headrace.telemetry.pacing import paced
