@@ -63,7 +63,9 @@ class MetricsFrontend(Frontend):
         self._devices = await asyncio.to_thread(_devices, options)
         listener = listen_http(options.metrics_address, options.metrics_port, is_shared=False)
         self.port = listener.getsockname()[1]
-        self._connections = connections = NativeConnections(self._answer, _Limits(**flagged(options)))
+        self._connections = connections = NativeConnections(
+            self._answer, _Limits(**flagged(options)), self.engine.large_work
+        )
         loop = asyncio.get_running_loop()
         self._acceptor = await loop.create_server(lambda: HttpProtocol(connections), sock=listener)
         connections.watch()

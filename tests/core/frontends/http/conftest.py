@@ -21,6 +21,7 @@ from headrace.frontends.http.message import Cancel, HttpReply, HttpRequest, Repl
 from headrace.frontends.http.open_connections import NativeConnections
 from headrace.frontends.http.protocol import HttpProtocol
 from headrace.frontends.http.routes import Routes
+from headrace.large import LargeWork
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
@@ -210,7 +211,11 @@ class Peer:
         self.unread = b""
         self.turns: list[Callable[[], None]] = []
         self.takes_turns = True
-        self.connections = NativeConnections(self.dispatch, limits)
+        large = LargeWork()
+        #: How often what large answers took was to go back to the system.
+        self.given_back = 0
+        large.give_back_later = self._give_back  # type: ignore[method-assign]
+        self.connections = NativeConnections(self.dispatch, limits, large)
         self.connections.call_soon = self.turns.append  # type: ignore[method-assign, assignment]
         #: What is to be called, and in how many seconds.
         self.later: list[tuple[float, Callable[[], None]]] = []
@@ -222,6 +227,9 @@ class Peer:
         self.protocol = HttpProtocol(self.connections)
         self.wire = Wire()
         self.protocol.connection_made(self.wire)
+
+    def _give_back(self) -> None:
+        self.given_back += 1
 
     def dispatch(self, request: HttpRequest, reply: Reply) -> Cancel | None:
         number = len(self.requests)

@@ -146,6 +146,10 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
     def abort(self) -> None:
         self._socket_transport.abort()
 
+    def give_up(self) -> None:
+        """The caller does not take its answers."""
+        self._connections.give_up(self)
+
     def sweep(self) -> None:
         for call in tuple(self._calls):
             call.sweep()
@@ -222,7 +226,7 @@ class _PacedCall:
             if not self.is_waiting and not self._connection.unsent_bytes:
                 self._is_sending = False  # it has all that there is for it
             elif self._pace.is_too_slow(self._moved_bytes - self._connection.unsent_bytes):
-                self._connection.abort()
+                self._connection.give_up()
         elif self._is_receiving and not self._is_late:
             too_slow = self._pace.is_too_slow(self._moved_bytes)
             if too_slow or (self._connection.is_stopping and not self._pace.moved_bytes):

@@ -10,6 +10,7 @@ from typing import Protocol
 from headrace.frontends.http.caller_limits import SWEEP_SECONDS, HttpLimits
 from headrace.frontends.http.message import Cancel, HttpRequest, Reply
 from headrace.frontends.http.request_head import RequestHeadCache
+from headrace.large import LargeWork
 
 _BUFFER_BYTES = 64 * 1024
 #: How soon a caller who has closed its side is looked at for the first time. A reset, which says that it has gone
@@ -50,8 +51,9 @@ class OpenConnection(Protocol):
 class OpenConnections:
     """Made before listening; the event loop's."""
 
-    def __init__(self, limits: HttpLimits) -> None:
+    def __init__(self, limits: HttpLimits, large: LargeWork) -> None:
         self.limits = limits
+        self._large = large
         self._open: set[OpenConnection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -81,6 +83,11 @@ class OpenConnections:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
+
+    def give_up(self, connection: OpenConnection) -> None:
+        """Abort ``connection``, whose caller does not take its answers. What they took goes back to the system."""
+        connection.abort()
+        self._large.give_back_later()
 
     def watch_for_reset(self, connection: OpenConnection, wait_s: float = _FIRST_LOOK_S) -> None:
         """Abort ``connection`` soon after its caller, who has closed its side, turns out to have gone: what it asked is
@@ -129,8 +136,10 @@ class NativeConnections(OpenConnections):
     parses it in one step, so that ten thousand idle connections hold no memory for it.
     """
 
-    def __init__(self, dispatch: Callable[[HttpRequest, Reply], Cancel | None], limits: HttpLimits) -> None:
-        super().__init__(limits)
+    def __init__(
+        self, dispatch: Callable[[HttpRequest, Reply], Cancel | None], limits: HttpLimits, large: LargeWork
+    ) -> None:
+        super().__init__(limits, large)
         self.dispatch = dispatch
         self.received = bytearray(_BUFFER_BYTES)
         self.buffer = memoryview(self.received)

@@ -179,7 +179,7 @@ class HttpProtocol(AnsweringProtocol):
                 self._give_up()
         elif phase is ConnectionPhase.TAKING:
             if is_too_slow:
-                self._transport.abort()
+                self._connections.give_up(self)
         elif phase is ConnectionPhase.LINGER:
             if self._seconds > limits.linger_s:
                 self._transport.abort()
