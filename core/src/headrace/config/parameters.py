@@ -6,7 +6,7 @@ A field's key is its name, or ``metadata={"key": ...}``. A field of type ``dict[
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
@@ -66,15 +66,7 @@ def parse_parameters(cls: type[T], given: Mapping[str, ModelParameter]) -> T:
 
 def read_isolation(given: Mapping[str, ModelParameter]) -> HostKind | None:
     """What the parameter ``isolation`` asks for; None leaves it to the backend. Raises `ConfigError`."""
-    if ISOLATION not in given:
-        return None
-    text = given[ISOLATION].string_value
-    for kind in get_args(HostKind):
-        if text == kind:
-            return cast("HostKind", kind)
-    raise ConfigError(
-        f"parameter '{ISOLATION}' is '{clip(text)}', expected 'process' or 'thread'", field=_path(ISOLATION)
-    )
+    return cast("HostKind | None", _choice(given, ISOLATION, get_args(HostKind), "'process' or 'thread'"))
 
 
 def read_memory_limit(given: Mapping[str, ModelParameter]) -> int:
@@ -89,15 +81,17 @@ def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
 
 def read_event_loop(given: Mapping[str, ModelParameter]) -> OnLoop:
     """What the parameter ``event_loop`` says; ``off`` if nothing. Raises `ConfigError`."""
-    if EVENT_LOOP not in given:
-        return "off"
-    text = given[EVENT_LOOP].string_value
-    for choice in get_args(OnLoop):
-        if text == choice:
-            return cast("OnLoop", choice)
-    raise ConfigError(
-        f"parameter '{EVENT_LOOP}' is '{clip(text)}', expected 'on', 'off' or 'auto'", field=_path(EVENT_LOOP)
-    )
+    return cast("OnLoop", _choice(given, EVENT_LOOP, get_args(OnLoop), "'on', 'off' or 'auto'") or "off")
+
+
+def _choice(given: Mapping[str, ModelParameter], key: str, allowed: Sequence[str], expected: str) -> str | None:
+    """One of ``allowed``; None if it is not given."""
+    if key not in given:
+        return None
+    text = given[key].string_value
+    if text in allowed:
+        return text
+    raise ConfigError(f"parameter '{key}' is '{clip(text)}', expected {expected}", field=_path(key))
 
 
 def _whole(given: Mapping[str, ModelParameter], key: str, allowed: range, default: int, expected: str) -> int:
