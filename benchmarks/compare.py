@@ -184,6 +184,9 @@ def main() -> int:
                     except Missing as missing:
                         print(f"{name}: skipped, missing {missing}", file=sys.stderr)
                         continue
+                    except load.LoadFailed as failed:
+                        print(f"{name}: left out, {failed}", file=sys.stderr)
+                        continue
                     section.rows += [load_row(name, server, runs) for server, runs in found.items()]
                     section.raw[name] = as_json(found)
                     named = {server.name: found[server.name] for server in running}

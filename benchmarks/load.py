@@ -27,6 +27,10 @@ SEQUENCES = VARIED.with_name("sequences.lua")
 UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "m": 6e7}
 
 
+class LoadFailed(RuntimeError):
+    """A load generator gave no figures: it failed, found none that are stable, or not all of its requests succeeded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """An HTTP inference request; ``header_size`` is 0 for a JSON body."""
@@ -92,7 +96,7 @@ def wrk(
 ) -> Seen:
     """``seconds`` of requests over HTTP: all with ``body``, or as ``script`` makes them, which is given ``arguments``.
 
-    Raises `RuntimeError` if one of them was not answered 200.
+    Raises `LoadFailed` if one of them was not answered 200.
     """
     with tempfile.TemporaryDirectory() as folder:
         if script is None:
@@ -116,7 +120,7 @@ def wrk(
         ]
         text, client_s = _run(command)
     if failed := re.search(r"(Non-2xx.*|Socket errors.*)", text):
-        raise RuntimeError(f"{server.name} {body.path}: {failed[1]}")
+        raise LoadFailed(f"{server.name} {body.path}: {failed[1]}")
     return Seen(
         float(_find(r"Requests/sec:\s+([\d.]+)", text)),
         _us(_find(r"(?m)^\s+50%\s+(\S+)", text)),
@@ -129,7 +133,8 @@ def wrk(
 def perf_analyzer(
     program: Path, server: Running, protocol: str, model: str, connections: int, seconds: float, *extra: str
 ) -> Seen:
-    """Three windows of ``seconds / 3``, no search for stability."""
+    """Three windows of ``seconds / 3``, which are to differ by whatever they like; on a machine that others rob,
+    perf_analyzer still refuses some. Raises `LoadFailed` then."""
     port = server.grpc if protocol == "grpc" else server.http
     with tempfile.NamedTemporaryFile(suffix=".csv") as table:
         command = [str(program), "-m", model, "-u", f"127.0.0.1:{port}", "-i", protocol]
@@ -138,7 +143,7 @@ def perf_analyzer(
         text, client_s = _run(command)
         rows = list(csv.DictReader(Path(table.name).read_text().splitlines()))
     if not rows:
-        raise RuntimeError(f"perf_analyzer on {server.name} {model}: {text[-1500:]}")
+        raise LoadFailed(f"perf_analyzer on {server.name} {model}: {text[-1500:]}")
     row = rows[0]
     return Seen(float(row["Inferences/Second"]), float(row["p50 latency"]), float(row["p99 latency"]), client_s)
 
@@ -193,7 +198,7 @@ def _read_answer(connection: socket.socket, buffer: memoryview) -> None:
 
 
 def _run(command: list[str]) -> tuple[str, float]:
-    """Output, and CPU seconds, of a command; raises `RuntimeError` with the output if it fails."""
+    """Output, and CPU seconds, of a command; raises `LoadFailed` with the output if it fails."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     with process.stdout:
@@ -201,14 +206,14 @@ def _run(command: list[str]) -> tuple[str, float]:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {text[-1500:]}")
+        raise LoadFailed(f"{' '.join(command)}: {text[-1500:]}")
     return text, usage.ru_utime + usage.ru_stime
 
 
 def _find(pattern: str, text: str) -> str:
     found = re.search(pattern, text)
     if found is None:
-        raise RuntimeError(f"no {pattern!r} in: {text[-1500:]}")
+        raise LoadFailed(f"no {pattern!r} in: {text[-1500:]}")
     return found[1]
 
 

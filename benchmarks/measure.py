@@ -6,10 +6,16 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TypeVar
 
 import machine
-from load import Seen, statistics_of
+from load import LoadFailed, Seen, statistics_of
 from servers import Running
+
+T = TypeVar("T")
+#: So often a run is begun before it is given up.
+TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +45,39 @@ class Run:
 
 
 def compare(case: Case, servers: Sequence[Running], runs: int, seconds: float) -> dict[str, list[Run]]:
-    """``runs`` runs on each server, interleaved, after a short warm-up."""
+    """``runs`` runs on each server, interleaved, after a short warm-up; less those that were given up.
+
+    Raises `LoadFailed` if a server has none.
+    """
     found: dict[str, list[Run]] = {server.name: [] for server in servers}
     for server in servers:
-        case.put(server, min(1.0, seconds))
+        _try(case, server, "the warm-up", partial(case.put, server, min(1.0, seconds)))
     for turn in range(runs):
         for server in servers if turn % 2 == 0 else servers[::-1]:
-            run = measure(case, server, seconds)
+            run = _try(case, server, f"run {turn + 1}", partial(measure, case, server, seconds))
+            if run is None:
+                continue
             found[server.name].append(run)
             print(
                 f"{case.name:32} {server.name:18} run {turn + 1}/{runs}: {run.rps:9,.1f}/s  p50 {run.p50_us:9,.0f} us  "
                 f"server {run.server_us:8,.1f} us/request  batch {run.batch:4.1f}  other {run.other:4.0%}",
                 file=sys.stderr,
             )
+    if without := [name for name, done in found.items() if not done]:
+        raise LoadFailed(f"no run on {', '.join(without)} gave figures")
     return found
+
+
+def _try(case: Case, server: Running, what: str, put: Callable[[], T]) -> T | None:
+    """What ``put`` gives, at the first of `TRIES` that does not fail; None if there is none, and a line says so."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return put()
+        except LoadFailed as failed:
+            after = "given up" if attempt == TRIES else "tried again"
+            words = " ".join(str(failed).split())[-160:]
+            print(f"{case.name:32} {server.name:18} {what} {after} after {attempt}: ...{words}", file=sys.stderr)
+    return None
 
 
 def measure(case: Case, server: Running, seconds: float) -> Run:

@@ -16,6 +16,7 @@ import report
 from batching import batching
 from engines import engines
 from large_tensors import large_tensors
+from load import LoadFailed
 from mixed_load import mixed_load
 from models import write_models
 from servers import BENCHMARKS
@@ -51,6 +52,8 @@ def main() -> int:
                 sections.append(SECTIONS[name](settings))
             except Missing as missing:
                 print(f"{name}: skipped, missing {missing}", file=sys.stderr)
+            except LoadFailed as failed:
+                print(f"{name}: left out, {failed}", file=sys.stderr)
             report.write(sections, options.out, sys.argv)
     print(report.markdown(sections))
     print(f"wrote {options.out}/perf.json and perf.md", file=sys.stderr)
