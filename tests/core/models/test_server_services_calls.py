@@ -636,10 +636,12 @@ def asks_for_all(target: str, rows: bool = False) -> Code_:
     return ask
 
 
-def test_the_time_of_one_request_ends_no_call_for_another_of_its_batch(serve: Serve) -> None:
+@pytest.mark.parametrize("backend", ["asking", "later"])
+def test_the_time_of_one_request_ends_no_call_for_another_of_its_batch(serve: Serve, backend: str) -> None:
     impatient, patient = pair()
     over_ns = monotonic_ns() + 100_000_000
     impatient.expire_at(over_ns)
+    executed = threading.Event()
 
     def outlasts_the_first(asking: Asking) -> Given:
         pause = threading.Event()
@@ -647,11 +649,46 @@ def test_the_time_of_one_request_ends_no_call_for_another_of_its_batch(serve: Se
             pause.wait(0.001)
         return asking.give(1)
 
-    async def scenario(server: Server) -> None:
-        answers = await ask_pair(server, impatient, patient)
-        assert isinstance(answers[1], InferResponse)
+    def asks_once_executed(asking: Asking) -> Given:
+        assert backend == "asking" or executed.wait(PATIENCE_S)
+        asking.request = impatient
+        answer = asking.ask("b", 3)
+        return InferResponse({"y": np.array([[1]], np.int32)}) if isinstance(answer, InferResponse) else answer
 
-    serve(scenario, a=(PAIRED, asks_for_all("b")), b=(CONFIG, outlasts_the_first))
+    async def scenario(server: Server) -> None:
+        answers = asyncio.ensure_future(ask_pair(server, impatient, patient))
+        await until_executed(server, backend, executed)
+        assert isinstance((await answers)[1], InferResponse)
+
+    config = PAIRED.replace("asking", backend)
+    serve(scenario, a=(config, asks_once_executed), b=(instances(2), outlasts_the_first))
+
+
+async def until_executed(server: Server, backend: str, executed: threading.Event) -> None:
+    """Set ``executed`` once the instance of ``a``, if it answers later, has all that it will have and is free."""
+    (served,) = server.served("a")
+    (worker,) = served.workers
+    while backend == "later" and (worker.executing or not worker.held):
+        await asyncio.sleep(0)
+    executed.set()
+
+
+def test_a_call_for_one_request_ends_with_its_time_when_its_execution_has_returned(serve: Serve) -> None:
+    executed = threading.Event()
+
+    def asks_once_executed(asking: Asking) -> Given:
+        assert executed.wait(PATIENCE_S)
+        return passes_row_to("patient")(asking)
+
+    async def scenario(server: Server) -> None:
+        answer = asyncio.ensure_future(ask_by(server, "a", 100_000_000))
+        await asyncio.sleep(0)
+        await until_executed(server, "later", executed)
+        given = await answer
+        assert isinstance(given, HeadraceError)
+        assert given.message == EXPIRED
+
+    serve(scenario, a=(CONFIG.replace("asking", "later"), asks_once_executed), patient=(PATIENT, identity))
 
 
 def test_a_call_for_a_batch_ends_when_all_of_it_have_no_time_left(serve: Serve) -> None:

@@ -280,14 +280,16 @@ class ModelCalls:
         """Have ``ticket`` end when those have no time left who wait for ``caller``, for whose execution it was sent.
         Raises `Unavailable` if that is over.
 
-        A model that executes a batch does not say for which of its requests it asks: the one with most time counts.
+        A model that executes a batch, or answers it later, does not say for which of its requests it asks: the one with
+        most time counts.
         """
         if not (caller.deadline_ns or caller.timeout_us):
             return
         executing = () if worker is None else worker.executing
         batch = executing if any(executed.request is caller for executed in executing) else ()
-        deadlines = [executed.request.deadline_ns for executed in batch] or [caller.deadline_ns]
-        if all(deadlines):
+        meant = batch if batch or worker is None else _executed_with(caller, worker.held)
+        deadlines = [ticket.request.deadline_ns for ticket in meant] if worker is not None else [caller.deadline_ns]
+        if deadlines and all(deadlines):
             left_ns = max(deadlines) - monotonic_ns()
             if left_ns <= 0:
                 raise Unavailable(_EXPIRED)
@@ -313,6 +315,12 @@ class ModelCalls:
             ),
         )
         ticket.cancel()
+
+
+def _executed_with(caller: InferRequest, held: Sequence[Ticket]) -> list[Ticket]:
+    """Those of ``held`` that were executed in one batch with ``caller``, and ``caller``; none if that is answered."""
+    started_ns = next((ticket.started_ns for ticket in held if ticket.request is caller), 0)
+    return [ticket for ticket in held if ticket.started_ns == started_ns] if started_ns else []
 
 
 def _require_end(request: InferRequest) -> None:
