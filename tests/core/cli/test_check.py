@@ -439,6 +439,34 @@ def test_a_model_that_could_never_have_its_resources_is_a_problem_where_they_are
         main(["check", "--rate-limit-resource=R:x", str(repository)])
 
 
+@pytest.mark.parametrize("words", [[], ["--no-load"]])
+def test_a_resource_that_one_model_has_per_device_and_another_as_a_whole_is_a_problem_of_both(
+    repository: Path, headrace: Callable[..., Any], words: list[str]
+) -> None:
+    tensors = "data_type: TYPE_FP32 dims: 1"
+    io = f'input {{ name: "x" {tensors} }}\noutput {{ name: "y" {tensors} }}'
+    group = 'instance_group {{ kind: KIND_CPU\nrate_limiter {{ resources {{ name: "R" {} }} }} }}'
+    says = {"a": "count: 1", "b": "count: 1 global: true", "c": "count: 1"}
+    for name, said in says.items():
+        write(repository, name, f'backend: "identity" {io}\n{group.format(said)}')
+    limited = [*words, "--rate-limit=execution_count"]
+    assert not any(each["problems"] for each in checked(headrace, *words, str(repository))[1].values())
+    code, found, _ = checked(headrace, *limited, str(repository))
+    told = {name: [(each["line"], each["message"]) for each in found[name]["problems"]] for name in found}
+    twice = 'Resource "R" is present as both global and device-specific resource in the model configuration. '
+    of_a_device = [(4, twice + "Here it is per device, and model 'b' has it global")]
+    assert (code, told) == (
+        1,
+        {
+            "a": of_a_device,
+            "b": [(4, twice + "Here it is global, and model 'a' has it per device")],
+            "c": of_a_device,
+            "echo": [],
+        },
+    )
+    assert checked(headrace, *limited, str(repository / "a"))[0] == 0
+
+
 def test_no_load_judges_padding_beside_inputs_and_outputs_that_are_written(
     repository: Path, headrace: Callable[..., Any]
 ) -> None:

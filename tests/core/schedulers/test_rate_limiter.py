@@ -544,7 +544,9 @@ def _loaded(schema: OutputSchema) -> Any:
     [
         ((), R, 2),
         ((RateLimitResource("R", 5),), R, 5),
-        ((RateLimitResource("R", 5), RateLimitResource("R", 3, 0)), R, 3),
+        ((RateLimitResource("R", 5), RateLimitResource("R", 3, 0)), R, 5),
+        ((RateLimitResource("R", 3), RateLimitResource("R", 5, 0)), R, 5),
+        ((RateLimitResource("R", 3), RateLimitResource("R", 5)), R, 3),
         ((RateLimitResource("R", 5), RateLimitResource("R", 9, 1)), R, 5),
         ((RateLimitResource("G", 3), RateLimitResource("G", 7, 1), RateLimitResource("R", 2)), GLOBAL, 7),
     ],

@@ -20,6 +20,7 @@ from types import TracebackType
 from headrace.cli import values
 from headrace.cli.graphs import as_svg, as_text
 from headrace.cli.inspection import LoadRefusal, ModelReport, inspect
+from headrace.cli.resource_scopes import ResourceScopes
 from headrace.cli.usage import Parser
 from headrace.config.completed_fields import CompletedField
 from headrace.config.options import RateLimitResource, ServerOptions
@@ -58,7 +59,8 @@ def run(words: Sequence[str]) -> int:
         with contextlib.ExitStack() as stack:
             load = None if arguments.no_load else stack.enter_context(Trial(options)).load
             plugins = Plugins.discover(options.plugins)
-            reports = [inspect(entry, options, plugins, load) for entry in chosen]
+            scopes = ResourceScopes(chosen, options)
+            reports = [inspect(entry, options, plugins, load, scopes) for entry in chosen]
     except HeadraceError as error:
         print(error.message, file=sys.stderr)
         return 1

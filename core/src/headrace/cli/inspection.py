@@ -12,6 +12,7 @@ from pathlib import Path
 from headrace.backends.base import Backend, Model
 from headrace.cli.graphs import StepGraph, step_graph
 from headrace.cli.neighbours import Neighbours
+from headrace.cli.resource_scopes import ResourceScopes
 from headrace.config import parameters, validation
 from headrace.config.completed_fields import CompletedField, completed_fields
 from headrace.config.derive import derive
@@ -115,12 +116,17 @@ def _known(name: str, line: str) -> tuple[str, int]:
 
 
 def inspect(
-    entry: Entry, options: ServerOptions, plugins: Plugins, load: Callable[[str], list[LoadRefusal]] | None
+    entry: Entry,
+    options: ServerOptions,
+    plugins: Plugins,
+    load: Callable[[str], list[LoadRefusal]] | None,
+    scopes: ResourceScopes,
 ) -> ModelReport:
     """Read, derive, complete and judge the config of ``entry`` as loading it would, but to the last problem.
 
     If nothing is wrong with it, the model is loaded by ``load``. Without that no engine is started:
-    the config is not completed, and judged as far as it is written.
+    the config is not completed, and judged as far as it is written. ``scopes`` are what its neighbours say of the
+    resources that they share.
 
     Raises `ConfigError` for a ``--model-config-name`` that is no file name.
     """
@@ -145,6 +151,7 @@ def inspect(
     inspection.run(given, has_engines=load is not None)
     if load is not None and not found.problems:
         inspection.add_refusals(load(entry.name))
+    inspection.add(scopes.problems(given))
     found.problems.sort(key=lambda problem: (problem.line, problem.column))
     return found
 
@@ -182,7 +189,7 @@ class _Inspection:
             if config.HasField("ensemble_scheduling"):
                 self._found.graph = step_graph(config)
             self._found.completed += completed_fields(given, config, "Headrace")
-            self._add(examine(config, path, self._options, self._plugins.schedulers))
+            self.add(examine(config, path, self._options, self._plugins.schedulers))
             versions = select_versions(self._entry.name, config.version_policy, available_versions(path))
             self._filename = config.default_model_filename
             if not self._found.problems:
@@ -192,13 +199,13 @@ class _Inspection:
             elif config.backend:
                 self._run_written(config)
             elif config.platform == "ensemble" or not has_instances:
-                self._add(self._problems(config))
+                self.add(self._problems(config))
                 if not self._found.problems:
                     Neighbours(self._options, self._plugins.schedulers).complete(config)
             else:
-                self._add(written(config, path))
+                self.add(written(config, path))
         except HeadraceError as error:
-            self._add([_reason(error), *written(config, path)])
+            self.add([_reason(error), *written(config, path)])
 
     def _run_versions(self, versions: Iterable[int], config: ModelConfig) -> None:
         name, path, backend = self._entry.name, self._entry.path, self._backend(config)
@@ -208,13 +215,13 @@ class _Inspection:
     def _run_written(self, config: ModelConfig) -> None:
         """Judge an incomplete ``config`` without its engine."""
         path, kind = self._entry.path, self._backend(config).Parameters
-        self._add([*written(config, path), *model_files.check_labels(config, path)])
-        self._add([*parameters.check(kind, config.parameters), *parameters.unknown(kind, config.parameters)])
+        self.add([*written(config, path), *model_files.check_labels(config, path)])
+        self.add([*parameters.check(kind, config.parameters), *parameters.unknown(kind, config.parameters)])
         if not self._found.problems:
             try:
                 read_samples(config, path)
             except HeadraceError as error:
-                self._add([validation.Problem("model_warmup", error.message, error.code)])
+                self.add([validation.Problem("model_warmup", error.message, error.code)])
 
     def _backend(self, config: ModelConfig) -> Backend:
         try:
@@ -227,7 +234,7 @@ class _Inspection:
         wrong = self._judge(model, backend)
         news = completed_fields(derived, model.config, f"backend {backend.name}")
         self._found.completed += [completion for completion in news if completion not in self._found.completed]
-        self._add(wrong)
+        self.add(wrong)
 
     def _judge(self, model: Model, backend: Backend) -> list[validation.Problem]:
         try:
@@ -246,7 +253,7 @@ class _Inspection:
         """Of a model without instances."""
         return validation.problems(config, files=self._entry.path, needs_backend=False)
 
-    def _add(self, problems: Iterable[validation.Problem]) -> None:
+    def add(self, problems: Iterable[validation.Problem]) -> None:
         for problem in problems:
             line, column = self._find(problem.field)
             placed = Diagnostic(self._found.path, line, column, problem.field, problem.message, problem.code.value)
@@ -257,7 +264,7 @@ class _Inspection:
         """A config that does not go with the model is told of the config, and anything else of the model's file."""
         field = "model_warmup" if "warmup" in refusal.message else ""
         if field or not refusal.version or refusal.code in (Code.INVALID_ARGUMENT.value, Code.UNSUPPORTED.value):
-            self._add([validation.Problem(field, refusal.message.strip(), Code(refusal.code))])
+            self.add([validation.Problem(field, refusal.message.strip(), Code(refusal.code))])
             return
         file, line = locate(refusal.message, self._entry.path, refusal.version, self._filename)
         problem = Diagnostic(str(file), line, 0, "", refusal.message.strip(), refusal.code)

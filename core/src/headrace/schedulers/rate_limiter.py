@@ -355,12 +355,14 @@ def limits_for(claims: Iterable[Claim], given: Sequence[RateLimitResource]) -> d
 
 
 def _said(resource: Resource, given: Sequence[RateLimitResource]) -> int:
-    """How much of ``resource`` the operator says that there is: 0 of what is not named."""
-    named = [each for each in given if each.name == resource.name]
-    if resource.device is None:
-        return max((each.count for each in named), default=0)
-    own = [each.count for each in named if each.device == resource.device]
-    return max(own or [each.count for each in named if each.device is None], default=0)
+    """How much of ``resource`` the operator says that there is: 0 of what is not named. As with Triton, what is said
+    first of a device or of all is what is said of it, and what is said of all counts where more is said of all."""
+    named: dict[int | None, int] = {}
+    for each in given:
+        if each.name == resource.name:
+            named.setdefault(each.device, each.count)
+    counts = named.values() if resource.device is None else (named.get(resource.device, 0), named.get(None, 0))
+    return max(counts, default=0)
 
 
 def _rivals(claims: Iterable[Claim]) -> dict[Resource, tuple[float, int]]:

@@ -1,0 +1,47 @@
+"""Resources of the rate limiter that one model has per device and another in the whole server: one of them would not be
+loaded beside the other, which the load of each by itself cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from headrace.config import validation
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.options import ServerOptions
+from headrace.errors import HeadraceError
+from headrace.models.configuring import parse
+from headrace.models.repository import Entry
+
+
+class ResourceScopes:
+    """Who names each resource, and how, as the configs of ``entries`` are written. Empty where nothing is limited."""
+
+    def __init__(self, entries: Iterable[Entry], options: ServerOptions) -> None:
+        #: By the name of the resource and whether it is global: the models that say so.
+        self._named: dict[tuple[str, bool], list[str]] = {}
+        for entry in entries if options.rate_limit == "execution_count" else ():
+            try:
+                config = parse(entry.path, options)
+            except HeadraceError:  # told of that model
+                continue
+            for _, resource, is_global in _resources(config):
+                self._named.setdefault((resource, is_global), []).append(entry.name)
+
+    def problems(self, config: ModelConfig) -> Iterator[validation.Problem]:
+        """The resources that ``config`` does not name as others do, or as it does itself elsewhere."""
+        for field, resource, is_global in _resources(config):
+            if others := self._named.get((resource, not is_global)):
+                said = f"model '{others[0]}' has it {'per device' if is_global else 'global'}"
+                yield validation.Problem(
+                    field,
+                    f'Resource "{resource}" is present as both global and device-specific resource in the model '
+                    f"configuration. Here it is {'global' if is_global else 'per device'}, and {said}",
+                )
+
+
+def _resources(config: ModelConfig) -> Iterator[tuple[str, str, bool]]:
+    """Each resource that an instance of ``config`` takes: its field, its name, and whether it is global."""
+    for index, group in enumerate(config.instance_group):
+        for number, resource in enumerate(() if group.passive else group.rate_limiter.resources):
+            field = f"instance_group[{index}].rate_limiter.resources[{number}]"
+            yield field, resource.name, getattr(resource, "global")
