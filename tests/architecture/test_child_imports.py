@@ -16,7 +16,7 @@ PACKAGES = {
     "headrace_python": ROOT / "backends/python/src",
     "triton_python_backend_utils": ROOT / "backends/python/src",
 }
-BOOTSTRAP = ROOT / "core/src/headrace/workers/process/bootstrap.py"
+BOOTSTRAP = ROOT / "core/src/headrace/supervision/bootstrap.py"
 
 #: The entry that the bootstrap calls: imports ``wanted`` where nothing else can be found.
 PROBE = """

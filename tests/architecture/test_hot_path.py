@@ -14,8 +14,6 @@ RARE = {
     ROOT / f"{name}.py"
     for name in (
         "ipc/json_parts",
-        "workers/process/bootstrap",
-        "workers/process/exits",
         "workers/process/handshake",
         "workers/process/launch",
     )

@@ -43,9 +43,10 @@ MAY_IMPORT = {
     "config": {"errors", "distributions", "messages"},
     "telemetry": {"errors", "messages", "config", "hookspecs"},  # its summaries are a plugin of their own
     "ipc": {"errors", "messages"},
+    "supervision": set[str](),
     "backends": LEAVES,
     "caches": LEAVES | {"backends", "large"},
-    "workers": LEAVES | {"backends", "ipc"},
+    "workers": LEAVES | {"backends", "ipc", "supervision"},
     "schedulers": LEAVES | {"workers", "backends", "caches"},
     "models": LEAVES | {"schedulers", "workers", "backends", "caches"},
     "large": {"errors", "trimming"},

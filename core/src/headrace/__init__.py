@@ -86,15 +86,15 @@ if TYPE_CHECKING:
         Waiting,
     )
     from headrace.server import Server
+    from headrace.supervision.child_process import child_command
+    from headrace.supervision.exits import ending
+    from headrace.supervision.orphan_reaper import ORPHAN_REAPER
     from headrace.telemetry.pacing import paced
     from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
     from headrace.telemetry.statistics import BatchTimes, Observer
     from headrace.workers.output_schema import OutputSchema
-    from headrace.workers.process.exits import ending
     from headrace.workers.process.handshake import InstanceSpec
-    from headrace.workers.process.launch import child_command
-    from headrace.workers.process.orphan_reaper import ORPHAN_REAPER
 
 #: Where each name lives. Imported on first use: who writes a backend need not import a server, and
 #: a process host has no more than NumPy.
@@ -165,15 +165,15 @@ _HOMES = {
         "Waiting",
     ),
     "headrace.server": ("Server",),
+    "headrace.supervision.child_process": ("child_command",),
+    "headrace.supervision.exits": ("ending",),
+    "headrace.supervision.orphan_reaper": ("ORPHAN_REAPER",),
     "headrace.telemetry.pacing": ("paced",),
     "headrace.telemetry.published": ("PublishedMetric",),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
     "headrace.telemetry.statistics": ("BatchTimes", "Observer"),
     "headrace.workers.output_schema": ("OutputSchema",),
-    "headrace.workers.process.exits": ("ending",),
     "headrace.workers.process.handshake": ("InstanceSpec",),
-    "headrace.workers.process.launch": ("child_command",),
-    "headrace.workers.process.orphan_reaper": ("ORPHAN_REAPER",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -19,7 +19,7 @@ import pytest
 
 from headrace.errors import Code, HeadraceError
 from headrace.messages.response import InferResponse
-from headrace.workers.process import exits
+from headrace.supervision import exits
 
 if TYPE_CHECKING:
     from tests.core.workers.process.conftest import Running

@@ -15,8 +15,8 @@ from headrace.ipc.channel import FrameProtocol, Releases, connect
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, frame, read_integers
 from headrace.ipc.peer_requests import DirectReplies
+from headrace.supervision.exits import LAST_READ_S, ExitWatcher, ending, read_crash_report
 from headrace.workers.process.batch_channel import BatchChannel, BatchSink
-from headrace.workers.process.exits import LAST_READ_S, ExitWatcher, ending, read_crash_report
 from headrace.workers.process.handshake import ChildKind, Handshake, InstanceSpec
 from headrace.workers.process.launch import Launched, launch
 from headrace.workers.process.remote_services import ServiceEndpoint

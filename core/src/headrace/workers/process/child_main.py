@@ -53,7 +53,7 @@ def serve(
     log_level: int,
     prints_records: bool,
 ) -> NoReturn:
-    """What `headrace.workers.process.bootstrap` calls, with inherited descriptors."""
+    """What `headrace.supervision.bootstrap` calls, with inherited descriptors."""
     faulthandler.enable(crash_file)
     faulthandler.register(signal.SIGUSR1, crash_file)
     if prints_records:

@@ -16,14 +16,14 @@ from headrace.errors import Cancelled, HeadraceError, Unavailable, summary
 from headrace.ipc.replies import Times
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
+from headrace.supervision import exits
+from headrace.supervision.exits import RestartPolicy
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics, Observer
 from headrace.workers.instance import ExecutionRecorder
 from headrace.workers.output_schema import OutputSchema
-from headrace.workers.process import exits
 from headrace.workers.process.batch_channel import WarmUp
 from headrace.workers.process.child import Child
-from headrace.workers.process.exits import RestartPolicy
 from headrace.workers.process.handshake import InstanceSpec
 from headrace.workers.process.remote_services import LoopServices, ServiceEndpoint
 from headrace.workers.threads import LoopWakeup

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from time import monotonic
 from typing import Final
 
-from headrace.workers.process.launch import Launched
+from headrace.supervision.child_process import ChildProcess
 
 #: How long what a child sent before it died may still arrive.
 LAST_READ_S = 0.05
@@ -35,7 +35,7 @@ class ExitWatcher:
     lives on without a channel, and has to be killed.
     """
 
-    def __init__(self, launched: Launched, ended: Callable[[int, str], None], cut_off: Callable[[], None]) -> None:
+    def __init__(self, launched: ChildProcess, ended: Callable[[int, str], None], cut_off: Callable[[], None]) -> None:
         self._launched, self._ended, self._cut_off = launched, ended, cut_off
         self._loop = asyncio.get_running_loop()
         self._code: int | None = None
@@ -98,7 +98,7 @@ _THREAD = re.compile(r"((?:Current t|T)hread) 0x[0-9a-f]+")
 _THREADING = re.compile(r'/threading\.py", line \d+ in (run|_bootstrap|_bootstrap_inner)$')
 
 
-def read_crash_report(launched: Launched) -> str:
+def read_crash_report(launched: ChildProcess) -> str:
     """What the child's fatal error wrote, if anything, without the frames of the server's packages.
 
     Nothing once the `ExitWatcher` has read it and closed the file.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.workers.process.exits import crash_report
+from headrace.supervision.exits import crash_report
 
 HOST = """
 import ctypes, faulthandler, sys, threading, traceback
