@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from functools import cache
 from typing import Any
 
 # From glibc's malloc.h. Whoever sets one keeps both from growing with what is freed, up to these sizes.
@@ -37,6 +38,7 @@ def share_heap() -> None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
+@cache  # each would be a cycle
 def _glibc() -> Any:
     if sys.platform != "linux":
         return None

@@ -68,6 +68,7 @@ class _Turn:
         "classes",
         "empty_final",
         "is_answered",
+        "is_over",
         "is_queued",
         "message",
         "size_bytes",
@@ -87,6 +88,8 @@ class _Turn:
         #: Whether the server has taken the request; errors before that look different.
         self.is_queued = False
         self.is_answered = False
+        #: Whether what is answered from here on is nobody's.
+        self.is_over = False
         #: What waits for the turns before this one.
         self.answers: list[tuple[Answer, bool]] = []
 
@@ -103,7 +106,8 @@ class _Turn:
         return ticket
 
     def respond(self, answer: Answer, final: bool) -> None:
-        self._stream.answer(self, answer, final)
+        if not self.is_over:
+            self._stream.answer(self, answer, final)
 
     def encode(self, answer: InferResponse | None, final: bool, patience: int) -> bytes | None:
         """The message that says ``answer``, or None if there is nothing to say. Raises as `encode` does."""
@@ -208,8 +212,10 @@ class _Stream:
     def cancel(self) -> None:
         """Nobody listens any more."""
         for turn in tuple(self._open):
-            if turn.ticket is not None:
-                turn.ticket.cancel()
+            turn.is_over, ticket = True, turn.ticket
+            if ticket is not None:
+                turn.ticket = None
+                ticket.cancel()
         # Requests know their stream: what is left of them is freed here, and not by the collector.
         self._open.clear()
         self._in_order.clear()
@@ -292,6 +298,7 @@ class _Stream:
 
     def _close(self, turn: _Turn) -> None:
         self._open.discard(turn)
+        turn.ticket = None  # which knows this one: neither waits for the collector
         self._held_bytes -= turn.size_bytes
         self._has_room.set()
 
