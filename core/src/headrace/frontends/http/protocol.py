@@ -99,7 +99,7 @@ class HttpProtocol(AnsweringProtocol):
         if not reader.rest:
             if head is None:
                 begin = self._received.find(END, 0, nbytes) + len(END)
-                head = reader.find_head(self._buffer[:begin].tobytes())
+                head = reader.read_head(self._buffer[:begin].tobytes())
                 if head is not None:
                     if nbytes == begin + head.body_bytes:
                         self._take(head, memoryview(self._buffer[begin:nbytes].tobytes()))

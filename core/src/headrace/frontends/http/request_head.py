@@ -27,8 +27,8 @@ _HOST = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'
 TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 #: What a value consists of: blanks, what is visible, and bytes beyond ASCII.
 _VALUE = bytes([9, *range(32, 127), *range(128, 256)])
-#: Names of fields that are worth remembering.
-_NAME_BYTES = 128
+#: Of what is longer, the lines are not remembered one by one.
+_SHORT_BYTES = 2048
 #: Digits of a length, without zeros in front. More mean more than there is memory in the world.
 _LENGTH_DIGITS = 18
 
@@ -78,7 +78,7 @@ def parse_head(raw: bytes, most_fields: int) -> RequestHead:
     """
     line, _, rest = raw.partition(b"\r\n")
     try:
-        method, path, minor = parse_request_line(line)
+        method, path, minor = (_known_request_line if len(line) < _SHORT_BYTES else parse_request_line)(line)
         raw_headers, headers = read_fields(rest[:-2], most_fields)
         host = headers.get(b"host")
         if host is None:
@@ -90,7 +90,8 @@ def parse_head(raw: bytes, most_fields: int) -> RequestHead:
     except Malformed as error:
         raise Refused(malformed(error)) from None
     # HTTP/1.0 would need a header to be kept alive; its callers can do without.
-    closes = not minor or (b"connection" in headers and "close" in tokens(headers[b"connection"]))
+    connection = headers.get(b"connection", b"keep-alive")
+    closes = not minor or (connection != b"keep-alive" and "close" in tokens(connection))
     waits = b"expect" in headers and minor > 0 and headers[b"expect"].lower() == b"100-continue"
     return RequestHead(method, path, headers, raw_headers, body_bytes, closes, waits, minor)
 
@@ -116,6 +117,10 @@ def parse_request_line(line: bytes) -> tuple[str, str, int]:
     return method.decode(), path, minor
 
 
+#: Callers ask for the same few paths again and again.
+_known_request_line = lru_cache(1024)(parse_request_line)
+
+
 def read_fields(raw: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
     """The lines of ``raw`` (RFC 9112, 5), each of which ends in CRLF: names and values, and values by names in lower
     case. Nothing but a name, a colon and a value is taken for one.
@@ -128,18 +133,18 @@ def read_fields(raw: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], dict[
         raise Malformed("a line does not end in CRLF")
     if len(lines) > most:
         raise Malformed(f"more than {most} headers", 431)
-    if raw.translate(None, _VALUE) != b"\r\n" * len(lines):
-        raise Malformed("a header has a control character, or a line does not end in CRLF")
-    fields: list[tuple[bytes, bytes]] = []
-    by_name: dict[bytes, bytes] = {}
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        if not colon:
-            raise Malformed("a header is a token, a colon and a value")
-        value = value.strip(b" \t")
-        fields.append((name, value))
-        name = _known_key(name) if len(name) < _NAME_BYTES else _key(name)
-        by_name[name] = value if name not in by_name else by_name[name] + b", " + value
+    try:
+        found = list(map(_known_field if len(raw) < _SHORT_BYTES else _field, lines))
+    except Malformed:
+        if raw.translate(None, _VALUE) == b"\r\n" * len(lines):
+            raise
+        raise Malformed("a header has a control character, or a line does not end in CRLF") from None
+    fields = [field for field, _ in found]
+    by_name = dict([pair for _, pair in found])
+    if len(by_name) < len(found):
+        by_name.clear()
+        for _, (key, value) in found:
+            by_name[key] = value if key not in by_name else by_name[key] + b", " + value
     return fields, by_name
 
 
@@ -148,7 +153,15 @@ def path_of(target: bytes) -> str:
 
     Raises `Malformed`.
     """
-    return _short_path(target) if len(target) < 256 else _path(target)
+    path = target.partition(b"?")[0].decode("latin-1")
+    if not path.isprintable() and any(char <= " " or char == "\x7f" for char in path):
+        raise Malformed("the target has control characters")
+    if path[:1] == "/" or target == b"*":
+        return path
+    scheme, separator, rest = path.partition("://")
+    if separator and scheme.lower() in ("http", "https"):
+        return "/" + rest.partition("/")[2]
+    raise Malformed("the target is not a path")
 
 
 def tokens(value: bytes) -> list[str]:
@@ -156,15 +169,17 @@ def tokens(value: bytes) -> list[str]:
     return [token.strip().lower() for token in value.decode("latin-1").split(",")]
 
 
-def _key(name: bytes) -> bytes:
-    """``name`` in lower case; raises `Malformed` if it is no token."""
-    if not name or name.translate(None, TOKEN):
+def _field(line: bytes) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
+    """Name and value, twice, the second time with the name in lower case. Raises `Malformed`."""
+    name, colon, value = line.partition(b":")
+    if not colon or not name or name.translate(None, TOKEN) or value.translate(None, _VALUE):
         raise Malformed("a header is a token, a colon and a value")
-    return name.lower()
+    value = value.strip(b" \t")
+    return (name, value), (name.lower(), value)
 
 
-#: The same few names come again and again, whatever else changes from request to request.
-_known_key = lru_cache(1024)(_key)
+#: Most lines of a head come again and again, whatever else changes from request to request.
+_known_field = lru_cache(1024)(_field)
 
 
 def _body_bytes(headers: Mapping[bytes, bytes], minor: int) -> int:
@@ -183,28 +198,14 @@ def _body_bytes(headers: Mapping[bytes, bytes], minor: int) -> int:
         return CHUNKED
     if length is None:
         return 0
+    if length.isdigit() and len(length) <= _LENGTH_DIGITS:
+        return int(length)
     digits = length.lstrip(b"0")
     if not length.isdigit():
         raise Malformed("Content-Length is not a number")
     if len(digits) > _LENGTH_DIGITS:
         raise Malformed("Content-Length is beyond all bounds")
     return int(digits or b"0")
-
-
-def _path(target: bytes) -> str:
-    path = target.partition(b"?")[0].decode("latin-1")
-    if not path.isprintable() and any(char <= " " or char == "\x7f" for char in path):
-        raise Malformed("the target has control characters")
-    if path[:1] == "/" or target == b"*":
-        return path
-    scheme, separator, rest = path.partition("://")
-    if separator and scheme.lower() in ("http", "https"):
-        return "/" + rest.partition("/")[2]
-    raise Malformed("the target is not a path")
-
-
-#: Callers ask for the same few paths again and again; what is long is not worth keeping.
-_short_path = lru_cache(1024)(_path)
 
 
 class HeadSearch:

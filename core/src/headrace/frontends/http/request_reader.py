@@ -13,7 +13,16 @@ from headrace.errors import Unavailable
 from headrace.frontends.http.caller_limits import HttpLimits, too_many_chunks
 from headrace.frontends.http.message import HEADER_LENGTH, error_reply
 from headrace.frontends.http.request_body import DIRECT_BYTES, ChunkedBody, DirectBody
-from headrace.frontends.http.request_head import CHUNKED, HeadSearch, Refused, RequestHead, RequestHeadCache, parse_head
+from headrace.frontends.http.request_head import (
+    CHUNKED,
+    END,
+    HeadSearch,
+    Malformed,
+    Refused,
+    RequestHead,
+    RequestHeadCache,
+    parse_head,
+)
 
 _NO_BODY = memoryview(b"")
 
@@ -73,6 +82,17 @@ class RequestReader:
             return None
         self.head = None
         return head, body
+
+    def read_head(self, raw: bytes) -> RequestHead | None:
+        """The head that ``raw`` is, if it is one, and nothing else."""
+        head = self.find_head(raw)
+        if head is None and len(END) < len(raw) <= self._limits.head_bytes:
+            try:
+                head = parse_head(raw, self._limits.headers)
+            except (Malformed, Refused):
+                return None  # `take` says what is wrong with it, in the order of what has arrived
+            self._keep_head(raw, head)
+        return head
 
     def forget(self) -> None:
         """Throw away what has arrived."""
