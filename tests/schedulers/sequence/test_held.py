@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc
 
 from headrace import Answer, InferRequest, InferResponse, Server, Ticket
-from headrace.testing.serving import on_loop
+from headrace.testing.serving import on_loop, serve
 
 CONFIG = """backend: "identity" sequence_batching { }
 input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }"""
@@ -50,3 +53,33 @@ def test_nothing_runs_until_enough_wait_in_slots_and_in_the_backlog(
 
     with Server(tmp_path) as server:
         on_loop(server, scene())
+
+
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+def test_a_client_sees_the_batches_that_held_requests_become(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """Those of a real Triton 2.51 with ``direct``; with ``oldest`` it waits for ever, since no more than one request of
+    a sequence ever waits where its batcher counts."""
+    (tmp_path / "m/1").mkdir(parents=True)
+    slots = f"max_batch_size: 2 sequence_batching {{ {strategy} {{ }} }} instance_group {{ kind: KIND_CPU count: 1 }}"
+    (tmp_path / "m/config.pbtxt").write_text(CONFIG.replace("sequence_batching { }", slots))
+    monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "4")
+    monkeypatch.setenv("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "2")
+    x = tritonclient.grpc.InferInput("x", [1, 1], "FP32")
+    x.set_data_from_numpy(np.ones((1, 1), np.float32))
+    answers: queue.Queue[Any] = queue.Queue()
+    with (
+        serve(tmp_path, listen=True) as server,
+        tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}") as client,
+    ):
+        client.start_stream(lambda result, error: answers.put(error or result.get_response().id))
+        for sequence in (1, 2, 3):
+            for step, flag in enumerate(("sequence_start", "sequence_end")):
+                options = {"sequence_id": sequence, flag: True}
+                client.async_stream_infer("m", [x], request_id=f"{sequence}.{step}", **options)
+        told = [answers.get(timeout=90) for _ in range(6)]
+        assert sorted(told) == ["1.0", "1.1", "2.0", "2.1", "3.0", "3.1"]
+        (model,) = client.get_inference_statistics("m").model_stats
+        assert {batch.batch_size: batch.compute_infer.count for batch in model.batch_stats} == {1: 2, 2: 2}
+        client.stop_stream()
