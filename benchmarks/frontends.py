@@ -217,7 +217,7 @@ class Echo(Engine):
             self._views[name] = replace(server.engine.resolve(name), enqueue=self._answer)
         self._table = self  # type: ignore[assignment]
 
-    def resolve(self, name: str, version: str = "") -> ModelView:
+    def resolve(self, name: str, version: str | int = "") -> ModelView:
         return self._views[name]
 
     def entrance(self, single: Any = None, describe: Any = None) -> Entrance:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import headrace
 from headrace.engine import Phase
 from headrace.frontends.base import Frontend
 from headrace.server import Server
+from headrace.testing.serving import on_loop
+from tests.core.conftest import IDENTITY
 
 MakeServer = Callable[..., Server]
 GATED = """
@@ -108,14 +111,32 @@ def test_a_script_is_told_why_a_repository_does_not_load(write_model: Any, repos
         ("m", "a", headrace.InvalidArgument, "failed to get model version from specified version string 'a'"),
         ("m", "-1", headrace.InvalidArgument, "invalid model version specified '-1' , version should be"),
         ("m", "9" * 30, headrace.InvalidArgument, "failed to get model version from specified version string"),
+        ("m", 9, headrace.NotFound, "Request for unknown model: 'm' version 9 is not found"),
+        ("m", 0, headrace.NotFound, "Request for unknown model: 'm' version 0 is not found"),
+        ("m", -1, headrace.InvalidArgument, "invalid model version specified '-1' , version should be"),
+        ("m", None, headrace.InvalidArgument, "failed to get model version from specified version string 'None'"),
     ],
 )
 def test_unknown_models_and_versions_are_refused_in_tritons_words(
-    write_model: Any, repository: Path, model: str, version: str, kind: type[Exception], text: str
+    write_model: Any, repository: Path, model: str, version: Any, kind: type[Exception], text: str
 ) -> None:
     write_model("m")
-    with headrace.Server(repository) as server, pytest.raises(kind, match=text):
-        server.infer(model, x(1), version=version)
+    with headrace.Server(repository) as server:
+        for ask in (partial(server.infer, model, x(1), version=version), partial(server.explain, model, version)):
+            with pytest.raises(kind, match=text):
+                ask()
+
+
+def test_a_version_is_its_number_or_its_text(write_model: Any, repository: Path) -> None:
+    write_model("m", IDENTITY + "version_policy { all { } }", (1, 2))
+    with headrace.Server(repository) as server:
+        for version in (1, "1", "01"):
+            server.infer("m", x(1), version=version)
+            assert server.resolve("m", version).version == 1
+            assert [model.version for model in server.served("m", version)] == [1]
+            assert on_loop(server, server.is_model_ready("m", version))
+        assert len(server.explain("m", 1)["batches"]) == 3
+        assert len(server.explain("m", 2)["batches"]) == 0
 
 
 def test_a_cancelled_await_leaves_the_queue(write_model: Any, make_server: MakeServer, gated: Any) -> None:

@@ -119,7 +119,7 @@ class Engine:
         """A way in for requests from outside, to be made once; ``single`` and ``describe`` as `Entrance` has them."""
         return Entrance(self._table.resolve, single, describe, self._interceptors)
 
-    def resolve(self, name: str, version: str = "") -> ModelView:
+    def resolve(self, name: str, version: str | int = "") -> ModelView:
         """The model for ``name`` and ``version`` (empty for the latest ready one).
 
         Raises `InvalidArgument` for a version that is no number, `NotFound` or `Unavailable`.
@@ -200,7 +200,7 @@ class Engine:
             return self.ready
         return all(await asyncio.gather(*(model.check_ready() for model in self._table.all_ready())))
 
-    def is_model_alive(self, name: str, version: str = "") -> bool | None:
+    def is_model_alive(self, name: str, version: str | int = "") -> bool | None:
         """Whether every instance of the model is alive; None if some must be asked, as `check_model` does.
 
         Raises as `resolve`.
@@ -208,11 +208,11 @@ class Engine:
         model = self._table.served(name, version)
         return None if model.has_checks else model.ready
 
-    async def check_model(self, name: str, version: str = "") -> bool:
+    async def check_model(self, name: str, version: str | int = "") -> bool:
         """`is_model_alive`, and what the instances that have an ``is_ready`` say now. Raises as `resolve`."""
         return await self._table.served(name, version).check_ready()
 
-    async def is_model_ready(self, name: str, version: str = "") -> bool:
+    async def is_model_ready(self, name: str, version: str | int = "") -> bool:
         """Whether requests to that version (empty: the latest) would be taken; False if there is none.
 
         Raises `InvalidArgument` for a version that is no number.
@@ -236,13 +236,13 @@ class Engine:
     def metadata(self) -> Metadata:
         return Metadata(self.options.id, self.version, list(EXTENSIONS))
 
-    def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
+    def model_metadata(self, name: str, version: str | int = "") -> dict[str, Any]:
         """The metadata of a model, with all its ready versions or the one asked for. Raises as `resolve`."""
         view = self.resolve(name, version)
         versions = [view.version] if version else self._table.ready_versions(name)
         return {"name": view.name, "versions": [str(number) for number in versions], **view.metadata}
 
-    def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
+    def statistics(self, name: str, version: str | int) -> list[dict[str, Any]]:
         """A document for each version asked for; an empty ``name`` asks for all that is ready.
 
         Raises `InvalidArgument` for a version that is not ready, and `Unavailable` before the start is over.
@@ -252,7 +252,7 @@ class Engine:
         models = table.for_statistics(name, version) if name else table.all_ready()
         return [statistics_document(model.name, model.version, model.snapshot()) for model in models]
 
-    def explain(self, name: str, version: str = "") -> dict[str, Any]:
+    def explain(self, name: str, version: str | int = "") -> dict[str, Any]:
         """Why the last batches of a model ran when they did; docs/explain.md has the fields. Raises as `resolve`."""
         return self._table.served(name, version).explain()
 

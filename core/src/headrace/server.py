@@ -104,7 +104,7 @@ class Server:
         self.check_ready, self.is_model_ready = engine.check_ready, engine.is_model_ready
         self.when_ready, self.metadata, self.explain = engine.when_ready, engine.metadata, engine.explain
 
-    def served(self, name: str | None = None, version: str = "") -> list[ServedModel]:
+    def served(self, name: str | None = None, version: str | int = "") -> list[ServedModel]:
         """The versions that take requests: all, or as a statistics request means them; raises `InvalidArgument`."""
         return self._table.all_ready() if name is None else self._table.for_statistics(name, version)
 
@@ -294,7 +294,7 @@ class Server:
         model: str,
         inputs: Mapping[str, npt.ArrayLike | BytesTensor],
         *,
-        version: str = "",
+        version: str | int = "",
         outputs: Sequence[str] = (),
         parameters: Mapping[str, Parameter] | None = None,
         timeout_us: int = 0,
@@ -303,7 +303,8 @@ class Server:
         sequence_start: bool = False,
         sequence_end: bool = False,
     ) -> InferResponse:
-        """The model's answer. Arrays go in without a copy; strings may be str or bytes.
+        """The answer of the model's latest version, or of that one. Arrays go in without a copy; strings may be str or
+        bytes.
 
         Awaitable on any event loop. Cancelling the await takes the request out of the queue.
         Raises `HeadraceError`.
@@ -314,7 +315,7 @@ class Server:
             {name: as_tensor(value) for name, value in inputs.items()},
             outputs,
             "",
-            version,
+            str(version),
             parameters or {},
             priority,
             timeout_us,

@@ -24,9 +24,9 @@ class ServingTable:
         self.refusal = LOADING
         self._is_open = False
         #: What is found from outside: nothing, and then the same as ``_views``.
-        self._open: dict[tuple[str, str], ModelView] = {}
-        self._views: dict[tuple[str, str], ModelView] = {}
-        self._loaded: dict[tuple[str, str], ServedModel] = {}
+        self._open: dict[tuple[str, str | int], ModelView] = {}
+        self._views: dict[tuple[str, str | int], ModelView] = {}
+        self._loaded: dict[tuple[str, str | int], ServedModel] = {}
         self._records: dict[str, ModelRecord] = {}
 
     def open(self) -> None:
@@ -40,7 +40,7 @@ class ServingTable:
 
     def update(self, records: dict[str, ModelRecord]) -> None:
         """Serve what ``records`` says is ready. One assignment for each who reads: it sees the old or the new."""
-        served: dict[tuple[str, str], ServedModel] = {}
+        served: dict[tuple[str, str | int], ServedModel] = {}
         for name, record in records.items():
             for version in sorted(record.versions):
                 model = record.versions[version].served
@@ -51,10 +51,11 @@ class ServingTable:
         if self._is_open:
             self._open = self._views
 
-    def resolve(self, name: str, version: str = "") -> ModelView:
+    def resolve(self, name: str, version: str | int = "") -> ModelView:
         """The model for ``name`` and ``version`` (empty for the latest ready one), for requests from outside.
 
-        Raises `InvalidArgument` for a version that is no number, `NotFound` or `Unavailable`.
+        A program may give the number itself. Raises `InvalidArgument` for a version that is no number, `NotFound` or
+        `Unavailable`.
         """
         view = self._open.get((name, version))
         if view is None:
@@ -62,20 +63,20 @@ class ServingTable:
             return self._search(name, version).view
         return view
 
-    def resolve_loaded(self, name: str, version: str = "") -> ModelView:
+    def resolve_loaded(self, name: str, version: str | int = "") -> ModelView:
         """`resolve` for models, and for the program that the server is part of: open or not."""
         return self._views.get((name, version)) or self._search(name, version).view
 
-    def served(self, name: str, version: str = "") -> ServedModel:
+    def served(self, name: str, version: str | int = "") -> ServedModel:
         """What `resolve` gives a view of. Raises as it does."""
         self.require_open()
         return self._loaded.get((name, version)) or self._search(name, version)
 
-    def served_loaded(self, name: str, version: str = "") -> ServedModel:
+    def served_loaded(self, name: str, version: str | int = "") -> ServedModel:
         """What `resolve_loaded` gives a view of. Raises as it does."""
         return self._loaded.get((name, version)) or self._search(name, version)
 
-    async def is_ready(self, find: Callable[[str, str], ServedModel], name: str, version: str) -> bool:
+    async def is_ready(self, find: Callable[[str, str | int], ServedModel], name: str, version: str | int) -> bool:
         """Whether requests to that version (empty: the latest) would be taken; False if there is none.
 
         ``find`` is `served` or `served_loaded`. Raises `InvalidArgument` for a version that is no number.
@@ -94,12 +95,12 @@ class ServingTable:
         """The versions of ``name`` that take requests, ascending."""
         return sorted(model.version for (known, version), model in self._loaded.items() if known == name and version)
 
-    def for_statistics(self, name: str, version: str) -> list[ServedModel]:
+    def for_statistics(self, name: str, version: str | int) -> list[ServedModel]:
         """The versions that a statistics request means.
 
         Raises with the texts of docs/spec/behaviours.md section 1.6.
         """
-        if version:
+        if version != "":
             number = parse_version(version)
             model = self._loaded.get((name, str(number)))
             if model is None and (name, "") in self._loaded:
@@ -111,16 +112,16 @@ class ServingTable:
             raise InvalidArgument(f"requested model '{name}' is not available")
         return found
 
-    def _search(self, name: str, version: str) -> ServedModel:
+    def _search(self, name: str, version: str | int) -> ServedModel:
         """The slow way: a version written unlike ``str(version)``, or the reason for a refusal."""
-        model = self._loaded.get((name, str(parse_version(version)))) if version else None
+        model = self._loaded.get((name, str(parse_version(version)))) if version != "" else None
         if model is None:
             raise self._explain(name, version)
         return model
 
-    def _explain(self, name: str, version: str) -> HeadraceError:
+    def _explain(self, name: str, version: str | int) -> HeadraceError:
         prefix = f"Request for unknown model: '{name}'"
-        number = parse_version(version) if version else None
+        number = parse_version(version) if version != "" else None
         record = self._records.get(name)
         if record is None:
             return NotFound(f"{prefix} is not found")
@@ -132,8 +133,9 @@ class ServingTable:
         return Unavailable(f"{prefix} version {number} is not at ready state")
 
 
-def parse_version(text: str) -> int:
-    """The version that ``text`` names; raises `InvalidArgument` in Triton's words."""
+def parse_version(version: str | int) -> int:
+    """The version that ``version`` names; raises `InvalidArgument` in Triton's words."""
+    text = str(version)
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text)
     try:
@@ -151,5 +153,5 @@ def parse_version(text: str) -> int:
     )
 
 
-def _sort_key(key: tuple[str, str]) -> tuple[str, int]:
+def _sort_key(key: tuple[str, str | int]) -> tuple[str, int]:
     return key[0], int(key[1] or -1)
