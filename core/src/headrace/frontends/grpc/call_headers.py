@@ -15,7 +15,8 @@ from urllib.parse import quote
 from headrace.frontends.grpc.message_framing import ACCEPTED, DECODERS, IDENTITY, Compressor
 from headrace.frontends.grpc.rpc import Metadata, Rpc
 from headrace.frontends.grpc.status import INTERNAL, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED, details
-from headrace.frontends.http2.headers import Fields, RequestHeaders, literal, status
+from headrace.frontends.http2.field_decoder import Fields
+from headrace.frontends.http2.headers import RequestHeaders, literal, status
 
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 #: grpc's core takes more digits than the eight that the protocol has.

@@ -8,30 +8,25 @@ What we send uses the static table only, so that it is constant.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
 
-from hpack import Decoder, HPACKError, OversizedHeaderListError
-from hpack.table import HeaderTable
-
-from headrace.frontends.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, ConnectionFault
+from headrace.frontends.http2.field_decoder import FieldDecoder, Fields, size_of
 from headrace.frontends.http2.limits import Limits
 
-Fields: TypeAlias = "list[tuple[bytes, bytes]]"
 T = TypeVar("T")
 
 _CACHED_BLOCKS = 64
 _CACHED_BYTES = 1024
 #: A list may have so many fields without counting as a waste of time.
 _USUAL_FIELDS = 100
-#: RFC 7541, section 4.2: the least size since the last block, and the last one.
-_SIZE_UPDATES = 2
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NEEDED = frozenset((b":method", b":scheme", b":path"))
 #: They speak of an HTTP/1 connection; RFC 9113, section 8.2.2.
 _CONNECTION_SPECIFIC = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 #: RFC 9113, section 8.2.1; a colon begins pseudo-headers only.
 _FORBIDDEN_IN_NAMES = bytes((*range(0x21), *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ:", *range(0x7F, 0x100)))
-_FORBIDDEN_IN_VALUES = (b"\0", b"\r", b"\n")
+_FORBIDDEN_IN_VALUES = b"\0\r\n"
 
 
 class MalformedHeaders(Exception):
@@ -45,26 +40,7 @@ class RequestHeaders(NamedTuple):
     path: bytes
     fields: Fields
     #: Larger than we have said we take.
-    is_oversized: bool
-
-
-class _Table(HeaderTable):
-    """Counts how often it has changed."""
-
-    moves = 0
-
-    def add(self, name: bytes, value: bytes) -> None:
-        self.moves += 1
-        super().add(name, value)
-
-    @property
-    def maxsize(self) -> int:
-        return super().maxsize
-
-    @maxsize.setter
-    def maxsize(self, newmax: int) -> None:
-        self.moves += 1
-        HeaderTable.maxsize.fset(self, newmax)  # type: ignore[attr-defined]  # a property, whatever its stub says
+    is_oversized: bool = False
 
 
 class HeaderReader(Generic[T]):
@@ -77,8 +53,7 @@ class HeaderReader(Generic[T]):
         self._interpret = interpret
         self._count_idle = count_idle
         self._limits = limits
-        self._decoder = Decoder(limits.header_list_hard_bytes)
-        self._decoder.header_table = self._table = _Table()
+        self._decoder = FieldDecoder(limits.header_list_hard_bytes)
         self._known: dict[bytes, T] = {}
 
     def read(self, block: bytes) -> T:
@@ -91,58 +66,34 @@ class HeaderReader(Generic[T]):
 
     def read_trailers(self, block: bytes) -> None:
         """Only for its effect on the table. Raises what `read` raises; pseudo-headers are none of these."""
-        for name, value in self._decode(block):
-            _check(name, value)
+        for field in self._decode(block):
+            _check(field)
 
     def _learn(self, block: bytes) -> T:
-        moves = self._table.moves
+        moves = self._decoder.moves
         fields = self._decode(block)
-        size = sum(len(name) + len(value) + 32 for name, value in fields)
-        meaning = self._interpret(_request(fields, size > self._limits.header_list_bytes))
-        if self._table.moves == moves and len(block) <= _CACHED_BYTES:
+        size = size_of(fields)
+        request = _request(fields, _check if size > _CACHED_BYTES else _check_usual)
+        meaning = self._interpret(
+            request._replace(is_oversized=True) if size > self._limits.header_list_bytes else request
+        )
+        if self._decoder.moves == moves and len(block) <= _CACHED_BYTES:
             if len(self._known) >= _CACHED_BLOCKS:
                 self._known.clear()
             self._known[block] = meaning
         return meaning
 
     def _decode(self, block: bytes) -> Fields:
-        moves = self._table.moves
-        if block and _is_size_update(block[0]):
-            _check_size_updates(block)
-        try:
-            fields: Fields = self._decoder.decode(block, raw=True)  # type: ignore[assignment]  # raw: pairs of bytes
-        except OversizedHeaderListError:
-            raise ConnectionFault(ENHANCE_YOUR_CALM, "headers are too large") from None
-        except (HPACKError, IndexError) as error:
-            raise ConnectionFault(COMPRESSION_ERROR, "malformed header block") from error
-        finally:
-            if self._table.moves != moves:
-                self._known.clear()
+        moves = self._decoder.moves
+        fields = self._decoder.decode(block)
+        if self._decoder.moves != moves:
+            self._known.clear()
         if len(fields) > _USUAL_FIELDS:
             self._count_idle(len(fields))
         return fields
 
 
-def _is_size_update(byte: int) -> bool:
-    """Whether ``byte`` begins an update of the table's size (RFC 7541, section 6.3)."""
-    return byte & 0xE0 == 0x20
-
-
-def _check_size_updates(block: bytes) -> None:
-    """Refuse a block that begins with more updates than anyone needs: each is work, and stands in a byte."""
-    at = 0
-    for _ in range(_SIZE_UPDATES):
-        if block[at] & 0x1F == 0x1F:
-            at += 1
-            while at < len(block) and block[at] & 0x80:
-                at += 1
-        at += 1
-        if at >= len(block) or not _is_size_update(block[at]):
-            return
-    raise ConnectionFault(COMPRESSION_ERROR, "too many updates of the table's size")
-
-
-def _request(fields: Fields, is_oversized: bool) -> RequestHeaders:
+def _request(fields: Fields, check: Callable[[tuple[bytes, bytes]], None]) -> RequestHeaders:
     pseudo: dict[bytes, bytes] = {}
     for name, value in fields:
         if name[:1] != b":":
@@ -153,20 +104,24 @@ def _request(fields: Fields, is_oversized: bool) -> RequestHeaders:
     if not pseudo.keys() >= _NEEDED or not pseudo[b":path"]:
         raise MalformedHeaders("pseudo-header missing")
     regular = fields[len(pseudo) :]
-    for name, value in regular:
-        if name[:1] == b":":
-            raise MalformedHeaders("pseudo-header after others")
-        _check(name, value)
-    return RequestHeaders(pseudo[b":method"], pseudo[b":path"], regular, is_oversized)
+    for field in regular:
+        check(field)
+    return RequestHeaders(pseudo[b":method"], pseudo[b":path"], regular)
 
 
-def _check(name: bytes, value: bytes) -> None:
+def _check(field: tuple[bytes, bytes]) -> None:
+    """Raises `MalformedHeaders` for a regular field that is not allowed; pseudo-headers are none."""
+    name, value = field
     if not name or len(name.translate(None, _FORBIDDEN_IN_NAMES)) < len(name) or name in _CONNECTION_SPECIFIC:
         raise MalformedHeaders("header name not allowed")
     if name == b"te" and value.lower() != b"trailers":
         raise MalformedHeaders("te other than trailers")
-    if any(byte in value for byte in _FORBIDDEN_IN_VALUES):
+    if len(value.translate(None, _FORBIDDEN_IN_VALUES)) < len(value):
         raise MalformedHeaders("header value not allowed")
+
+
+#: Most fields come again and again, whatever else changes from call to call.
+_check_usual = lru_cache(512)(_check)
 
 
 #: Of the static table: what we answer with.
