@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from headrace.cli import command_line, startup, usage
+from headrace.cli.garbage import GarbagePolicy
 from headrace.cli.startup import log_openness
 from headrace.cli.usage import complain
 from headrace.config import support
@@ -25,7 +25,6 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.plugins import Plugins
 from headrace.server import Server
 from headrace.telemetry.logs import Log, LogSettings
-from headrace.trimming import trim
 
 log = logging.getLogger("headrace.serve")
 
@@ -74,8 +73,10 @@ def _run_loop(main: Coroutine[None, None, int]) -> int:
 
 async def _serve(options: ServerOptions) -> int:
     server, told_to_stop = Server(options), asyncio.Event()
+    garbage = GarbagePolicy(asyncio.get_running_loop())
+    server.plugins.register(garbage)
     _watch_signals(told_to_stop)
-    starting, waiting = asyncio.ensure_future(_start(server)), asyncio.ensure_future(told_to_stop.wait())
+    starting, waiting = asyncio.ensure_future(_start(server, garbage)), asyncio.ensure_future(told_to_stop.wait())
     await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         log.info("stopping before all models are loaded")
@@ -89,6 +90,7 @@ async def _serve(options: ServerOptions) -> int:
         _complain(options, f"error: creating server: {_words(error)}")
         await _stop(server)
         return 1
+    garbage.close()
     await _stop(server)
     return 0
 
@@ -105,7 +107,7 @@ def _watch_signals(told_to_stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop, number.name)
 
 
-async def _start(server: Server) -> None:
+async def _start(server: Server, garbage: GarbagePolicy) -> None:
     """Listen, so that a port in use is said before anything is loaded and whoever asks is answered; then load."""
     server.when_ready(partial(startup.log_tables, server))
     await server.start_frontends()
@@ -116,10 +118,7 @@ async def _start(server: Server) -> None:
         startup.log_models(server)
         raise
     await server.start_frontends()  # those that had to wait for the models
-    # What is there now stays, and need not be looked at again: each full collection would stop the loop for 50 ms.
-    gc.collect()
-    gc.freeze()
-    trim()  # what starting and loading took for a moment
+    garbage.start()
 
 
 async def _stop(server: Server, *, wait_for_loads: bool = True) -> None:
