@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from headrace.errors import HeadraceError, InternalError, Unavailable
@@ -82,7 +83,7 @@ class LargeWork:
     async def run(self, work: Callable[[], T], log_id: str = "") -> T:
         """What ``work`` returns, or raises, on a thread. Cancelled, and refused, as `begin` says."""
         future: asyncio.Future[T | Exception] = asyncio.get_running_loop().create_future()
-        cancel = self.begin(work, lambda outcome: None if future.done() else future.set_result(outcome), log_id)
+        cancel = self.begin(work, partial(_settle, future), log_id)
         del work  # the job has it, and lets it go
         try:
             outcome = await future
@@ -128,6 +129,11 @@ class LargeWork:
         with contextlib.suppress(RuntimeError):  # closed, while the last work ran
             for _ in range(THREADS):
                 self._pool.submit(give_back)
+
+
+def _settle(future: asyncio.Future[T | Exception], outcome: T | Exception) -> None:
+    if not future.done():
+        future.set_result(outcome)
 
 
 class _Yielding:

@@ -1,0 +1,40 @@
+"""The list of compiled modules in core/pyproject.toml names modules that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nox.project
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "core/src"
+PROJECT: dict[str, Any] = nox.project.load_toml(ROOT / "core/pyproject.toml")
+HOOK: dict[str, Any] = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
+COMPILED = {pattern: set(SOURCE.glob(pattern)) for pattern in HOOK["compiled"]}
+LEFT_OUT = {pattern: set(SOURCE.glob(pattern)) for pattern in HOOK["not-compiled"]}
+
+
+@pytest.mark.parametrize("pattern", [*COMPILED, *LEFT_OUT])
+def test_every_pattern_matches_a_module(pattern: str) -> None:
+    found = COMPILED.get(pattern) or LEFT_OUT[pattern]
+    assert found
+    assert all(path.suffix == ".py" and path.is_file() for path in found)
+
+
+@pytest.mark.parametrize("pattern", LEFT_OUT)
+def test_nothing_is_left_out_that_was_not_in(pattern: str) -> None:
+    assert LEFT_OUT[pattern] & set().union(*COMPILED.values())
+
+
+def test_only_who_asks_for_it_needs_a_compiler() -> None:
+    assert HOOK["enable-by-default"] is False
+    assert not [needed for needed in PROJECT["build-system"]["requires"] if "cython" in needed.lower()]
+
+
+def test_what_a_child_runs_as_a_program_stays_a_file_that_python_reads() -> None:
+    left_out = set().union(*LEFT_OUT.values())
+    programs = [path for path in SOURCE.rglob("*.py") if 'if __name__ == "__main__"' in path.read_text()]
+    assert programs
+    assert not set().union(*COMPILED.values()) - left_out & set(programs)
