@@ -206,8 +206,12 @@ assert gc.get_freeze_count() >= before + 5000
 left = frozen_garbage()
 stage.tick(0)
 assert left() is not None  # whoever has just let go of something may not be through
+looks = []
+gc.callbacks.append(lambda phase, info: looks.append(phase))
 stage.tick(0)
 assert left() is None
+for _ in range(10): stage.tick(0)
+assert looks == ["start", "stop"]
 """)
 
 

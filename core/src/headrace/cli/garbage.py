@@ -62,6 +62,7 @@ class GarbagePolicy:
         self._due: float | None = None
         #: Whether it has been due for a while: who said so is through.
         self._is_settled = True
+        self._is_looking = False
         self._used_s = self._ended = self._began = 0.0
 
     # ------------------------------------------------------------------ event loop
@@ -87,10 +88,11 @@ class GarbagePolicy:
     def look(self) -> None:
         """Look at everything, frozen or not, give its memory back, and freeze what lives. Holds all threads up: 10 ms
         for what a server without models has, more by 10 for each 50,000 objects that engines and models add."""
-        self._due = None
+        self._due, self._is_looking = None, True
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+        self._is_looking = False
         trim()
         self._expect(self._resident_bytes())
 
@@ -139,7 +141,7 @@ class GarbagePolicy:
             self._wait_for(self._usual)
         elif self._may_wait and now - before < OFTEN_S:
             self._wait_for(max(self._threshold, min(2 * self._threshold, MOST)))
-        if info["generation"] == 2 and now - self._began > LONG_S:
+        if info["generation"] == 2 and now - self._began > LONG_S and not self._is_looking:
             gc.freeze()
             self._note(inf)
 
