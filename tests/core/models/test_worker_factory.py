@@ -94,7 +94,7 @@ def test_how_long_to_stay_awake_has_a_bound(value: str) -> None:
 @pytest.mark.parametrize("value", ["on", "off", "auto"])
 def test_the_event_loop_runs_instances_of_models_that_say_so(value: str) -> None:
     config = ModelConfig()
-    assert parameters.read_event_loop(config.parameters) == "off"
+    assert parameters.read_event_loop(config.parameters) == "auto"
     config.parameters["event_loop"].string_value = value
     assert parameters.read_event_loop(config.parameters) == value
     assert parameters.unknown(Apart.Parameters, config.parameters) == []

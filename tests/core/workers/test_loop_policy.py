@@ -16,6 +16,7 @@ from headrace.workers.loop_policy import (
     SHORT_NS,
     WINDOW,
     LoopPolicy,
+    LoopTime,
 )
 
 SECOND = 1_000_000_000
@@ -27,7 +28,8 @@ class Played:
     """A policy, and executions one after the other with pauses."""
 
     def __init__(self) -> None:
-        self.policy, self.now_ns = LoopPolicy(), 5 * SECOND
+        self.loop_time = LoopTime()
+        self.policy, self.now_ns = LoopPolicy(self.loop_time), 5 * SECOND
 
     def run(self, took_ns: int, times: int = 1, pause_ns: int = PAUSE_NS) -> bool:
         for _ in range(times):
@@ -95,6 +97,16 @@ def test_who_would_take_half_of_the_loops_time_leaves_it(played: Played) -> None
     played.come()
     assert played.run(SHORT_NS, WINDOW, pause_ns=SHORT_NS * 11 // 10)
     assert not played.run(SHORT_NS, WINDOW, pause_ns=SHORT_NS * 9 // 10)
+
+
+def test_who_finds_that_all_together_take_half_of_the_loops_time_leaves_it(played: Played) -> None:
+    played.come()
+    assert played.run(SHORT_NS, WINDOW)
+    played.loop_time.spent_ns += WINDOW * (SHORT_NS + PAUSE_NS) // 2 - 2 * WINDOW * SHORT_NS
+    assert played.run(SHORT_NS, WINDOW)  # spent before this window
+    assert played.run(SHORT_NS)
+    played.loop_time.spent_ns += WINDOW * (SHORT_NS + PAUSE_NS) // 2
+    assert not played.run(SHORT_NS, WINDOW - 1)
 
 
 def test_who_has_left_stays_away_a_hundred_times_as_long_as_it_took(played: Played) -> None:

@@ -80,8 +80,8 @@ def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
 
 
 def read_event_loop(given: Mapping[str, ModelParameter]) -> OnLoop:
-    """What the parameter ``event_loop`` says; ``off`` if nothing. Raises `ConfigError`."""
-    return cast("OnLoop", _choice(given, EVENT_LOOP, get_args(OnLoop), "'on', 'off' or 'auto'") or "off")
+    """What the parameter ``event_loop`` says; ``auto`` if nothing. Raises `ConfigError`."""
+    return cast("OnLoop", _choice(given, EVENT_LOOP, get_args(OnLoop), "'on', 'off' or 'auto'") or "auto")
 
 
 def _choice(given: Mapping[str, ModelParameter], key: str, allowed: Sequence[str], expected: str) -> str | None:

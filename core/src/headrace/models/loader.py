@@ -63,6 +63,7 @@ from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement, available_gpus, fill_groups, plan_instances
 from headrace.workers.instance import failures_worded, share
+from headrace.workers.loop_policy import LoopTime
 from headrace.workers.process.process_worker import ProcessWorker
 
 log = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class Loader:
         self._lock = threading.Lock()
         #: The processes of all models, those being loaded and on their way out included.
         self._processes: WeakSet[ProcessWorker] = WeakSet()
+        self._loop_time = LoopTime()
 
     def plan(self, entry: Entry) -> LoadPlan:
         """Read the config and choose the versions. Raises `ConfigError` or `OperatorError`."""
@@ -215,6 +217,7 @@ class Loader:
                 signature,
                 isolation,
                 self._processes,
+                self._loop_time,
                 kernel.scheduler.kept,
                 statistics,
                 self._loop,

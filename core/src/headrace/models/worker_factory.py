@@ -31,6 +31,7 @@ from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ExecutionStatistics, ModelStatistics
 from headrace.workers.devices import Placement
 from headrace.workers.instance import close_instance, failures_worded, load_instance, runner_for, shaping_of
+from headrace.workers.loop_policy import LoopPolicy, LoopTime
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process.handshake import InstanceSpec
 from headrace.workers.process.process_worker import ProcessWorker
@@ -72,9 +73,10 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
 class WorkerFactory:
     """Makes and loads the workers of one version. Runs on a loading thread.
 
-    ``isolation`` is how they get processes of their own, None for threads of the server; those of processes are entered
-    in ``roster``. ``kept`` are outputs that the scheduler keeps from callers. ``services`` is what the server does for
-    the instances. ``exit_timeout_s`` says how long an instance in a process may take to close.
+    ``isolation`` is how they get processes of their own, None for threads of the server; those of processes are
+    entered in ``roster``. ``loop_time`` is what the loop spends on instances that it runs itself. ``kept`` are
+    outputs that the scheduler keeps from callers. ``services`` is what the server does for the instances.
+    ``exit_timeout_s`` says how long an instance in a process may take to close.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class WorkerFactory:
         signature: Signature,
         isolation: Isolation | None,
         roster: WeakSet[ProcessWorker],
+        loop_time: LoopTime,
         kept: Mapping[str, Spec],
         statistics: ModelStatistics,
         loop: asyncio.AbstractEventLoop,
@@ -92,6 +95,7 @@ class WorkerFactory:
     ) -> None:
         self._backend, self._model, self._statistics = backend, model, statistics
         self._isolation, self._roster, self._kept = isolation, roster, kept
+        self._loop_time = loop_time
         self._loop, self._services, self._exit_timeout_s = loop, services, exit_timeout_s
         #: What belongs to each worker that has not closed.
         self._owned: dict[Worker, tuple[LocalServices, list[ExecutionStatistics]]] = {}
@@ -144,11 +148,15 @@ class WorkerFactory:
 
         if self._isolation is None:
             own = replace(model, instance_name=placement.name, device=placement.device, services=services)
-            worker: Worker = InstanceThread(placement.name, partial(self._load, own), statistics, self._on_loop)
+            worker: Worker = InstanceThread(placement.name, partial(self._load, own), statistics, self._where())
         else:
             worker = self._process(self._spec(placement, model, self._isolation), self._isolation, services, statistics)
         self._owned[worker] = services, numbers
         return worker
+
+    def _where(self) -> bool | LoopPolicy:
+        """Whether the event loop runs an instance."""
+        return LoopPolicy(self._loop_time) if self._on_loop == "auto" else self._on_loop == "on"
 
     def _process(
         self,

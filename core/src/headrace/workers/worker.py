@@ -14,7 +14,6 @@ from time import monotonic_ns
 from typing import Literal, Protocol, TypeAlias
 
 from headrace.backends.base import AnyInstance, BaseInstance, Instance, RequestInstance
-from headrace.config.parameters import OnLoop
 from headrace.errors import InternalError, summary
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
@@ -116,8 +115,8 @@ class InstanceThread:
 
     All methods of the instance run on it. Only, with ``on_loop``, the event loop runs the batches, and the thread
     sleeps meanwhile: it has the instance whenever it is awake, and the loop whenever it is not. That is from load to
-    close, or, where ``on_loop`` is ``auto`` and the instance says `BaseInstance.any_thread`, whenever a `LoopPolicy`
-    says so.
+    close, or, where ``on_loop`` is a policy and the instance says `BaseInstance.any_thread`, whenever the policy says
+    so.
 
     ``load`` returns the instance, warmed up, and its runner. A `Worker`: nothing that
     an instance, an observer or a scheduler raises ends the thread, so it is alive from load to close.
@@ -132,11 +131,11 @@ class InstanceThread:
         name: str,
         load: Callable[[], tuple[AnyInstance, Runner]],
         statistics: Callable[[], ExecutionStatistics],
-        on_loop: OnLoop = "off",
+        on_loop: bool | LoopPolicy = False,
     ) -> None:
         self.name = name
         self._on_loop = on_loop
-        if on_loop == "on":
+        if on_loop is True:
             self.runs_on = "event_loop"
         self.instance: AnyInstance | None = None
         self.has_check = False
@@ -201,11 +200,11 @@ class InstanceThread:
         runner.connect(sink)
         run_on_loop: Callable[[list[Ticket]], int] = partial(self._run_on_loop, runner, sink)
         policy = None
-        if self._on_loop == "on":
+        if self._on_loop is True:
             source.run_on_loop(run_on_loop)
             self._note("event_loop")
-        elif self._on_loop == "auto" and may_run_on_loop(self.instance):
-            policy = LoopPolicy()
+        elif self._on_loop and may_run_on_loop(self.instance):
+            policy = self._on_loop
             run_on_loop = partial(self._run_while_short, runner, source, sink, policy)
         while True:
             try:
