@@ -89,10 +89,10 @@ if TYPE_CHECKING:
     from headrace.supervision.child_process import child_command
     from headrace.supervision.exits import ending
     from headrace.supervision.orphan_reaper import ORPHAN_REAPER
+    from headrace.telemetry.executions import BatchTimes, Observer
     from headrace.telemetry.pacing import paced
     from headrace.telemetry.published import PublishedMetric
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
-    from headrace.telemetry.statistics import BatchTimes, Observer
     from headrace.workers.output_schema import OutputSchema
     from headrace.workers.process.handshake import InstanceSpec
 
@@ -168,10 +168,10 @@ _HOMES = {
     "headrace.supervision.child_process": ("child_command",),
     "headrace.supervision.exits": ("ending",),
     "headrace.supervision.orphan_reaper": ("ORPHAN_REAPER",),
+    "headrace.telemetry.executions": ("BatchTimes", "Observer"),
     "headrace.telemetry.pacing": ("paced",),
     "headrace.telemetry.published": ("PublishedMetric",),
     "headrace.telemetry.series": ("MetricKind", "MetricOperation", "check_metric_update", "metric_without_value"),
-    "headrace.telemetry.statistics": ("BatchTimes", "Observer"),
     "headrace.workers.output_schema": ("OutputSchema",),
     "headrace.workers.process.handshake": ("InstanceSpec",),
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Scheduler
     from headrace.server import Server
-    from headrace.telemetry.statistics import Observer
+    from headrace.telemetry.executions import Observer
 
 hookspec = pluggy.HookspecMarker("headrace")
 hookimpl = pluggy.HookimplMarker("headrace")

@@ -15,7 +15,7 @@ from headrace.messages.ticket import Ticket
 from headrace.models.served import ServedModel
 from headrace.registry import PluginInfo
 from headrace.server import Server
-from headrace.telemetry.statistics import BatchTimes, Observer
+from headrace.telemetry.executions import BatchTimes, Observer
 
 KINDS = [SystemExit, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit]
 ONE = {"x": np.ones((1, 1), np.float32)}

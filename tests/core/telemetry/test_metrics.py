@@ -12,9 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.messages.ticket import Ticket
 from headrace.telemetry import exposition
+from headrace.telemetry.executions import BatchTimes, Duration
 from headrace.telemetry.exposition import MetricsSettings
 from headrace.telemetry.metrics import ModelCollector
-from headrace.telemetry.statistics import BatchTimes, Duration, ModelStatistics, Snapshot
+from headrace.telemetry.statistics import ModelStatistics, Snapshot
 from headrace.telemetry.summaries import Summaries
 from tests.core.conftest import make_ticket
 

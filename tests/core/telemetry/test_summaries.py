@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.statistics import BatchTimes, ModelStatistics
+from headrace.telemetry.executions import BatchTimes
+from headrace.telemetry.statistics import ModelStatistics
 from headrace.telemetry.summaries import RELATIVE_ERROR, WINDOW_S, LatencySummaries, Summaries, Summary
 from tests.core.conftest import make_ticket
 

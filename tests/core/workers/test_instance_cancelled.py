@@ -10,7 +10,7 @@ import pytest
 from headrace.errors import Cancelled
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.statistics import BatchTimes
+from headrace.telemetry.executions import BatchTimes
 from headrace.workers.instance import run_batch
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import Given, Runner

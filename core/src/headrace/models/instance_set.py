@@ -22,7 +22,7 @@ from headrace.models.worker_factory import WorkerFactory
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.rate_limiter import RateLimiter, instance_info
-from headrace.telemetry.statistics import Observer
+from headrace.telemetry.executions import Observer
 from headrace.workers.devices import Claim, Placement, plan_instances
 from headrace.workers.threads import apart
 from headrace.workers.worker import Worker

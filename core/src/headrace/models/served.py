@@ -18,7 +18,8 @@ from headrace.models.readiness import Readiness
 from headrace.models.signature import Signature, explain
 from headrace.models.view import ModelView, metadata_document
 from headrace.schedulers.kernel import Kernel
-from headrace.telemetry.statistics import ModelStatistics, Observer, Snapshot, SpanKeeper
+from headrace.telemetry.executions import Observer, SpanKeeper
+from headrace.telemetry.statistics import ModelStatistics, Snapshot
 from headrace.workers.worker import Worker
 
 

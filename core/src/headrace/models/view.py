@@ -14,7 +14,8 @@ from headrace.messages.request import InferRequest
 from headrace.messages.spec import Spec
 from headrace.messages.ticket import Ticket
 from headrace.models.signature import Signature
-from headrace.telemetry.statistics import Duration, Snapshot
+from headrace.telemetry.executions import Duration
+from headrace.telemetry.statistics import Snapshot
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,8 +27,9 @@ from headrace.errors import ConfigError
 from headrace.messages.spec import Spec
 from headrace.models.server_services import LocalServices, SiblingServices
 from headrace.models.signature import Signature
+from headrace.telemetry.executions import ExecutionCounter
 from headrace.telemetry.log_output import speak_for
-from headrace.telemetry.statistics import ExecutionStatistics, ModelStatistics
+from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement
 from headrace.workers.instance import close_instance, failures_worded, load_instance, runner_for, shaping_of
 from headrace.workers.loop_policy import LoopPolicy, LoopTime
@@ -98,7 +99,7 @@ class WorkerFactory:
         self._loop_time = loop_time
         self._loop, self._services, self._exit_timeout_s = loop, services, exit_timeout_s
         #: What belongs to each worker that has not closed.
-        self._owned: dict[Worker, tuple[LocalServices, list[ExecutionStatistics]]] = {}
+        self._owned: dict[Worker, tuple[LocalServices, list[ExecutionCounter]]] = {}
         self._siblings: list[ProcessWorker] = []
         self._on_loop = read_event_loop(model.config.parameters)
         self._schema = OutputSchema(
@@ -140,9 +141,9 @@ class WorkerFactory:
         self._statistics.keep(numbers)
 
     def _worker(self, placement: Placement, model: Model) -> Worker:
-        services, numbers = self._services.of_instance(), list[ExecutionStatistics]()
+        services, numbers = self._services.of_instance(), list[ExecutionCounter]()
 
-        def statistics() -> ExecutionStatistics:
+        def statistics() -> ExecutionCounter:
             numbers.append(self._statistics.for_instance())
             return numbers[-1]
 
@@ -163,7 +164,7 @@ class WorkerFactory:
         spec: InstanceSpec,
         isolation: Isolation,
         services: LocalServices,
-        statistics: Callable[[], ExecutionStatistics],
+        statistics: Callable[[], ExecutionCounter],
     ) -> ProcessWorker:
         worker = ProcessWorker(
             spec,

@@ -18,8 +18,9 @@ from headrace.schedulers.base import Clock, InstanceInfo, ScheduledModel, Schedu
 from headrace.schedulers.dispatcher import Dispatcher
 from headrace.schedulers.in_flight import AWAITED, InFlightTracker
 from headrace.schedulers.instance_source import InstanceSource, Limiter
+from headrace.telemetry.executions import Duration
 from headrace.telemetry.pacing import paced
-from headrace.telemetry.statistics import Duration, ModelStatistics
+from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.instance import ExecutionRecorder
 
 log = paced(__name__)

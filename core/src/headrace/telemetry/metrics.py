@@ -15,8 +15,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.telemetry.executions import BATCH_BOUNDS, LATENCY_BOUNDS_US, Histogram
 from headrace.telemetry.exposition import MetricsSettings
-from headrace.telemetry.statistics import BATCH_BOUNDS, LATENCY_BOUNDS_US, Histogram, Snapshot
+from headrace.telemetry.statistics import Snapshot
 from headrace.telemetry.summaries import Summaries
 
 

@@ -20,7 +20,8 @@ from weakref import WeakKeyDictionary
 
 from headrace.hookspecs import hookimpl
 from headrace.messages.ticket import Ticket
-from headrace.telemetry.statistics import BatchTimes, ModelStatistics, Observer
+from headrace.telemetry.executions import BatchTimes, Observer
+from headrace.telemetry.statistics import ModelStatistics
 
 GROWTH = 1.02
 RELATIVE_ERROR = (GROWTH - 1) / (GROWTH + 1)

@@ -25,8 +25,8 @@ from headrace.config.padding import PADDING, PaddingRules
 from headrace.errors import BackendError, Code, ConfigError, HeadraceError, LoadError, Rescheduled, summary
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Batch, Padding, Ticket
+from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
 from headrace.telemetry.pacing import paced
-from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics, Observer
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.padded import PaddedRequests, PaddedRunner
 from headrace.workers.ragged import RaggedLayout, RaggedRunner
@@ -151,7 +151,7 @@ class ExecutionRecorder:
     ``statistics`` makes an object for one thread to write:
     batches are recorded by the thread that runs them, late answers on the event loop."""
 
-    def __init__(self, name: str, statistics: Callable[[], ExecutionStatistics]) -> None:
+    def __init__(self, name: str, statistics: Callable[[], ExecutionCounter]) -> None:
         self.observers: Sequence[Observer] = ()
         self._name = name
         self._batches, self._late = statistics(), statistics()
@@ -191,7 +191,7 @@ class ExecutionRecorder:
 
     def _conclude(
         self,
-        statistics: ExecutionStatistics,
+        statistics: ExecutionCounter,
         succeeded: Sequence[Ticket],
         failed: Sequence[Ticket],
         cancelled: Sequence[Ticket],

@@ -21,7 +21,7 @@ from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
 from headrace.messages.ticket import Padding, Ticket
-from headrace.telemetry.statistics import BatchTimes
+from headrace.telemetry.executions import BatchTimes
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import LATER, AnswerSink, Given, RowsRunner, Runner, part_of_rows, wanted_of
 

@@ -19,8 +19,8 @@ from headrace.messages.request import InferRequest, Parameter
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, concatenate
 from headrace.messages.ticket import Batch, Padding, Ticket
+from headrace.telemetry.executions import BatchTimes
 from headrace.telemetry.pacing import paced
-from headrace.telemetry.statistics import BatchTimes
 from headrace.workers.output_schema import OutputSchema
 
 log = paced(__name__)

@@ -12,7 +12,7 @@ from headrace.backends.base import Call, DeferredInstance, StreamInstance
 from headrace.errors import BackendError, HeadraceError, Unavailable
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import UNREAD, Ticket
-from headrace.telemetry.statistics import BatchTimes
+from headrace.telemetry.executions import BatchTimes
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.runner import LATER, Given, Runner, as_error, gone
 

@@ -17,9 +17,9 @@ from headrace.backends.base import AnyInstance, BaseInstance, Instance, RequestI
 from headrace.errors import InternalError, summary
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
+from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
 from headrace.telemetry.log_output import speak_for, speak_for_nobody
 from headrace.telemetry.pacing import paced
-from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics, Observer
 from headrace.workers.instance import ExecutionRecorder, close_instance, run_batch
 from headrace.workers.loop_policy import LoopPolicy
 from headrace.workers.runner import LATER, Given, Runner
@@ -130,7 +130,7 @@ class InstanceThread:
         self,
         name: str,
         load: Callable[[], tuple[AnyInstance, Runner]],
-        statistics: Callable[[], ExecutionStatistics],
+        statistics: Callable[[], ExecutionCounter],
         on_loop: bool | LoopPolicy = False,
     ) -> None:
         self.name = name

@@ -18,8 +18,8 @@ from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.supervision import exits
 from headrace.supervision.exits import RestartPolicy
+from headrace.telemetry.executions import BatchTimes, ExecutionCounter, Observer
 from headrace.telemetry.pacing import paced
-from headrace.telemetry.statistics import BatchTimes, ExecutionStatistics, Observer
 from headrace.workers.instance import ExecutionRecorder
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process.batch_channel import WarmUp
@@ -52,7 +52,7 @@ class ProcessWorker:
         services: LoopServices,
         schema: OutputSchema,
         samples: Sequence[WarmupSample],
-        statistics: Callable[[], ExecutionStatistics],
+        statistics: Callable[[], ExecutionCounter],
         loop: asyncio.AbstractEventLoop,
         siblings: list[ProcessWorker],
         exit_timeout_s: Callable[[], float],
