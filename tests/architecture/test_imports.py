@@ -53,7 +53,8 @@ MAY_IMPORT = {
     "large": {"errors", "trimming"},
     "trimming": set[str](),
     "engine": LEAVES | {"models", "large"},
-    "frontends": LEAVES | {"compilation", "engine", "large", "trimming"},
+    "remote_engine": LEAVES | {"engine", "models", "ipc"},
+    "frontends": LEAVES | {"compilation", "engine", "remote_engine", "ipc", "supervision", "large", "trimming"},
 }
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {

@@ -29,8 +29,9 @@ def register_frontends() -> list[type[Frontend]]:
     from headrace.frontends.grpc.frontend import GrpcFrontend
     from headrace.frontends.http.frontend import HttpFrontend
     from headrace.frontends.metrics_frontend import MetricsFrontend
+    from headrace.frontends.processes.frontend import FrontendProcesses
 
-    return [GrpcFrontend, HttpFrontend, MetricsFrontend]
+    return [GrpcFrontend, HttpFrontend, FrontendProcesses, MetricsFrontend]
 
 
 @hookimpl

@@ -40,6 +40,7 @@ strict-model-config
 OURS = {
     "allow-external-links",
     "dev",
+    "frontend-processes",
     "grpc-max-decompressed-size",
     "grpc-max-stream-size",
     "grpc-max-unread-size",

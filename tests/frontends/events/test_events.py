@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from tests.conftest import Headrace
 
 DEADLINE_S = 90.0
-HOSTS = ("auto", "hypercorn")
+#: What has the events pass through both HTTP hosts, and through processes in front of the server.
+HOSTS = ("--http-server=auto", "--http-server=hypercorn", "--frontend-processes=2")
 #: A decoupled model that answers with 0, 1, 2, ... in ``COUNT`` responses of ``SIZE`` numbers, says in a file how far
 #: it has come, and fails behind the last if ``COUNT`` is odd.
 MODEL = """
@@ -77,7 +78,7 @@ def repository(models: Path) -> Path:
 
 @pytest.fixture(scope="module", params=HOSTS)
 def server(request: pytest.FixtureRequest, models: Path, keep_serving: Callable[..., Headrace]) -> Headrace:
-    return keep_serving(f"--model-repository={models}", f"--http-server={request.param}").wait_until_ready()
+    return keep_serving(f"--model-repository={models}", request.param).wait_until_ready()
 
 
 class Client:
@@ -241,7 +242,7 @@ def test_a_caller_who_leaves_cancels_the_request(
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_server_that_stops_sends_what_is_left(serve: Callable[..., Headrace], tmp_path: Path, host: str) -> None:
-    server = serve(f"--model-repository={write(tmp_path)}", f"--http-server={host}").wait_until_ready()
+    server = serve(f"--model-repository={write(tmp_path)}", host).wait_until_ready()
     client = Client(server.http).count(300, size=50_000)
     with client.socket:
         client.until(b"data: ")

@@ -45,7 +45,7 @@ def run(words: Sequence[str]) -> int:
         with contextlib.closing(logs):
             for warning in (*warnings, *support.without_effect(options)):
                 log.warning("%s", warning)
-            return _run_loop(_serve(options))
+            return run_loop(_serve(options))
     finally:
         _flush_output()
 
@@ -63,7 +63,7 @@ def _open_log(options: ServerOptions) -> Log:
         raise ConfigError(f'Bad option: "--log-file".\n{error}') from error
 
 
-def _run_loop(main: Coroutine[None, None, int]) -> int:
+def run_loop(main: Coroutine[None, None, int]) -> int:
     try:
         import uvloop
     except ImportError:  # there are no wheels for Windows

@@ -6,6 +6,7 @@ A reader takes the text after ``--flag=`` and raises `ValueError` with the text 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -73,6 +74,13 @@ def positive(flag: str, high: int) -> Callable[[str], int]:
         return read_any(value)
 
     return read
+
+
+def processes(value: str) -> int:
+    """A number of processes, or ``auto`` for one per core that this one may use."""
+    if value.lower() != "auto":
+        return count(value)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def grpc_threads(value: str) -> int:

@@ -108,6 +108,9 @@ class ServerOptions:
     dev: bool = False
     enable_peer_access: bool = True
 
+    #: Processes that speak HTTP and gRPC; 0 leaves that to the one that has the models.
+    frontend_processes: int = 0
+
     # HTTP, and the limits of the metrics port, too; 0 is no limit
     allow_http: bool = True
     http_address: str = "0.0.0.0"

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 #: Of the whole schema.
-VERSION: Final = 3
+VERSION: Final = 4
 #: A frame may not be larger than this; a tensor over it needs room in the arena.
 MOST_BYTES: Final = (1 << 32) - 8
 #: Integers that one frame can count.

@@ -151,7 +151,7 @@ class IncomingRequests:
     def close(self) -> None:
         """The peer is gone: nothing is sent any more, and nobody waits for what it has asked."""
         self._is_closed = True
-        for ticket in self._open.values():
+        for ticket in tuple(self._open.values()):  # what waited is answered at once, and leaves
             self._cancel(ticket)
         self._open.clear()
 

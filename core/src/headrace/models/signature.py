@@ -42,10 +42,11 @@ _BATCH_NOTE = (
 class Signature:
     """The inputs and outputs of one model version.
 
-    ``inputs`` and ``outputs`` are in config order; their dims exclude the batch axis.
+    ``inputs`` and ``outputs`` are in config order; their dims exclude the batch axis. Without ``reshapes``, requests
+    that fit stay as they are: they are checked once more where the model is.
     """
 
-    def __init__(self, name: str, config: ModelConfig) -> None:
+    def __init__(self, name: str, config: ModelConfig, reshapes: bool = True) -> None:
         self.name = name
         self.max_batch_size = config.max_batch_size
         self.batched = config.max_batch_size > 0
@@ -67,7 +68,7 @@ class Signature:
             self._key = padding.key
         elif ragged:
             self._key = partial(_ragged_key, ragged)
-        self._reshaped = tuple(spec for spec in self.inputs.values() if spec.reshape is not None)
+        self._reshaped = tuple(spec for spec in self.inputs.values() if reshapes and spec.reshape is not None)
 
     def check(self, ticket: Ticket) -> None:
         """Accept the request of ``ticket`` and set ``rows`` and ``batch_key``, or raise `InvalidArgument`.

@@ -42,5 +42,9 @@ class Host(ABC):
 
 def address_of(options: ServerOptions) -> str:
     """Where ``options`` say to listen, as messages name it."""
-    host = options.grpc_address
-    return f"[{host}]:{options.grpc_port}" if ":" in host else f"{host}:{options.grpc_port}"
+    return shown_address(options.grpc_address, options.grpc_port)
+
+
+def shown_address(host: str, port: int) -> str:
+    """An address and a port, as messages name them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

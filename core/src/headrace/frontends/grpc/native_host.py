@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 from collections.abc import Sequence
 from math import inf
 
@@ -13,7 +14,7 @@ from headrace.frontends.base import LAST_WORDS_S
 from headrace.frontends.grpc import tls
 from headrace.frontends.grpc.call_headers import CallHead, Refusal, read_call
 from headrace.frontends.grpc.calls import CallState, RefusedCall
-from headrace.frontends.grpc.hosts import Host, address_of
+from headrace.frontends.grpc.hosts import Host, shown_address
 from headrace.frontends.grpc.rpc import Rpc
 from headrace.frontends.grpc.single_calls import DirectCall, HeldCall, UnaryCall
 from headrace.frontends.grpc.stream_calls import StreamCall
@@ -32,15 +33,17 @@ paced("headrace.frontends.http2.connection")
 
 
 class NativeHost(Host):
-    """One `Connection` per client, on the server's own event loop."""
+    """One `Connection` per client, on the server's own event loop. ``listener`` is set where another process has bound
+    it."""
+
+    listener: socket.socket | None = None
 
     async def start(self) -> int:
         options = self.options
         context = await asyncio.to_thread(tls.context, options)
-        try:
-            listener = await asyncio.to_thread(bind, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
-        except OSError as error:
-            raise Unavailable(_why_not(options, error)) from error
+        listener = self.listener
+        if listener is None:
+            listener = await asyncio.to_thread(listen, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
         self._calls = Calls(self.rpcs, options, self.large)
         self._connections = connections = Connections(self._calls, _limits(options), _keepalive(options))
         self._acceptor = await asyncio.get_running_loop().create_server(
@@ -102,8 +105,15 @@ def _keepalive(options: ServerOptions) -> Keepalive:
     )
 
 
-def _why_not(options: ServerOptions, error: OSError) -> str:
-    address = address_of(options)
+def listen(host: str, port: int, is_shared: bool) -> socket.socket:
+    """`bind` for gRPC. Raises `Unavailable` naming address and port."""
+    try:
+        return bind(host, port, is_shared)
+    except OSError as error:
+        raise Unavailable(_why_not(shown_address(host, port), error)) from error
+
+
+def _why_not(address: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"Socket '{address}' already in use "
     return f"can not listen on '{address}' for gRPC: {error.strerror}"

@@ -92,18 +92,19 @@ class _Streamed:
             await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
 
-def create_app(engine: Engine) -> App:
-    """An ASGI application in front of ``engine``, whose server must have been started on the same loop."""
-    routes, limits = (
-        Routes(engine),
-        HttpLimits(input_bytes=engine.options.http_max_input_size, **flagged(engine.options)),
-    )
+def create_app(engine: Engine, routes: Routes | None = None) -> App:
+    """An ASGI application in front of ``engine``, whose server must have been started on the same loop.
+
+    ``routes`` are its own unless given.
+    """
+    answering = Routes(engine) if routes is None else routes
+    limits = HttpLimits(input_bytes=engine.options.http_max_input_size, **flagged(engine.options))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _live(receive, send)
         elif scope["type"] == "http":
-            await _serve(routes, limits, scope, receive, send)
+            await _serve(answering, limits, scope, receive, send)
 
     return app
 

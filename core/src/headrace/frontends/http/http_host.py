@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 
 class HttpHost(ABC):
-    """Serves ``listener``, which it owns once started, until stopped."""
+    """Serves ``listener``, which it owns once started, until stopped. ``routes`` are the engine's unless given."""
 
-    def __init__(self, engine: Engine, listener: socket.socket) -> None:
-        self.engine = engine
-        self.listener = listener
+    def __init__(self, engine: Engine, listener: socket.socket, routes: Routes | None = None) -> None:
+        self.engine, self.listener, self.routes = engine, listener, Routes(engine) if routes is None else routes
 
     @abstractmethod
     async def start(self) -> None:
@@ -38,9 +37,7 @@ class NativeHttpHost(HttpHost):
 
     async def start(self) -> None:
         limits = HttpLimits(input_bytes=self.engine.options.http_max_input_size, **flagged(self.engine.options))
-        self._connections = connections = NativeConnections(
-            Routes(self.engine).dispatch, limits, self.engine.large_work
-        )
+        self._connections = connections = NativeConnections(self.routes.dispatch, limits, self.engine.large_work)
         self._acceptor = await asyncio.get_running_loop().create_server(
             lambda: HttpProtocol(connections), sock=self.listener, backlog=BACKLOG
         )

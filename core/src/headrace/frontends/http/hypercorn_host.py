@@ -33,7 +33,7 @@ class HypercornHost(HttpHost):
         config.h11_max_incomplete_size = 2 * limits.head_bytes  # ours is the bound
         config.keep_alive_max_requests = sys.maxsize
         config.keep_alive_timeout = None  # type: ignore[assignment]  # ours is the clock
-        self._app = create_app(self.engine)
+        self._app = create_app(self.engine, self.routes)
         self._wrapped = ASGIWrapper(self._answer)  # type: ignore[arg-type]
         self._serving: set[asyncio.Task[None]] = set()
         self._acceptor = await asyncio.get_running_loop().create_server(

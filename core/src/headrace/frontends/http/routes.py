@@ -110,23 +110,23 @@ class Routes:
         shm: tuple[Kind, ...] = ("system", "cuda")
         log_settings = _later("log settings")
         return [
-            _route(paths.ALL_STATISTICS, "statistics", GET=_direct(about.statistics)),
-            _route(paths.LOGGING, "logging", GET=log_settings, POST=log_settings),
-            _route(paths.INFER, "inference", POST=inference),
-            _route(paths.GENERATE, "inference", POST=_later("the generate extension")),
-            _route(paths.MODEL_READY, "health", GET=self._perhaps_task(about.model_ready)),
-            _route(paths.CONFIG, "model-config", GET=_direct(about.config)),
-            _route(paths.STATISTICS, "statistics", GET=_direct(about.statistics)),
-            _route(paths.MODEL, "metadata", GET=_direct(about.model)),
-            _route(paths.TRACE, "trace", GET=_later("tracing"), POST=_later("tracing")),
-            _route(paths.SERVER, "metadata", GET=_direct(about.server)),
-            _route(paths.LIVE, "health", GET=_direct(about.live)),
-            _route(paths.READY, "health", GET=self._perhaps_task(about.ready)),
+            make_route(paths.ALL_STATISTICS, "statistics", GET=_direct(about.statistics)),
+            make_route(paths.LOGGING, "logging", GET=log_settings, POST=log_settings),
+            make_route(paths.INFER, "inference", POST=inference),
+            make_route(paths.GENERATE, "inference", POST=_later("the generate extension")),
+            make_route(paths.MODEL_READY, "health", GET=self._perhaps_task(about.model_ready)),
+            make_route(paths.CONFIG, "model-config", GET=_direct(about.config)),
+            make_route(paths.STATISTICS, "statistics", GET=_direct(about.statistics)),
+            make_route(paths.MODEL, "metadata", GET=_direct(about.model)),
+            make_route(paths.TRACE, "trace", GET=_later("tracing"), POST=_later("tracing")),
+            make_route(paths.SERVER, "metadata", GET=_direct(about.server)),
+            make_route(paths.LIVE, "health", GET=_direct(about.live)),
+            make_route(paths.READY, "health", GET=self._perhaps_task(about.ready)),
             *[route for kind, region in zip(shm, paths.REGIONS, strict=True) for route in _shared_memory(kind, region)],
-            _route(paths.INDEX, "model-repository", POST=self._task(repository.index)),
-            _route(paths.LOAD, "model-repository", POST=self._load(repository)),
-            _route(paths.UNLOAD, "model-repository", POST=self._task(repository.unload)),
-            _route(paths.EXPLAIN, "statistics", GET=_direct(about.explain)),
+            make_route(paths.INDEX, "model-repository", POST=self._task(repository.index)),
+            make_route(paths.LOAD, "model-repository", POST=self._load(repository)),
+            make_route(paths.UNLOAD, "model-repository", POST=self._task(repository.unload)),
+            make_route(paths.EXPLAIN, "statistics", GET=_direct(about.explain)),
             *self._added(engine, inference),
         ]
 
@@ -137,7 +137,7 @@ class Routes:
             method, path = read_route(part)
             _, handlers = found.setdefault(path.text, (part.category, {}))
             handlers[method] = RouteHandler(part(engine), inference, self._tell)
-        return [_route(path, category, **handlers) for path, (category, handlers) in found.items()]
+        return [make_route(path, category, **handlers) for path, (category, handlers) in found.items()]
 
     def _load(self, repository: RepositoryHandlers) -> Handler:
         """The handler of loads, which looks at who sent them."""
@@ -185,7 +185,7 @@ class Routes:
         return handle
 
 
-def _route(path: str, category: str, **handlers: Handler) -> Route:
+def make_route(path: str, category: str, **handlers: Handler) -> Route:
     return Route(paths.template(path).pattern, category, handlers)
 
 
@@ -218,6 +218,6 @@ def _shared_memory(kind: Kind, region: str) -> list[Route]:
         raise refuse_change()
 
     return [
-        _route(f"{region}/status", "shared-memory", GET=_direct(status)),
-        _route(f"{region}/[un]register", "shared-memory", POST=_direct(refuse)),
+        make_route(f"{region}/status", "shared-memory", GET=_direct(status)),
+        make_route(f"{region}/[un]register", "shared-memory", POST=_direct(refuse)),
     ]

@@ -1,0 +1,170 @@
+"""Binds the ports, and keeps the frontend processes running (``--frontend-processes``)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from headrace.errors import ConfigError, HeadraceError, summary
+from headrace.frontends.base import Frontend
+from headrace.frontends.listening import announce, listen_http
+
+if TYPE_CHECKING:
+    from headrace.config.options import ServerOptions
+    from headrace.engine import Engine
+    from headrace.frontends.processes.process import FrontendProcess
+    from headrace.frontends.processes.whole_calls import Tables
+
+log = logging.getLogger(__name__)
+
+
+class FrontendProcesses(Frontend):
+    """HTTP and gRPC in processes of their own. ``ports`` are those that are listened on, by protocol, once started.
+
+    A process that ends is followed by another: at once the first time, then later and later.
+    """
+
+    name: ClassVar[str] = "processes"
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.ports: dict[str, int] = {}
+        self.processes: list[FrontendProcess] = []
+        self._keepers: list[asyncio.Task[None]] = []
+        self._listeners: list[dict[str, socket.socket]] = []
+
+    @property
+    def enabled(self) -> bool:
+        options = self.engine.options
+        return options.frontend_processes > 0 and (options.allow_http or options.allow_grpc)
+
+    @property
+    def shares_port(self) -> bool:
+        return self.engine.options.reuse_http_port or self.engine.options.reuse_grpc_port
+
+    async def start(self) -> None:
+        """Listen, and start the processes. Raises `Unavailable` naming a busy port, `ConfigError` for what cannot be
+        had together, and what a process says that cannot start."""
+        refuse(self.engine.options, self.engine.is_intercepted)
+        from headrace.frontends.processes.whole_calls import Tables
+
+        await asyncio.to_thread(self._listen)
+        tables = Tables(self.engine)
+        self.engine.watch_models(self._tell_models)
+        try:
+            count = self.engine.options.frontend_processes
+            self.processes = [self._make(number, tables) for number in range(count)]
+            starts = [
+                process.start(listeners) for process, listeners in zip(self.processes, self._listeners, strict=True)
+            ]
+            await asyncio.gather(*starts)
+        except BaseException:
+            await self._end()
+            raise
+        self._keepers = [asyncio.ensure_future(self._keep(number, tables)) for number in range(count)]
+        for service, protocol, address in self._services():
+            announce(self.engine, log, service, f"{address}:{self.ports[protocol]}")
+
+    async def stop(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        self._close_listeners()
+        for process in self.processes:
+            process.drain()
+        try:
+            await asyncio.gather(*(process.ended.wait() for process in self.processes))
+        finally:
+            await self._end()
+
+    def _make(self, number: int, tables: Tables) -> FrontendProcess:
+        from headrace.frontends.processes.process import FrontendProcess
+
+        return FrontendProcess(f"frontend process {number}", self.engine, tables)
+
+    def _tell_models(self) -> None:
+        for process in self.processes:
+            process.tell_models()
+
+    async def _keep(self, number: int, tables: Tables) -> None:
+        """Have another follow each process that ends."""
+        from headrace.supervision.exits import RestartPolicy
+
+        policy = RestartPolicy()
+        while True:
+            await self.processes[number].ended.wait()
+            log.error("%s; its connections are lost", self.processes[number].reason)
+            policy.add_exit()
+            await asyncio.sleep(policy.delay_s)
+            process = self.processes[number] = self._make(number, tables)
+            try:
+                await process.start(self._listeners[number])
+            except HeadraceError as error:
+                log.error("%s could not be restarted: %s", process.name, summary(error))
+                process.condemn("could not be started")
+            else:
+                log.warning("%s has been restarted", process.name)
+
+    async def _end(self) -> None:
+        """Leave nothing behind."""
+        self._close_listeners()
+        for process in self.processes:
+            process.condemn("was not needed any more")
+
+    # ------------------------------------------------------------------ the ports
+
+    def _services(self) -> list[tuple[str, str, str]]:
+        options = self.engine.options
+        found = [("GRPCInferenceService", "grpc", options.grpc_address)] if options.allow_grpc else []
+        return [*found, ("HTTPService", "http", options.http_address)] if options.allow_http else found
+
+    def _listen(self) -> None:
+        """One socket per process and protocol, so that the system hands out the connections. Raises `Unavailable`."""
+        from headrace.frontends.grpc.native_host import listen
+
+        options = self.engine.options
+        count = options.frontend_processes
+        self._listeners = [{} for _ in range(count)]
+        try:
+            if options.allow_grpc:
+                self._bind("grpc", partial(listen, options.grpc_address), options.grpc_port, options.reuse_grpc_port)
+            if options.allow_http:
+                self._bind(
+                    "http", partial(listen_http, options.http_address), options.http_port, options.reuse_http_port
+                )
+        except BaseException:
+            self._close_listeners()
+            raise
+
+    def _bind(self, protocol: str, bind: Callable[[int, bool], socket.socket], port: int, is_shared: bool) -> None:
+        if not is_shared:  # whoever else listens there would get half of the connections
+            with bind(port, False) as probe:
+                port = probe.getsockname()[1]
+        for listeners in self._listeners:
+            listeners[protocol] = bind(port, True)
+            port = listeners[protocol].getsockname()[1]
+        self.ports[protocol] = port
+
+    def _close_listeners(self) -> None:
+        for listeners in self._listeners:
+            for listener in listeners.values():
+                listener.close()
+
+
+def refuse(options: ServerOptions, is_intercepted: bool) -> None:
+    """Raise `ConfigError` for what frontend processes do not do."""
+    flag = f"--frontend-processes={options.frontend_processes}"
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise ConfigError(f"{flag} is refused: this system lets no two processes listen on one port")
+    if options.grpc_server == "grpcio":
+        raise ConfigError(
+            f"{flag} and --grpc-server=grpcio are refused together: grpcio takes no socket that another has bound"
+        )
+    if is_intercepted:
+        raise ConfigError(
+            f"{flag} is refused where a plugin intercepts requests: their headers do not travel between processes. "
+            "Leave the plugin out by --plugins, or the processes"
+        )
