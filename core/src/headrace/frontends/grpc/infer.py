@@ -12,10 +12,11 @@ from headrace.engine import Caller, not_by_model_infer
 from headrace.errors import CallerError, Code, HeadraceError, Unavailable
 from headrace.frontends.answering import EncodedAnswer, check_strings
 from headrace.frontends.failures import tell_fault
+from headrace.frontends.grpc import usual_messages
 from headrace.frontends.grpc.decode import Decoded, decode
 from headrace.frontends.grpc.encode import encode
-from headrace.frontends.grpc.message_layouts import MessageLayoutCache
 from headrace.frontends.grpc.rpc import Cancel, Context, Metadata, Reply, first
+from headrace.frontends.grpc.usual_messages import ReadMessage
 from headrace.frontends.grpc.wire import RawRequest
 from headrace.large import Large
 from headrace.messages.request import InferRequest, log_id
@@ -41,13 +42,12 @@ class Inference:
             engine.entrance(not_by_model_infer, caller_of),
             engine.entrance(None, caller_of),
         )
-        self.layouts = MessageLayoutCache()
 
     def forwarded(self, context: Context) -> Mapping[str, str] | None:
         return None if self._forward is None else self._forward(context.metadata)
 
 
-def model_infer(inference: Inference, raw_request: RawRequest, context: Context, reply: Reply) -> Cancel:
+def model_infer(inference: Inference, raw_request: ReadMessage, context: Context, reply: Reply) -> Cancel:
     """Answer ``raw_request`` by a serialized ``ModelInferResponse``, by callback.
 
     What is returned cancels the request. Raises `HeadraceError` if it is refused.
@@ -60,7 +60,7 @@ def model_infer(inference: Inference, raw_request: RawRequest, context: Context,
         answer = _Answer(view, reply, inference.large_work)
         forwarded = inference.forwarded(context)
         try:
-            decoded = inference.layouts.decode(raw_request, forwarded)
+            decoded = usual_messages.decode(raw_request, forwarded)
         except Large:
             caller = inference.single.caller(context, None)
             return _infer_large(inference, raw_request, forwarded, answer, caller, context.deadline_ns)
@@ -80,8 +80,9 @@ def caller_of(context: Context, reply: None) -> Caller:
     return Caller("grpc", context.peer, context.certificate, partial(first, context.metadata))
 
 
-def decode_large(view: ModelView, raw_request: RawRequest, forwarded: Mapping[str, str] | None) -> Decoded:
+def decode_large(view: ModelView, raw_request: ReadMessage, forwarded: Mapping[str, str] | None) -> Decoded:
     """What ``raw_request`` asks of a model, where that is a matter of millions of elements. On a thread."""
+    assert isinstance(raw_request, RawRequest)  # a usual one has no more than there is time for
     try:
         decoded = decode(raw_request, forwarded)
     except DecodeError:
@@ -92,7 +93,7 @@ def decode_large(view: ModelView, raw_request: RawRequest, forwarded: Mapping[st
 
 def _infer_large(
     inference: Inference,
-    raw_request: RawRequest,
+    raw_request: ReadMessage,
     forwarded: Mapping[str, str] | None,
     answer: _Answer,
     caller: Caller | None,

@@ -62,7 +62,7 @@ def unpack_large(body: Buffer) -> RawRequest:
     """
     look = _Look(memoryview(body))
     rest = look.rest(0, len(body), ModelInferRequest.DESCRIPTOR)
-    return RawRequest(ModelInferRequest.FromString(b"".join(rest)), look.raw, body, None, look.contents)
+    return RawRequest(ModelInferRequest.FromString(b"".join(rest)), look.raw, body, look.contents)
 
 
 def bounded_parser(message: type[M]) -> Callable[[Buffer], M]:

@@ -38,6 +38,7 @@ from headrace.frontends.grpc.rpc import (
     texts,
 )
 from headrace.frontends.grpc.stream_infer import model_stream_infer
+from headrace.frontends.grpc.usual_messages import unpack
 from headrace.frontends.grpc.wire import Buffer
 from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.large import LARGE_BYTES, Large
@@ -61,7 +62,6 @@ def rpcs(engine: Engine) -> list[Rpc]:
     check = guard.unary("health", partial(control.check_health, engine))
     infer = guard.direct("inference", partial(model_infer, inference))
     stream = guard.stream("inference", partial(model_stream_infer, inference))
-    unpack = inference.layouts.unpack
     described = Reflection((SERVICE, HEALTH_SERVICE, *SERVICES)).serve
     offered = [
         *table,

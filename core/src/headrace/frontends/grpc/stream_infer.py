@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError, InternalError, Unavailable
 from headrace.frontends.failures import Failure, shown, tell
+from headrace.frontends.grpc import usual_messages
 from headrace.frontends.grpc.decode import Decoded
 from headrace.frontends.grpc.encode import encode, encode_empty, pack_stream
 from headrace.frontends.grpc.infer import SHUTTING_DOWN, Inference, decode_large
 from headrace.frontends.grpc.rpc import Context, Send, first
-from headrace.frontends.grpc.wire import RawRequest
+from headrace.frontends.grpc.usual_messages import ReadMessage
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large
 from headrace.messages.request import log_id
 from headrace.messages.response import Answer, InferResponse
@@ -41,7 +42,7 @@ UNSENT = 64
 
 
 async def model_stream_infer(
-    inference: Inference, requests: AsyncIterator[RawRequest], send: Send, context: Context
+    inference: Inference, requests: AsyncIterator[ReadMessage], send: Send, context: Context
 ) -> None:
     """Answer ``requests`` by serialized ``ModelStreamInferResponse``s until all are answered.
 
@@ -76,7 +77,7 @@ class _Turn:
         "view",
     )
 
-    def __init__(self, stream: _Stream, raw_request: RawRequest) -> None:
+    def __init__(self, stream: _Stream, raw_request: ReadMessage) -> None:
         self._stream = stream
         #: Of the request.
         self.size_bytes = len(raw_request.body)
@@ -147,7 +148,7 @@ class _Stream:
         self._is_read = False
         self._failure: BaseException | None = None
 
-    async def read(self, requests: AsyncIterator[RawRequest]) -> None:
+    async def read(self, requests: AsyncIterator[ReadMessage]) -> None:
         """Start every request, while there is room."""
         async for raw_request in requests:
             await self._start(_Turn(self, raw_request), raw_request)
@@ -221,7 +222,7 @@ class _Stream:
         self._in_order.clear()
         self._ready.clear()
 
-    async def _start(self, turn: _Turn, raw_request: RawRequest) -> None:
+    async def _start(self, turn: _Turn, raw_request: ReadMessage) -> None:
         self._open.add(turn)
         self._held_bytes += turn.size_bytes
         try:
@@ -236,7 +237,7 @@ class _Stream:
             log.exception("a request on a gRPC stream failed")
             turn.respond(InternalError("internal error; the server's log has the details"), True)
 
-    def _submit(self, turn: _Turn, raw_request: RawRequest) -> None:
+    def _submit(self, turn: _Turn, raw_request: ReadMessage) -> None:
         message, entrance = raw_request.message, self._inference.any_number
         try:
             if self._context.draining:
@@ -245,10 +246,10 @@ class _Stream:
         finally:
             if turn.is_ordered:
                 self._in_order.append(turn)
-        decoded = self._inference.layouts.decode(raw_request, self._inference.forwarded(self._context))
+        decoded = usual_messages.decode(raw_request, self._inference.forwarded(self._context))
         entrance.start(view, turn.take(decoded), self._context)
 
-    async def _submit_large(self, turn: _Turn, raw_request: RawRequest) -> None:
+    async def _submit_large(self, turn: _Turn, raw_request: ReadMessage) -> None:
         """Let a thread decode what is large; the requests behind it wait."""
         inference, forwarded = self._inference, self._inference.forwarded(self._context)
         assert turn.view is not None

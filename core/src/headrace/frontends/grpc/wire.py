@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
-from headrace.frontends.recognition import RequestLayout
 from headrace.large import LARGE_BYTES, Large
 
 Buffer: TypeAlias = "bytes | memoryview"
@@ -41,32 +40,15 @@ class Span(NamedTuple):
 _NOTHING: Mapping[int, Sequence[Span]] = {}
 
 
-class MessageLayout(NamedTuple):
-    """``fixed`` are the bytes of a message in the ``gaps`` between its tensors; the rest is what they say."""
-
-    gaps: Sequence[tuple[int, int]]
-    fixed: Sequence[bytes]
-    layout: RequestLayout
-    message: ModelInferRequest
-    classes: Mapping[str, int]
-    empty_final: bool
-
-    def fits(self, body: Buffer) -> bool:
-        """Whether ``body``, of the size of the message that was laid out so, differs from it in tensors only."""
-        return [body[begin:end] for begin, end in self.gaps] == self.fixed
-
-
 class RawRequest(NamedTuple):
     """A ``ModelInferRequest``. Its raw contents stand in ``raw``, and ``message`` may lack them.
 
-    ``body`` is what was received. With a ``layout`` that says what it means, ``raw`` is empty.
-    ``contents`` says by number of input where in ``body`` lie those that ``message`` lacks.
+    ``body`` is what was received. ``contents`` says by number of input where in it lie those that ``message`` lacks.
     """
 
     message: ModelInferRequest
     raw: Sequence[bytes | memoryview]
     body: Buffer
-    layout: MessageLayout | None = None
     contents: Mapping[int, Sequence[Span]] = _NOTHING
 
 
