@@ -1,0 +1,107 @@
+"""The examples by which Triton documents its dynamic batcher (docs/user_guide/batcher.md), as traces: when what
+came, and what ran when. Written from its text, not from what this one does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from google.protobuf import text_format
+
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.schedulers.dynamic import DynamicScheduler
+from headrace.testing.stage import Stage, play
+
+US = 1000
+#: When, in microseconds, how many requests of one row came; and when batches of how many ran.
+Trace = Sequence[tuple[int, int]]
+
+
+async def traced(stage: Stage, arrivals: Trace) -> list[tuple[int, int]]:
+    """The batches of the one instance, which takes no time, and when each ran."""
+    shown: list[tuple[int, int]] = []
+    (instance,) = stage.instances
+    came = dict(arrivals)
+    for now_us in range(max(came) + 201):
+        for _ in range(came.get(now_us, 0)):
+            stage.send()
+        await stage.settle()
+        while instance.batch:
+            shown.append((now_us, len(instance.batch)))
+            instance.finish()
+            await stage.settle()
+        await stage.turn(US)
+    return shown
+
+
+def staged(batching: str) -> Stage:
+    stage = Stage(
+        DynamicScheduler,
+        text_format.Parse(f'name: "m" max_batch_size: 8 dynamic_batching {{ {batching} }}', ModelConfig()),
+        1,
+    )
+    stage.begin()
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("waiting", "batches"), [(3, [3]), (4, [4]), (7, [4, 3]), (8, [8]), (11, [8, 3]), (12, [8, 4]), (15, [8, 4, 3])]
+)
+def test_an_instance_that_becomes_available_gets_the_largest_preferred_size_that_waits(
+    waiting: int, batches: list[int]
+) -> None:
+    """``preferred_batch_size: [ 4, 8 ]``"""
+
+    async def scene() -> None:
+        stage = staged("preferred_batch_size: [ 4, 8 ]")
+        (instance,) = stage.instances
+        stage.send()
+        await stage.settle()
+        assert len(instance.batch) == 1
+        for _ in range(waiting):
+            stage.send()
+        await stage.settle()
+        shown = []
+        while instance.batch:
+            instance.finish()
+            await stage.settle()
+            shown.append(len(instance.batch))
+        assert shown == [*batches, 0]
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "batches"),
+    [
+        ([(0, 8)], [(0, 8)]),  # a batch of the maximum size waits for nothing
+        ([(0, 3)], [(100, 3)]),  # the delay expires: it is sent as it is
+        ([(0, 3), (60, 2)], [(100, 5)]),  # no request is delayed longer, whoever came later
+        ([(0, 3), (60, 5)], [(60, 8)]),  # a new one allows the maximum: sent immediately
+        ([(0, 3), (60, 6)], [(60, 8), (160, 1)]),
+    ],
+)
+def test_a_batch_below_the_maximum_is_delayed_for_as_long_as_is_said(arrivals: Trace, batches: Trace) -> None:
+    """``max_queue_delay_microseconds: 100``"""
+
+    async def scene() -> None:
+        assert await traced(staged("max_queue_delay_microseconds: 100"), arrivals) == batches
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "batches"),
+    [
+        ([(0, 3), (50, 1)], [(50, 4)]),
+        ([(0, 4)], [(0, 4)]),
+        ([(0, 2)], [(100, 2)]),
+        ([(0, 5), (20, 1)], [(0, 4), (100, 2)]),
+    ],
+)
+def test_a_preferred_size_is_sent_at_once_and_what_is_none_is_delayed(arrivals: Trace, batches: Trace) -> None:
+    async def scene() -> None:
+        stage = staged("preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100")
+        assert await traced(stage, arrivals) == batches
+
+    play(scene)
