@@ -66,7 +66,7 @@ kept += live(10 * MOST)
 assert threshold() == MOST
 kept += [Cycle() for _ in range(2 * MOST)]
 assert threshold() == MOST
-for _ in range(MOST): Cycle()
+for _ in range(2 * MOST): Cycle()
 assert threshold() == USUAL
 """)
 

@@ -86,8 +86,8 @@ class GarbagePolicy:
             self._wait_for(self._usual)
 
     def look(self) -> None:
-        """Look at everything, frozen or not, give its memory back, and freeze what lives. Holds all threads up: 10 ms
-        for what a server without models has, more by 10 for each 50,000 objects that engines and models add."""
+        """Look at everything, frozen or not, give its memory back, and freeze what lives. Holds all threads up: 10
+        to 30 ms for each 50,000 objects, which is what a server with one engine has."""
         self._due, self._is_looking = None, True
         gc.unfreeze()
         gc.collect()
