@@ -105,9 +105,13 @@ def cases(settings: Settings) -> dict[str, tuple[str, Case]]:
         found[case.name] = (model, case)
     for model, inputs in JSON.items():
         body = load.json_body(model, dict.fromkeys(inputs, 16))
-        for form, script in (("json", None), ("varied-json", load.VARIED)):
-            for connections in CONNECTIONS:
-                case = _wrk(f"{model}/{form}/c{connections}", body, connections, script)
+        for connections in CONNECTIONS:
+            for case in (
+                _wrk(f"{model}/json/c{connections}", body, connections, None),
+                _wrk(f"{model}/varied-json/c{connections}", body, connections, load.VARIED),
+                _wrk(f"{model}/varied-http/c{connections}", body, connections, load.VARIED, "binary"),
+                _varied_grpc(f"{model}/varied-grpc/c{connections}", model, inputs, connections),
+            ):
                 found[case.name] = (model, case)
     return found
 
@@ -144,12 +148,19 @@ def _is_plain(server: Running) -> bool:
     return server.name.endswith(PLAIN)
 
 
-def _wrk(name: str, body: load.Body, connections: int, script: Path | None) -> Case:
+def _wrk(name: str, body: load.Body, connections: int, script: Path | None, *arguments: str) -> Case:
     def put(server: Running, seconds: float) -> load.Seen:
         need_wrk()
-        return load.wrk(server, body, connections, seconds, script)
+        return load.wrk(server, body, connections, seconds, script, 1, arguments)
 
     return Case(name, lambda server: body.model, put)
+
+
+def _varied_grpc(name: str, model: str, inputs: Sequence[str], connections: int) -> Case:
+    def put(server: Running, seconds: float) -> load.Seen:
+        return load.grpc(server, model, ",".join(inputs), connections, seconds)
+
+    return Case(name, lambda server: model, put)
 
 
 def main() -> int:
@@ -175,12 +186,12 @@ def main() -> int:
             needed = {each for model in asked for each in ENSEMBLES.get(model, ())}
             needed |= {plain for model, plain in PAIRS.values() if model in asked}
             repository = settings.repository(Path(folder), *sorted(asked | needed))
-            with _running(options.server, repository) as running:
+            with running(options.server, repository) as started:
                 for name, (_, case) in chosen.items():
                     is_beside = name.partition("/")[0] in PAIRS
-                    both = [replace(each, name=each.name + PLAIN) for each in running] if is_beside else []
+                    both = [replace(each, name=each.name + PLAIN) for each in started] if is_beside else []
                     try:
-                        found = compare(case, [*both, *running], options.runs, options.seconds)
+                        found = compare(case, [*both, *started], options.runs, options.seconds)
                     except Missing as missing:
                         print(f"{name}: skipped, missing {missing}", file=sys.stderr)
                         continue
@@ -189,7 +200,7 @@ def main() -> int:
                         continue
                     section.rows += [load_row(name, server, runs) for server, runs in found.items()]
                     section.raw[name] = as_json(found)
-                    named = {server.name: found[server.name] for server in running}
+                    named = {server.name: found[server.name] for server in started}
                     ratios.rows.append((name, *_ratios(*named.values())))
                     for server, runs in named.items() if is_beside else ():
                         beside.rows.append((name, server, *_ratios(found[server + PLAIN], runs)))
@@ -204,12 +215,12 @@ def _ratios(first: list[Run], *others: list[Run]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _running(programs: Sequence[tuple[str, Path, list[str]]], repository: Path) -> Iterator[list[Running]]:
+def running(programs: Sequence[tuple[str, Path, list[str]]], repository: Path) -> Iterator[list[Running]]:
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(servers.program(name, path, repository, *flags)) for name, path, flags in programs]
 
 
-def _server(text: str) -> tuple[str, Path, list[str]]:
+def server(text: str) -> tuple[str, Path, list[str]]:
     name, _, words = text.partition("=")
     path, *flags = shlex.split(words) or [""]
     if not Path(path).is_file():
@@ -219,7 +230,7 @@ def _server(text: str) -> tuple[str, Path, list[str]]:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", type=_server, action="append", default=[], metavar="NAME=PROGRAM")
+    parser.add_argument("--server", type=server, action="append", default=[], metavar="NAME=PROGRAM")
     parser.add_argument("--only", default="", metavar="REGEX", help="of the names that --list shows; all unless given")
     parser.add_argument("--list", action="store_true", help="the cases, and no load")
     parser.add_argument("--runs", type=int, default=5, help="per case and server, interleaved")

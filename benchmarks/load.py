@@ -9,6 +9,7 @@ import re
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -24,6 +25,7 @@ HEAD_BYTES = 4096
 VARIED = Path(__file__).resolve().parent / "varied.lua"
 #: That with which they are of sequences, if its argument says so.
 SEQUENCES = VARIED.with_name("sequences.lua")
+GRPC_LOAD = VARIED.with_name("grpc_load.py")
 UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "m": 6e7}
 
 
@@ -146,6 +148,15 @@ def perf_analyzer(
         raise LoadFailed(f"perf_analyzer on {server.name} {model}: {text[-1500:]}")
     row = rows[0]
     return Seen(float(row["Inferences/Second"]), float(row["p50 latency"]), float(row["p99 latency"]), client_s)
+
+
+def grpc(server: Running, model: str, inputs: str, connections: int, seconds: float, constant: bool = False) -> Seen:
+    """Requests of which no two are alike, or one again and again. Raises `LoadFailed` if one was not answered."""
+    command = [sys.executable, str(GRPC_LOAD), str(server.grpc), model, inputs]
+    command += [f"--connections={connections}", f"--seconds={seconds}", *(["--constant"] if constant else [])]
+    text, client_s = _run(command)
+    found = json.loads(text)
+    return Seen(found["rps"], found["p50_us"], found["p99_us"], client_s, found["requests"])
 
 
 def one_by_one(server: Running, body: Body, seconds: float) -> Seen:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import psutil
 from measure import Run, median
+from wake_up import wake_up_us
 
 
 @dataclass(slots=True)
@@ -70,9 +72,9 @@ def markdown(sections: Sequence[Section]) -> str:
         for section in sections
         for target in section.targets
     ]
-    parts = [machine_line(), _table(("figure", "wanted", "measured", "met"), targets)] if targets else [machine_line()]
+    parts = [machine_line(), table(("figure", "wanted", "measured", "met"), targets)] if targets else [machine_line()]
     for section in sections:
-        parts += [f"## {section.title}", _table(section.columns, section.rows)]
+        parts += [f"## {section.title}", table(section.columns, section.rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -88,7 +90,26 @@ def write(sections: Sequence[Section], folder: Path, command: Sequence[str]) -> 
     (folder / "perf.md").write_text(markdown(sections))
 
 
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """What is known of the machine before the first load: what a wake-up costs, and the times of its CPUs so far."""
+
+    wake_up_us: float
+    total_s: float
+    stolen_s: float
+
+    @classmethod
+    def now(cls) -> _Beginning:
+        times = psutil.cpu_times()
+        return cls(wake_up_us(), sum(times[:8]), times.steal)
+
+
+#: Of the process, when this module is imported: the figures that it reports come later.
+_BEGAN = _Beginning.now()
+
+
 def machine_line() -> str:
+    """Cores, what a wake-up costs, the share of the CPU that others have stolen since the start, Python and commit."""
     model = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -96,9 +117,14 @@ def machine_line() -> str:
     except (OSError, StopIteration):
         pass
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return f"{os.cpu_count()} CPUs ({model}), Python {platform.python_version()}, commit {commit.stdout.strip()}"
+    times = psutil.cpu_times()
+    stolen = (times.steal - _BEGAN.stolen_s) / max(1e-9, sum(times[:8]) - _BEGAN.total_s)
+    return (
+        f"{os.cpu_count()} CPUs ({model}), a wake-up {_BEGAN.wake_up_us:.1f} µs, {stolen:.0%} of the CPU stolen by "
+        f"others; Python {platform.python_version()}, commit {commit.stdout.strip()}"
+    )
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

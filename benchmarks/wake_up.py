@@ -42,6 +42,12 @@ def round_trips_us(cores: tuple[int, int] | None, count: int) -> tuple[list[floa
     return sorted(took), cpu_us
 
 
+def wake_up_us(count: int = 2000) -> float:
+    """The median wake-up, on cores that the system chooses."""
+    took, _ = round_trips_us(None, count)
+    return took[len(took) // 2] / 2
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=5000)
