@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +39,11 @@ def test_what_a_child_runs_as_a_program_stays_a_file_that_python_reads() -> None
     programs = [path for path in SOURCE.rglob("*.py") if 'if __name__ == "__main__"' in path.read_text()]
     assert programs
     assert not set().union(*COMPILED.values()) - left_out & set(programs)
+
+
+def test_what_works_in_slices_is_interpreted() -> None:
+    """Compiled code keeps the interpreter's lock from slice to slice: the event loop would wait for all of them."""
+    left_out = set().union(*LEFT_OUT.values())
+    in_slices = {path for path in SOURCE.rglob("*.py") if re.search(r"import .*\bSLICE_BYTES\b", path.read_text())}
+    assert SOURCE / "headrace/frontends/http/large_documents.py" in in_slices
+    assert not set().union(*COMPILED.values()) - left_out & in_slices

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -51,6 +51,17 @@ def worded(error: Exception) -> HeadraceError:
         return error
     log.error("a large request or answer failed", exc_info=error)
     return InternalError("the request failed inside the server; its log has the reason")
+
+
+def slices(count: int, item_bytes: int) -> Iterator[tuple[int, int]]:
+    """Where slices of ``count`` items begin and end, one after the other. Between two, the loop has its turn.
+
+    Compiled code keeps the interpreter's lock, however long it runs. What is interpreted hands it over, and so this
+    module is never compiled, nor any other that works in slices by itself.
+    """
+    size = max(SLICE_BYTES // item_bytes, 1)
+    for begin in range(0, count, size):
+        yield begin, min(begin + size, count)
 
 
 class LargeWork:

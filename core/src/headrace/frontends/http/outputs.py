@@ -19,7 +19,7 @@ from headrace.frontends.classification import classify
 from headrace.frontends.http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
 from headrace.frontends.http.message import Buffer, HttpReply
 from headrace.frontends.shared_memory import no_region
-from headrace.large import LARGE_BYTES, SLICE_BYTES, UNBOUNDED, Large
+from headrace.large import LARGE_BYTES, UNBOUNDED, Large, slices
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
 
@@ -30,8 +30,8 @@ _WBITS = {b"gzip": 31, b"deflate": 15}
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 #: From here on an array is printed by orjson itself; below, a list is cheaper (measured).
 _MANY = 128
-#: Elements that are printed at a time, about a millisecond, where there are so many that others wait.
-_SLICE = SLICE_BYTES // 8
+#: What an element counts for, where there are so many that slices of about a millisecond are printed.
+_ITEM_BYTES = 8
 #: Stands for data that is printed already; JSON has no such byte.
 _MARK = b"\0"
 _TYPE, _LENGTH, _ENCODING = b"Content-Type", b"Inference-Header-Content-Length", b"Content-Encoding"
@@ -192,8 +192,8 @@ def _data(tensor: Tensor, datatype: str, patience: int, printed: list[list[bytes
 
 def _in_slices(count: int, slice_of: Callable[[int, int], Any], printed: list[list[bytes]]) -> orjson.Fragment:
     """Print ``count`` elements so that other threads have their turn meanwhile; gives what stands for them."""
-    slices = (slice_of(begin, min(begin + _SLICE, count)) for begin in range(0, count, _SLICE))
-    data = [b",%s" % orjson.dumps(each, option=_NUMPY)[1:-1] for each in slices]
+    parts = (slice_of(begin, end) for begin, end in slices(count, _ITEM_BYTES))
+    data = [b",%s" % orjson.dumps(each, option=_NUMPY)[1:-1] for each in parts]
     data[0] = b"[%s" % data[0][1:]
     printed.append([*data, b"]"])
     return orjson.Fragment(_MARK)
