@@ -187,6 +187,14 @@ def loop_of(due: list[int], busy_poll_us: int = 300) -> LoopBusyPoller:
     return loop
 
 
+async def until_it_sleeps(clock: Clock) -> None:
+    """Return once the loop has turned without a look."""
+    looks = -1
+    while looks < clock.looks:
+        looks = clock.looks
+        await asyncio.sleep(0.01)
+
+
 def test_the_loop_does_not_sleep_while_something_is_due(clock: Clock) -> None:
     due = [1]
 
@@ -194,7 +202,7 @@ def test_the_loop_does_not_sleep_while_something_is_due(clock: Clock) -> None:
         loop = loop_of(due)
         for _ in range(3):
             loop.stay()
-        await asyncio.sleep(0.05)
+        await until_it_sleeps(clock)
 
     timeouts = watch(scenario)
     assert clock.looks == 30
@@ -208,7 +216,7 @@ def test_the_loop_lingers_half_as_long_for_the_next(clock: Clock) -> None:
     async def scenario() -> None:
         loop_of(due).stay()
         asyncio.get_running_loop().call_soon(due.clear)
-        await asyncio.sleep(0.05)
+        await until_it_sleeps(clock)
 
     assert any(timeout for timeout in watch(scenario))
     assert clock.looks in (15, 16)
@@ -229,7 +237,7 @@ def test_the_loop_lingers_for_those_who_come_back(clock: Clock) -> None:
             loop.heard()
             for _ in range(5):
                 await asyncio.sleep(0)
-        await asyncio.sleep(0.05)
+        await until_it_sleeps(clock)
 
     timeouts = watch(scenario)
     slept = [index for index, timeout in enumerate(timeouts) if timeout]
@@ -269,7 +277,7 @@ def test_the_loop_lingers_again_once_they_come_back(clock: Clock) -> None:
 def test_the_loop_sleeps_when_it_is_told_to(clock: Clock) -> None:
     async def scenario() -> None:
         loop_of([1], busy_poll_us=0).stay()
-        await asyncio.sleep(0.01)
+        await until_it_sleeps(clock)
 
     watch(scenario)
     assert not clock.looks
@@ -281,7 +289,7 @@ def test_the_loop_sleeps_while_it_waits_for_a_process_that_is_asleep(clock: Cloc
         loop = loop_of([1])
         clock.us += later_us
         loop.stay()
-        await asyncio.sleep(0.01)
+        await until_it_sleeps(clock)
 
     watch(scenario)
     assert clock.looks == looks

@@ -9,7 +9,7 @@ A message is a frame::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
@@ -97,6 +97,10 @@ def read_integers(message: Frame) -> list[int]:
     return [_INTEGER.unpack_from(message.body, HEADER_BYTES + 8 * index)[0] for index in range(message.number)]
 
 
+def _is_sound(total: int, kind: int, begin: int) -> bool:
+    return HEADER_BYTES <= begin <= total and not total % 8 and 0 < kind < _END_OF_KINDS
+
+
 class FrameParser:
     """Cuts what a socket has received into frames. ``writable`` ones own a buffer of their own."""
 
@@ -105,8 +109,15 @@ class FrameParser:
         self._wanted = HEADER_BYTES
         self._writable = writable
 
-    def feed(self, data: bytes | bytearray) -> Iterator[Frame]:
-        """The frames that ``data`` completes. Raises `ProtocolError`."""
+    def feed(self, data: bytes | bytearray) -> Iterable[Frame]:
+        """The frames that ``data`` completes. Raises `ProtocolError`, in the course of it."""
+        if not self._rest and len(data) >= HEADER_BYTES and (not self._writable or isinstance(data, bytearray)):
+            total, kind, count, begin = _HEADER.unpack_from(data)
+            if total == len(data) and _is_sound(total, kind, begin):  # nearly always
+                return (Frame(kind, count, data, begin),)
+        return self._cut_up(data)
+
+    def _cut_up(self, data: bytes | bytearray) -> Iterator[Frame]:
         if self._rest:
             self._rest += data
             if len(self._rest) < self._wanted:
@@ -121,10 +132,8 @@ class FrameParser:
                 self._wanted = HEADER_BYTES
                 break
             total, kind, count, begin = _HEADER.unpack_from(source, position)
-            if total < HEADER_BYTES or total % 8 or not HEADER_BYTES <= begin <= total:
-                raise ProtocolError(f"a frame of {total} bytes whose data begins at {begin}")
-            if not 0 < kind < _END_OF_KINDS:
-                raise ProtocolError(f"a frame of kind {kind}")
+            if not _is_sound(total, kind, begin):
+                raise ProtocolError(f"a frame of kind {kind} and {total} bytes whose data begins at {begin}")
             if end - position < total:
                 self._wanted = total
                 break

@@ -113,6 +113,9 @@ class Signature:
 
 def _key(inputs: Mapping[str, Any]) -> tuple[object, ...]:
     """Requests stack only if they give the same inputs with the same variable dims."""
+    if len(inputs) == 1:
+        ((name, tensor),) = inputs.items()
+        return name, tensor.shape[1:]
     return tuple([(name, tensor.shape[1:]) for name, tensor in sorted(inputs.items())])
 
 
@@ -121,19 +124,23 @@ def _ragged_key(ragged: Collection[str], inputs: Mapping[str, Any]) -> tuple[obj
     return tuple([(name, None if name in ragged else tensor.shape[1:]) for name, tensor in sorted(inputs.items())])
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class _Check:
-    """One input's data type and shape. ``numpy`` is None for strings; ``dims`` exclude the batch axis."""
+    """One input's data type and shape. ``numpy`` is None for strings; ``dims`` exclude the batch axis.
+
+    ``fitted`` are the dims of the last tensor that fitted, which are those of the next one, too, nearly always.
+    """
 
     numpy: np.dtype[Any] | None
     dims: tuple[int, ...]
     is_variable: bool
     batched: bool
+    fitted: tuple[int, ...]
 
     @classmethod
     def compile(cls, spec: Spec, batched: bool) -> _Check:
         numpy = None if spec.datatype is dtypes.BYTES else spec.datatype.numpy
-        return cls(numpy, spec.dims, -1 in spec.dims, batched)
+        return cls(numpy, spec.dims, -1 in spec.dims, batched, spec.dims)
 
     def rows(self, tensor: Any) -> int:
         """The rows of ``tensor``, 1 for a model without batch axis; -1 if it does not fit."""
@@ -144,8 +151,10 @@ class _Check:
             return -1
         shape = tensor.shape
         dims = shape[1:] if self.batched else shape
-        if dims != self.dims and not (self.is_variable and _match(self.dims, dims)):
-            return -1
+        if dims != self.fitted:
+            if dims != self.dims and not (self.is_variable and _match(self.dims, dims)):
+                return -1
+            self.fitted = dims
         return (shape[0] if shape else -1) if self.batched else 1
 
 

@@ -108,6 +108,10 @@ class Decision(NamedTuple):
 
 def decide(waiting: Sequence[Ticket], rule: BatchRule, now_ns: int) -> Decision:
     """What to do about ``waiting``: at least one request, in the order they would be served."""
+    if len(waiting) == 1 and not rule.max_delay_ns:  # nobody to join, and nothing to wait for
+        rows = waiting[0].rows
+        alone = PREFERRED_SIZE if rows in rule.preferred_rows else IDLE_INSTANCE
+        return Decision(1, 0, 0, rows, FULL if rows >= rule.max_rows or rule.max_requests == 1 else alone)
     rows = preferred = preferred_at = count = 0
     key, complete = waiting[0].batch_key, ""
     most, preferred_rows = rule.max_rows, rule.preferred_rows
