@@ -62,11 +62,12 @@ class Line:
 def frontends(server: Headrace) -> list[int]:
     """The frontend processes, in the order of their numbers."""
     found = {}
-    for task in Path(f"/proc/{server.process.pid}/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            named = re.search(rb"frontend process (\d+)", Path(f"/proc/{pid}/cmdline").read_bytes())
-            if named:
-                found[int(named[1])] = int(pid)
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            named = re.search(rb"frontend process (\d+)", (folder / "cmdline").read_bytes())
+            if named and int(parent) == server.process.pid:
+                found[int(named[1])] = int(folder.name)
     return [found[number] for number in sorted(found)]
 
 

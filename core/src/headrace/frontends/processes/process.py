@@ -232,12 +232,11 @@ class IncomingInferences(IncomingRequests):
     def _start(self, ticket: Ticket) -> None:
         """Have ``ticket`` answered by whatever serves now; a refusal is an answer."""
         try:
-            if any(
-                type(tensor) is BytesTensor and tensor.nbytes > LARGE_BYTES for tensor in ticket.request.inputs.values()
-            ):
-                self._large.begin(partial(_find_strings, ticket), partial(self._start_found, ticket))
-            else:
-                self._entrance.submit(ticket)
+            for tensor in ticket.request.inputs.values():
+                if type(tensor) is BytesTensor and tensor.nbytes > LARGE_BYTES:
+                    self._large.begin(partial(_find_strings, ticket), partial(self._start_found, ticket))
+                    return
+            self._entrance.submit(ticket)
         except HeadraceError as error:
             ticket.respond(error.with_traceback(None), True)
         except Exception:
