@@ -117,7 +117,10 @@ class InferRequest:
         timeout_us: int | None = None,
         sequence: tuple[int | str, bool, bool] | None = None,
     ) -> InferRequest:
-        fields = (
+        sequence_id, start, end = sequence or (self.sequence_id, self.sequence_start, self.sequence_end)
+        kind = type(self)
+        # Every request of a sequence whose model is told of it, or has a state, comes this way.
+        altered = kind(
             self.model_name,
             inputs,
             outputs,
@@ -126,13 +129,14 @@ class InferRequest:
             parameters,
             self.priority,
             self.timeout_us if timeout_us is None else timeout_us,
-            *(sequence or (self.sequence_id, self.sequence_start, self.sequence_end)),
+            sequence_id,
+            start,
+            end,
             self.callers,
             self.caller,
             self.decoupled,
+            *(() if kind is InferRequest else self._further()),
         )
-        # Every request of a sequence whose model is told of it, or has a state, comes this way.
-        altered = InferRequest(*fields) if type(self) is InferRequest else type(self)(*fields, *self._further())
         if hasattr(self, "_deadline_ns"):
             altered._deadline_ns = self._deadline_ns
         return altered
