@@ -126,10 +126,12 @@ def _read(body: Buffer) -> UsualMessage | None:
                 size, begin = wire.read_varint(body, at + 1)
             at = begin + size
             fields += 1
+            if fields > _MOST_FIELDS:  # also of tensors' bytes: 60 MiB can be 30 million of them
+                return None
             if tag == _RAW:
                 places.append((begin, at))
                 continue
-            if size > _MOST_BYTES or fields > _MOST_FIELDS:
+            if size > _MOST_BYTES:
                 return None
             content: Any = body[begin:at] if is_bytes else bytes(body[begin:at])
             if tag == _INPUT:

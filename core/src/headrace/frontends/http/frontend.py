@@ -37,8 +37,8 @@ class HttpFrontend(Frontend):
         address, port = options.http_address, options.http_port
         listener = await asyncio.to_thread(listen_http, address, port, options.reuse_http_port)
         self.port = listener.getsockname()[1]
-        self._host = host(self.engine, listener)
         try:
+            self._host = host(self.engine, listener)
             await self._host.start()
         except BaseException:
             listener.close()
