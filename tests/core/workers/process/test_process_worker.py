@@ -262,7 +262,7 @@ def test_what_the_arena_has_no_room_for_goes_through_the_socket(
 
 @pytest.mark.parametrize("close", ["touch", "raise", "exit", "sleep"])
 def test_an_instance_is_closed_and_its_process_ends(run_trial: Run, close: str, tmp_path: Path) -> None:
-    model = run_trial(close=close, options={"exit_timeout_secs": 1 if close == "sleep" else 30})
+    model = run_trial(close=close, options={"exit_timeout_secs": 5 if close == "sleep" else 30})
     pid = model.number("pid")
     model.stop()
     assert not exists(pid)
