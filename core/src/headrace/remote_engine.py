@@ -7,7 +7,6 @@ asked of the server is not: it travels whole, as it was received (`headrace.fron
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ from headrace.engine import Engine, Phase
 from headrace.errors import Unavailable
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Kind, integers_frame
-from headrace.ipc.peer_requests import OutgoingRequests
+from headrace.ipc.peer_requests import LoopOutgoingRequests
 from headrace.ipc.replies import unsendable_request
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
@@ -123,7 +122,7 @@ def read_view(found: Mapping[str, Any], enqueue: Callable[[Ticket], None]) -> Mo
 # ---------------------------------------------------------------------- requests
 
 
-class RemoteRequests(OutgoingRequests):
+class RemoteRequests(LoopOutgoingRequests):
     """The requests of this process: those of one turn of the event loop in one message. Event loop only.
 
     ``send`` takes messages, in order.
@@ -132,9 +131,7 @@ class RemoteRequests(OutgoingRequests):
     def __init__(self, encoder: Encoder, decoder: Decoder, send: Callable[[bytes], None]) -> None:
         super().__init__(decoder, self._send_behind)
         self._encoder, self._write = encoder, send
-        self._loop = asyncio.get_running_loop()
         self._waiting: list[Ticket] = []
-        self._read: list[int] = []
 
     def submit(self, ticket: Ticket) -> None:
         """Have ``ticket`` answered. Raises `Unavailable` where too many are on their way."""
@@ -195,15 +192,6 @@ class RemoteRequests(OutgoingRequests):
             ticket.respond(answer, final)
         except Exception:
             log.exception("an answer of model '%s' could not be passed on", ticket.request.model_name)
-
-    def _has_read(self, call: int, ticket: Ticket) -> None:
-        if not self._read:  # one message for all that is read in this turn of the loop
-            self._loop.call_soon(self._tell_reads)
-        self._read.append(call)
-
-    def _tell_reads(self) -> None:
-        calls, self._read = self._read, []
-        self._send(integers_frame(Kind.READ, calls))
 
     def _send_behind(self, message: bytes) -> None:
         """Send what is said of requests, behind these."""

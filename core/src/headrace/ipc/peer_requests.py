@@ -89,6 +89,24 @@ class OutgoingRequests:
         self._send(integers_frame(Kind.READ, (call,)))
 
 
+class LoopOutgoingRequests(OutgoingRequests):
+    """`OutgoingRequests` of an event loop, which tells in one message what is read in one turn."""
+
+    def __init__(self, decoder: Decoder, send: Callable[[bytes], None]) -> None:
+        super().__init__(decoder, send)
+        self._loop = asyncio.get_running_loop()
+        self._read: list[int] = []
+
+    def _has_read(self, call: int, ticket: Ticket) -> None:
+        if not self._read:
+            self._loop.call_soon(self._tell_reads)
+        self._read.append(call)
+
+    def _tell_reads(self) -> None:
+        calls, self._read = self._read, []
+        self._send(integers_frame(Kind.READ, calls))
+
+
 # ---------------------------------------------------------------------- the side that is asked
 
 

@@ -9,8 +9,8 @@ from typing import Protocol
 from headrace.errors import HeadraceError, InternalError, Rescheduled, Unavailable
 from headrace.ipc.busy_poll import LoopBusyPoller
 from headrace.ipc.codec import Decoder, Encoder, read_times
-from headrace.ipc.framing import Frame, Kind, ProtocolError, integers_frame
-from headrace.ipc.peer_requests import OutgoingRequests
+from headrace.ipc.framing import Frame, ProtocolError
+from headrace.ipc.peer_requests import LoopOutgoingRequests
 from headrace.ipc.replies import AnswerStatus, Times
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
@@ -27,7 +27,7 @@ class BatchSink(Protocol):
         """An answer apart from its batch."""
 
 
-class BatchChannel(OutgoingRequests):
+class BatchChannel(LoopOutgoingRequests):
     """The requests of batches, whose answers go to ``sink``. ``name`` is that of the instance.
 
     ``work`` is the socket for batches; ``send_aside`` sends what must be heard while one runs.
@@ -46,9 +46,7 @@ class BatchChannel(OutgoingRequests):
         super().__init__(decoder, send_aside)
         self.sink = sink
         self._name, self._encoder, self._work = name, encoder, work
-        self._loop = asyncio.get_running_loop()
         self._poller = LoopBusyPoller(busy_poll_us, self.in_flight.__len__)
-        self._read: list[int] = []
 
     def run(self, batch: Sequence[Ticket]) -> None:
         """Have a batch executed. Raises `HeadraceError` if it cannot be sent."""
@@ -76,15 +74,6 @@ class BatchChannel(OutgoingRequests):
 
     def _deliver(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         self.sink.answered(ticket, answer, final)
-
-    def _has_read(self, call: int, ticket: Ticket) -> None:
-        if not self._read:  # one message for all that is read in this turn of the loop
-            self._loop.call_soon(self._tell_reads)
-        self._read.append(call)
-
-    def _tell_reads(self) -> None:
-        calls, self._read = self._read, []
-        self._send(integers_frame(Kind.READ, calls))
 
 
 class WarmUp:
