@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "config": {"errors", "distributions", "messages"},
     "telemetry": {"compilation", "errors", "messages", "config", "hookspecs"},  # its summaries are a plugin
     "ipc": {"errors", "messages"},
-    "supervision": set[str](),
+    "supervision": {"errors", "ipc"},
     "backends": LEAVES,
     "caches": LEAVES | {"backends", "large"},
     "workers": LEAVES | {"backends", "ipc", "supervision"},

@@ -5,12 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
-import os
-import signal
 import socket
-import traceback
-from collections.abc import Callable
 from typing import NoReturn
 
 from headrace.cli.garbage import GarbagePolicy
@@ -23,11 +18,13 @@ from headrace.frontends.http.frontend import choose_host
 from headrace.frontends.processes.forwarding import Forwarder, ForwardingRoutes, forwarding_rpcs
 from headrace.frontends.processes.schema import FrontendKind, read_options
 from headrace.ipc.arena import Arena, Reader, Writer
-from headrace.ipc.channel import FrameProtocol, Releases, connect
+from headrace.ipc.channel import Releases
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, read_integers
 from headrace.ipc.json_parts import json_frame, read_json
 from headrace.remote_engine import RemoteEngine, RemoteRequests
+from headrace.supervision.parent_line import ParentLine, run
+from headrace.supervision.supervised_process import LifeKind
 from headrace.telemetry.logs import Log, LogSettings
 
 
@@ -35,20 +32,13 @@ def serve(
     *, channel: int, inbound: int, outbound: int, crash_file: int, arena_bytes: int, http: int = -1, grpc: int = -1
 ) -> NoReturn:
     """What `headrace.supervision.bootstrap` calls, with inherited descriptors; -1 for what is not served."""
-    faulthandler.enable(crash_file)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # whoever stops the server may tell all its processes; it tells us
-    for fd in (channel, inbound, outbound, crash_file, http, grpc):
-        if fd >= 0:
-            os.set_inheritable(fd, False)
-    status = 1
-    try:
+
+    def main() -> int:
         arenas = Arena.attach(inbound, arena_bytes), Arena.attach(outbound, arena_bytes)
         listeners = {name: socket.socket(fileno=fd) for name, fd in (("http", http), ("grpc", grpc)) if fd >= 0}
-        status = run_loop(_serve(socket.socket(fileno=channel), *arenas, listeners))
-    except BaseException:
-        os.write(crash_file, traceback.format_exc().encode(errors="backslashreplace"))
-    os._exit(status)
+        return run_loop(_serve(socket.socket(fileno=channel), *arenas, listeners))
+
+    run(main, crash_file, [fd for fd in (channel, inbound, outbound, http, grpc) if fd >= 0])
 
 
 async def _serve(channel: socket.socket, inbound: Arena, outbound: Arena, listeners: dict[str, socket.socket]) -> int:
@@ -75,76 +65,50 @@ async def _serve(channel: socket.socket, inbound: Arena, outbound: Arena, listen
                 stops.append(http_host.stop)
         except Exception as error:
             told = error if isinstance(error, HeadraceError) else InternalError(summary(error))
-            process.send(json_frame(FrontendKind.FAILED, {"code": told.code.value, "message": told.message}))
+            process.send(json_frame(LifeKind.FAILED, {"code": told.code.value, "message": told.message}))
             await process.draining.wait()
             return 1
         garbage = GarbagePolicy(asyncio.get_running_loop())
         garbage.start()
-        process.send(json_frame(FrontendKind.STARTED, {}))
+        process.send(json_frame(LifeKind.STARTED, {}))
         await process.draining.wait()
         garbage.close()
         await asyncio.gather(*(stop() for stop in stops))
     return 0
 
 
-class RunningFrontend:
-    """This process's end of the channel. ``told`` are the options, and ``draining`` is set when it is to end."""
+class RunningFrontend(ParentLine):
+    """This process's end of the channel."""
 
     def __init__(self, inbound: Arena, outbound: Arena) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.told: asyncio.Future[dict[str, object]] = self._loop.create_future()
-        self.draining = asyncio.Event()
+        super().__init__()
         self.forwarder = Forwarder(self.send)
         self._writer = Writer(outbound)
-        decoder = Decoder(Reader(inbound), Releases(self._soon, self.send).add)
+        decoder = Decoder(Reader(inbound), Releases(self.soon, self.send).add)
         self.requests = RemoteRequests(Encoder(self._writer, names_models=True), decoder, self.send)
         self._engine: RemoteEngine | None = None
         self._early: list[Frame] = []
-        self._transport: asyncio.WriteTransport
-
-    async def connect(self, channel: socket.socket) -> None:
-        self._transport = await connect(channel, FrameProtocol(self._hear, leave, broken))
-
-    def send(self, message: bytes) -> None:
-        self._transport.write(message)
-
-    def _soon(self, call: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(call)
 
     def open(self, engine: RemoteEngine) -> None:
         """From now on what is heard of models is for ``engine``."""
         self._engine = engine
         for message in self._early:
-            self._hear(message)
+            self.hear(message)
 
-    def _hear(self, message: Frame) -> None:
+    def hear(self, message: Frame) -> None:
         kind = message.kind
         if kind == Kind.ANSWERS:
             self.requests.hear(message)
         elif kind == Kind.RELEASE:
             for offset in read_integers(message):
                 self._writer.release(offset)
-        elif kind == FrontendKind.START:
-            self.told.set_result(read_json(message))
         elif kind == FrontendKind.MODELS:
             if self._engine is None:
                 self._early.append(message)
                 return
             for name, (versions, views) in read_json(message).items():
                 self._engine.change(name, versions, views)
-        elif kind == FrontendKind.DRAIN:
-            self.draining.set()
-        else:
+        elif kind in (FrontendKind.ANSWER, FrontendKind.CHUNK):
             self.forwarder.hear(message)
-
-
-def leave() -> NoReturn:
-    """The server has gone: nobody is left to answer."""
-    os._exit(0)
-
-
-def broken(error: Exception) -> NoReturn:
-    """What the server says makes no sense; the next process may fare better."""
-    traceback.print_exception(error)
-    os._exit(1)
+        else:
+            super().hear(message)

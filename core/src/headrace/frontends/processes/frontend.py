@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.errors import ConfigError, HeadraceError, summary
+from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
 from headrace.frontends.listening import announce, listen_http
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.engine import Engine
     from headrace.frontends.processes.process import FrontendProcess
     from headrace.frontends.processes.whole_calls import Tables
+    from headrace.supervision.process_set import ProcessSet
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,7 @@ class FrontendProcesses(Frontend):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.ports: dict[str, int] = {}
-        self.processes: list[FrontendProcess] = []
-        self._keepers: list[asyncio.Task[None]] = []
+        self._processes: ProcessSet[FrontendProcess] | None = None
         self._listeners: list[dict[str, socket.socket]] = []
 
     @property
@@ -51,68 +51,43 @@ class FrontendProcesses(Frontend):
         had together, and what a process says that cannot start."""
         refuse(self.engine.options, self.engine.is_intercepted)
         from headrace.frontends.processes.whole_calls import Tables
+        from headrace.supervision.process_set import ProcessSet
 
         await asyncio.to_thread(self._listen)
-        tables = Tables(self.engine)
         self.engine.watch_models(self._tell_models)
+        make = partial(self._make, Tables(self.engine))
         try:
-            count = self.engine.options.frontend_processes
-            self.processes = [self._make(number, tables) for number in range(count)]
-            starts = [
-                process.start(listeners) for process, listeners in zip(self.processes, self._listeners, strict=True)
-            ]
-            await asyncio.gather(*starts)
+            self._processes = ProcessSet(self.engine.options.frontend_processes, make)
+            await self._processes.start()
         except BaseException:
-            await self._end()
+            self._end()
             raise
-        self._keepers = [asyncio.ensure_future(self._keep(number, tables)) for number in range(count)]
+        self._processes.keep()
         for service, protocol, address in self._services():
             announce(self.engine, log, service, f"{address}:{self.ports[protocol]}")
 
     async def stop(self) -> None:
-        for keeper in self._keepers:
-            keeper.cancel()
         self._close_listeners()
-        for process in self.processes:
-            process.drain()
         try:
-            await asyncio.gather(*(process.ended.wait() for process in self.processes))
+            if self._processes is not None:
+                await self._processes.drain()
         finally:
-            await self._end()
+            self._end()
 
-    def _make(self, number: int, tables: Tables) -> FrontendProcess:
+    def _make(self, tables: Tables, number: int) -> FrontendProcess:
         from headrace.frontends.processes.process import FrontendProcess
 
-        return FrontendProcess(f"frontend process {number}", self.engine, tables)
+        return FrontendProcess(f"frontend process {number}", self.engine, tables, self._listeners[number])
 
     def _tell_models(self) -> None:
-        for process in self.processes:
+        for process in self._processes.processes if self._processes is not None else ():
             process.tell_models()
 
-    async def _keep(self, number: int, tables: Tables) -> None:
-        """Have another follow each process that ends."""
-        from headrace.supervision.exits import RestartPolicy
-
-        policy = RestartPolicy()
-        while True:
-            await self.processes[number].ended.wait()
-            log.error("%s; its connections are lost", self.processes[number].reason)
-            policy.add_exit()
-            await asyncio.sleep(policy.delay_s)
-            process = self.processes[number] = self._make(number, tables)
-            try:
-                await process.start(self._listeners[number])
-            except HeadraceError as error:
-                log.error("%s could not be restarted: %s", process.name, summary(error))
-                process.condemn("could not be started")
-            else:
-                log.warning("%s has been restarted", process.name)
-
-    async def _end(self) -> None:
+    def _end(self) -> None:
         """Leave nothing behind."""
         self._close_listeners()
-        for process in self.processes:
-            process.condemn("was not needed any more")
+        if self._processes is not None:
+            self._processes.end()
 
     # ------------------------------------------------------------------ the ports
 

@@ -9,7 +9,8 @@ from enum import IntEnum
 from typing import Any
 
 from headrace.config.options import Restriction, ServerOptions
-from headrace.ipc.framing import FIRST_OWN_KIND, PADDING, Buffer, Frame, ProtocolError, data_frame
+from headrace.ipc.framing import PADDING, Buffer, Frame, ProtocolError, data_frame
+from headrace.supervision.supervised_process import FIRST_WORK_KIND
 
 #: Fields whose values are no plain ones, and which frontends read.
 _RESTRICTIONS = ("http_restricted_api", "grpc_restricted_protocol")
@@ -17,18 +18,15 @@ _PLAIN = (str, int, float)
 
 
 class FrontendKind(IntEnum):
-    """The kinds of frame beside `headrace.ipc.framing.Kind`. What has a body is a `call_frame`."""
+    """The kinds of frame beside those of all processes (`headrace.ipc.framing.Kind`) and of their lives
+    (`headrace.supervision.supervised_process.LifeKind`). What has a body is a `call_frame`."""
 
-    START = FIRST_OWN_KIND  # to the frontend; JSON: the options
-    STARTED = FIRST_OWN_KIND + 1  # JSON: nothing; connections are accepted
-    FAILED = FIRST_OWN_KIND + 2  # JSON: code, message
-    MODELS = FIRST_OWN_KIND + 3  # to the frontend; JSON: what has changed, by name of the model
-    DRAIN = FIRST_OWN_KIND + 4  # to the frontend: answer what is there, and exit
-    CALL = FIRST_OWN_KIND + 5  # body, JSON: id, and an HTTP request or a gRPC call
-    ANSWER = FIRST_OWN_KIND + 6  # to the frontend; body, JSON: id, and an HTTP reply, or the end of a gRPC call
-    CHUNK = FIRST_OWN_KIND + 7  # to the frontend; body, JSON: id; the first has the head of the answer, too
-    TAKEN = FIRST_OWN_KIND + 8  # JSON: id; the caller has taken a chunk
-    LEFT = FIRST_OWN_KIND + 9  # JSON: id; the caller has gone
+    MODELS = FIRST_WORK_KIND  # to the frontend; JSON: what has changed, by name of the model
+    CALL = FIRST_WORK_KIND + 1  # body, JSON: id, and an HTTP request or a gRPC call
+    ANSWER = FIRST_WORK_KIND + 2  # to the frontend; body, JSON: id, and an HTTP reply, or the end of a gRPC call
+    CHUNK = FIRST_WORK_KIND + 3  # to the frontend; body, JSON: id; the first has the head of the answer, too
+    TAKEN = FIRST_WORK_KIND + 4  # JSON: id; the caller has taken a chunk
+    LEFT = FIRST_WORK_KIND + 5  # JSON: id; the caller has gone
 
 
 def call_frame(kind: int, head: Mapping[str, Any], body: Sequence[Buffer] = ()) -> bytes:

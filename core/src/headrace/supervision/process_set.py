@@ -1,0 +1,65 @@
+"""Processes of one kind that are kept running: one that ends is followed by another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from headrace.errors import HeadraceError, summary
+from headrace.supervision.exits import RestartPolicy
+from headrace.supervision.supervised_process import SupervisedProcess
+
+log = logging.getLogger(__name__)
+
+P = TypeVar("P", bound=SupervisedProcess)
+
+
+class ProcessSet(Generic[P]):
+    """``count`` processes, which ``make`` makes by their numbers: at first, and whenever one has ended; at once the
+    first time, then later and later. ``processes`` are those of now. Event loop only."""
+
+    def __init__(self, count: int, make: Callable[[int], P]) -> None:
+        self.processes = [make(number) for number in range(count)]
+        self._make = make
+        self._keepers: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Returns once all have started. Raises what the first says that cannot start."""
+        await asyncio.gather(*(process.start() for process in self.processes if not process.has_started))
+
+    def keep(self) -> None:
+        """From now on, have another follow each that ends."""
+        self._keepers = [asyncio.ensure_future(self._keep(number)) for number in range(len(self.processes))]
+
+    async def drain(self) -> None:
+        """Have all answer what they have, and return when they have ended."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        for process in self.processes:
+            process.drain()
+        await asyncio.gather(*(process.ended.wait() for process in self.processes))
+
+    def end(self) -> None:
+        """Leave nothing behind: kill those that still run."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        for process in self.processes:
+            process.condemn("was not needed any more")
+
+    async def _keep(self, number: int) -> None:
+        policy = RestartPolicy()
+        while True:
+            await self.processes[number].ended.wait()
+            log.error("%s; its connections are lost", self.processes[number].reason)
+            policy.add_exit()
+            await asyncio.sleep(policy.delay_s)
+            process = self.processes[number] = self._make(number)
+            try:
+                await process.start()
+            except HeadraceError as error:
+                log.error("%s could not be restarted: %s", process.name, summary(error))
+                process.condemn("could not be started")
+            else:
+                log.warning("%s has been restarted", process.name)
