@@ -4,107 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import DEADLINE_S, wait_until
+from tests.conftest import wait_until
+from tests.e2e.lines import Lines, is_alive, processes_of
 
 if TYPE_CHECKING:
     from tests.conftest import Gate, Headrace
 
-#: Connections that are opened until each process has one; that it takes more has a chance of 2^-63.
-MOST = 64
-
-
-class Line:
-    """A connection that is kept, and the process ``owner`` that has accepted it."""
-
-    def __init__(self, server: Headrace) -> None:
-        self.http = http.client.HTTPConnection("127.0.0.1", server.http, timeout=DEADLINE_S)
-        self.http.request("GET", "/v2/health/live")
-        assert self._status() == 200
-        (self.owner,) = [pid for pid in frontends(server) if self._inode() in sockets_of(pid)]
-
-    def ask(self, model: str) -> None:
-        tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.5]}
-        self.http.request("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}))
-
-    def answer(self) -> list[float]:
-        response = self.http.getresponse()
-        found: dict[str, Any] = json.loads(response.read())
-        assert response.status == 200, found
-        values: list[float] = found["outputs"][0]["data"]
-        return values
-
-    def _status(self) -> int:
-        response = self.http.getresponse()
-        response.read()
-        return response.status
-
-    def _inode(self) -> str:
-        """Of the other end, which is told by our port."""
-        assert self.http.sock is not None
-        ours, theirs = self.http.sock.getsockname()[1], self.http.sock.getpeername()[1]
-        for row in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-            words = row.split()
-            if (words[1].endswith(f":{theirs:04X}"), words[2].endswith(f":{ours:04X}")) == (True, True):
-                return words[9]
-        raise AssertionError("the connection is not there")
+TITLE = "frontend process"
 
 
 def frontends(server: Headrace) -> list[int]:
-    """The frontend processes, in the order of their numbers."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            named = re.search(rb"frontend process (\d+)", (folder / "cmdline").read_bytes())
-            if named and int(parent) == server.process.pid:
-                found[int(named[1])] = int(folder.name)
-    return [found[number] for number in sorted(found)]
-
-
-def sockets_of(pid: int) -> set[str]:
-    found = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            named = re.fullmatch(r"socket:\[(\d+)\]", str(fd.readlink()))
-        except FileNotFoundError:  # closed meanwhile
-            continue
-        if named:
-            found.add(named[1])
-    return found
-
-
-class Lines(list[Line]):
-    """All connections of a test to ``server``."""
-
-    def __init__(self, server: Headrace) -> None:
-        super().__init__()
-        self._server = server
-
-    def to(self, owner: int) -> Line:
-        """One more, to the process ``owner``."""
-        for _ in range(MOST):
-            self.append(Line(self._server))
-            if self[-1].owner == owner:
-                return self[-1]
-        raise AssertionError(f"{MOST} connections, and none to process {owner}")
-
-    def one_each(self) -> list[Line]:
-        """To each of the two processes, in the order of their numbers."""
-        return [self.to(pid) for pid in frontends(self._server)]
-
-    def close(self) -> None:
-        for line in self:
-            line.http.close()
+    return processes_of(server, TITLE)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +47,7 @@ def server(serve: Callable[..., Headrace], gate: Gate, gated: Mapping[str, str])
 
 @pytest.fixture
 def lines(server: Headrace) -> Iterator[Lines]:
-    with contextlib.closing(Lines(server)) as opened:
+    with contextlib.closing(Lines(server, TITLE)) as opened:
         yield opened
 
 
@@ -213,13 +131,6 @@ def test_none_outlives_a_server_that_is_killed(
     server.process.kill()
     for pid in pids:
         wait_until(lambda pid=pid: not is_alive(pid), f"process {pid} has ended")  # type: ignore[misc]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_what_cannot_be_had_with_them_is_refused_by_both_names(

@@ -26,7 +26,7 @@ from headrace.config import support
 from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine, Phase
-from headrace.errors import HeadraceError, InternalError, Unavailable, Unsupported
+from headrace.errors import ConfigError, HeadraceError, InternalError, Unavailable, Unsupported
 from headrace.frontends.base import Frontend
 from headrace.frontends.failures import learn_paths
 from headrace.messages.request import InferRequest, Parameter
@@ -174,6 +174,11 @@ class Server:
         parts = [part for part in self.plugins.frontends if part not in map(type, self.frontends)]
         await self._begin()
         for frontend in [part(self.engine) for part in parts]:
+            if frontend.enabled and self.options.workers and not frontend.shares_port:
+                raise ConfigError(
+                    f"--workers={self.options.workers} is refused with the frontend '{frontend.name}': it does not "
+                    "share its port, so that one worker only could have it"
+                )
             if frontend.enabled and not (frontend.shares_port and self.engine.is_loading):
                 await frontend.start()
                 self.frontends.append(frontend)

@@ -56,6 +56,7 @@ OURS = {
     "model-files-from",
     "plugins",
     "strict-parameters",
+    "workers",
 }
 
 

@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from headrace.cli.flags import FLAGS, Flag
+from headrace.cli.server_processes.refusals import refuse as refuse_with_workers
 from headrace.config import support
 from headrace.config.option_groups import OptionGroup, group_flags, read_groups
 from headrace.config.options import ServerOptions
@@ -83,6 +84,8 @@ def check(options: ServerOptions) -> None:
         raise ConfigError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     _check_ports(options)
     support.refuse(options)
+    if options.workers:
+        refuse_with_workers(options)
 
 
 def _matches(word: str) -> list[Flag]:

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -32,7 +32,7 @@ log = logging.getLogger("headrace.serve")
 def run(words: Sequence[str]) -> int:
     """Serve until a signal comes; returns the exit code."""
     try:
-        groups = _option_groups(words)
+        groups = option_groups(words)
         if command_line.wants_help(words):
             print(usage.render(groups), end="")
             return 0
@@ -45,12 +45,12 @@ def run(words: Sequence[str]) -> int:
         with contextlib.closing(logs):
             for warning in (*warnings, *support.without_effect(options)):
                 log.warning("%s", warning)
-            return run_loop(_serve(options))
+            return run_loop(_supervise(words, options) if options.workers else _serve(options))
     finally:
         _flush_output()
 
 
-def _option_groups(words: Sequence[str]) -> list[type[OptionGroup]]:
+def option_groups(words: Sequence[str]) -> list[type[OptionGroup]]:
     """The options that plugins add."""
     allowed = None if command_line.wants_help(words) else command_line.allowed_plugins(words)
     return list(Plugins.discover(allowed).options)
@@ -73,10 +73,43 @@ def run_loop(main: Coroutine[None, None, int]) -> int:
 
 async def _serve(options: ServerOptions) -> int:
     server, told_to_stop = Server(options), asyncio.Event()
+    _watch_signals(told_to_stop)
+    return await serve_until(told_to_stop, server)
+
+
+async def _supervise(words: Sequence[str], options: ServerOptions) -> int:
+    """Have others serve (``--workers``)."""
+    from headrace.cli.server_processes.supervisor import Supervisor
+
+    supervisor, told_to_stop = Supervisor(words, options), asyncio.Event()
+    _watch_signals(told_to_stop)
+    starting, waiting = asyncio.ensure_future(supervisor.start()), asyncio.ensure_future(told_to_stop.wait())
+    await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        log.info("stopping before all workers serve")
+        starting.cancel()
+        return await supervisor.stop()
+    try:
+        starting.result()
+        await waiting
+    except Exception as error:
+        waiting.cancel()
+        _complain(options, f"error: creating server: {_words(error)}")
+        await supervisor.stop()
+        return 1
+    return await supervisor.stop()
+
+
+async def serve_until(
+    told_to_stop: asyncio.Event, server: Server, started: Callable[[], None] | None = None, *, tells_tables: bool = True
+) -> int:
+    """Serve until ``told_to_stop`` is set, whether or not the models have been loaded by then; returns the exit code,
+    or exits. ``started`` is called once requests are taken. With ``tells_tables``, the log has what is served."""
+    options = server.options
     garbage = GarbagePolicy(asyncio.get_running_loop())
     server.plugins.register(garbage)
-    _watch_signals(told_to_stop)
-    starting, waiting = asyncio.ensure_future(_start(server, garbage)), asyncio.ensure_future(told_to_stop.wait())
+    starting = asyncio.ensure_future(_start(server, garbage, tells_tables))
+    waiting = asyncio.ensure_future(told_to_stop.wait())
     await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         log.info("stopping before all models are loaded")
@@ -84,6 +117,8 @@ async def _serve(options: ServerOptions) -> int:
         _exit_now(0)  # a model that is being loaded cannot be interrupted, only left behind
     try:
         starting.result()
+        if started is not None:
+            started()
         await waiting
     except Exception as error:  # whatever stopped the start, say it and leave in order
         waiting.cancel()
@@ -107,11 +142,13 @@ def _watch_signals(told_to_stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop, number.name)
 
 
-async def _start(server: Server, garbage: GarbagePolicy) -> None:
+async def _start(server: Server, garbage: GarbagePolicy, tells_tables: bool) -> None:
     """Listen, so that a port in use is said before anything is loaded and whoever asks is answered; then load."""
-    server.when_ready(partial(startup.log_tables, server))
+    if tells_tables:
+        server.when_ready(partial(startup.log_tables, server))
     await server.start_frontends()
-    log_openness(server.options)
+    if tells_tables:
+        log_openness(server.options)
     try:
         await server.start()
     except HeadraceError:

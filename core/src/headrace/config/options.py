@@ -110,6 +110,8 @@ class ServerOptions:
 
     #: Processes that speak HTTP and gRPC; 0 leaves that to the one that has the models.
     frontend_processes: int = 0
+    #: Servers that share the ports, of which this is one; 0 for one that is alone. ``headrace serve`` starts so many.
+    workers: int = 0
 
     # HTTP, and the limits of the metrics port, too; 0 is no limit
     allow_http: bool = True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import Unavailable
 
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
 BACKLOG = 1024
 
 
-def bind(address: str, port: int, is_shared: bool) -> socket.socket:
-    """A socket that listens on ``address``; port 0 takes a free one.
+#: Gives a socket for an address and a port, which is shared or not, and listens unless it only keeps the port.
+Listen: TypeAlias = "Callable[[str, int, bool, bool], socket.socket]"
+
+
+def bind(address: str, port: int, is_shared: bool, listens: bool = True) -> socket.socket:
+    """A socket that listens on ``address``, or else keeps the port; port 0 takes a free one.
 
     ``is_shared`` lets other processes listen on the same port. Raises OSError.
     """
@@ -30,7 +35,8 @@ def bind(address: str, port: int, is_shared: bool) -> socket.socket:
         if is_shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(name)
-        listener.listen(BACKLOG)
+        if listens:
+            listener.listen(BACKLOG)
         listener.setblocking(False)
     except BaseException:
         listener.close()
@@ -38,13 +44,24 @@ def bind(address: str, port: int, is_shared: bool) -> socket.socket:
     return listener
 
 
-def listen_http(address: str, port: int, is_shared: bool) -> socket.socket:
+def listen_http(address: str, port: int, is_shared: bool, listens: bool = True) -> socket.socket:
     """`bind` for HTTP. Raises `Unavailable` naming address and port."""
     try:
-        return bind(address, port, is_shared)
+        return bind(address, port, is_shared, listens)
     except OSError as error:
         reason = "the port is in use" if error.errno == errno.EADDRINUSE else str(error)
         raise Unavailable(f"failed to listen for HTTP on {address}:{port}: {reason}") from error
+
+
+def claim(listen: Listen, address: str, port: int, is_shared: bool) -> socket.socket:
+    """A socket that keeps a port for processes that will listen on it together, and does not listen itself.
+
+    Unless ``is_shared``, nobody else may listen there now. Raises what ``listen`` raises.
+    """
+    if not is_shared:  # whoever else shares the port would get a part of the connections
+        with listen(address, port, False, True) as probe:
+            port = probe.getsockname()[1]
+    return listen(address, port, True, False)
 
 
 def announce(engine: Engine, log: logging.Logger, service: str, place: str) -> None:

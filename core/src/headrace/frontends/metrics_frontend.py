@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -21,6 +21,8 @@ from headrace.telemetry.machine import GpuCollector, HostCollector, PinnedPoolCo
 from headrace.telemetry.pacing import paced
 
 if TYPE_CHECKING:
+    from prometheus_client import Metric
+
     from headrace.engine import Engine
 
 log = paced(__name__)
@@ -77,6 +79,10 @@ class MetricsFrontend(Frontend):
             self._acceptor = None
             await self._connections.drain()
 
+    async def families(self) -> Iterable[Metric]:
+        """What is measured of the models now."""
+        return self.engine.collect()
+
     def _answer(self, request: HttpRequest, reply: Reply) -> None:
         """As Triton: a path that is not known is an empty success."""
         if request.method != "GET":
@@ -90,7 +96,7 @@ class MetricsFrontend(Frontend):
 
     async def _page(self, reply: Reply) -> None:
         try:
-            models = exposition.text(self.engine.collect())
+            models = exposition.text(await self.families())
             devices = await asyncio.to_thread(lambda: exposition.text(self._devices.collect()))
             reply(HttpReply(200, _TEXT, (models.encode(), devices.encode())))
         except Exception:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from headrace.config.options import ServerOptions
-from headrace.errors import HeadraceError, InvalidArgument, Unavailable
+from headrace.errors import HeadraceError, InvalidArgument, Unavailable, Unsupported
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.model_files import Overrides, TemporaryDirectories, parse_overrides, remove, write_files
 from headrace.models.repository import Entry, Fingerprint, Repository, take_fingerprint
@@ -109,6 +109,11 @@ class Control:
         return Watcher(self._repository, self._lifecycle, interval_s, dev=options.dev, known_only=self.is_explicit)
 
     def _require_explicit(self) -> None:
+        if self._options.workers and self.is_explicit:
+            raise Unsupported(
+                f"models cannot be loaded or unloaded by name with --workers={self._options.workers}: the request has "
+                "reached one of several servers. Name them at start by --load-model, or use --model-control-mode=poll"
+            )
         if not self.is_explicit:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 

@@ -146,7 +146,14 @@ class Loader:
         complete(model, backend, self._options)
         services = self._services(model.name)
         others = {key: _other(each, services.asking(each)) for key, each in needed.items()}
-        complete_with(model.config, find_scheduler(model.config, self._plugins.schedulers), others)
+        scheduler = find_scheduler(model.config, self._plugins.schedulers)
+        if self._options.workers and scheduler.is_stateful:
+            raise LoadError(
+                f"model '{model.name}' cannot be served with --workers={self._options.workers}: its scheduler "
+                f"'{scheduler.name}' keeps state from one request to the next, which may reach another worker. Serve "
+                "it without --workers; --frontend-processes keeps its state in one place"
+            )
+        complete_with(model.config, scheduler, others)
         _tell_completed(model.config)
         model = replace(model, parameters=parse_parameters(backend.Parameters, model.config.parameters))
         served = self._assemble(backend, model, services, needed, others)

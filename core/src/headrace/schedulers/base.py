@@ -190,6 +190,9 @@ class Scheduler(ABC):
     on_threads: ClassVar[bool] = False
     #: Whether no instance ever gets what another would not: then one is asked where all would be.
     instances_alike: ClassVar[bool] = False
+    #: Whether what becomes of a request may depend on those that its caller has sent before, as in a sequence. One
+    #: server must have them all, then: its models are refused where several share a port (``--workers``).
+    is_stateful: ClassVar[bool] = False
     #: Whether answers are given in the order in which the requests came. Set before the first request.
     keeps_order: bool = False
     #: Outputs that the model gives for `finished` and not for the callers, by name. Set before the first request. One

@@ -87,6 +87,7 @@ class SupervisedProcess(ABC):
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._trouble = ""
+        self._has_begun = False
         self._launched: LaunchedProcess | None = None
         self._transport: asyncio.WriteTransport | None = None
 
@@ -123,6 +124,7 @@ class SupervisedProcess(ABC):
 
     async def start(self) -> None:
         """Returns once it has started. Raises `HeadraceError`; then it is dead, or about to die."""
+        self._has_begun = True
         launching = asyncio.ensure_future(asyncio.to_thread(self.launch))
         try:
             launched = await asyncio.shield(launching)
@@ -170,7 +172,9 @@ class SupervisedProcess(ABC):
 
     def drain(self) -> None:
         """Have it answer what it has, and exit."""
-        if self._transport is None:  # it has just been launched, and nobody will ask it anything
+        if not self._has_begun:
+            self._bury("was not needed any more")
+        elif self._transport is None:  # it has just been launched, and nobody will ask it anything
             self.condemn("was not needed any more")
         self.send(frame(LifeKind.DRAIN, 0))
 

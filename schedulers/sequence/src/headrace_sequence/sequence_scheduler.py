@@ -37,6 +37,7 @@ class SequenceScheduler(Scheduler):
     """Keeps the requests of a sequence together and in order, as the config's ``sequence_batching`` says."""
 
     name: ClassVar[str] = "sequence_batching"
+    is_stateful: ClassVar[bool] = True
     metrics: ClassVar[Sequence[PublishedMetric]] = (
         PublishedMetric("headrace_sequences_active", "Number of sequences that have a slot"),
         PublishedMetric("headrace_sequences_backlogged", "Number of sequences that wait for a slot"),

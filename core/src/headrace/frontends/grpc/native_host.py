@@ -105,10 +105,10 @@ def _keepalive(options: ServerOptions) -> Keepalive:
     )
 
 
-def listen(host: str, port: int, is_shared: bool) -> socket.socket:
+def listen(host: str, port: int, is_shared: bool, listens: bool = True) -> socket.socket:
     """`bind` for gRPC. Raises `Unavailable` naming address and port."""
     try:
-        return bind(host, port, is_shared)
+        return bind(host, port, is_shared, listens)
     except OSError as error:
         raise Unavailable(_why_not(shown_address(host, port), error)) from error
 

@@ -1,0 +1,55 @@
+"""What servers that share their ports, and know nothing of each other, cannot do (``--workers``).
+
+Models that need one server for all of their requests are refused where they are loaded: `headrace.models.loader`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from headrace.config.options import ServerOptions
+from headrace.errors import ConfigError
+from headrace.telemetry import exposition
+
+
+def refuse(options: ServerOptions) -> None:
+    """Raise `ConfigError` for the first thing that ``options`` ask for and workers cannot do."""
+    for what, why in _impossible(options):
+        raise ConfigError(f"--workers={options.workers} is refused{what}: {why}")
+
+
+def _impossible(options: ServerOptions) -> Iterator[tuple[str, str]]:
+    if not hasattr(socket, "SO_REUSEPORT"):
+        yield "", "this system lets no two processes listen on one port"
+    if not (options.allow_http or options.allow_grpc):
+        yield "", "there is no port to share, because --allow-http and --allow-grpc are false"
+    if options.frontend_processes:
+        yield (
+            f" together with --frontend-processes={options.frontend_processes}",
+            "that puts processes in front of one server, and workers are whole servers beside each other; choose one",
+        )
+    if options.dev:
+        yield " together with --dev", "a debugger stops one server, and the other workers go on"
+    if options.rate_limit != "off":
+        yield (
+            f" together with --rate-limit={options.rate_limit}",
+            "each worker has a rate limiter of its own, and all together would use more than there is of a resource",
+        )
+    if exposition.parse_metrics_config(options.metrics_config).summary_latencies:
+        yield (
+            " together with --metrics-config=summary_latencies=true",
+            "quantiles of several workers give no quantile of all; the histograms, which are always there, add up",
+        )
+
+
+def warning(options: ServerOptions) -> str:
+    """What is less good than with one server, in one line."""
+    own = ["models", "dynamic batches", "limits of queues and connections", "statistics"]
+    if "local" in options.cache_config:
+        own.append("response cache")
+    count = options.workers
+    return (
+        f"--workers={count}: each of {count} servers has {', '.join(own[:-1])} and {own[-1]} of its own, and a client "
+        "reaches the one that has its connection"
+    )

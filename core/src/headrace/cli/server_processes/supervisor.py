@@ -1,0 +1,138 @@
+"""The process that has no model: it starts servers, keeps them running, adds up what they measure, and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from headrace.cli.server_processes.refusals import warning
+from headrace.cli.server_processes.server_process import ServerProcess
+from headrace.engine import Engine, Phase
+from headrace.errors import HeadraceError
+from headrace.frontends.grpc.native_host import listen as listen_grpc
+from headrace.frontends.listening import claim, listen_http
+from headrace.frontends.metrics_frontend import MetricsFrontend
+from headrace.models.serving_table import ServingTable
+from headrace.supervision.process_set import ProcessSet
+from headrace.telemetry.metric_sums import MetricSums, read_families
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from headrace.config.options import ServerOptions
+
+log = logging.getLogger(__name__)
+
+#: How long the metrics page waits for a server. One that says nothing, stopped or at a stand, counts as it last did.
+MEASURE_S = 2.0
+#: How long a server may take beyond its exit timeout until it is killed.
+OVERTIME_S = 5.0
+
+
+class Supervisor:
+    """Of ``options.workers`` servers, which read ``words``, the command line, as it was read to ``options``."""
+
+    def __init__(self, words: Sequence[str], options: ServerOptions) -> None:
+        self._words, self._options = words, options
+        self._ports: dict[str, int] = {}
+        self._claimed: list[socket.socket] = []
+        # What the metrics frontend needs of a server: it has no models, and answers nobody else.
+        self._engine = Engine(options, ServingTable())
+        self._engine.phase = Phase.STARTING
+        self._servers: ProcessSet[ServerProcess] = ProcessSet(options.workers, self._make)
+        self._metrics = SummedMetrics(self._engine, self._servers)
+
+    async def start(self) -> None:
+        """Returns when all servers serve. The first is alone: what is wrong with the models is said once, and what one
+        load leaves for the next, engines built or environments unpacked, is there for the others.
+
+        Raises `Unavailable` naming a port in use, and what the first server says that cannot start.
+        """
+        log.warning("%s", warning(self._options))
+        await asyncio.to_thread(self._claim)
+        if self._metrics.enabled:
+            await self._metrics.start()
+        await self._servers.processes[0].start()
+        await self._servers.start()
+        self._servers.keep()
+        self._engine.phase = Phase.READY
+        log.info("%d workers serve", self._options.workers)
+        self._engine.tell_ready()
+
+    async def stop(self) -> int:
+        """Have all servers answer what they have, and end; returns the exit code, 1 if one has not ended well."""
+        self._engine.phase = Phase.EXITING
+        timeout_s = self._options.exit_timeout_secs + OVERTIME_S
+        serving = [server for server in self._servers.processes if server.has_started]
+        try:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._servers.drain(), timeout_s)
+            for server in self._servers.processes:
+                if not server.ended.is_set():
+                    server.condemn(f"did not end within {timeout_s:g} s and was killed")
+                    await server.ended.wait()
+            failures = [server.reason for server in serving if server.exit_code]
+            for failure in failures:
+                log.error("%s", failure)
+        finally:
+            self._servers.end()
+            await self._metrics.stop()
+            for claimed in self._claimed:
+                claimed.close()
+            self._engine.large_work.close()
+        return int(bool(failures))
+
+    def _make(self, number: int) -> ServerProcess:
+        is_first = number == 0 and self._engine.is_loading
+        return ServerProcess(number, self._words, self._ports, tells_tables=is_first)
+
+    def _claim(self) -> None:
+        """Keep the ports for the servers. Raises `Unavailable`."""
+        options = self._options
+        if options.allow_grpc:
+            claimed = claim(listen_grpc, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
+            self._claimed.append(claimed)
+            self._ports["grpc_port"] = claimed.getsockname()[1]
+        if options.allow_http:
+            claimed = claim(listen_http, options.http_address, options.http_port, options.reuse_http_port)
+            self._claimed.append(claimed)
+            self._ports["http_port"] = claimed.getsockname()[1]
+
+
+class SummedMetrics(MetricsFrontend):
+    """The metrics page of all ``servers``."""
+
+    def __init__(self, engine: Engine, servers: ProcessSet[ServerProcess]) -> None:
+        super().__init__(engine)
+        self._servers = servers
+        self._sums = MetricSums()
+        #: By number, whom the sums are of.
+        self._measured: dict[int, ServerProcess] = {}
+        #: One page after the other: what a server says later must not be added before what it has said earlier.
+        self._turn = asyncio.Lock()
+
+    async def families(self) -> Iterable[Metric]:
+        async with self._turn:
+            await asyncio.gather(*(self._measure(server) for server in self._servers.processes))
+            return self._sums.collect()
+
+    async def _measure(self, server: ServerProcess) -> None:
+        before = self._measured.get(server.number)
+        if before is not None and before.is_dead:
+            self._sums.ended(server.number)
+            del self._measured[server.number]
+        if not server.has_started:
+            return
+        try:
+            found = await asyncio.wait_for(server.ask("measure"), MEASURE_S)
+        except asyncio.TimeoutError:
+            log.warning("%s does not say what it has measured; it counts as when it last did", server.name)
+        except HeadraceError as error:
+            log.warning("%s does not say what it has measured: %s", server.name, error.message)
+        else:
+            self._measured[server.number] = server
+            self._sums.read(server.number, read_families(found))

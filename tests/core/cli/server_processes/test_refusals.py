@@ -1,0 +1,56 @@
+"""What several servers on one port cannot do is said before anything starts, by the flags that ask for it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from headrace.cli.command_line import read_options
+from headrace.cli.server_processes.refusals import warning
+from headrace.config.options import ServerOptions
+from headrace.errors import ConfigError
+
+WORDS = ["--model-repository=/r", "--workers=2"]
+
+
+def read(*words: str) -> ServerOptions:
+    return read_options([*WORDS, *words], {})[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("--frontend-processes=2", " together with --frontend-processes=2: that puts processes in front of one server"),
+        ("--dev", " together with --dev: "),
+        ("--rate-limit=execution_count", " together with --rate-limit=execution_count: each worker has a rate limiter"),
+        (
+            "--metrics-config=summary_latencies=true",
+            " together with --metrics-config=summary_latencies=true: quantiles of several workers",
+        ),
+        ("--allow-http=false --allow-grpc=false", ": there is no port to share"),
+    ],
+)
+def test_it_is_refused_by_name_and_reason(words: str, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(*words.split())
+    assert caught.value.message.startswith(f"--workers=2 is refused{what}")
+
+
+@pytest.mark.parametrize(
+    "words", ["--model-control-mode=poll", "--grpc-server=grpcio", "--http-server=hypercorn", "--allow-grpc=false"]
+)
+def test_everything_else_is_taken(words: str) -> None:
+    assert read(words).workers == 2
+
+
+def test_auto_is_one_per_core() -> None:
+    assert read("--workers=auto").workers == len(os.sched_getaffinity(0))
+
+
+def test_what_each_has_of_its_own_is_one_line() -> None:
+    assert "response cache" not in warning(read())
+    line = warning(read("--cache-config=local,size=1000"))
+    assert line.startswith("--workers=2: each of 2 servers has models, dynamic batches, ")
+    assert " and response cache of its own" in line
+    assert "\n" not in line

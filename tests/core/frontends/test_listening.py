@@ -1,0 +1,36 @@
+"""A port that is claimed is kept for those who will share it, and for nobody else."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+
+import pytest
+
+from headrace.errors import Unavailable
+from headrace.frontends.grpc.native_host import listen as listen_grpc
+from headrace.frontends.listening import Listen, claim, listen_http
+
+HERE = "127.0.0.1"
+
+
+@pytest.mark.parametrize("listen", [listen_http, listen_grpc])
+def test_a_claimed_port_is_listened_on_by_several_and_only_by_those(listen: Listen) -> None:
+    with closing(claim(listen, HERE, 0, False)) as claimed:
+        port = claimed.getsockname()[1]
+        with listen(HERE, port, True, True), listen(HERE, port, True, True), pytest.raises(Unavailable, match="in use"):
+            listen(HERE, port, False, True)
+
+
+@pytest.mark.parametrize("listen", [listen_http, listen_grpc])
+def test_a_port_that_another_listens_on_is_claimed_only_to_be_shared(listen: Listen) -> None:
+    with listen(HERE, 0, True, True) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(Unavailable, match=f"{HERE}:{port}"):
+            claim(listen, HERE, port, False)
+        claim(listen, HERE, port, True).close()
+
+
+def test_a_claimed_port_takes_no_connections() -> None:
+    with closing(claim(listen_http, HERE, 0, False)) as claimed, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(claimed.getsockname(), timeout=30)
