@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace.engine import not_over_http
 from headrace.errors import HeadraceError, InvalidArgument, NotFound, Unavailable
-from headrace.frontends.processes.process import IncomingInferences
+from headrace.frontends.processes.incoming import IncomingInferences
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import FrameParser, Kind
 from headrace.messages.request import InferRequest, Undecoded
@@ -30,6 +33,9 @@ CONFIGS = {
     "strings": 'input { name: "x" data_type: TYPE_STRING dims: [-1] } '
     'output { name: "y" data_type: TYPE_STRING dims: [-1] }',
 }
+
+X = [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}]
+Y = [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}]
 
 
 @pytest.fixture
@@ -69,10 +75,14 @@ class Joined:
             self.sent.append((frame.kind, frame.number))
             self.requests.hear(frame)
 
-    def start(self, model: str, tensor: Tensor | Undecoded, id: str = "") -> tuple[Ticket, asyncio.Future[Answer]]:
+    def start(
+        self, model: str, tensor: Tensor | Undecoded, id: str = "", **rest: Any
+    ) -> tuple[Ticket, asyncio.Future[Answer]]:
         """Raises what refuses it here."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(InferRequest(model, {"x": tensor}, id=id), lambda answer, final: answered.set_result(answer))
+        ticket = Ticket(
+            InferRequest(model, {"x": tensor}, id=id, **rest), lambda answer, final: answered.set_result(answer)
+        )
         self.remote.entrance(not_over_http).submit(ticket)
         return ticket, answered
 
@@ -81,28 +91,151 @@ def _nothing(offset: int) -> None:
     """Nothing lies in an arena here."""
 
 
-def run(models: Path, test: Callable[[Joined], object]) -> None:
+def run(models: Path, test: Callable[[Joined], object], **options: Any) -> None:
     async def main() -> None:
-        async with Server(models) as server:
+        async with Server(models, **options) as server:
             await test(Joined(server))  # type: ignore[misc]
 
     asyncio.run(main())
 
 
+def counts(joined: Joined, *kinds: Kind) -> list[int]:
+    return [count for kind, count in joined.sent if kind in kinds]
+
+
 def test_requests_of_one_turn_travel_together_and_are_told_apart(models: Path) -> None:
     async def test(joined: Joined) -> None:
-        rows = [np.full((1, 2), number, np.float32) for number in range(5)]
-        asked = [joined.start("echo", row, f"id {number}") for number, row in enumerate(rows)]
-        for number, (row, (_, answered)) in enumerate(zip(rows, asked, strict=True)):
-            answer = await answered
-            assert isinstance(answer, InferResponse)
-            assert np.array_equal(np.asarray(answer.outputs["y"]), row)
-            assert (answer.id, answer.model_name, answer.model_version) == (f"id {number}", "echo", "1")
-        assert joined.sent[0] == (Kind.REQUESTS, 5)
-        assert sum(count for kind, count in joined.sent if kind == Kind.ANSWERS) == 5
-        assert not joined.requests.in_flight
+        for turn in range(3):
+            joined.sent.clear()
+            rows = [np.full((1, 2), 10 * turn + number, np.float32) for number in range(5)]
+            asked = [joined.start("echo", row, f"id {number}") for number, row in enumerate(rows)]
+            for number, (row, (_, answered)) in enumerate(zip(rows, asked, strict=True)):
+                answer = await answered
+                assert isinstance(answer, InferResponse)
+                assert np.array_equal(np.asarray(answer.outputs["y"]), row)
+                assert (answer.id, answer.model_name, answer.model_version) == (f"id {number}", "echo", "1")
+            if turn:  # the first was the first of its shape
+                assert joined.sent[0] == (Kind.ALIKE_REQUESTS, 5)
+                assert counts(joined, Kind.REQUESTS, Kind.ANSWERS, Kind.LAYOUT) == []
+            assert sum(counts(joined, Kind.REQUESTS, Kind.ALIKE_REQUESTS)) == 5
+            assert sum(counts(joined, Kind.ANSWERS, Kind.ALIKE_ANSWERS)) == 5
+            assert not joined.requests.in_flight
 
     run(models, test)
+
+
+def test_those_of_another_shape_keep_their_place_among_the_others(models: Path) -> None:
+    async def test(joined: Joined) -> None:
+        widths = [2, 2, 3, 2, 3, 3, 4]
+        for _ in range(3):
+            joined.sent.clear()
+            asked = [joined.start("echo", np.full((1, width), width, np.float32)) for width in widths]
+            for width, (_, answered) in zip(widths, asked, strict=True):
+                answer = await answered
+                assert isinstance(answer, InferResponse)
+                assert np.asarray(answer.outputs["y"]).tolist() == [[width] * width]
+        assert counts(joined, Kind.ALIKE_REQUESTS) == [2, 1, 1, 2, 1]
+
+    run(models, test)
+
+
+def test_a_request_that_says_more_is_described_whatever_came_before(models: Path) -> None:
+    async def test(joined: Joined) -> None:
+        zeros = np.zeros((1, 2), np.float32)
+        for _ in range(3):
+            await joined.start("echo", zeros)[1]
+        joined.sent.clear()
+        _, answered = joined.start("echo", zeros, parameters={"a": 1})
+        assert isinstance(await answered, InferResponse)
+        assert counts(joined, Kind.REQUESTS) == [1]
+        assert counts(joined, Kind.ALIKE_REQUESTS) == []
+
+    run(models, test)
+
+
+def test_what_has_changed_since_is_checked_again_and_refused_by_the_id_of_each(models: Path) -> None:
+    """The versions are others by now, of which the frontend process has not heard yet."""
+
+    async def test(joined: Joined) -> None:
+        def ask() -> list[asyncio.Future[Answer]]:
+            return [joined.start("echo", np.zeros((3, 2), np.float32), f"id {number}")[1] for number in range(3)]
+
+        for _ in range(2):
+            for answered in ask():
+                assert isinstance(await answered, InferResponse)
+        small = json.dumps({"max_batch_size": 2, "backend": "identity", "input": X, "output": Y})
+        await joined.server.engine.load("echo", {"config": small})
+        for number, answered in enumerate(ask()):
+            refused = await answered
+            assert isinstance(refused, InvalidArgument)
+            assert refused.message == (
+                f"[request id: id {number}] inference request batch-size must be <= 2 for 'echo'"
+            )
+        joined.tell()
+        with pytest.raises(InvalidArgument, match="batch-size must be <= 2"):
+            ask()
+        large = json.dumps({"max_batch_size": 3, "backend": "identity", "input": X, "output": Y})
+        await joined.server.engine.load("echo", {"config": large})
+        joined.tell()
+        for answered in ask():
+            assert isinstance(await answered, InferResponse)
+        await joined.server.engine.unload("echo")
+        for answered in ask():
+            refused = await answered
+            assert isinstance(refused, NotFound | Unavailable)
+            assert "echo" in refused.message
+        assert not joined.requests.in_flight
+
+    run(models, test, model_control_mode="explicit", load_model=("echo",))
+
+
+def test_a_number_that_is_anothers_by_now_says_nothing_of_it(models: Path) -> None:
+    async def test(joined: Joined) -> None:
+        for rows in (1, 3, 2):
+            joined.requests.layouts.forget()
+            tensor = np.full((rows, 2), rows, np.float32)
+            for _ in range(3):
+                answer = await joined.start("echo", tensor)[1]
+                assert isinstance(answer, InferResponse)
+                assert np.array_equal(np.asarray(answer.outputs["y"]), tensor)
+        assert joined.requests.layouts.known
+        joined.tell()
+        assert not joined.requests.layouts.known  # of versions that may have gone
+
+    run(models, test)
+
+
+def test_loads_and_unloads_under_load_lose_nobody(models: Path) -> None:
+    async def test(joined: Joined) -> None:
+        engine = joined.server.engine
+        sums: list[float] = []
+        asked: list[tuple[float, asyncio.Future[Answer]]] = []
+
+        async def change() -> None:
+            for number in range(6):
+                await (engine.unload("echo") if number % 2 else engine.load("echo"))
+                joined.tell()
+
+        changing = asyncio.ensure_future(change())
+        while not changing.done():
+            for number in range(4):
+                value = float(len(asked))
+                with contextlib.suppress(NotFound, Unavailable):  # here, where it is known already
+                    row = np.full((1, 2 + number % 2), value, np.float32)
+                    asked.append((value, joined.start("echo", row)[1]))
+            await asyncio.sleep(0)
+        await changing
+        for value, answered in asked:
+            answer = await answered
+            if isinstance(answer, InferResponse):
+                assert set(np.asarray(answer.outputs["y"]).ravel().tolist()) == {value}
+                sums.append(value)
+            else:
+                assert isinstance(answer, NotFound | Unavailable)
+        assert sums
+        assert not joined.requests.in_flight
+
+    run(models, test, model_control_mode="explicit", load_model=("echo",))
 
 
 def test_what_a_frontend_reads_of_a_model_is_the_same_there(models: Path) -> None:

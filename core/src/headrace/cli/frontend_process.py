@@ -97,7 +97,7 @@ class RunningFrontend(ParentLine):
 
     def hear(self, message: Frame) -> None:
         kind = message.kind
-        if kind == Kind.ANSWERS:
+        if kind in (Kind.ALIKE_ANSWERS, Kind.ANSWERS, Kind.LAYOUT):
             self.requests.hear(message)
         elif kind == Kind.RELEASE:
             for offset in read_integers(message):

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 #: Of the whole schema.
-VERSION: Final = 4
+VERSION: Final = 5
 #: A frame may not be larger than this; a tensor over it needs room in the arena.
 MOST_BYTES: Final = (1 << 32) - 8
 #: Integers that one frame can count.
@@ -51,6 +51,9 @@ class Kind(IntEnum):
     CALL = 8  # JSON: id, method, arguments
     RESULT = 9  # JSON: id, and value or code and message
     NOTE = 10  # JSON: method, arguments; wants no answer
+    LAYOUT = 11  # JSON: what requests or answers to come have in common (`headrace.ipc.layouts`)
+    ALIKE_REQUESTS = 12  # requests of one layout
+    ALIKE_ANSWERS = 13  # last answers of one layout
 
 
 class Frame(NamedTuple):

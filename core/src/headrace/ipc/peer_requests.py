@@ -29,7 +29,7 @@ from headrace.messages.ticket import Ticket
 AtOnce: TypeAlias = Callable[[int, InferResponse], bool]
 
 #: What a peer may have going at the same time; one that asks for more has lost count.
-_MOST_REQUESTS = 65536
+MOST_INCOMING = 65536
 
 
 # ---------------------------------------------------------------------- the side that asks
@@ -175,7 +175,7 @@ class IncomingRequests:
 
     def _ticket(self, request: ReceivedRequest, send: Callable[[bytes], None], at_once: AtOnce | None) -> Ticket:
         call = request.call
-        if call in self._open or len(self._open) >= _MOST_REQUESTS:
+        if call in self._open or len(self._open) >= MOST_INCOMING:
             raise ProtocolError(f"request {call} is one too many")
         has_replied = False
 

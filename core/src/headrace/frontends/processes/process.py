@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 import socket
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.errors import HeadraceError, InternalError
+from headrace.frontends.processes.incoming import IncomingInferences
 from headrace.frontends.processes.schema import FrontendKind, write_options
 from headrace.frontends.processes.whole_calls import Tables, WholeCalls
 from headrace.ipc.arena import Arena, Reader, Writer
@@ -18,19 +14,11 @@ from headrace.ipc.channel import Releases
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, Kind, read_integers
 from headrace.ipc.json_parts import json_frame
-from headrace.ipc.peer_requests import IncomingRequests
-from headrace.ipc.replies import Reply, reply_of, unsendable_reply
-from headrace.large import LARGE_BYTES
-from headrace.messages.response import Answer
-from headrace.messages.tensor import BytesTensor
-from headrace.messages.ticket import Ticket
 from headrace.remote_engine import write_view
 from headrace.supervision.supervised_process import LaunchedProcess, SupervisedProcess, launch
 
 if TYPE_CHECKING:
     from headrace.engine import Engine, Offer
-
-log = logging.getLogger(__name__)
 
 #: Address space of each arena; memory is taken as it is used.
 ARENA_BYTES: Final = 256 * 1024 * 1024
@@ -98,66 +86,3 @@ class FrontendProcess(SupervisedProcess):
         self._calls.close()
         self._inbound.close()
         self._outbound.close()
-
-
-class IncomingInferences(IncomingRequests):
-    """The requests of a frontend process, and their answers: those of one turn of the loop in one message."""
-
-    def __init__(self, encoder: Encoder, decoder: Decoder, engine: Engine, send: Callable[[bytes], None]) -> None:
-        super().__init__(encoder, decoder, self._start, Ticket.cancel, {})
-        self._entrance = engine.entrance()
-        self._large = engine.large_work
-        self._send = send
-        self._loop = asyncio.get_running_loop()
-        self._replies: list[Reply] = []
-
-    def _start(self, ticket: Ticket) -> None:
-        """Have ``ticket`` answered by whatever serves now; a refusal is an answer."""
-        try:
-            for tensor in ticket.request.inputs.values():
-                if type(tensor) is BytesTensor and tensor.nbytes > LARGE_BYTES:
-                    self._large.begin(partial(_find_strings, ticket), partial(self._start_found, ticket))
-                    return
-            self._entrance.submit(ticket)
-        except HeadraceError as error:
-            ticket.respond(error.with_traceback(None), True)
-        except Exception:
-            log.exception("a request to model '%s' failed", ticket.request.model_name)
-            ticket.respond(InternalError("the request failed inside the server; its log has the reason"), True)
-
-    def _start_found(self, ticket: Ticket, outcome: Exception | None) -> None:
-        try:
-            self._entrance.submit(ticket)
-        except HeadraceError as error:
-            ticket.respond(error.with_traceback(None), True)
-
-    def _reply(self, send: Callable[[bytes], None], call: int, answer: Answer, final: bool) -> None:
-        if not self._replies:
-            self._loop.call_soon(self._flush)
-        self._replies.append(reply_of(call, answer, final))
-
-    def _flush(self) -> None:
-        replies, self._replies = self._replies, []
-        if self._is_closed:
-            return
-        try:
-            self._send(self._encoder.answers(replies))
-        except ValueError as error:
-            self._send_apart(replies, error)
-
-    def _send_apart(self, replies: list[Reply], error: ValueError) -> None:
-        """Send those of ``replies`` that can travel, since together they cannot."""
-        for reply in replies:
-            try:
-                message = self._encoder.answers([reply])
-            except ValueError as reason:
-                message = self._encoder.answers([unsendable_reply(reply, reason)])
-            self._send(message)
-
-
-def _find_strings(ticket: Ticket) -> None:
-    """Find the strings of large inputs here, and not on the event loop, which is to check them."""
-    for tensor in ticket.request.inputs.values():
-        if type(tensor) is BytesTensor:
-            with contextlib.suppress(HeadraceError):  # refused by the check, in words of its own
-                tensor.offsets  # noqa: B018

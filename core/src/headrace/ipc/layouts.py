@@ -1,0 +1,303 @@
+"""Requests and answers that differ from others before them in the bytes of their tensors only, many in a message.
+
+What they have in common is a `Layout`. The side that sends describes it once, under a number (`Kind.LAYOUT`), and a
+message of requests or last answers of that layout has, in front of their tensors::
+
+    requests    layout u32 | bytes of the ids u32 | call of the first u64 | characters of each id u32[n] | the ids
+    answers     layout u32 | spare u32 | calls u64[n]
+    tensors     one after the other those of the first name, then, at a multiple of 8 bytes, those of the second
+
+The calls of requests follow one another, and where there are no ids, there are no characters either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from math import prod
+from struct import Struct, pack, unpack_from
+from struct import error as StructError  # noqa: N812
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from headrace.ipc.framing import HEADER_BYTES, PADDING, Buffer, Frame, Kind, ProtocolError, data_frame
+from headrace.ipc.json_parts import json_frame, read_json
+from headrace.ipc.tensors import INLINE
+from headrace.messages import dtypes
+from headrace.messages.dtypes import DataType
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import Tensor
+
+#: Layouts that one side remembers of what it has sent, those included that it has met only once. Clients choose shapes.
+MOST_LAYOUTS: Final = 1024
+#: So many requests or answers are sent in a message.
+MOST_ALIKE: Final = 4096
+
+_REQUESTS = Struct("<IIQ")
+_NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, OverflowError)
+
+#: The tensors of one request or answer.
+Tensors: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
+
+
+class Column(NamedTuple):
+    """One tensor of each. ``nbytes`` is of each, too."""
+
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Layout:
+    """What requests to a model, or answers of one, have in common: all but ids and the bytes of their tensors.
+
+    ``outputs`` are those asked for, and nothing for answers. Compared and hashed by identity.
+    """
+
+    __slots__ = ("columns", "model_name", "model_version", "names", "number", "outputs")
+
+    def __init__(
+        self, number: int, model_name: str, model_version: str, outputs: Sequence[str], columns: Sequence[Column]
+    ) -> None:
+        self.number = number
+        self.model_name, self.model_version, self.outputs = model_name, model_version, tuple(outputs)
+        self.columns = tuple(columns)
+        self.names = tuple(column.name for column in columns)
+
+
+class AlikeRequests(NamedTuple):
+    """Requests of one layout, as they have arrived. ``ids`` is empty where none has one."""
+
+    layout: Layout
+    first_call: int
+    ids: Sequence[str]
+    inputs: Sequence[Tensors]
+
+
+class AlikeAnswers(NamedTuple):
+    """Last answers of one layout, as they have arrived."""
+
+    layout: Layout
+    calls: Sequence[int]
+    outputs: Sequence[Tensors]
+
+
+def request_key(request: InferRequest) -> Hashable:
+    """What is equal among requests of one layout to one model; None for one that has none. It has passed
+    `Signature.check`, or a layout of this key says that it would."""
+    inputs = request.inputs
+    outputs = request.outputs
+    if len(inputs) == 1:
+        ((name, tensor),) = inputs.items()
+        if type(tensor) is not np.ndarray:
+            return None
+        return request.model_version, tuple(outputs) if outputs else (), name, tensor.shape, tensor.dtype
+    tensors = _tensors_key(inputs)
+    return tensors and (request.model_version, tuple(outputs) if outputs else (), tensors)
+
+
+def answer_key(response: InferResponse) -> Hashable:
+    """The same for responses, of any model."""
+    outputs = response.outputs
+    if len(outputs) == 1:
+        ((name, tensor),) = outputs.items()
+        if type(tensor) is not np.ndarray:
+            return None
+        return response.model_name, response.model_version, name, tensor.shape, tensor.dtype
+    tensors = _tensors_key(outputs)
+    return tensors and (response.model_name, response.model_version, tensors)
+
+
+def _tensors_key(tensors: Mapping[str, Any]) -> tuple[Hashable, ...] | None:
+    found: list[Hashable] = []
+    for name, tensor in tensors.items():
+        if type(tensor) is not np.ndarray:
+            return None
+        found += (name, tensor.shape, tensor.dtype)
+    return tuple(found)
+
+
+def is_plain(request: InferRequest) -> bool:
+    """Whether a client's ``request`` says nothing that its layout and its id do not say."""
+    return not (
+        request.parameters
+        or request.sequence_id
+        or request.sequence_start
+        or request.sequence_end
+        or request.priority
+        or request.timeout_us
+        or request.deadline_ns
+    )
+
+
+# ---------------------------------------------------------------------- the side that sends
+
+
+class LayoutWriter:
+    """The layouts of what one side sends. One thread at a time."""
+
+    def __init__(self) -> None:
+        #: By what tells them apart; None for what was met once, or cannot have one. Read it, and `meet` what is not
+        #: there, or None.
+        self.known: dict[Hashable, Layout | None] = {}
+        self._count = 0
+        #: What the peer has under each number.
+        self._described: list[Layout | None] = [None] * MOST_LAYOUTS
+
+    def meet(
+        self,
+        key: Hashable,
+        model_name: str,
+        model_version: str,
+        outputs: Sequence[str],
+        tensors: Mapping[str, Any],
+    ) -> Layout | None:
+        """The layout for ``key``, if that has been met before: a shape that never comes again is not worth one."""
+        known = self.known
+        if key not in known:
+            if len(known) >= MOST_LAYOUTS:
+                self.forget()
+            known[key] = None
+            return None
+        columns = _columns(tensors)
+        if columns is None:
+            return None
+        known[key] = layout = Layout(self._count, model_name, model_version, outputs, columns)
+        self._count += 1
+        return layout
+
+    def forget(self) -> None:
+        """Begin anew. Layouts that were given out can still be used."""
+        self.known.clear()
+        self._count = 0
+
+    def requests(self, layout: Layout, first_call: int, requests: Sequence[InferRequest]) -> bytes:
+        """One message, or two, of requests of ``layout`` whose calls follow ``first_call``. At most `MOST_ALIKE`."""
+        ids = [request.id for request in requests]
+        text = "".join(ids)
+        letters, lengths = b"", b""
+        if text:
+            letters, lengths = text.encode(errors="replace"), pack(f"<{len(ids)}I", *map(len, ids))
+        meta = [_REQUESTS.pack(layout.number, len(letters), first_call), lengths, letters]
+        return self._message(Kind.ALIKE_REQUESTS, layout, meta, [request.inputs for request in requests])
+
+    def answers(self, layout: Layout, calls: Sequence[int], outputs: Sequence[Mapping[str, Tensor]]) -> bytes:
+        """One message, or two, of last answers of ``layout``, which have ``outputs``. At most `MOST_ALIKE`."""
+        meta = [pack(f"<Ixxxx{len(calls)}Q", layout.number, *calls)]
+        return self._message(Kind.ALIKE_ANSWERS, layout, meta, outputs)
+
+    def _message(
+        self, kind: Kind, layout: Layout, meta: Sequence[bytes], tensors: Collection[Mapping[str, Any]]
+    ) -> bytes:
+        data: list[Buffer] = []
+        size = 0
+        for name, _, _, nbytes in layout.columns:
+            data += [each[name].tobytes() for each in tensors]
+            rest = -nbytes * len(tensors) % 8
+            if rest:
+                data.append(PADDING[rest])
+            size += nbytes * len(tensors) + rest
+        message = data_frame(kind, len(tensors), meta, data, size)
+        if self._described[layout.number] is layout:
+            return message
+        self._described[layout.number] = layout
+        return _description(layout) + message
+
+
+def _columns(tensors: Mapping[str, Any]) -> list[Column] | None:
+    """None for tensors that are large enough for an arena, and for those of which many in a row are no array."""
+    found = []
+    for name, tensor in tensors.items():
+        datatype = dtypes.BY_NUMPY.get(tensor.dtype)
+        if datatype is None or datatype is dtypes.BYTES or not tensor.shape or not tensor.size:
+            return None
+        found.append(Column(name, datatype, tensor.shape, tensor.nbytes))
+    return found if found and sum(column.nbytes for column in found) < INLINE else None
+
+
+def _description(layout: Layout) -> bytes:
+    columns = [(name, datatype.name, shape) for name, datatype, shape, _ in layout.columns]
+    fields = ("number", "model_name", "model_version", "outputs")
+    return json_frame(Kind.LAYOUT, {name: getattr(layout, name) for name in fields} | {"columns": columns})
+
+
+# ---------------------------------------------------------------------- the side that hears
+
+
+class LayoutReader:
+    """The layouts of what the peer sends."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[int, Layout] = {}
+
+    def hear(self, message: Frame) -> int:
+        """Take LAYOUT; returns its number. Raises `ProtocolError`."""
+        found = read_json(message)
+        try:
+            number = int(found["number"])
+            columns = [_column(*each) for each in found["columns"]]
+            names = found["model_name"], found["model_version"], *found["outputs"]
+        except _NONSENSE as error:
+            raise ProtocolError(f"a layout: {type(error).__name__}: {error}") from error
+        if not 0 <= number < MOST_LAYOUTS or not columns or not all(isinstance(name, str) for name in names):
+            raise ProtocolError(f"a layout {number} of {len(columns)} tensors for {names}")
+        self._layouts[number] = Layout(number, names[0], names[1], names[2:], columns)
+        return number
+
+    def requests(self, message: Frame) -> AlikeRequests:
+        """The requests of ALIKE_REQUESTS. Raises `ProtocolError`."""
+        body, count = message.body, message.number
+        ids: list[str] = []
+        try:
+            number, letters, first_call = _REQUESTS.unpack_from(body, HEADER_BYTES)
+            layout = self._layouts[number]
+            if letters:
+                begin = HEADER_BYTES + _REQUESTS.size
+                lengths = unpack_from(f"<{count}I", body, begin)
+                begin += 4 * count
+                text, end = str(body[begin : begin + letters], "utf-8"), 0
+                for length in lengths:
+                    ids.append(text[end : end + length])
+                    end += length
+                if end != len(text):
+                    raise ProtocolError(f"ids of {len(text)} characters, not {end}")
+            return AlikeRequests(layout, first_call, ids, _rows(layout, message))
+        except _NONSENSE as error:
+            raise ProtocolError(f"requests: {type(error).__name__}: {error}") from error
+
+    def answers(self, message: Frame) -> AlikeAnswers:
+        """The answers of ALIKE_ANSWERS. Raises `ProtocolError`."""
+        try:
+            number, *calls = unpack_from(f"<Ixxxx{message.number}Q", message.body, HEADER_BYTES)
+            layout = self._layouts[number]
+            return AlikeAnswers(layout, calls, _rows(layout, message))
+        except _NONSENSE as error:
+            raise ProtocolError(f"answers: {type(error).__name__}: {error}") from error
+
+
+def _column(name: Any, datatype: Any, shape: Iterable[Any]) -> Column:
+    kind, dims = dtypes.BY_NAME[datatype], tuple(shape)
+    if (
+        not isinstance(name, str)
+        or not kind.itemsize
+        or not dims
+        or any(type(dim) is not int or dim < 1 for dim in dims)
+    ):
+        raise ValueError(f"a tensor '{name}' {datatype}{list(dims)}")
+    return Column(name, kind, dims, prod(dims) * kind.itemsize)
+
+
+def _rows(layout: Layout, message: Frame) -> list[Tensors]:
+    """The tensors of each, as views of the message. Raises `TypeError` where they run past it."""
+    count, position = message.number, message.data
+    columns = []
+    for _, datatype, shape, nbytes in layout.columns:
+        columns.append(np.ndarray((count, *shape), datatype.numpy, message.body, position))
+        position += nbytes * count + -nbytes * count % 8
+    names = layout.names
+    if len(columns) == 1:
+        name = names[0]
+        return [{name: tensor} for tensor in columns[0]]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
