@@ -63,25 +63,31 @@ class DeadlockDetector:
         self._calls: dict[Worker | None, dict[Ticket, AskedModel]] = {}
         #: The same by the request for which they were sent.
         self._sent_for: dict[InferRequest | None, dict[Ticket, AskedModel]] = {}
-        #: What may have become part of a deadlock, with its worker and the number of looks that found it there.
-        self._suspects: dict[Ticket, tuple[Worker | None, int]] = {}
-        self._bereft: set[Worker] = set()
+        #: What may have become part of a deadlock, with whom it was sent to and how many looks found it there.
+        self._suspects: dict[Ticket, tuple[AskedModel, int]] = {}
+        #: Who has lost one of several calls: those that are left may be all that they wait for now.
+        self._bereft_workers: set[Worker] = set()
+        self._bereft_requests: set[InferRequest] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, worker: Worker | None, ticket: Ticket, target: AskedModel) -> None:
         """``worker``, or a scheduler, has sent ``ticket`` to ``target``."""
         self._calls.setdefault(worker, {})[ticket] = target
         self._sent_for.setdefault(ticket.request.caller, {})[ticket] = target
-        self._suspects[ticket] = worker, 0
+        self._suspects[ticket] = target, 0
         self._look_soon()
 
     def discard(self, worker: Worker | None, ticket: Ticket) -> None:
         """``ticket`` is answered."""
         self._suspects.pop(ticket, None)
-        _take(self._sent_for, ticket.request.caller, ticket)
+        caller = ticket.request.caller
+        _take(self._sent_for, caller, ticket)
         _take(self._calls, worker, ticket)
-        if worker is not None and worker in self._calls:  # those that are left may be all that the worker waits for now
-            self._bereft.add(worker)
+        if worker is not None and worker in self._calls:
+            self._bereft_workers.add(worker)
+            self._look_soon()
+        if caller is not None and caller in self._sent_for:
+            self._bereft_requests.add(caller)
             self._look_soon()
 
     def _look_soon(self) -> None:
@@ -90,27 +96,33 @@ class DeadlockDetector:
 
     def _look(self) -> None:
         self._timer = None
-        for worker in self._bereft:
-            if self._awaited_by((worker,)) is not None:
-                for ticket in self._calls.get(worker, ()):
-                    self._suspects.setdefault(ticket, (worker, 0))
-        self._bereft.clear()
+        self._suspect_what_is_left()
         found: dict[AskedModel, set[Ticket] | None] = {}
-        for ticket, (sender, times) in reversed(list(self._suspects.items())):  # the last one has closed the deadlock
+        for ticket, (target, times) in reversed(list(self._suspects.items())):  # the last one has closed the deadlock
             if ticket not in self._suspects:
                 continue  # refused with another
-            target = self._calls[sender][ticket]
             if target not in found:
                 found[target] = self._awaited_by(target.workers)
             if ticket not in (found[target] or ()) or not target.has_waiting(ticket):
                 del self._suspects[ticket]
             elif times + 1 < LOOKS:
-                self._suspects[ticket] = sender, times + 1
+                self._suspects[ticket] = target, times + 1
             else:
                 self._break_deadlock(ticket, target)
                 found.clear()
         if self._suspects:
             self._look_soon()
+
+    def _suspect_what_is_left(self) -> None:
+        left = [
+            self._calls.get(worker, {}) for worker in self._bereft_workers if self._awaited_by((worker,)) is not None
+        ]
+        left += [self._sent_for.get(request, {}) for request in self._bereft_requests]
+        self._bereft_workers.clear()
+        self._bereft_requests.clear()
+        for calls in left:
+            for ticket, target in calls.items():
+                self._suspects.setdefault(ticket, (target, 0))
 
     def _break_deadlock(self, ticket: Ticket, target: AskedModel) -> None:
         """Refuse ``ticket``, and all that was sent to ``target`` for the same: no better off, and perhaps many."""
