@@ -27,7 +27,7 @@ from headrace.ipc.framing import (
     integers_frame,
     read_integers,
 )
-from headrace.ipc.replies import AnswerStatus, Reply, Times
+from headrace.ipc.replies import AnswerStatus, Reply
 from headrace.ipc.tensors import INLINE
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
@@ -39,7 +39,7 @@ from tests.core.conftest import make_ticket
 QUICK = settings(max_examples=60, deadline=None)
 HEADER = Struct("<IBxHI")
 REQUEST = Struct("<QQQQIHHIIII")  # call, caller, timeout, priority, rows, flags, inputs, four sizes of texts
-TIMES = Times(1, 2, 3, 4)
+TIMES = (1, 2, 3, 4)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 NAMES = TEXT.filter(lambda name: "\0" not in name)
 SCALARS = st.one_of(st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), TEXT)

@@ -28,11 +28,12 @@ SCHEMA = OutputSchema("m", "3", {"y": Spec("y", dtypes.FP32, (-1,)), "z": Spec("
 class Does(DeferredInstance):
     """An instance that does with a batch what the test says."""
 
-    def __init__(self, what: Callable[[list[Call]], object]) -> None:
+    def __init__(self, what: Callable[[list[Call]], Any]) -> None:
         self.what = what
 
-    def accept(self, calls: Sequence[Call]) -> None:
-        self.what(list(calls))
+    def accept(self, calls: Sequence[Call]) -> Sequence[InferResponse | HeadraceError | None] | None:
+        returned: Sequence[InferResponse | HeadraceError | None] | None = self.what(list(calls))
+        return returned
 
 
 class Seen:
@@ -48,7 +49,7 @@ class Seen:
         return self.all.get(timeout=10)
 
 
-def runner_of(what: Callable[[list[Call]], object]) -> tuple[Runner, Seen]:
+def runner_of(what: Callable[[list[Call]], Any]) -> tuple[Runner, Seen]:
     runner, seen = runner_for(Does(what), SCHEMA), Seen()
     runner.connect(seen)
     return runner, seen
@@ -80,6 +81,81 @@ def test_last_answers_sent_while_the_batch_is_accepted_are_returned_together() -
     assert [value(answer) for answer in answers] == [0, 1, 2]
     assert times.start_ns <= times.infer_end_ns <= times.end_ns
     assert seen.all.empty()
+
+
+def test_what_accept_returns_is_each_calls_last_answer_but_for_those_answered_otherwise() -> None:
+    held: list[Call] = []
+
+    def accept(calls: list[Call]) -> list[Answer]:
+        held.extend(calls)
+        calls[1].send(response(1))
+        return [response(0, z=np.zeros((1, 1), np.float32)), response(9), None, HeadraceError("no")]
+
+    runner, seen = runner_of(accept)
+    tickets = [ticket("7", ("z",)), ticket(), ticket(), ticket()]
+    (first, sent, later, failed), _ = runner.run(tickets)
+    assert isinstance(first, InferResponse)
+    assert (first.model_name, first.id, list(first.outputs)) == ("m", "7", ["z"])  # signed, as what is sent
+    assert (value(sent), later, str(failed)) == (1, LATER, "no")
+    assert runner.held == (tickets[2],)
+    for call in (held[0], held[1], held[3]):
+        with pytest.raises(BackendError, match="an answer after the last one"):
+            call.send(response(5))
+    held[2].send(response(2))
+    assert [(request is tickets[2], value(answer)) for request, answer, _ in (seen.next(),)] == [(True, 2)]
+    assert seen.all.empty()
+
+
+def test_too_few_answers_fail_all_that_have_none() -> None:
+    def accept(calls: list[Call]) -> list[Answer]:
+        calls[0].send(response(0))
+        return [response(9)]
+
+    runner, _ = runner_of(accept)
+    (sent, failed), _ = runner.run([ticket(), ticket()])
+    assert value(sent) == 0
+    assert isinstance(failed, BackendError)
+    assert "the backend gave 1 answers for 2 requests" in failed.message
+
+
+def test_whoever_left_meanwhile_is_told_so_whatever_is_returned() -> None:
+    gone = ticket()
+
+    def accept(calls: list[Call]) -> list[Answer]:
+        gone.abandoned = True  # the thread that hears of it comes to `leave` a moment later
+        return [response(0), response(1)]
+
+    runner, seen = runner_of(accept)
+    (answer, other), _ = runner.run([gone, ticket()])
+    assert isinstance(answer, Cancelled)
+    assert value(other) == 1
+    if gone.on_cancel is not None:
+        gone.on_cancel(gone)
+    assert seen.all.empty()
+
+
+def test_a_response_that_is_being_sent_does_not_pass_the_last_answer_that_is_returned() -> None:
+    """One thread is in the middle of sending when ``accept`` returns: its response goes out first, or not at all."""
+    sending, go_on = threading.Event(), threading.Event()
+    runner, seen = runner_of(lambda calls: begin(calls[0]))
+    order: list[str] = []
+
+    def send(ticket: Ticket, answer: Answer, final: bool) -> None:
+        sending.set()
+        go_on.wait(10)
+        order.append("a response")
+
+    seen.send = send  # type: ignore[method-assign]
+
+    def begin(call: Call) -> list[Answer]:
+        threading.Thread(target=lambda: call.send(response(1), False), daemon=True).start()
+        sending.wait(10)
+        threading.Timer(0.05, go_on.set).start()
+        return [response(2)]
+
+    (answer,), _ = runner.run([ticket()])
+    order.append("the last")
+    assert (value(answer), order) == (2, ["a response", "the last"])
 
 
 def test_an_answer_carries_model_version_and_id_and_only_the_outputs_requested() -> None:

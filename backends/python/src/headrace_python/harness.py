@@ -149,11 +149,18 @@ class PythonModel:
         self._asked = dict(zip([record.request for record in records], records, strict=True))
         waiting = records
         while waiting:
-            self._instance.accept([RecordedCall(record) for record in waiting])
+            self._answer([RecordedCall(record) for record in waiting])
             waiting = [record for record in waiting if record.repeats(self._timeout_s)] if self._iterates else []
         return [
             [self._response(record.request, answer) for answer in record.wait(self._timeout_s)] for record in records
         ]
+
+    def _answer(self, calls: Sequence[RecordedCall]) -> None:
+        """Have the instance execute ``calls``, and record what it returns."""
+        returned = self._instance.accept(calls)
+        for call, answer in zip(calls, returned or (), strict=False):
+            if answer is not None:
+                call.send(answer)
 
     def request(
         self,

@@ -1,7 +1,7 @@
 """One instance of a Python model: its life, and what becomes of each batch.
 
 Source: docs/spec/behaviours.md sections 9.1, 9.3, 9.4 and 9.7. Every request is answered once, whatever the
-model does: what it returns is judged for the whole batch before the first answer is sent, and
+model does: what it returns is judged for the whole batch before anything is answered, and
 ``_finish`` of a request does nothing when the model has answered it through its sender.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import BackendError, Call, DeferredInstance, DeviceKind, LoadError, Rescheduled, Services, paced
+from headrace import Answer, BackendError, Call, DeferredInstance, DeviceKind, LoadError, Rescheduled, Services, paced
 from headrace_python.coroutines import Coroutines
 from headrace_python.outcomes import BadResults, describe, judge
 from triton_python_backend_utils import InferenceRequest, InferenceResponse
@@ -86,11 +86,11 @@ class PythonInstance(DeferredInstance):
         self._execute: Callable[[list[InferenceRequest]], object] = getattr(self.model, "execute", self._no_execute)
         runtime.phase = ModelPhase.SERVING
 
-    def accept(self, calls: Sequence[Call]) -> None:
+    def accept(self, calls: Sequence[Call]) -> Sequence[Answer] | None:
         """Execute the batch."""
         requests = [self._received(call) for call in calls]
         with self.runtime.entered(_callers(calls), calls[0].request):
-            self._run(requests)
+            return self._run(requests)
 
     def close(self) -> None:
         """Call ``finalize``, whose errors are logged, and let the model go."""
@@ -120,18 +120,21 @@ class PythonInstance(DeferredInstance):
         # As Triton: to ask for no outputs is to ask for all that the config declares.
         return InferenceRequest._received(call, self.runtime, self._outputs)
 
-    def _run(self, requests: list[InferenceRequest]) -> None:
-        """Execute ``requests``. Never raises because of the model."""
+    def _run(self, requests: list[InferenceRequest]) -> Sequence[Answer] | None:
+        """Execute ``requests``, and return what is not sent otherwise. Never raises because of the model."""
         try:
             returned = self._execute([*requests])  # the model may do with its list as it likes
-            if isinstance(returned, Coroutine):
+            if not isinstance(returned, list) and isinstance(returned, Coroutine):
                 if self.runtime.decoupled:
                     self.coroutines.start(self._see_through(requests, returned))
-                    return
+                    return None
                 returned = self.coroutines.run(returned)
+            if not self.runtime.decoupled:
+                return [self._answer(*pair) for pair in zip(requests, judge(requests, returned), strict=True)]
             self._settle(requests, returned)
         except BaseException as error:  # the model's: SystemExit is its error, too
             self._fail(requests, error)
+        return None
 
     async def _see_through(self, requests: list[InferenceRequest], returned: Awaitable[object]) -> None:
         """`_run` for the batch of a decoupled model, while the next batches begin."""
@@ -141,11 +144,8 @@ class PythonInstance(DeferredInstance):
             self._fail(requests, error)
 
     def _settle(self, requests: list[InferenceRequest], returned: object) -> None:
-        """Send what ``execute`` returned, and give back what is to be executed again. Raises `BadResults`."""
-        if not self.runtime.decoupled:
-            for request, response in judge(requests, returned):
-                self._answer(request, response)
-        elif returned is not None:
+        """Give back what a decoupled model wants to be executed again. Raises `BadResults`."""
+        if returned is not None:
             raise BadResults(
                 f"Python model '{self.name}' is using the decoupled mode and the execute function must return None."
             )
@@ -153,13 +153,23 @@ class PythonInstance(DeferredInstance):
             if request._rescheduled:
                 request._finish(Rescheduled())
 
-    def _answer(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        try:
-            answer = response._message()
-        except Exception as error:  # one output that cannot be sent is no other request's business
-            answer = self._failure(error)
+    def _answer(self, request: InferenceRequest, response: InferenceResponse | None) -> Answer:
+        """What answers ``request``; None if its sender does."""
+        answer: Answer
+        if response is not None:
+            try:
+                answer = response._message()
+            except Exception as error:  # one output that cannot be sent is no other request's business
+                answer = self._failure(error)
+        elif request._rescheduled:
+            answer = Rescheduled()
+        else:
+            return None
+        if request._close():
+            return answer
         if not request._finish(answer):
             failures.warning("'%s' returned a response to a request that its response sender has answered", self.name)
+        return None
 
     def _fail(self, requests: Sequence[InferenceRequest], error: BaseException) -> None:
         failure = self._failure(error)

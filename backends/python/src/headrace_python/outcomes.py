@@ -28,44 +28,34 @@ class BadResults(Exception):
     """The model broke a rule of the return value, which fails the whole batch."""
 
 
-def judge(requests: Sequence[InferenceRequest], returned: object) -> list[tuple[InferenceRequest, InferenceResponse]]:
-    """The requests that ``returned`` answers, with their responses. Raises `BadResults`.
+def judge(requests: Sequence[InferenceRequest], returned: object) -> Sequence[InferenceResponse | None]:
+    """The responses to ``requests``, in order; None for those that need none. Raises `BadResults`.
 
-    It must be a list with an `InferenceResponse` per request. None stands for a request that is to
+    ``returned`` must be a list with an `InferenceResponse` per request. None stands for a request that is to
     be executed again or that its sender answers; for a batch of such requests, so does None alone.
     """
-    if returned is None and all(request._rescheduled or request._has_sender for request in requests):
-        return []
     if not isinstance(returned, list):
+        if returned is None and all(request._rescheduled or request._has_sender for request in requests):
+            return [None] * len(requests)
         raise BadResults(f"Expected a list in the execute return, found type '{type(returned)}'.")
     if len(returned) != len(requests):
         raise BadResults(
             "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
             f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
         )
-    answered: list[tuple[InferenceRequest, InferenceResponse]] = []
     for request, response in zip(requests, returned, strict=True):
-        if _is_response(request, response):
-            answered.append((request, response))
-    return answered
-
-
-def _is_response(request: InferenceRequest, response: object) -> bool:
-    """False for the None of a request that needs no response. Raises `BadResults`."""
-    if request._rescheduled:
-        if response is not None:
+        if request._rescheduled:
+            if response is not None:
+                raise BadResults(
+                    "Expected a None object in the execute function return list for reschduled request, "
+                    f"found type '{type(response)}'."
+                )
+        elif not (isinstance(response, InferenceResponse) or (response is None and request._has_sender)):
             raise BadResults(
-                "Expected a None object in the execute function return list for reschduled request, "
+                "Expected an 'InferenceResponse' object in the execute function return list, "
                 f"found type '{type(response)}'."
             )
-        return False
-    if isinstance(response, InferenceResponse):
-        return True
-    if response is None and request._has_sender:
-        return False
-    raise BadResults(
-        f"Expected an 'InferenceResponse' object in the execute function return list, found type '{type(response)}'."
-    )
+    return returned
 
 
 _LOG = logging.getLogger("headrace")

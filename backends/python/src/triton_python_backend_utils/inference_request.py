@@ -215,6 +215,13 @@ class InferenceRequest:
         request._sender = InferenceResponseSender(call, True) if runtime.decoupled else None
         return request
 
+    def _close(self) -> bool:
+        """Whether this request has neither a sender nor an answer: then ``execute`` returns its answer, and a sender
+        that is asked for from now on is closed."""
+        with _SENDER:
+            is_open, self._ended = self._sender is None and not self._ended, True
+        return is_open
+
     def _finish(self, answer: Answer) -> bool:
         """Send the last answer, unless it was sent; whether this did it. What the model sends later is refused."""
         call = self._call

@@ -266,11 +266,12 @@ class DeferredInstance(BaseInstance, ABC):
     """Rung 4: answers at any time, from any thread."""
 
     @abstractmethod
-    def accept(self, calls: Sequence[Call]) -> None:
+    def accept(self, calls: Sequence[Call]) -> Sequence[InferResponse | HeadraceError | None] | None:
         """Begin a batch. Return when the instance can take the next; the answers may come later.
 
-        Answers sent before it returns travel together. A raise ends with that error every call
-        of the batch that has no last answer yet."""
+        What is known by then may be returned, which costs less than to send it: for each call, in order, its last
+        answer, or None if that was sent, or will be. Answers that are returned, or sent before, travel together. A
+        raise ends with that error every call of the batch that has no last answer yet."""
 
 
 AnyInstance: TypeAlias = Instance | RequestInstance | StreamInstance | DeferredInstance

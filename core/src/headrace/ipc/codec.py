@@ -28,7 +28,7 @@ from headrace.ipc import json_parts
 from headrace.ipc.framing import HEADER_BYTES, Buffer, Frame, Kind, ProtocolError, data_frame
 from headrace.ipc.replies import CODE_NUMBERS, ERRORS, AnswerStatus, Reply, Times
 from headrace.ipc.tensors import Allocator, TensorReader, TensorWriter, Views, remember
-from headrace.messages.request import InferRequest
+from headrace.messages.request import InferRequest, Parameter
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import Tensor, as_tensor
 from headrace.messages.ticket import Ticket
@@ -233,27 +233,32 @@ class Decoder:
         """The request at ``position``, and where it ends. Raises `ProtocolError`, and other errors at nonsense."""
         body = message.body
         call, asking, timeout, priority, rows, flags, count, *sizes = _REQUEST.unpack_from(body, position)
-        id_size, outputs_size, way_size, rare_size = sizes
         position += _REQUEST.size
-        texts = position + id_size + outputs_size + way_size + rare_size
-        if texts > message.data:
-            raise ProtocolError("requests: texts run past the meta")
-        id_text = str(body[position : position + id_size], "utf-8") if id_size else ""
-        position += id_size
-        outputs = self._list(bytes(body[position : position + outputs_size])) if outputs_size else ()
-        position += outputs_size
-        way = self._list(bytes(body[position : position + way_size])) if way_size else ()
-        rare = bytes(body[texts - rare_size : texts])
-        position = texts
+        id_text = ""
+        outputs: Sequence[str] = ()
+        names: Sequence[str] = ()
+        settings: tuple[dict[str, Parameter], int | str, int] | None = None
+        if any(sizes):
+            id_size, outputs_size, way_size, rare_size = sizes
+            texts = position + id_size + outputs_size + way_size + rare_size
+            if texts > message.data:
+                raise ProtocolError("requests: texts run past the meta")
+            id_text = str(body[position : position + id_size], "utf-8")
+            position += id_size
+            if outputs_size:
+                outputs = self._list(bytes(body[position : position + outputs_size]))
+            position += outputs_size
+            if way_size:
+                model_name, model_version, *names = self._list(bytes(body[position : position + way_size]))
+            if rare_size:
+                settings = json_parts.unpack_settings(bytes(body[texts - rare_size : texts]))
+            position = texts
         inputs: dict[str, Any] = {}
         for _ in range(count):
             name, tensor, position = self._tensors.read(message, position)
             inputs[name] = tensor
-        names: Sequence[str] = ()
-        if way:
-            model_name, model_version, *names = way
-        parameters, sequence_id, deadline_ns = json_parts.unpack_settings(rare) if rare else ({}, 0, 0)
-        caller = callers.get(asking)
+        parameters, sequence_id, deadline_ns = settings or ({}, 0, 0)
+        caller = callers.get(asking) if asking else None
         request = ReceivedRequest(
             model_name,
             inputs,
@@ -313,6 +318,7 @@ class Decoder:
 def read_times(message: Frame) -> Times:
     """The times of a `Kind.DONE`. Raises `ProtocolError`."""
     try:
-        return Times(*_TIMES.unpack_from(message.body, HEADER_BYTES))
+        times: Times = _TIMES.unpack_from(message.body, HEADER_BYTES)
+        return times
     except StructError as error:
         raise ProtocolError(f"times: {error}") from error

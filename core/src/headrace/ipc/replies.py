@@ -4,7 +4,7 @@ cannot travel."""
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from headrace.errors import (
     AlreadyExists,
@@ -40,13 +40,9 @@ class Reply(NamedTuple):
     answer: InferResponse | HeadraceError | None
 
 
-class Times(NamedTuple):
-    """`headrace.telemetry.statistics.BatchTimes` as it travels; one clock for all processes."""
-
-    start_ns: int
-    input_end_ns: int
-    infer_end_ns: int
-    end_ns: int
+#: The boundaries of one execution as they travel, in nanoseconds of the clock that all processes share: it began, its
+#: inputs were put together, the engine returned, the answers were taken apart.
+Times: TypeAlias = tuple[int, int, int, int]
 
 
 def reply_of(call: int, answer: Answer, final: bool) -> Reply:

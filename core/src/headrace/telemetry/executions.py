@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +68,7 @@ class Histogram:
         self.total += other.total
 
 
-@dataclass(slots=True)
-class BatchTimes:
+class BatchTimes(NamedTuple):
     """Boundaries of one execution, ``time.monotonic_ns``: the instance took the batch, the inputs
     were stacked, the engine returned, the answers were split."""
 

@@ -108,8 +108,8 @@ class StreamRunner(Runner):
 
 
 class DeferredRunner(Runner):
-    """Rung 4: last answers that come on the instance's thread before ``accept`` returns are returned
-    together; everything else goes to the sink at once."""
+    """Rung 4: last answers that come on the instance's thread before ``accept`` returns, or that it returns, are
+    returned together; everything else goes to the sink at once."""
 
     def __init__(self, schema: OutputSchema, instance: DeferredInstance) -> None:
         super().__init__(schema)
@@ -118,12 +118,13 @@ class DeferredRunner(Runner):
         self._batches = 0
         #: The answers to the batch that is being accepted.
         self._answers: list[Given] | None = None
-        # Weak, because a call that nobody holds any more is to end itself.
-        self._open: dict[Ticket, weakref.ref[DeferredCall]] = {}
+        #: Weak, because a call that nobody holds any more is to end itself. Whoever takes a ticket out of here, which
+        #: only one can, gives it its last answer.
+        self.open: dict[Ticket, weakref.ref[DeferredCall]] = {}
 
     @property
     def held(self) -> Sequence[Ticket]:
-        return tuple(self._open)
+        return tuple(self.open)
 
     def run(self, batch: Sequence[Ticket]) -> tuple[Sequence[Given], BatchTimes]:
         started = monotonic_ns()
@@ -131,13 +132,13 @@ class DeferredRunner(Runner):
         self._batches += 1
         answers: list[Given] = [LATER] * len(batch)
         self._answers = answers
-        self._begin(batch, started)
+        self._begin(batch, started, answers)
         self._answers = None
         ended = monotonic_ns()
         return answers, BatchTimes(started, started, ended, ended)
 
     def close(self) -> None:
-        for reference in tuple(self._open.values()):
+        for reference in tuple(self.open.values()):
             if (call := reference()) is not None:
                 call.end(Unavailable(f"{call.request.log_id}model '{self.schema.name}' is being unloaded"))
 
@@ -148,14 +149,13 @@ class DeferredRunner(Runner):
         """
         if not ticket.abandoned:
             return  # the model may look at ``cancelled``, and who asked waits for what it makes of it
-        reference = self._open.get(ticket)
+        reference = self.open.get(ticket)
         call = None if reference is None else reference()
         if call is not None:
             call.end(gone(ticket))
 
     def finish(self, ticket: Ticket, batch: int, place: int, answer: Answer) -> None:
         """Take the last answer to ``ticket``, at ``place`` of the batch of that number. Any thread."""
-        self._open.pop(ticket, None)
         ticket.end()
         answers = self._answers
         if answers is not None and batch == self._batches and threading.get_ident() == self._thread:
@@ -163,20 +163,34 @@ class DeferredRunner(Runner):
         else:
             self.sink.send(ticket, answer, True)
 
-    def _begin(self, batch: Sequence[Ticket], started_ns: int) -> None:
+    def _begin(self, batch: Sequence[Ticket], started_ns: int, answers: list[Given]) -> None:
         """Returns without holding any of the calls, so that those which the instance let go have ended."""
         calls = [self._call(ticket, place, started_ns) for place, ticket in enumerate(batch)]
         try:
-            self._accept(calls)
+            returned = self._accept(calls)
+            if returned is not None:
+                self._answer(calls, returned, answers)
         except BaseException as error:
             failure = as_error(error, self.schema)
             for call in calls:
                 call.end(failure)
 
+    def _answer(self, calls: Sequence[DeferredCall], returned: Sequence[Answer], answers: list[Given]) -> None:
+        """Take what ``accept`` returned. Raises `BackendError`."""
+        if len(returned) != len(calls):
+            raise BackendError(
+                f"model '{self.schema.name}': the backend gave {len(returned)} answers for {len(calls)} requests"
+            )
+        for place, (call, answer) in enumerate(zip(calls, returned, strict=True)):
+            if answer is not None and call.claim():
+                call.said_last, ticket = True, call.ticket
+                ticket.end()
+                answers[place] = gone(ticket) if ticket.abandoned else self.schema.signed(call.request, answer)
+
     def _call(self, ticket: Ticket, place: int, started_ns: int) -> DeferredCall:
         ticket.started_ns = started_ns
         call = DeferredCall(self, ticket, self._batches, place)
-        self._open[ticket] = weakref.ref(call)
+        self.open[ticket] = weakref.ref(call)
         ticket.on_cancel = self.leave
         if ticket.abandoned:  # in the meantime
             self.leave(ticket)
@@ -188,22 +202,19 @@ class DeferredCall(Call):
 
     def __init__(self, runner: DeferredRunner, ticket: Ticket, batch: int, place: int) -> None:
         self.request = ticket.begin()
-        self._ticket = ticket
+        self.ticket = ticket
         self._runner = runner
         self._batch = batch
         self._place = place
-        self._window: CreditWindow | None = None
-        self._lock = threading.Lock()
-        #: Whether the author has sent the last answer, and whether there is one, the author's or not.
-        self._said_last = False
-        self._is_ended = False
+        self._window: OrderedWindow | None = None
+        #: Whether the author has sent the last answer.
+        self.said_last = False
 
     def send(self, answer: InferResponse | HeadraceError | None, final: bool = True) -> None:
-        ticket, runner = self._ticket, self._runner
-        with self._lock:
-            if self._said_last:
-                raise BackendError(f"model '{runner.schema.name}': an answer after the last one")
-            self._said_last = final
+        ticket, runner = self.ticket, self._runner
+        if self.said_last:
+            raise BackendError(f"model '{runner.schema.name}': an answer after the last one")
+        self.said_last = final
         if not final:
             self._progress(answer)
         elif ticket.abandoned:
@@ -213,34 +224,61 @@ class DeferredCall(Call):
 
     def end(self, answer: Answer) -> None:
         """Make ``answer`` the last one; nothing if there is one. Any thread."""
-        with self._lock:
-            if self._is_ended:
-                return
-            self._is_ended = True
+        if self.claim():
+            self._runner.finish(self.ticket, self._batch, self._place, answer)
+
+    def claim(self) -> bool:
+        """Whether the caller is the one who gives the last answer, which nothing passes from here on. Any thread."""
+        if self._runner.open.pop(self.ticket, None) is None:
+            return False
         if self._window is not None:
-            self._window.open()
-        self._runner.finish(self._ticket, self._batch, self._place, answer)
+            self._window.end()
+        return True
 
     def _progress(self, answer: InferResponse | HeadraceError | None) -> None:
-        ticket, runner = self._ticket, self._runner
+        ticket, runner = self.ticket, self._runner
         if answer is None:
             raise BackendError(f"model '{runner.schema.name}': an answer that is not the last must say something")
-        self._watched().acquire()
+        window = self._watched()
+        window.acquire()
         answer = runner.schema.signed(self.request, answer)
-        with self._lock:  # so that it does not pass the last answer, sent by another thread
-            if not (self._is_ended or ticket.abandoned):
+        with window.order:
+            if ticket in runner.open and not ticket.abandoned:
                 runner.sink.send(ticket, answer, False)
 
-    def _watched(self) -> CreditWindow:
+    def _watched(self) -> OrderedWindow:
         """The window of this call. Made late: most calls are answered once."""
-        with self._lock:
-            if self._window is None:
-                self._window = window = CreditWindow()
-                self._ticket.on_read = lambda _: window.release()
-                if self._is_ended:  # as it is when the caller has left: `DeferredRunner.leave`
-                    window.open()
-            return self._window
+        if self._window is None:
+            with _MAKING_A_WINDOW:
+                if self._window is None:
+                    window = OrderedWindow()
+                    self.ticket.on_read = lambda _: window.release()
+                    self._window = window
+            if self.ticket not in self._runner.open:  # as it is when the caller has left: `DeferredRunner.leave`
+                self._window.open()
+        return self._window
 
     def __del__(self) -> None:
-        if not self._is_ended:
+        if self.ticket in self._runner.open:
             self.end(BackendError(f"model '{self._runner.schema.name}': the backend gave no last answer"))
+
+
+class OrderedWindow(CreditWindow):
+    """A credit window of a request that may be answered by several threads."""
+
+    __slots__ = ("order",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Held by who sends what is not the last answer.
+        self.order = threading.Lock()
+
+    def end(self) -> None:
+        """Let everybody through, and return once no answer is being sent: the last one follows."""
+        self.open()
+        with self.order:
+            pass
+
+
+#: Two threads that send the first responses of one request at once share its window. A finalizer may come in between.
+_MAKING_A_WINDOW = threading.RLock()

@@ -15,7 +15,7 @@ import pytest
 from headrace.ipc import busy_poll
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import FrameParser
-from headrace.ipc.replies import Times, reply_of
+from headrace.ipc.replies import reply_of
 from headrace.messages.response import Answer, InferResponse
 from headrace.workers.process.batch_channel import BatchChannel
 from tests.core.conftest import make_ticket
@@ -95,7 +95,7 @@ def test_the_loop_stays_awake_for_single_requests(monkeypatch: pytest.MonkeyPatc
         )
         first, *batch = [make_ticket() for _ in range(size + 1)]
         batches.run([first])
-        answers = Encoder(None).answers([reply_of(1, None, True)], Times(1, 2, 3, 4))
+        answers = Encoder(None).answers([reply_of(1, None, True)], (1, 2, 3, 4))
         for message in FrameParser().feed(answers):
             batches.done(message)
         batches.run(batch)

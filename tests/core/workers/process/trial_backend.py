@@ -36,7 +36,7 @@ from headrace.backends.base import (
 )
 from headrace.errors import Code, HeadraceError
 from headrace.ipc.codec import Encoder
-from headrace.ipc.replies import AnswerStatus, Reply, Times
+from headrace.ipc.replies import AnswerStatus, Reply
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 
@@ -368,7 +368,7 @@ def _sockets() -> list[int]:
 def _lie(folder: Path, request: Any) -> None:
     """Say that this request has run, and one that nobody has sent."""
     replies = [Reply(call, AnswerStatus.NOTHING, True, None) for call in (request.call, 2**40)]
-    os.write(_sockets()[0], Encoder(None).answers(replies, Times(1, 2, 3, 4)))
+    os.write(_sockets()[0], Encoder(None).answers(replies, (1, 2, 3, 4)))
     time.sleep(1000)
 
 

@@ -26,7 +26,7 @@ from headrace.ipc.codec import Decoder, ReceivedRequest
 from headrace.ipc.framing import VERSION, Frame, Kind, read_integers
 from headrace.ipc.json_parts import json_frame, read_json
 from headrace.ipc.peer_requests import DirectCalls, OutgoingRequests, tell
-from headrace.ipc.replies import AnswerStatus, Reply, Times, reply_of
+from headrace.ipc.replies import AnswerStatus, Reply, reply_of
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry import log_output
@@ -146,12 +146,8 @@ class Executor:
         tickets = [self._ticket(request) for request in requests]
         self._work.is_hurried = len(requests) == 1  # the callers of many take their time to come back
         answers, times = run_batch(runner, tickets)
-        replies = [_reply(request, answer) for request, answer in zip(requests, answers, strict=True)]
-        for reply in replies:
-            if reply.final:
-                self.open.pop(reply.call, None)
-        spans = Times(times.start_ns, times.input_end_ns, times.infer_end_ns, times.end_ns)
-        self._sender.answer(replies, spans)
+        replies = [self._reply(request.call, answer) for request, answer in zip(requests, answers, strict=True)]
+        self._sender.answer(replies, times)
         del requests, tickets, answers, replies, message  # so that what only they held is released now
         self._sender.release()
 
@@ -159,6 +155,12 @@ class Executor:
         self.open[request.call] = ticket = Ticket(request, _nobody)
         ticket.rows, ticket.pinned = request.rows, request.pinned
         return ticket
+
+    def _reply(self, call: int, answer: Answer | Later) -> Reply:
+        if answer is LATER:
+            return Reply(call, AnswerStatus.LATER, False, None)
+        self.open.pop(call, None)
+        return reply_of(call, answer, True)
 
     def _close(self, runner: Runner) -> NoReturn:
         assert self._spec is not None
@@ -174,12 +176,6 @@ class Executor:
                 self._spec.cleanup.close()
         except BaseException:
             log.exception("what an instance had used could not be released")
-
-
-def _reply(request: ReceivedRequest, answer: Answer | Later) -> Reply:
-    if answer is LATER:
-        return Reply(request.call, AnswerStatus.LATER, False, None)
-    return reply_of(request.call, answer, True)
 
 
 def _nobody(answer: Answer, final: bool) -> None:

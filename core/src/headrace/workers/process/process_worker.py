@@ -195,9 +195,10 @@ class ProcessWorker:
         self._loop.call_soon(self._loop.call_soon, self._pull)
         sign = self._schema.signed
         signed = [sign(ticket.request, answer) for ticket, answer in zip(tickets, answers, strict=True)]
+        taken = BatchTimes(*times)
         for ticket in batch if len(tickets) < len(batch) else ():
-            ticket.started_ns = times.start_ns
-        self._recorder.batch(batch, tickets, signed, BatchTimes(*times))
+            ticket.started_ns = taken.start_ns
+        self._recorder.batch(batch, tickets, signed, taken)
         self._source.deliver(tickets, signed)
 
     def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:
