@@ -189,6 +189,14 @@ def statistics_of(server: Running, model: str) -> dict[str, object]:
     return document
 
 
+def successes_of(server: Running, model: str) -> int:
+    """Requests that the model has answered, by the metrics page, which has those of all processes of a server."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics}/metrics", timeout=10) as answer:
+        page = answer.read().decode()
+    found = re.findall(rf'^nv_inference_request_success{{.*model="{model}".*}} (\S+)$', page, re.MULTILINE)
+    return int(sum(map(float, found)))
+
+
 def _read_answer(connection: socket.socket, buffer: memoryview) -> None:
     head, got = b"", 0
     while b"\r\n\r\n" not in head:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 import machine
-from load import LoadFailed, Seen, statistics_of
+from load import LoadFailed, Seen, statistics_of, successes_of
 from servers import Running
 
 T = TypeVar("T")
@@ -120,10 +120,9 @@ def _counts(server: Running, model: str) -> tuple[int, dict[str, int]]:
     """Successful requests, and executions by batch size; nothing where there are no statistics."""
     if not server.has_statistics:
         return 0, {}
-    document = statistics_of(server, model)
-    success = document["inference_stats"]["success"]  # type: ignore[index]
+    document = statistics_of(server, model)  # with --workers, those of one: batches are then said to be too few
     batches = document.get("batch_stats", [])
     assert isinstance(batches, list)
-    return int(success.get("count", 0)), {
+    return successes_of(server, model), {
         str(each["batch_size"]): int(each["compute_infer"]["count"]) for each in batches
     }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import ConfigError, Unsupported
+from headrace.errors import ConfigError
 from headrace.frontends.base import Frontend
 from headrace.messages.ticket import Ticket
 from headrace.registry import PluginInfo
@@ -62,17 +62,6 @@ def test_a_model_that_keeps_state_is_refused_by_its_name_and_the_reason(
                 "model 'm' cannot be served with --workers=2: its scheduler 'remembering' keeps state from one "
                 "request to the next" in reasons["m"]
             )
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("change", ["load", "unload"])
-def test_a_load_that_would_reach_one_of_them_is_refused(serve: Callable[..., Server], change: str) -> None:
-    async def scenario() -> None:
-        async with serve(workers=2, model_control_mode="explicit", load_model=("n",)) as server:
-            with pytest.raises(Unsupported, match="cannot be loaded or unloaded by name with --workers=2"):
-                await getattr(server, change)("n")
-            await server.infer_async("n", ONE)
 
     asyncio.run(scenario())
 

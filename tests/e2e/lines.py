@@ -38,6 +38,13 @@ class Line:
         values: list[float] = found["outputs"][0]["data"]
         return values
 
+    def get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON."""
+        self.http.request("GET", path)
+        response = self.http.getresponse()
+        body = response.read()
+        return response.status, json.loads(body) if body else None
+
     def _status(self) -> int:
         response = self.http.getresponse()
         response.read()

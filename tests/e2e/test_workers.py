@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
 
 from tests.conftest import wait_until
 from tests.e2e.lines import MOST, Line, Lines, accepted_sockets, is_alive, processes_of, sockets_of
@@ -36,10 +38,19 @@ def gate(
     make_gate: Callable[[Path], Gate],
     echo: str,
 ) -> Gate:
-    """Of the model ``slow``; ``echo`` lies beside it."""
+    """Of the model ``slow``; ``echo`` and ``echo_too`` lie beside it."""
     root = tmp_path_factory.mktemp("models")
     add_model(root, "echo")
+    add_model(root, "echo_too")
     return make_gate(add_model(root, "slow", f'backend: "gated"{echo}'))
+
+
+@pytest.fixture
+def late(gate: Gate, add_model: Callable[..., Path]) -> str:
+    """The config of the model ``late``, which was not there when the server started."""
+    add_model(gate.path.parents[1], "late")
+    io = {"data_type": "TYPE_FP32", "dims": [-1]}
+    return json.dumps({"backend": "identity", "input": [{"name": "IN", **io}], "output": [{"name": "OUT", **io}]})
 
 
 @pytest.fixture(scope="module")
@@ -155,16 +166,30 @@ def test_one_that_is_stopped_holds_up_nobody_else_and_counts_as_it_last_did(
     tally.wait_until_shown()
 
 
-def test_loads_by_name_are_refused_over_both_protocols(server: Headrace) -> None:
+def test_a_load_by_name_reaches_all_and_who_replaces_one(server: Headrace, lines: Lines, late: str) -> None:
+    def shown(line: Line) -> tuple[int, str]:
+        status, found = line.get("/v2/models/late/config")
+        return status, found.get("default_model_filename", "")
+
+    both = lines.one_each()
     with httpclient.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
-        with pytest.raises(Exception, match="cannot be loaded or unloaded by name with --workers=2"):
-            client.load_model("echo")
-        assert {each["name"] for each in client.get_model_repository_index()} == {"echo", "slow"}
-    with (
-        grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc}") as grpc,
-        pytest.raises(Exception, match="cannot be loaded or unloaded by name with --workers=2"),
-    ):
-        grpc.unload_model("echo")
+        for name in ("a", "b"):
+            client.load_model("late", config=json.dumps(json.loads(late) | {"default_model_filename": name}))
+            assert [shown(line) for line in both] == [(200, name)] * 2
+        with pytest.raises(InferenceServerException, match="nowhere"):
+            client.load_model("late", config=json.dumps(json.loads(late) | {"backend": "nowhere"}))
+        assert [shown(line) for line in both] == [(200, "b")] * 2
+        client.unload_model("echo_too")
+    os.kill(both[1].owner, signal.SIGKILL)
+    server.wait_for_line("worker 1 has been restarted")
+    both = lines.one_each()
+    assert [shown(line) for line in both] == [(200, "b")] * 2
+    assert 200 not in [line.get("/v2/models/echo_too/ready")[0] for line in both]
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
+        client.load_model("echo_too")
+        client.unload_model("late")
+    assert [line.get("/v2/models/echo_too/ready")[0] for line in both] == [200, 200]
+    assert 200 not in [shown(line)[0] for line in both]
 
 
 def test_a_port_that_another_server_has_is_refused(

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -101,14 +101,20 @@ async def _supervise(words: Sequence[str], options: ServerOptions) -> int:
 
 
 async def serve_until(
-    told_to_stop: asyncio.Event, server: Server, started: Callable[[], None] | None = None, *, tells_tables: bool = True
+    told_to_stop: asyncio.Event,
+    server: Server,
+    loaded: Callable[[], Awaitable[None]] | None = None,
+    started: Callable[[], None] | None = None,
+    *,
+    tells_tables: bool = True,
 ) -> int:
     """Serve until ``told_to_stop`` is set, whether or not the models have been loaded by then; returns the exit code,
-    or exits. ``started`` is called once requests are taken. With ``tells_tables``, the log has what is served."""
+    or exits. ``loaded`` is awaited when the models are loaded, before ports that are shared are opened, and ``started``
+    is called once requests are taken. With ``tells_tables``, the log has what is served."""
     options = server.options
     garbage = GarbagePolicy(asyncio.get_running_loop())
     server.plugins.register(garbage)
-    starting = asyncio.ensure_future(_start(server, garbage, tells_tables))
+    starting = asyncio.ensure_future(_start(server, garbage, loaded, tells_tables))
     waiting = asyncio.ensure_future(told_to_stop.wait())
     await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -142,7 +148,9 @@ def _watch_signals(told_to_stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop, number.name)
 
 
-async def _start(server: Server, garbage: GarbagePolicy, tells_tables: bool) -> None:
+async def _start(
+    server: Server, garbage: GarbagePolicy, loaded: Callable[[], Awaitable[None]] | None, tells_tables: bool
+) -> None:
     """Listen, so that a port in use is said before anything is loaded and whoever asks is answered; then load."""
     if tells_tables:
         server.when_ready(partial(startup.log_tables, server))
@@ -154,6 +162,8 @@ async def _start(server: Server, garbage: GarbagePolicy, tells_tables: bool) -> 
     except HeadraceError:
         startup.log_models(server)
         raise
+    if loaded is not None:
+        await loaded()
     await server.start_frontends()  # those that had to wait for the models
     garbage.start()
 

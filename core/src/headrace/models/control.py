@@ -13,10 +13,10 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from headrace.config.options import ServerOptions
-from headrace.errors import HeadraceError, InvalidArgument, Unavailable, Unsupported
+from headrace.errors import HeadraceError, InvalidArgument, Unavailable
 from headrace.models.lifecycle import Lifecycle
 from headrace.models.model_files import Overrides, TemporaryDirectories, parse_overrides, remove, write_files
 from headrace.models.repository import Entry, Fingerprint, Repository, take_fingerprint
@@ -32,6 +32,14 @@ DEV_INTERVAL_S = 0.5
 Fingerprints: TypeAlias = "dict[str, tuple[Entry, tuple[Fingerprint, ...]]]"
 
 
+class Relay(Protocol):
+    """Has several servers load and unload. Each method raises what they say, and what only some of them did."""
+
+    async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None: ...
+
+    async def unload(self, name: str, unload_dependents: bool) -> None: ...
+
+
 class Control:
     """Which models of the repository are to be loaded, and from what. Event loop only."""
 
@@ -41,6 +49,8 @@ class Control:
         self._repository = Repository(options.model_repository)
         self._directories = TemporaryDirectories()
         self._watcher = self._make_watcher()
+        #: Has all servers that share the ports do what is asked of this one; None for one that is alone.
+        self.relay: Relay | None = None
 
     async def start(self) -> list[HeadraceError]:
         """Load what the control mode says is to be loaded at start, and watch; returns what failed."""
@@ -70,6 +80,13 @@ class Control:
         """Load or reload; returns when the model serves. Raises `HeadraceError`, and the old versions stay."""
         self._require_explicit()
         name = judged_name(name)
+        if self.relay is not None:
+            await self.relay.load(name, parameters)
+        else:
+            await self.load_here(name, parameters)
+
+    async def load_here(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
+        """`load`, whoever else is to do the same."""
         entry = await asyncio.to_thread(self._find, name, parameters)
         await self._lifecycle.load(entry)
 
@@ -80,6 +97,13 @@ class Control:
         Nor is one that can name no model.
         """
         self._require_explicit()
+        if self.relay is not None:
+            await self.relay.unload(name, unload_dependents)
+        else:
+            await self.unload_here(name, unload_dependents)
+
+    async def unload_here(self, name: str, unload_dependents: bool) -> None:
+        """`unload`, whoever else is to do the same."""
         await self._lifecycle.unload(name, unload_dependents)
 
     async def index(self, ready_only: bool) -> list[IndexEntry]:
@@ -109,11 +133,6 @@ class Control:
         return Watcher(self._repository, self._lifecycle, interval_s, dev=options.dev, known_only=self.is_explicit)
 
     def _require_explicit(self) -> None:
-        if self._options.workers and self.is_explicit:
-            raise Unsupported(
-                f"models cannot be loaded or unloaded by name with --workers={self._options.workers}: the request has "
-                "reached one of several servers. Name them at start by --load-model, or use --model-control-mode=poll"
-            )
         if not self.is_explicit:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 

@@ -8,6 +8,7 @@ supervisor       claims the ports, starts the servers, replaces those that end, 
                  answers the metrics page, which is the sum of theirs
 server_process   one server, as the supervisor has it
 server_program   what runs in it: `headrace.cli.serve`, told to stop by the supervisor and not by a signal
+model_changes    loads and unloads by name, which all servers make
 refusals         what servers that do not know each other cannot do
 ===============  =====================================================================================
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from headrace.cli import command_line
 from headrace.cli.serve import option_groups, run_loop, serve_until
-from headrace.errors import HeadraceError, InternalError, summary
-from headrace.ipc.framing import Frame, Kind
-from headrace.ipc.json_parts import json_frame, read_json
+from headrace.cli.server_processes.model_changes import SharedControl
+from headrace.ipc.framing import Frame
+from headrace.ipc.json_calls import JsonCalls
+from headrace.ipc.json_parts import json_frame
 from headrace.server import Server
 from headrace.supervision.parent_line import ParentLine, run
 from headrace.supervision.supervised_process import LifeKind
@@ -37,28 +37,28 @@ async def _serve(channel: socket.socket) -> int:
     options = replace(given, **told["ports"], reuse_http_port=True, reuse_grpc_port=True, allow_metrics=False)
     with contextlib.closing(Log(LogSettings.from_options(options))):
         server = Server(options)
-        line.methods = {"measure": lambda: write_families(server.engine.collect())}
-        return await serve_until(line.draining, server, line.tell_started, tells_tables=told["tells_tables"])
+
+        async def measure() -> list[Any]:
+            return write_families(server.engine.collect())
+
+        async def join() -> None:
+            shared = SharedControl(line.calls.ask, server.engine.control)
+            line.calls.methods = {"measure": measure, "change": shared.make}
+            await shared.join()
+
+        return await serve_until(line.draining, server, join, line.tell_started, tells_tables=told["tells_tables"])
 
 
 class RunningServer(ParentLine):
-    """This process's end of the channel. ``methods`` are what the supervisor may ask, by name."""
+    """This process's end of the channel."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.methods: dict[str, Callable[..., Any]] = {}
+        self.calls = JsonCalls(self.send)
 
     def tell_started(self) -> None:
         self.send(json_frame(LifeKind.STARTED, {}))
 
     def hear(self, message: Frame) -> None:
-        if message.kind != Kind.CALL:
+        if not self.calls.hear(message):
             super().hear(message)
-            return
-        found = read_json(message)
-        try:
-            answer = {"value": self.methods[found["method"]](*found["arguments"])}
-        except Exception as error:
-            told = error if isinstance(error, HeadraceError) else InternalError(summary(error))
-            answer = {"code": told.code.value, "message": told.message}
-        self.send(json_frame(Kind.RESULT, {"id": found["id"], **answer}))

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from headrace.cli.server_processes.model_changes import ModelChanges
 from headrace.cli.server_processes.refusals import warning
 from headrace.cli.server_processes.server_process import ServerProcess
 from headrace.engine import Engine, Phase
@@ -43,6 +44,7 @@ class Supervisor:
         # What the metrics frontend needs of a server: it has no models, and answers nobody else.
         self._engine = Engine(options, ServingTable())
         self._engine.phase = Phase.STARTING
+        self._changes = ModelChanges()
         self._servers: ProcessSet[ServerProcess] = ProcessSet(options.workers, self._make)
         self._metrics = SummedMetrics(self._engine, self._servers)
 
@@ -88,7 +90,7 @@ class Supervisor:
 
     def _make(self, number: int) -> ServerProcess:
         is_first = number == 0 and self._engine.is_loading
-        return ServerProcess(number, self._words, self._ports, tells_tables=is_first)
+        return ServerProcess(number, self._words, self._ports, self._changes, tells_tables=is_first)
 
     def _claim(self) -> None:
         """Keep the ports for the servers. Raises `Unavailable`."""

@@ -1,0 +1,178 @@
+"""A load by name is made by all servers, or is no success; one that comes later makes it before it serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from headrace.cli.server_processes.model_changes import (
+    Change,
+    ModelChanges,
+    SharedControl,
+    apply,
+    write_load,
+    write_unload,
+)
+from headrace.errors import HeadraceError, InternalError, LoadError, Unavailable
+
+
+class Recorded:
+    """A server that makes changes, or refuses them with ``error``, once its gate is open."""
+
+    def __init__(self, number: int, error: HeadraceError | None = None) -> None:
+        self.name, self.is_dead, self.error = f"worker {number}", False, error
+        self.made: list[Change] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def ask(self, method: str, *arguments: Any) -> None:
+        assert method == "change"
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.made += arguments
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+A, B, GONE = write_load("a", {}), write_load("b", {"config": "{}"}), write_unload("a", False)
+
+
+def test_all_make_it_and_those_that_come_later_make_what_was_last_of_each_model() -> None:
+    async def scenario() -> None:
+        changes, servers = ModelChanges(), [Recorded(0), Recorded(1)]
+        for server in servers:
+            assert await changes.join(server) == []
+        for change in (A, B, GONE):
+            await changes.make(change)
+        assert [server.made for server in servers] == [[A, B, GONE]] * 2
+        assert await changes.join(Recorded(0)) == [B, GONE]
+
+    run(scenario())
+
+
+def test_what_all_refuse_is_refused_in_their_words_and_forgotten() -> None:
+    async def scenario() -> None:
+        changes = ModelChanges()
+        for number in range(2):
+            await changes.join(Recorded(number, LoadError(f"no, says {number}")))
+        with pytest.raises(LoadError, match="no, says 0"):
+            await changes.make(A)
+        assert await changes.join(Recorded(0)) == []
+
+    run(scenario())
+
+
+def test_what_only_some_make_is_an_error_that_says_who_and_why() -> None:
+    async def scenario() -> None:
+        changes = ModelChanges()
+        for server in (Recorded(0), Recorded(1, LoadError("no memory"))):
+            await changes.join(server)
+        with pytest.raises(InternalError) as caught:
+            await changes.make(A)
+        assert caught.value.message == ("'a' has been loaded by 1 of 2 workers, which differ now; worker 1: no memory")
+
+    run(scenario())
+
+
+class Dying(Recorded):
+    """Dies of the change."""
+
+    async def ask(self, method: str, *arguments: Any) -> None:
+        self.is_dead = True
+        raise Unavailable("it was killed")
+
+
+def test_one_that_dies_meanwhile_is_no_failure_because_the_next_makes_it_first() -> None:
+    async def scenario() -> None:
+        changes = ModelChanges()
+        for server in (Recorded(0), Dying(1)):
+            await changes.join(server)
+        await changes.make(A)
+        assert await changes.join(Recorded(1)) == [A]
+
+    run(scenario())
+
+
+def test_where_all_have_died_it_is_no_success() -> None:
+    async def scenario() -> None:
+        changes = ModelChanges()
+        await changes.join(Dying(0))
+        for _ in range(2):  # while it dies, and afterwards
+            with pytest.raises(Unavailable, match="every worker has died"):
+                await changes.make(A)
+
+    run(scenario())
+
+
+def test_one_that_joins_while_a_change_is_made_hears_of_it() -> None:
+    async def scenario() -> None:
+        changes, slow = ModelChanges(), Recorded(0)
+        await changes.join(slow)
+        slow.gate.clear()
+        making = asyncio.ensure_future(changes.make(A))
+        await asyncio.sleep(0)
+        joining = asyncio.ensure_future(changes.join(Recorded(1)))
+        await asyncio.sleep(0)
+        assert not joining.done()
+        slow.gate.set()
+        await making
+        assert await joining == [A]
+
+    run(scenario())
+
+
+class Told:
+    """What a `Control` is asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.relay: Any = None
+
+    async def load_here(self, name: str, parameters: Any) -> None:
+        self.calls.append(("load", name, parameters))
+
+    async def unload_here(self, name: str, unload_dependents: bool) -> None:
+        self.calls.append(("unload", name, unload_dependents))
+
+
+def test_files_and_settings_arrive_as_they_were_sent() -> None:
+    async def scenario() -> None:
+        control: Any = Told()
+        parameters: dict[str, str | bytes] = {"config": '{"a": "ü"}', "file:1/model.onnx": bytes(range(256))}
+        await apply(write_load("m", parameters), control)
+        await apply(write_unload("m", True), control)
+        assert control.calls == [("load", "m", parameters), ("unload", "m", True)]
+
+    run(scenario())
+
+
+def test_a_server_makes_what_it_missed_before_what_comes() -> None:
+    async def scenario() -> None:
+        control: Any = Told()
+        answered = asyncio.get_running_loop().create_future()
+        asked: list[tuple[Any, ...]] = []
+
+        async def ask(*words: Any) -> Any:
+            asked.append(words)
+            return await answered if words == ("join",) else None
+
+        shared = SharedControl(ask, control)
+        joining = asyncio.ensure_future(shared.join())
+        await asyncio.sleep(0)
+        making = asyncio.ensure_future(shared.make(GONE))
+        await asyncio.sleep(0)
+        assert control.calls == []
+        answered.set_result([A])
+        await asyncio.gather(joining, making)
+        assert [call[:2] for call in control.calls] == [("load", "a"), ("unload", "a")]
+        await control.relay.load("b", {"config": "{}"})
+        await control.relay.unload("b", False)
+        assert asked[1:] == [("make", B), ("make", write_unload("b", False))]
+
+    run(scenario())
