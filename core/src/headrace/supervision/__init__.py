@@ -5,5 +5,6 @@ restart policy; `orphan_reaper` is a process that outlives the server for a mome
 first. Instances in processes (`headrace.workers.process`) are supervised by it.
 
 Processes that serve beside each other have more in common: a `supervised_process` has one channel to its parent, is
-told its settings, starts, drains and ends; a `process_set` keeps so many running. `parent_line` is the process's end.
+told its settings, starts, drains and ends, and a `heartbeat` finds out whether it has stopped answering; a
+`process_set` keeps so many running. `parent_line` is the process's end.
 """

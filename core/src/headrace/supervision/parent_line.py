@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from headrace.ipc.channel import FrameProtocol, connect
-from headrace.ipc.framing import Frame, ProtocolError
+from headrace.ipc.framing import Frame, ProtocolError, frame
 from headrace.ipc.json_parts import read_json
 from headrace.supervision.supervised_process import LifeKind
 
@@ -61,6 +61,8 @@ class ParentLine:
             self.told.set_result(read_json(message))
         elif message.kind == LifeKind.DRAIN:
             self.draining.set()
+        elif message.kind == LifeKind.ASK:
+            self.send(frame(LifeKind.THERE, 0))
         else:
             raise ProtocolError(f"a parent sends no frame of kind {message.kind}")
 

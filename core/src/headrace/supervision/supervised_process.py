@@ -25,12 +25,13 @@ from headrace.ipc.framing import FIRST_OWN_KIND, Frame, ProtocolError, frame
 from headrace.ipc.json_parts import json_frame, read_json
 from headrace.supervision.child_process import ChildProcess, child_command, folders_of, run_child
 from headrace.supervision.exits import ExitWatcher, ending
+from headrace.supervision.heartbeat import DelayedCall, Heartbeat
 from headrace.supervision.orphan_reaper import ORPHAN_REAPER
 
 log = logging.getLogger(__name__)
 
 #: The first kind of frame that is not of `LifeKind`.
-FIRST_WORK_KIND: Final = FIRST_OWN_KIND + 4
+FIRST_WORK_KIND: Final = FIRST_OWN_KIND + 6
 
 
 class LifeKind(IntEnum):
@@ -40,6 +41,8 @@ class LifeKind(IntEnum):
     STARTED = FIRST_OWN_KIND + 1  # JSON: nothing; it serves
     FAILED = FIRST_OWN_KIND + 2  # JSON: code, message; it cannot
     DRAIN = FIRST_OWN_KIND + 3  # to the process: answer what is there, and exit
+    ASK = FIRST_OWN_KIND + 4  # to the process: is it there?
+    THERE = FIRST_OWN_KIND + 5  # it is
 
 
 @dataclass(slots=True)
@@ -76,6 +79,8 @@ class SupervisedProcess(ABC):
 
     #: How long it may take until it has started; None for as long as it wants.
     start_timeout_s: ClassVar[float | None] = None
+    #: How long, in seconds, it may then leave a question unanswered before it is killed; None for as long as it wants.
+    most_silent_s: ClassVar[int | None] = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -89,6 +94,7 @@ class SupervisedProcess(ABC):
         self._trouble = ""
         self._has_begun = False
         self._launched: LaunchedProcess | None = None
+        self._heartbeat: Heartbeat | None = None
         self._transport: asyncio.WriteTransport | None = None
 
     # ------------------------------------------------------------------ what a kind of process adds
@@ -114,6 +120,9 @@ class SupervisedProcess(ABC):
             if not self._started.done():
                 self._started.set_exception(HeadraceError(found["message"], Code(found["code"])))
                 self._started.exception()  # whoever waits for it may have gone
+        elif message.kind == LifeKind.THERE:
+            if self._heartbeat is not None:
+                self._heartbeat.heard()
         else:
             raise ProtocolError(f"a process sends no frame of kind {message.kind}")
 
@@ -150,6 +159,10 @@ class SupervisedProcess(ABC):
         except asyncio.TimeoutError:
             self.condemn(f"did not start within {self.start_timeout_s:g} s and was killed")
             raise LoadError(f"{self.name} did not start within {self.start_timeout_s:g} s") from None
+        if self.most_silent_s is not None and not self.is_dead:
+            ask = partial(self.send, frame(LifeKind.ASK, 0))
+            lost = partial(self.condemn, f"has not answered for {self.most_silent_s} s and was killed")
+            self._heartbeat = Heartbeat(self.call_later, ask, lost, self.most_silent_s)
 
     @property
     def has_started(self) -> bool:
@@ -169,6 +182,10 @@ class SupervisedProcess(ABC):
         """Have ``call`` made on the event loop. Any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call)
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> DelayedCall:
+        """Have ``call`` made on the event loop in ``delay_s``."""
+        return self._loop.call_later(delay_s, call)
 
     def drain(self) -> None:
         """Have it answer what it has, and exit."""
@@ -208,5 +225,7 @@ class SupervisedProcess(ABC):
     def _bury(self, what: str) -> None:
         """It is dead: ``what`` completes the sentence that its name begins."""
         self.is_dead, self.reason = True, f"{self.name} {what}"
+        if self._heartbeat is not None:
+            self._heartbeat.end()
         self.close()
         self.ended.set()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ARENA_BYTES: Final = 256 * 1024 * 1024
 #: How long a process may take until it accepts connections: imports on a machine that is busy.
 START_TIMEOUT_S: Final = 120.0
+#: How long it may answer nothing, not even whether it is there, before another takes its place.
+SILENT_S: Final = 30
 _CALLS: Final = frozenset((FrontendKind.CALL, FrontendKind.TAKEN, FrontendKind.LEFT))
 
 
@@ -32,6 +34,7 @@ class FrontendProcess(SupervisedProcess):
     ``inbound`` and reads ``outbound``."""
 
     start_timeout_s = START_TIMEOUT_S
+    most_silent_s = SILENT_S
 
     def __init__(self, name: str, engine: Engine, tables: Tables, listeners: Mapping[str, socket.socket]) -> None:
         super().__init__(name)
