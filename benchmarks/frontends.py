@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 import hpack
 import numpy as np
+import orjson
 from tritonclient.grpc import service_pb2 as pb
 
 from headrace import InferResponse, Server, Ticket
@@ -275,6 +276,23 @@ def _grpc_sender(engine: Engine, requests: list[tuple[bytes, bytes]], learns: bo
     return send, wire
 
 
+def _bare_sender(requests: Sequence[bytes]) -> tuple[Callable[[], None], Wire]:
+    """What the libraries take of the same bodies, which is the least that a frontend in Python can take of JSON."""
+    endless, wire = cycle([data.partition(b"\r\n\r\n")[2] for data in requests]), Wire()
+
+    def send() -> None:
+        for body in islice(endless, ROUND):
+            document, outputs = orjson.loads(body), []
+            for entry in document["inputs"]:
+                array = np.array(entry["data"], np.float32 if entry["datatype"] == "FP32" else np.object_)
+                outputs.append({"name": "OUTPUT0", "datatype": entry["datatype"], "shape": entry["shape"]})
+                outputs[-1]["data"] = array.tolist()
+            answer = {"id": document.get("id", ""), "model_name": "numbers", "model_version": "1", "outputs": outputs}
+            wire.write(orjson.dumps(answer))
+
+    return send, wire
+
+
 def senders(engine: Engine, chosen: str) -> Iterator[tuple[str, Callable[[], None], Wire]]:
     for name, kind in KINDS.items():
         for protocol in ("HTTP binary", "HTTP JSON", "gRPC", "gRPC, learning"):
@@ -284,6 +302,8 @@ def senders(engine: Engine, chosen: str) -> Iterator[tuple[str, Callable[[], Non
             if protocol.startswith("HTTP"):
                 requests = [_http(kind, n, protocol == "HTTP binary") for n in range(COUNT)]
                 yield title, *_http_sender(engine, requests)
+                if protocol == "HTTP JSON":
+                    yield f"JSON, orjson and NumPy alone: {name}", *_bare_sender(requests)
             else:
                 encoder = hpack.Encoder()
                 pairs = [_grpc(kind, n, encoder, "learning" in protocol) for n in range(COUNT)]

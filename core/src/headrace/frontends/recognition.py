@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.messages.request import InferRequest, Parameter
+from headrace.messages.request import InferRequest, Parameter, Undecoded
+from headrace.messages.tensor import BytesTensor, Tensor
 
 #: Layouts that a protocol keeps, and the bytes besides tensors that a request may have whose layout is kept.
 LAYOUTS = 1024
@@ -33,27 +33,18 @@ class Recent(dict[K, V]):
         self[key] = value
 
 
-def fixed_tensors(request: InferRequest) -> dict[str, npt.NDArray[Any]] | None:
-    """The inputs of ``request``, if one that differs from it in their bytes only may come again; None if not."""
-    if request.id:
-        return None
-    tensors = {name: tensor for name, tensor in request.inputs.items() if isinstance(tensor, np.ndarray)}
-    if len(tensors) < len(request.inputs) or not all(tensor.nbytes for tensor in tensors.values()):
-        return None  # strings have another length each time
-    return tensors
-
-
 class TensorPlace(NamedTuple):
-    """An input, and where in a body its bytes begin."""
+    """An input, and where in a body its bytes are; ``dtype`` is None for strings."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
+    dtype: np.dtype[np.generic] | None
     begin: int
+    end: int
 
 
 class RequestLayout(NamedTuple):
-    """What requests have in common that differ in the bytes of their tensors only.
+    """What requests have in common that differ in their ids and the bytes of their tensors only.
 
     A client that sends tensors of one shape sends such requests. What was read out of one is kept, and of the next only
     the tensors are read. How a request is told to be one of them is its protocol's affair.
@@ -68,32 +59,39 @@ class RequestLayout(NamedTuple):
     sequence: tuple[int | str, bool, bool] | None
 
     @classmethod
-    def of(cls, request: InferRequest, tensors: Mapping[str, npt.NDArray[Any]], begins: Iterable[int]) -> RequestLayout:
-        """The layout of ``request``, whose inputs are ``tensors``, which begin at ``begins``."""
-        places = [
-            TensorPlace(name, tensor.shape, tensor.dtype, begin)
-            for (name, tensor), begin in zip(tensors.items(), begins, strict=True)
-        ]
+    def of(cls, request: InferRequest) -> RequestLayout | None:
+        """The layout of ``request``, whose inputs lie one behind the other; None where it is unusual."""
+        places, begin = [], 0
+        for name, tensor in request.inputs.items():
+            if isinstance(tensor, Undecoded) or not tensor.nbytes:
+                return None
+            end = begin + tensor.nbytes
+            dtype = tensor.dtype if isinstance(tensor, np.ndarray) else None
+            places.append(TensorPlace(name, tensor.shape, dtype, begin, end))
+            begin = end
         sequence = (request.sequence_id, request.sequence_start, request.sequence_end)
-        outputs, parameters = tuple(request.outputs), dict(request.parameters)
         return cls(
             places,
-            outputs,
-            parameters,
+            tuple(request.outputs),
+            dict(request.parameters),
             request.priority,
             request.timeout_us,
             sequence if request.is_in_sequence else None,
         )
 
-    def request(
-        self, model: str, version: str, body: bytes | memoryview, forwarded: Mapping[str, Parameter] | None = None
-    ) -> InferRequest:
+    def request(self, model: str, version: str, request_id: str, body: memoryview) -> InferRequest:
         """The request to ``model`` that ``body`` is; its inputs are views on ``body``."""
-        inputs = {name: np.ndarray(shape, dtype, body, begin) for name, shape, dtype, begin in self.places}
-        # Its own, whatever a careless model does with it.
-        parameters = {**self.parameters, **forwarded} if forwarded else {**self.parameters}
+        inputs: dict[str, Tensor | Undecoded] = {}
+        for name, shape, dtype, begin, end in self.places:
+            if dtype is None:
+                inputs[name] = BytesTensor(body[begin:end], shape)
+            else:
+                inputs[name] = np.ndarray(shape, dtype, body, begin)
+        parameters = {**self.parameters}  # its own, whatever a careless model does with it
         if self.sequence is None:
-            return InferRequest(model, inputs, self.outputs, "", version, parameters, self.priority, self.timeout_us)
+            return InferRequest(
+                model, inputs, self.outputs, request_id, version, parameters, self.priority, self.timeout_us
+            )
         return InferRequest(
-            model, inputs, self.outputs, "", version, parameters, self.priority, self.timeout_us, *self.sequence
+            model, inputs, self.outputs, request_id, version, parameters, self.priority, self.timeout_us, *self.sequence
         )

@@ -31,6 +31,8 @@ def binary(name: str, datatype: str, shape: Sequence[int], size: int) -> dict[st
 
 
 FOUR = {"inputs": [binary("X", "UINT8", [4], 4)]}
+#: So often JSON is read before it is known.
+READ = 2
 
 
 class Decoded:
@@ -105,7 +107,7 @@ def test_tensors_of_every_fixed_size_are_found_again(
         assert body.endswith(bytes([fill]) * size)
         (found,) = caller.model.requests[-1].inputs.values()
         assert (found.dtype, found.shape) == (datatype.numpy, (3, 2))
-    assert decoded.count == 1
+    assert decoded.count == READ
 
 
 def test_each_of_several_inputs_is_found_where_it_lies(make_caller: MakeCaller, decoded: Decoded) -> None:
@@ -117,18 +119,18 @@ def test_each_of_several_inputs_is_found_where_it_lies(make_caller: MakeCaller, 
         inputs = caller.model.requests[-1].inputs
         assert list(inputs) == ["C", "A", "B"]
         assert [inputs[name].tolist() for name in "CAB"] == [c.tolist(), a.tolist(), b.tolist()]
-    assert decoded.count == 1
+    assert decoded.count == READ
 
 
 def test_input_is_a_view_on_its_own_body(make_caller: MakeCaller, decoded: Decoded) -> None:
     caller = make_caller(X4)
-    for data in (b"abcd", b"efgh"):
+    for data in (b"abcd", b"efgh", b"ijkl"):
         caller.infer(FOUR, data)
-    first, second = (request.inputs["X"] for request in caller.model.requests)
-    assert (first.tobytes(), second.tobytes()) == (b"abcd", b"efgh")
-    assert isinstance(second.base, bytes)
-    assert second.base.endswith(b"}]}efgh")
-    assert decoded.count == 1
+    _, second, third = (request.inputs["X"] for request in caller.model.requests)
+    assert (second.tobytes(), third.tobytes()) == (b"efgh", b"ijkl")
+    assert isinstance(third.base, bytes)
+    assert third.base.endswith(b"}]}ijkl")
+    assert decoded.count == READ
 
 
 def test_outputs_classes_and_their_labels_are_remembered(make_caller: MakeCaller, decoded: Decoded) -> None:
@@ -147,7 +149,7 @@ def test_outputs_classes_and_their_labels_are_remembered(make_caller: MakeCaller
     ):
         decoded.count = 0
         assert_same(make, {"inputs": inputs, "outputs": outputs}, *tensors)
-        assert decoded.count == 1 + len(tensors)  # by the caller, and by each that is new
+        assert decoded.count == READ + len(tensors)  # by the caller, and by each that is new
 
 
 def test_parameters_priority_and_timeout_are_remembered(make_caller: MakeCaller, decoded: Decoded) -> None:
@@ -155,7 +157,7 @@ def test_parameters_priority_and_timeout_are_remembered(make_caller: MakeCaller,
     assert_same(lambda: make_caller(X4), {**FOUR, "parameters": parameters}, b"abcd", b"efgh", b"ijkl")
     parameters = {"priority": 2, "timeout": 5, "binary_data_output": False}
     assert_same(lambda: make_caller(X4), {**FOUR, "parameters": parameters}, b"abcd", b"efgh", b"ijkl")
-    assert decoded.count == 8
+    assert decoded.count == 2 * (READ + 3)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_sequence_of_a_request_is_remembered(
     make_caller: MakeCaller, decoded: Decoded, parameters: dict[str, Any]
 ) -> None:
     assert_same(lambda: make_caller(X4), {**FOUR, "parameters": parameters}, b"abcd", b"efgh", b"ijkl")
-    assert decoded.count == 4
+    assert decoded.count == READ + 3
 
 
 def test_each_request_has_its_own_parameters(make_caller: MakeCaller, decoded: Decoded) -> None:
@@ -182,7 +184,7 @@ def test_each_request_has_its_own_parameters(make_caller: MakeCaller, decoded: D
         caller.infer({**FOUR, "parameters": {"a": 1}}, b"abcd")
         assert caller.model.requests[-1].parameters == {"a": 1}
         caller.model.requests[-1].parameters["a"] = 2
-    assert decoded.count == 1
+    assert decoded.count == READ
 
 
 def test_requests_without_parameters_share_none(make_caller: MakeCaller) -> None:
@@ -200,7 +202,7 @@ def test_forwarded_headers_are_those_of_each_request(make_caller: MakeCaller, de
         assert caller.model.requests[-1].parameters == {"a": 1, "My_Key": value}
     caller.infer({**FOUR, "parameters": {"a": 1}}, b"abcd")
     assert caller.model.requests[-1].parameters == {"a": 1}
-    assert decoded.count == 1
+    assert decoded.count == READ
 
 
 def test_reshape_of_one_model_does_not_reach_the_next_request(make_caller: MakeCaller, decoded: Decoded) -> None:
@@ -211,7 +213,7 @@ def test_reshape_of_one_model_does_not_reach_the_next_request(make_caller: MakeC
     for _ in range(3):
         assert caller.infer(FOUR, b"abcd")[0].status == 200
         assert caller.model.requests[-1].inputs["X"].shape == (2, 2)
-    assert decoded.count == 1
+    assert decoded.count == READ
 
 
 def test_layout_says_nothing_of_the_model(make_caller: MakeCaller, decoded: Decoded) -> None:
@@ -225,18 +227,10 @@ def test_layout_says_nothing_of_the_model(make_caller: MakeCaller, decoded: Deco
         assert reply.status == status
         assert (b"model 'other'" in body) == (name == "other")
     assert [request.model_name for request in one.model.requests] == ["echo", "echo"]
-    assert decoded.count == 1
+    assert decoded.count == READ
 
 
-# ---------------------------------------------------------------------------------------- what is not
-
-
-def test_request_with_an_id_is_read_each_time(make_caller: MakeCaller, decoded: Decoded) -> None:
-    assert_same(lambda: make_caller(X4), {**FOUR, "id": "1"}, b"abcd", b"efgh", b"ijkl")
-    assert decoded.count == 6
-
-
-def test_strings_of_the_same_length_are_read_each_time(make_caller: MakeCaller, decoded: Decoded) -> None:
+def test_strings_of_the_same_length_are_found_again(make_caller: MakeCaller, decoded: Decoded) -> None:
     def make() -> Any:
         return make_caller({"S": ("BYTES", (-1,))})
 
@@ -244,7 +238,62 @@ def test_strings_of_the_same_length_are_read_each_time(make_caller: MakeCaller, 
     assert_same(
         make, request, b"\1\0\0\0a\2\0\0\0bc", b"\2\0\0\0ab\1\0\0\0c", b"\7\0\0\0abcdefg", b"\1\0\0\0a\2\0\0\0bc"
     )
-    assert decoded.count == 8
+    assert decoded.count == READ + 4
+
+
+def test_strings_beside_numbers_are_found_where_they_lie(make_caller: MakeCaller, decoded: Decoded) -> None:
+    def make() -> Any:
+        return make_caller({"X": ("INT16", (-1,)), "S": ("BYTES", (-1,)), "Y": ("UINT8", (-1,))})
+
+    request = {"inputs": [binary("Y", "UINT8", [1], 1), binary("S", "BYTES", [1], 6), binary("X", "INT16", [2], 4)]}
+    assert_same(make, request, *(b"%c\2\0\0\0a%cb%cc%c" % (n, n, n, n) for n in range(65, 69)))
+    assert decoded.count == READ + 4
+
+
+def test_requests_with_ids_of_their_own_are_found_again(make_caller: MakeCaller, decoded: Decoded) -> None:
+    caller = make_caller(X4)
+    ids = ["1", "2", "a longer one", "", "1", "x" * 900, "'{}[]:,"]
+    for number, name in enumerate(ids):
+        reply, body = caller.infer({"id": name, **FOUR}, b"%04d" % number)
+        assert reply.status == 200
+        assert orjson.loads(body).get("id", "") == name
+        assert caller.model.requests[-1].id == name
+        assert caller.model.requests[-1].inputs["X"].tobytes() == b"%04d" % number
+    assert decoded.count == READ
+
+
+# ---------------------------------------------------------------------------------------- what is not
+
+
+def test_request_with_an_id_behind_its_inputs_is_read_each_time(make_caller: MakeCaller, decoded: Decoded) -> None:
+    assert_same(lambda: make_caller(X4), {**FOUR, "id": "1"}, b"abcd", b"efgh", b"ijkl")
+    assert decoded.count == 6
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "\u00e9", "\x7f"])
+def test_id_that_needs_a_parser_is_read_each_time(make_caller: MakeCaller, decoded: Decoded, name: str) -> None:
+    assert_same(lambda: make_caller(X4), {"id": name, **FOUR}, b"abcd", b"efgh", b"ijkl")
+    assert decoded.count == 6
+
+
+@pytest.mark.parametrize("front", ['{"id":"%s","id":"2",', '{"id":"%s","\\u0069d":"2",', '{"id":"%s" , "id": "2",'])
+def test_second_id_is_the_one_that_counts_each_time(make_caller: MakeCaller, front: str) -> None:
+    caller = make_caller(X4)
+    for name in ("2", "2", "2", "3", "2"):
+        text = (front % name).encode() + orjson.dumps(FOUR)[1:]
+        headers = {"Inference-Header-Content-Length": str(len(text))}
+        assert caller.send("POST", "/v2/models/echo/infer", text + b"abcd", headers)[0].status == 200
+        assert caller.model.requests[-1].id == "2"
+
+
+@pytest.mark.parametrize("front", [b'{"id":"1', b'{"id":"1\n",', b'{"id":"\xff",', b'{"id":"', b'{"id":"1"'])
+def test_what_is_no_json_is_refused_behind_known_json(make_caller: MakeCaller, front: bytes) -> None:
+    caller = make_caller(X4)
+    for _ in range(READ + 1):
+        assert caller.infer({"id": "1", **FOUR}, b"abcd")[0].status == 200
+        text = front + orjson.dumps(FOUR)[1:]
+        headers = {"Inference-Header-Content-Length": str(len(text))}
+        assert caller.send("POST", "/v2/models/echo/infer", text + b"abcd", headers)[0].status == 500
 
 
 @pytest.mark.parametrize(
@@ -333,7 +382,7 @@ _inputs = st.one_of(st.just(_GOOD), st.just(_GOOD[::-1]), st.lists(_odd | st.sam
 _documents = st.fixed_dictionaries(
     {"inputs": _inputs},
     optional={
-        "id": st.sampled_from(("", "7")),
+        "id": st.sampled_from(("", "7", "8", 'a"b', "\u00e9", 7)),
         "outputs": st.lists(
             st.fixed_dictionaries(
                 {"name": st.sampled_from("XYZ")},
@@ -357,9 +406,13 @@ _documents = st.fixed_dictionaries(
 )
 
 
+def id_first(document: dict[str, Any]) -> dict[str, Any]:
+    return {"id": document["id"], **document} if "id" in document else document
+
+
 @given(
-    documents=st.lists(_documents, min_size=1, max_size=2),
-    bodies=st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=12)), min_size=2, max_size=6),
+    documents=st.lists(_documents | _documents.map(id_first), min_size=1, max_size=2),
+    bodies=st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=12)), min_size=2, max_size=8),
 )
 @settings(max_examples=200, deadline=None)
 def test_memory_changes_no_outcome(make_caller: MakeCaller, documents: list[Any], bodies: list[Any]) -> None:
@@ -384,30 +437,45 @@ def layout_of(number: int, padding: int = 0) -> tuple[memoryview, int]:
 
 def keep(known: BodyLayoutCache, body: memoryview, json_bytes: int) -> None:
     request = InferRequest("m", {"X": np.ndarray((4,), np.uint8, body, json_bytes)})
-    known.keep(DecodedBody(request, {}, JSON), body, json_bytes)
+    for _ in range(READ):
+        layout, request_id, rest = known.find(body, json_bytes)
+        if layout is None and rest:
+            known.keep(request_id, rest, DecodedBody(request, {}, JSON), 4)
+
+
+def is_known(known: BodyLayoutCache, body: memoryview, json_bytes: int) -> bool:
+    return known.find(body, json_bytes)[0] is not None
 
 
 def test_number_of_layouts_is_bounded_and_the_latest_is_known() -> None:
     known = BodyLayoutCache()
     for number in range(3000):
         keep(known, *layout_of(number))
-        assert known.find(*layout_of(number)) is not None
-    assert sum(known.find(*layout_of(number)) is not None for number in range(3000)) <= 1024
+        assert is_known(known, *layout_of(number))
+    assert sum(is_known(known, *layout_of(number)) for number in range(3000)) <= 1024
+
+
+def test_what_comes_once_takes_no_room() -> None:
+    known = BodyLayoutCache()
+    keep(known, *layout_of(0))
+    for number in range(1, 10_000):
+        _, request_id, rest = known.find(*layout_of(number))
+        known.keep(request_id, rest, DecodedBody(InferRequest("m", {}), {}, JSON), 4)
+    assert is_known(known, *layout_of(0))
 
 
 def test_long_json_is_not_kept() -> None:
     known = BodyLayoutCache()
     for size in (1024, 1025):
         keep(known, *layout_of(1, size))
-    assert known.find(*layout_of(1, 1024)) is not None
-    assert known.find(*layout_of(1, 1025)) is None
+    assert is_known(known, *layout_of(1, 1024))
+    assert not is_known(known, *layout_of(1, 1025))
 
 
 def test_long_json_is_not_even_copied() -> None:
     known, (body, json_bytes) = BodyLayoutCache(), layout_of(1, 2**20)
     tracemalloc.start()
     try:
-        known.find(body, json_bytes)
         keep(known, body, json_bytes)
         assert tracemalloc.get_traced_memory()[1] < 2**16
     finally:

@@ -7,7 +7,7 @@ import pytest
 from headrace.frontends.http.request_head import RequestHead, RequestHeadCache
 
 RAW = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n"
-HEAD = RequestHead("POST", "/a", {b"content-length": b"5"}, ((b"Content-Length", b"5"),), 5)
+HEAD = RequestHead("POST", "/a", {b"content-length": b"5"}, RAW, 5)
 
 
 def numbered(number: int) -> bytes:
@@ -37,7 +37,7 @@ def test_other_bytes_are_another_head(other: bytes) -> None:
 
 def test_long_head_is_not_kept() -> None:
     known = RequestHeadCache()
-    head = RequestHead("GET", "/", {}, ())
+    head = RequestHead("GET", "/", {})
     for size in (1024, 1025):
         keep(known, of_length(size), head)
     assert known.find(of_length(1024)) is head
@@ -48,7 +48,7 @@ def test_long_head_is_not_kept() -> None:
 def test_number_of_heads_is_bounded_and_the_latest_is_known() -> None:
     known = RequestHeadCache()
     for number in range(3000):
-        keep(known, numbered(number), RequestHead("GET", f"/{number}", {}, ()))
+        keep(known, numbered(number), RequestHead("GET", f"/{number}", {}))
         latest = known.find(numbered(number))
         assert latest is not None
         assert latest.path == f"/{number}"

@@ -8,7 +8,6 @@ has been read before is not parsed again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import accumulate
 from math import prod
 from struct import pack
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +28,7 @@ from headrace.frontends.http.documents import (
 from headrace.frontends.http.inputs import read_inputs, view
 from headrace.frontends.http.large_documents import read_document
 from headrace.frontends.http.outputs import BINARY, JSON, OutputFormat, read_outputs
-from headrace.frontends.recognition import FIXED_BYTES, LAYOUTS, Recent, RequestLayout, fixed_tensors
+from headrace.frontends.recognition import FIXED_BYTES, LAYOUTS, Recent, RequestLayout
 from headrace.frontends.request_parameters import (
     BINARY_OUTPUTS,
     MAX_SEQUENCE_ID_BYTES,
@@ -46,6 +45,8 @@ if TYPE_CHECKING:
     from headrace.engine import ModelView
 
 _NO_FORMATS: Mapping[str, OutputFormat] = {}
+#: What clients begin with that give requests an id.
+_ID_FIRST = b'{"id":"'
 _LENGTH_NAME = "Inference-Header-Content-Length"
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
@@ -133,40 +134,63 @@ def decode_raw(name: str, version: str, body: memoryview, model: ModelView, max_
 
 
 class BodyLayout(NamedTuple):
-    """A body of ``body_bytes``: what its JSON says, and where its tensors lie."""
+    """A body with ``tensor_bytes`` behind its JSON: what that says, and where the tensors lie behind it."""
 
-    body_bytes: int
+    tensor_bytes: int
     layout: RequestLayout
     formats: Mapping[str, OutputFormat]
     default: OutputFormat
 
 
 class BodyLayoutCache:
-    """Layouts by their JSON."""
+    """Layouts by their JSON without its id, where that is what it begins with."""
 
     def __init__(self) -> None:
         self._known = Recent[bytes, BodyLayout](LAYOUTS)
+        self._seen = Recent[int, None](LAYOUTS)
 
-    def find(self, body: memoryview, json_bytes: int) -> BodyLayout | None:
-        """The layout of ``body``, whose first ``json_bytes`` are JSON; None if it is not known."""
+    def find(self, body: memoryview, json_bytes: int) -> tuple[BodyLayout | None, str, bytes]:
+        """The layout of ``body``, whose first ``json_bytes`` are JSON, or None if it is not known; the id, and the JSON
+        without it, which is empty where nothing is to be known."""
         if json_bytes > FIXED_BYTES or json_bytes == body.nbytes:
-            return None
-        layout = self._known.get(body[:json_bytes].tobytes())
-        return layout if layout is not None and layout.body_bytes == body.nbytes else None
+            return None, "", b""
+        request_id, rest = "", body[:json_bytes].tobytes()
+        if rest.startswith(_ID_FIRST):
+            request_id, rest = _cut_id(rest)
+        layout = self._known.get(rest)
+        if layout is not None and layout.tensor_bytes != body.nbytes - json_bytes:
+            layout = None
+        return layout, request_id, rest
 
-    def keep(self, decoded: DecodedBody, body: memoryview, json_bytes: int) -> None:
-        """Know the layout of ``body``, of which ``decoded`` was made, if one like it may come again."""
-        if json_bytes > FIXED_BYTES or json_bytes == body.nbytes:
+    def keep(self, request_id: str, rest: bytes, decoded: DecodedBody, tensor_bytes: int) -> None:
+        """Know the layout of a body, of which ``decoded`` was made, from the second time on: most that come twice come
+        again. The first two are what `find` gave, and ``tensor_bytes`` are behind its JSON."""
+        digest = hash(rest)
+        if digest not in self._seen:
+            self._seen.keep(digest, None)
             return
         request, formats, default = decoded
-        tensors = fixed_tensors(request)
-        if tensors is None:
+        if request.id != request_id or (request_id and _may_name_an_id(rest)):
             return
-        *begins, end = accumulate((tensor.nbytes for tensor in tensors.values()), initial=json_bytes)
-        if end != body.nbytes:
-            return  # some were written in the JSON
-        layout = BodyLayout(body.nbytes, RequestLayout.of(request, tensors, begins), formats, default)
-        self._known.keep(body[:json_bytes].tobytes(), layout)
+        layout = RequestLayout.of(request)
+        # Otherwise some were written in the JSON.
+        if layout is not None and layout.places and layout.places[-1].end == tensor_bytes:
+            self._known.keep(rest, BodyLayout(tensor_bytes, layout, formats, default))
+
+
+def _cut_id(front: bytes) -> tuple[str, bytes]:
+    """The id that ``front`` begins with, and the rest; no id and all of it where that needs a parser."""
+    end = front.find(b'"', len(_ID_FIRST))
+    text = front[len(_ID_FIRST) : end]
+    if not text.isascii() or b"\\" in text:
+        return "", front
+    request_id = text.decode()
+    return (request_id, front[end:]) if request_id.isprintable() else ("", front)
+
+
+def _may_name_an_id(rest: bytes) -> bool:
+    """Whether there may be another id behind the first, which would be the one that counts."""
+    return b'"id"' in rest or b"\\" in rest
 
 
 def _document(body: memoryview) -> dict[str, Any]:

@@ -110,13 +110,13 @@ class InferenceHandler:
         length = headers.get(HEADER_LENGTH)
         json_bytes = body.nbytes if length is None else header_length(length, body.nbytes)
         if json_bytes or length is None:
-            known = self._layouts.find(body, json_bytes)
+            known, request_id, rest = self._layouts.find(body, json_bytes)
             if known is not None:
-                answer.formats, answer.default = known.formats, known.default
-                return known.layout.request(name, version, body)
+                _, layout, answer.formats, answer.default = known
+                return layout.request(name, version, request_id, body[json_bytes:])
             decoded = decode(name, version, body, json_bytes, self._max_bytes, patience)
-            if patience < UNBOUNDED:  # those are the event loop's
-                self._layouts.keep(decoded, body, json_bytes)
+            if rest and patience < UNBOUNDED:  # those are the event loop's
+                self._layouts.keep(request_id, rest, decoded, body.nbytes - json_bytes)
         else:
             decoded = decode_raw(name, version, body, answer.view, self._max_bytes)
         request, answer.formats, answer.default = decoded

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +34,22 @@ from headrace.messages.tensor import BytesTensor, Tensor, wire_view
 
 _INT64_MAX = 2**63 - 1
 _MANY_DIMS = 64
+#: More than any model has, and fewer than any NumPy takes.
+_USUAL_DIMS = 16
 _SOURCES = ("data", "binary_data_size", "shared_memory_region")
+
+
+class _UnusualInput(Exception):
+    """Left to what words errors."""
+
+
+class _InputKind(NamedTuple):
+    """What is said of an input besides its name; ``known`` is None for a data type that is none."""
+
+    datatype: str
+    known: DataType | None
+    shape: tuple[int, ...]
+    size: int
 
 
 def read_inputs(
@@ -48,13 +64,21 @@ def read_inputs(
     if len(as_array(entries, "inputs")) > MAX_INPUTS:
         raise too_many_inputs(len(entries))
     for entry in entries:
-        name, datatype, shape = _head(entry)
+        try:
+            name, datatype, dims = entry["name"], entry["datatype"], entry["shape"]
+            if type(name) is not str or type(dims) is not list or len(dims) > _USUAL_DIMS:
+                raise _UnusualInput
+            kind = _usual_kind(datatype, *dims)
+        except (KeyError, TypeError, _UnusualInput):
+            name, datatype, shape = _head(entry)
+            kind = None
         if name in inputs:
             raise InvalidArgument(f"{log_id(request_id)}input '{name}' already exists in request")
-        count = _count(name, shape, datatype)
+        if kind is None:
+            kind = _InputKind(datatype, dtypes.BY_NAME.get(datatype), shape, _count(name, shape, datatype))
         size = _binary_size(entry)
         if size is None:
-            inputs[name] = _from_json(entry["data"], name, datatype, shape, count, max_bytes)
+            inputs[name] = _from_json(entry["data"], name, kind, max_bytes)
             continue
         end = position + size
         if end > body.nbytes:
@@ -62,9 +86,9 @@ def read_inputs(
                 f"unexpected size for input '{name}', expecting {end - body.nbytes} additional bytes for model "
                 f"'{model}'"
             )
-        if size > patience and datatype == "BYTES":
+        if size > patience and kind.known is dtypes.BYTES:
             raise Large
-        inputs[name] = view(body, position, end, datatype, shape, count)
+        inputs[name] = view(body, position, end, kind.datatype, kind.shape, kind.size)
         position = end
     if position != body.nbytes:
         raise InvalidArgument(f"unexpected additional input data for model '{model}'")
@@ -85,6 +109,18 @@ def view(
     except ValueError:  # more axes than NumPy has, or zero elements in absurd dims
         return Undecoded(datatype, shape, body[begin:end])
     return viewed
+
+
+@lru_cache(2048, typed=True)  # True is no dim, and equal to one
+def _usual_kind(datatype: str, *dims: int) -> _InputKind:
+    """What nearly every input is, and was before. Raises `_UnusualInput`."""
+    known = dtypes.BY_NAME.get(datatype)
+    if known is None or any(type(dim) is not int or not 0 <= dim <= _INT64_MAX for dim in dims):
+        raise _UnusualInput
+    count = prod(dims)
+    if count * known.itemsize > _INT64_MAX:
+        raise _UnusualInput
+    return _InputKind(datatype, known, dims, count)
 
 
 def _head(entry: Any) -> tuple[str, str, tuple[int, ...]]:
@@ -157,17 +193,15 @@ def _not_one_source(given: tuple[str, ...] | list[str]) -> InvalidArgument:
     )
 
 
-def _from_json(
-    data: Any, name: str, datatype: str, shape: tuple[int, ...], count: int, max_bytes: int
-) -> Tensor | Undecoded:
-    known = dtypes.BY_NAME.get(datatype)
+def _from_json(data: Any, name: str, kind: _InputKind, max_bytes: int) -> Tensor | Undecoded:
+    datatype, known, shape, count = kind
     if known is None:
         raise InvalidArgument(f"invalid datatype for input {name}")
     if not count or not shape:  # no data is read; what has no shape is for the signature to refuse
         if type(data) is Pieces:
             data.check()
         return view(memoryview(b""), 0, 0, datatype, shape, count)
-    if known in (dtypes.FP16, dtypes.BF16):
+    if known is dtypes.FP16 or known is dtypes.BF16:
         raise InvalidArgument(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         )

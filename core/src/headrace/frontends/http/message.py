@@ -43,14 +43,22 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class HttpRequest(NamedTuple):
     """One request. ``path`` is as received, without the query. ``headers`` have names in lower
-    case and the values of repeated ones joined by commas; ``raw_headers`` are as received.
-    ``body`` stays valid for as long as somebody keeps a view of it."""
+    case and the values of repeated ones joined by commas; ``received`` is what they were read from, a head of HTTP/1,
+    or names and values. ``body`` stays valid for as long as somebody keeps a view of it."""
 
     method: str
     path: str
     headers: Mapping[bytes, bytes]
     body: memoryview
-    raw_headers: Sequence[tuple[bytes, bytes]] = ()
+    received: bytes | Sequence[tuple[bytes, bytes]] = ()
+
+    @property
+    def raw_headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """Names and values as received; few ask."""
+        if not isinstance(self.received, bytes):
+            return self.received
+        fields = [line.partition(b":") for line in self.received.split(b"\r\n")[1:-2]]
+        return [(name, value.strip(b" \t")) for name, _, value in fields]
 
 
 class HttpReply(NamedTuple):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NO_HEAD = RequestHead("", "", {}, ())
+_NO_HEAD = RequestHead("", "", {})
 #: Requests of one connection that are taken in one turn of the event loop.
 _PER_TURN = 8
 
@@ -251,7 +251,7 @@ class HttpProtocol(AnsweringProtocol):
         self._is_deaf = head.closes or self._is_stopping
         exchange = Exchange(self, self._is_deaf, head)
         self._exchanges.append(exchange)
-        request = HttpRequest(head.method, head.path, head.headers, body, head.raw_headers)
+        request = HttpRequest(head.method, head.path, head.headers, body, head.raw)
         cancel = self._dispatch(request, exchange)
         if exchange.reply is None:
             exchange.cancel = cancel

@@ -6,7 +6,7 @@ come, as a rule, the very bytes that came before the last one. `RequestHeadCache
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,8 +27,8 @@ _HOST = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'
 TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 #: What a value consists of: blanks, what is visible, and bytes beyond ASCII.
 _VALUE = bytes([9, *range(32, 127), *range(128, 256)])
-#: Of what is longer, the lines are not remembered one by one.
-_SHORT_BYTES = 2048
+#: Of what is longer, the lines are not remembered one by one; and so many are.
+_SHORT_BYTES, _LINES = 2048, 1024
 #: Digits of a length, without zeros in front. More mean more than there is memory in the world.
 _LENGTH_DIGITS = 18
 
@@ -42,7 +42,8 @@ class Malformed(Exception):
 
 
 class RequestHead(NamedTuple):
-    """A request up to its body. ``headers`` are those of `HttpRequest`; nobody changes them.
+    """A request up to its body. ``headers`` are those of `HttpRequest`, and ``raw`` is the head itself; nobody changes
+    them.
 
     ``body_bytes`` may be `CHUNKED`. ``closes`` says that the connection ends with the answer, ``waits`` that the
     caller would be told to go on before it sends the body. The version is HTTP/1.``minor``.
@@ -51,7 +52,7 @@ class RequestHead(NamedTuple):
     method: str
     path: str
     headers: Mapping[bytes, bytes]
-    raw_headers: Sequence[tuple[bytes, bytes]]
+    raw: bytes = b""
     body_bytes: int = 0
     closes: bool = False
     waits: bool = False
@@ -76,10 +77,14 @@ def parse_head(raw: bytes, most_fields: int) -> RequestHead:
 
     Raises `Refused`: whatever could mean one thing here and another to a proxy in front is no request.
     """
-    line, _, rest = raw.partition(b"\r\n")
+    line, *lines, _, _ = raw.split(b"\r\n")
     try:
-        method, path, minor = (_known_request_line if len(line) < _SHORT_BYTES else parse_request_line)(line)
-        raw_headers, headers = read_fields(rest[:-2], most_fields)
+        if len(raw) < _SHORT_BYTES:
+            method, path, minor = _known_request_line(line)
+            headers = _by_name(lines, most_fields, _known_field)
+        else:
+            method, path, minor = parse_request_line(line)
+            headers = _by_name(lines, most_fields, _field)
         host = headers.get(b"host")
         if host is None:
             if minor:
@@ -93,7 +98,7 @@ def parse_head(raw: bytes, most_fields: int) -> RequestHead:
     connection = headers.get(b"connection", b"keep-alive")
     closes = not minor or (connection != b"keep-alive" and "close" in tokens(connection))
     waits = b"expect" in headers and minor > 0 and headers[b"expect"].lower() == b"100-continue"
-    return RequestHead(method, path, headers, raw_headers, body_bytes, closes, waits, minor)
+    return RequestHead(method, path, headers, raw, body_bytes, closes, waits, minor)
 
 
 def parse_request_line(line: bytes) -> tuple[str, str, int]:
@@ -121,9 +126,9 @@ def parse_request_line(line: bytes) -> tuple[str, str, int]:
 _known_request_line = lru_cache(1024)(parse_request_line)
 
 
-def read_fields(raw: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
-    """The lines of ``raw`` (RFC 9112, 5), each of which ends in CRLF: names and values, and values by names in lower
-    case. Nothing but a name, a colon and a value is taken for one.
+def read_fields(raw: bytes, most: int) -> dict[bytes, bytes]:
+    """The lines of ``raw`` (RFC 9112, 5), which end in CRLF each: values by names in lower case. Nothing but a name,
+    a colon and a value is taken for one.
 
     Values are without the blanks around them, and those of a repeated name joined by commas. Raises `Malformed` for
     what is no field, and when there are more than ``most``.
@@ -131,21 +136,23 @@ def read_fields(raw: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], dict[
     lines = raw.split(b"\r\n")
     if lines.pop():
         raise Malformed("a line does not end in CRLF")
+    return _by_name(lines, most, _field)
+
+
+def _by_name(lines: list[bytes], most: int, field: Callable[[bytes], tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     if len(lines) > most:
         raise Malformed(f"more than {most} headers", 431)
     try:
-        found = list(map(_known_field if len(raw) < _SHORT_BYTES else _field, lines))
+        by_name = dict(map(field, lines))
     except Malformed:
-        if raw.translate(None, _VALUE) == b"\r\n" * len(lines):
+        if not b"".join(lines).translate(None, _VALUE):
             raise
         raise Malformed("a header has a control character, or a line does not end in CRLF") from None
-    fields = [field for field, _ in found]
-    by_name = dict([pair for _, pair in found])
-    if len(by_name) < len(found):
+    if len(by_name) < len(lines):
         by_name.clear()
-        for _, (key, value) in found:
+        for key, value in map(field, lines):
             by_name[key] = value if key not in by_name else by_name[key] + b", " + value
-    return fields, by_name
+    return by_name
 
 
 def path_of(target: bytes) -> str:
@@ -169,17 +176,25 @@ def tokens(value: bytes) -> list[str]:
     return [token.strip().lower() for token in value.decode("latin-1").split(",")]
 
 
-def _field(line: bytes) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
-    """Name and value, twice, the second time with the name in lower case. Raises `Malformed`."""
+def _field(line: bytes) -> tuple[bytes, bytes]:
+    """The name in lower case, and the value. Raises `Malformed`."""
     name, colon, value = line.partition(b":")
     if not colon or not name or name.translate(None, TOKEN) or value.translate(None, _VALUE):
         raise Malformed("a header is a token, a colon and a value")
-    value = value.strip(b" \t")
-    return (name, value), (name.lower(), value)
+    return name.lower(), value.strip(b" \t")
 
 
-#: Most lines of a head come again and again, whatever else changes from request to request.
-_known_field = lru_cache(1024)(_field)
+class _KnownFields(Recent[bytes, tuple[bytes, bytes]]):
+    """Fields by their lines: most lines of a head come again and again, whatever else changes."""
+
+    def __missing__(self, line: bytes) -> tuple[bytes, bytes]:
+        field = _field(line)
+        self.keep(line, field)
+        return field
+
+
+#: Costs no call of Python's for a line that came before.
+_known_field = _KnownFields(_LINES).__getitem__
 
 
 def _body_bytes(headers: Mapping[bytes, bytes], minor: int) -> int:
