@@ -175,8 +175,10 @@ class SupervisedProcess(ABC):
         return self._transport is not None and not self.is_dead
 
     def send(self, message: bytes) -> None:
-        if self._transport is not None and not self.is_dead:
-            self._transport.write(message)
+        """Nothing where there is no line to it: not yet, or not any more, which is known before it has ended."""
+        transport = self._transport
+        if transport is not None and not self.is_dead and not transport.is_closing():
+            transport.write(message)
 
     def soon(self, call: Callable[[], None]) -> None:
         """Have ``call`` made on the event loop. Any thread."""

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from headrace.frontends.processes.frontend import FrontendProcesses
 from headrace.frontends.processes.process import SILENT_S, FrontendProcess
+from headrace.ipc.framing import frame
 from headrace.server import Server
 from headrace.supervision.heartbeat import DelayedCall
+from headrace.supervision.supervised_process import LifeKind
 from headrace.testing.played import TurnedClock
 
 CONFIG = (
@@ -40,6 +43,29 @@ def pid_of(process: FrontendProcess) -> int:
 async def until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         await asyncio.sleep(0.01)
+
+
+def test_what_is_said_to_one_that_has_hung_up_and_not_yet_ended_is_dropped(models: Path) -> None:
+    async def main() -> None:
+        async with Server(models, frontend_processes=1, http_port=0, allow_grpc=False) as server:
+            frontend = FrontendProcesses(server.engine)
+            await frontend.start()
+            try:
+                assert frontend._processes is not None
+                (process,) = frontend._processes.processes
+                assert process._transport is not None
+                process._transport.abort()
+                while process.is_connected:
+                    process.send(frame(LifeKind.ASK, 0))
+                    await asyncio.sleep(0)
+            finally:
+                await frontend.stop()
+
+    loop = uvloop.new_event_loop()  # asyncio's own takes it without a word
+    try:
+        loop.run_until_complete(asyncio.wait_for(main(), HANGING_S))
+    finally:
+        loop.close()
 
 
 def test_one_that_is_stopped_is_killed_in_its_time_and_replaced_and_the_other_is_left_alone(
