@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from headrace.errors import HeadraceError, summary
+from headrace.errors import summary
 from headrace.supervision.exits import RestartPolicy
 from headrace.supervision.supervised_process import SupervisedProcess
 
@@ -55,11 +55,12 @@ class ProcessSet(Generic[P]):
             log.error("%s; its connections are lost", self.processes[number].reason)
             policy.add_exit()
             await asyncio.sleep(policy.delay_s)
-            process = self.processes[number] = self._make(number)
+            name = self.processes[number].name
             try:
+                process = self.processes[number] = self._make(number)
                 await process.start()
-            except HeadraceError as error:
-                log.error("%s could not be restarted: %s", process.name, summary(error))
-                process.condemn("could not be started")
+            except Exception as error:  # no descriptors are left, say: later there may be
+                log.error("%s could not be restarted: %s", name, summary(error))
+                self.processes[number].condemn("could not be started")
             else:
-                log.warning("%s has been restarted", process.name)
+                log.warning("%s has been restarted", name)

@@ -19,7 +19,7 @@ from enum import IntEnum
 from functools import partial
 from typing import IO, Any, ClassVar, Final
 
-from headrace.errors import Code, HeadraceError, InternalError, LoadError
+from headrace.errors import Code, HeadraceError, InternalError, LoadError, summary
 from headrace.ipc.channel import FrameProtocol, connect
 from headrace.ipc.framing import FIRST_OWN_KIND, Frame, ProtocolError, frame
 from headrace.ipc.json_parts import json_frame, read_json
@@ -143,8 +143,8 @@ class SupervisedProcess(ABC):
             await asyncio.to_thread(launched.wait)
             self._bury("was not needed any more")
             raise
-        except HeadraceError as error:
-            self._bury(error.message)
+        except Exception as error:
+            self._bury(f"could not be launched: {summary(error)}")
             raise
         self._launched = launched
         if self._trouble:  # it was condemned before it ran

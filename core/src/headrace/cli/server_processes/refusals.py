@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from headrace.config.options import ServerOptions
 from headrace.errors import ConfigError
-from headrace.telemetry import exposition
 
 
 def refuse(options: ServerOptions) -> None:
@@ -36,7 +35,7 @@ def _impossible(options: ServerOptions) -> Iterator[tuple[str, str]]:
             f" together with --rate-limit={options.rate_limit}",
             "each worker has a rate limiter of its own, and all together would use more than there is of a resource",
         )
-    if exposition.parse_metrics_config(options.metrics_config).summary_latencies:
+    if options.metrics_config.get("summary_latencies") == "true":
         yield (
             " together with --metrics-config=summary_latencies=true",
             "quantiles of several workers give no quantile of all; the histograms, which are always there, add up",

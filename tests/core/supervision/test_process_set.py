@@ -1,0 +1,160 @@
+"""Real processes that serve nothing: they are told their settings, start, end when they are to, and are replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import HeadraceError, InternalError, LoadError
+from headrace.supervision.exits import RestartPolicy
+from headrace.supervision.process_set import ProcessSet
+from headrace.supervision.supervised_process import LaunchedProcess, SupervisedProcess, launch
+
+CHILD = """
+import asyncio, socket
+from headrace.ipc.json_parts import json_frame
+from headrace.supervision.parent_line import ParentLine, run
+from headrace.supervision.supervised_process import LifeKind
+
+def serve(*, channel, crash_file):
+    run(lambda: asyncio.run(main(channel)), crash_file, [channel])
+
+async def main(channel):
+    line = ParentLine()
+    await line.connect(socket.socket(fileno=channel))
+    told = await line.told
+    if told["deed"] == "raise":
+        raise ValueError("what it was told")
+    if told["deed"] == "fail":
+        line.send(json_frame(LifeKind.FAILED, {"code": "Unavailable", "message": "no port"}))
+    else:
+        line.send(json_frame(LifeKind.STARTED, {}))
+    await line.draining.wait()
+    return told["status"]
+"""
+
+
+class Idle(SupervisedProcess):
+    """Does what it is told: ``deed`` at its start, and ``status`` at its end."""
+
+    def __init__(self, number: int, deed: str = "", status: int = 0) -> None:
+        super().__init__(f"idle {number}")
+        self._deed, self._status = deed, status
+
+    def launch(self) -> LaunchedProcess:
+        launched = launch(self.name, "headrace_idle:serve", {})
+        self.pid = launched.process.pid
+        return launched
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"deed": self._deed, "status": self._status}
+
+
+class Unlaunched(Idle):
+    """The system has no more descriptors."""
+
+    def launch(self) -> LaunchedProcess:
+        raise OSError(24, "Too many open files")
+
+
+@pytest.fixture(autouse=True)
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "headrace_idle.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(RestartPolicy, "delay_s", 0.0)
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 90))
+
+
+def test_they_end_with_what_they_return_when_they_are_to() -> None:
+    async def scenario() -> None:
+        found = ProcessSet(2, lambda number: Idle(number, status=number))
+        await found.start()
+        assert [process.has_started for process in found.processes] == [True, True]
+        found.keep()
+        await found.drain()
+        assert [process.exit_code for process in found.processes] == [0, 1]
+        assert [process.has_started for process in found.processes] == [False, False]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (lambda: Idle(0, "raise"), InternalError, "ValueError: what it was told"),
+        (lambda: Idle(0, "fail"), HeadraceError, "^no port$"),
+        (lambda: Unlaunched(0), OSError, "Too many open files"),
+    ],
+    ids=["raises", "fails", "is-not-launched"],
+)
+def test_one_that_cannot_start_says_why(make: Callable[[], Idle], kind: type[Exception], text: str) -> None:
+    async def scenario() -> None:
+        process = make()
+        with pytest.raises(kind, match=text):
+            await process.start()
+        process.condemn("was not needed")
+        await process.ended.wait()
+
+    run(scenario())
+
+
+def test_one_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Idle, "start_timeout_s", 0.0)
+
+    async def scenario() -> None:
+        process = Idle(0)
+        with pytest.raises(LoadError, match="idle 0 did not start within 0 s"):
+            await process.start()
+        await process.ended.wait()
+        assert process.exit_code == -signal.SIGKILL
+
+    run(scenario())
+
+
+def test_one_that_dies_is_followed_by_another_even_if_that_fails_at_first(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        kinds = iter((Idle, Unlaunched, Idle))
+
+        def make(number: int) -> Idle:
+            kind = next(kinds, None)
+            if kind is None:
+                raise AssertionError("one too many")
+            return kind(number)
+
+        found = ProcessSet(1, make)
+        await found.start()
+        found.keep()
+        (first,) = found.processes
+        os.kill(first.pid, signal.SIGKILL)
+        await first.ended.wait()
+        while not (found.processes[0] is not first and found.processes[0].has_started):
+            await asyncio.sleep(0.01)
+        await found.drain()
+        found.end()
+
+    run(scenario())
+    told = [record.getMessage() for record in caplog.records if "idle 0" in record.getMessage()]
+    assert told == [
+        "idle 0 was killed by SIGKILL; its connections are lost",
+        "idle 0 could not be restarted: OSError: [Errno 24] Too many open files",
+        "idle 0 could not be launched: OSError: [Errno 24] Too many open files; its connections are lost",
+        "idle 0 has been restarted",
+    ]
+
+
+def test_those_that_were_never_started_end_at_once() -> None:
+    async def scenario() -> None:
+        found = ProcessSet(2, Idle)
+        await found.drain()
+        assert [process.reason for process in found.processes] == [f"idle {n} was not needed any more" for n in (0, 1)]
+
+    run(scenario())
