@@ -147,7 +147,7 @@ class Loader:
         services = self._services(model.name)
         others = {key: _other(each, services.asking(each)) for key, each in needed.items()}
         scheduler = find_scheduler(model.config, self._plugins.schedulers)
-        if self._options.workers and scheduler.is_stateful:
+        if self._options.workers > 1 and scheduler.is_stateful:
             raise LoadError(
                 f"model '{model.name}' cannot be served with --workers={self._options.workers}: its scheduler "
                 f"'{scheduler.name}' keeps state from one request to the next, which may reach another worker. Serve "

@@ -44,6 +44,10 @@ def test_everything_else_is_taken(words: str) -> None:
     assert read(words).workers == 2
 
 
+def test_one_worker_has_all_requests_and_so_all_of_a_resource() -> None:
+    assert read_options([*WORDS, "--workers=1", "--rate-limit=execution_count"], {})[0].workers == 1
+
+
 def test_auto_is_one_per_core() -> None:
     assert read("--workers=auto").workers == len(os.sched_getaffinity(0))
 

@@ -30,7 +30,7 @@ def _impossible(options: ServerOptions) -> Iterator[tuple[str, str]]:
         )
     if options.dev:
         yield " together with --dev", "a debugger stops one server, and the other workers go on"
-    if options.rate_limit != "off":
+    if options.rate_limit != "off" and options.workers > 1:
         yield (
             f" together with --rate-limit={options.rate_limit}",
             "each worker has a rate limiter of its own, and all together would use more than there is of a resource",

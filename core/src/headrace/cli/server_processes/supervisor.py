@@ -54,7 +54,8 @@ class Supervisor:
 
         Raises `Unavailable` naming a port in use, and what the first server says that cannot start.
         """
-        log.warning("%s", warning(self._options))
+        if self._options.workers > 1:
+            log.warning("%s", warning(self._options))
         await asyncio.to_thread(self._claim)
         if self._metrics.enabled:
             await self._metrics.start()
