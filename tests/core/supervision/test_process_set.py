@@ -17,13 +17,18 @@ from headrace.supervision.process_set import ProcessSet
 from headrace.supervision.supervised_process import LaunchedProcess, SupervisedProcess, launch
 
 CHILD = """
-import asyncio, socket
+import asyncio, select, socket, uvloop
 from headrace.ipc.json_parts import json_frame
 from headrace.supervision.parent_line import ParentLine, run
 from headrace.supervision.supervised_process import LifeKind
 
 def serve(*, channel, crash_file):
-    run(lambda: asyncio.run(main(channel)), crash_file, [channel])
+    run(lambda: linger(uvloop.run(main(channel))), channel, crash_file)
+
+def linger(status):
+    if status == 2:  # longer than one may live that has closed its line
+        select.select([], [], [], 1)
+    return status
 
 async def main(channel):
     line = ParentLine()
@@ -83,6 +88,18 @@ def test_they_end_with_what_they_return_when_they_are_to() -> None:
         await found.drain()
         assert [process.exit_code for process in found.processes] == [0, 1]
         assert [process.has_started for process in found.processes] == [False, False]
+
+    run(scenario())
+
+
+def test_one_that_takes_its_time_to_end_is_not_killed_for_it() -> None:
+    async def scenario() -> None:
+        found = ProcessSet(1, lambda number: Idle(number, status=2))
+        await found.start()
+        await found.drain()
+        assert [(process.exit_code, process.reason) for process in found.processes] == [
+            (2, "idle 0 exited with status 2")
+        ]
 
     run(scenario())
 

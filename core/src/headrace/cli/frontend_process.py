@@ -38,7 +38,7 @@ def serve(
         listeners = {name: socket.socket(fileno=fd) for name, fd in (("http", http), ("grpc", grpc)) if fd >= 0}
         return run_loop(_serve(socket.socket(fileno=channel), *arenas, listeners))
 
-    run(main, crash_file, [fd for fd in (channel, inbound, outbound, http, grpc) if fd >= 0])
+    run(main, channel, crash_file, [fd for fd in (inbound, outbound, http, grpc) if fd >= 0])
 
 
 async def _serve(channel: socket.socket, inbound: Arena, outbound: Arena, listeners: dict[str, socket.socket]) -> int:

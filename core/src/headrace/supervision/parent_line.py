@@ -18,15 +18,18 @@ from headrace.ipc.json_parts import read_json
 from headrace.supervision.supervised_process import LifeKind
 
 
-def run(main: Callable[[], int], crash_file: int, fds: Collection[int]) -> NoReturn:
+def run(main: Callable[[], int], channel: int, crash_file: int, fds: Collection[int] = ()) -> NoReturn:
     """Exit with what ``main`` returns. What it raises, and fatal errors, go into ``crash_file``, which no child of this
-    process inherits, nor ``fds``. Signals that stop a server are the parent's to hear: whoever stops a group of
-    processes tells all of them."""
+    process inherits, nor ``channel`` and ``fds``. Signals that stop a server are the parent's to hear: whoever stops a
+    group of processes tells all of them.
+
+    Until the process is gone, its end of ``channel`` is open: one that closes it and lives on is killed."""
     faulthandler.enable(crash_file)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    for fd in (crash_file, *fds):
+    for fd in (channel, crash_file, *fds):
         os.set_inheritable(fd, False)
+    os.dup(channel)  # its other descriptor is closed with the event loop, and what comes then may take a moment
     status = 1
     try:
         status = main()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import sys
 import tempfile
@@ -217,7 +218,9 @@ class SupervisedProcess(ABC):
         if self.is_dead:
             return
         self.exit_code = code
-        self._bury(f"{self._trouble or ending(code)}\n{report}".rstrip())
+        # Whoever was about to end when it was to be killed has ended by itself.
+        what = self._trouble if self._trouble and code == -signal.SIGKILL else ending(code)
+        self._bury(f"{what}\n{report}".rstrip())
         if not self._started.done():
             self._started.set_exception(InternalError(f"{self.reason} while it was starting"))
             self._started.exception()  # whoever waits for it may have gone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from headrace.cli.server_processes.model_changes import Change, ModelChanges
 from headrace.errors import Unavailable
@@ -11,10 +11,16 @@ from headrace.ipc.framing import Frame
 from headrace.ipc.json_calls import JsonCalls
 from headrace.supervision.supervised_process import LaunchedProcess, SupervisedProcess, launch
 
+#: How long a server may answer nothing, not even whether it is there, before another takes its place. A model may hold
+#: the interpreter's lock for a while, where it is compiled, say; and whoever asks for health may lose patience earlier.
+SILENT_S: Final = 120
+
 
 class ServerProcess(SupervisedProcess):
     """One life of the server ``number``, which is told ``words``, the command line, and ``ports``, by their options.
     ``changes`` are those of all servers."""
+
+    most_silent_s = SILENT_S
 
     def __init__(
         self, number: int, words: Sequence[str], ports: Mapping[str, int], changes: ModelChanges, *, tells_tables: bool

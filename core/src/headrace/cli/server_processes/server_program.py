@@ -24,7 +24,7 @@ from headrace.telemetry.metric_sums import write_families
 
 def serve(*, channel: int, crash_file: int) -> NoReturn:
     """What `headrace.supervision.bootstrap` calls, with inherited descriptors."""
-    run(lambda: run_loop(_serve(socket.socket(fileno=channel))), crash_file, [channel])
+    run(lambda: run_loop(_serve(socket.socket(fileno=channel))), channel, crash_file)
 
 
 async def _serve(channel: socket.socket) -> int:
