@@ -218,6 +218,23 @@ def test_without_that_wish_the_error_is_an_answer_with_a_final_flag(stub: Any, h
     held.release()
 
 
+def test_a_full_queue_refuses_on_a_stream_without_a_final_flag_and_ends_no_stream(
+    server: Headrace, stub: Any, hold: Hold
+) -> None:
+    """Since the request was never queued, here nor behind a frontend process."""
+    held = hold(stub, "queue")
+    calls = [stub.ModelInfer.future(asked("queue")) for _ in range(2)]
+    server.wait_until_pending("queue", 2)
+    for metadata in ((), (("triton_grpc_error", "true"),)):
+        stream = stub.ModelStreamInfer(iter([asked("queue"), asked("batched")]), metadata=metadata, timeout=30)
+        refused, other = list(stream)
+        assert refused.error_message.endswith("Exceeds maximum queue size")
+        assert "triton_final_response" not in refused.infer_response.parameters
+        assert other.infer_response.model_name == "batched"
+    held.release()
+    assert all(call.result(30).model_name == "queue" for call in calls)
+
+
 def test_a_client_that_gives_up_in_time_is_told_so(server: Headrace, stub: Any, hold: Hold) -> None:
     """The stock clients' own time-outs are callers who have gone, to the server."""
     held, x = hold(stub, "slow"), np.ones((1, 4), np.float32)

@@ -300,8 +300,9 @@ class Decoder:
             response = InferResponse(outputs, parameters, model, version)
             return Reply(call, AnswerStatus.RESPONSE, bool(final), response), position
         error: HeadraceError | None = None
-        if status == AnswerStatus.ERROR:
+        if status in (AnswerStatus.ERROR, AnswerStatus.REFUSED):
             error = ERRORS[code](str(body[position : position + text_size], "utf-8"))
+            error.is_refusal = status == AnswerStatus.REFUSED
         elif status == AnswerStatus.RESCHEDULED:
             error = Rescheduled()
         return Reply(call, AnswerStatus(status), bool(final), error), texts

@@ -29,6 +29,7 @@ class AnswerStatus(IntEnum):
     NOTHING = 2
     LATER = 3
     RESCHEDULED = 4
+    REFUSED = 5  # an error, before the request was queued
 
 
 class Reply(NamedTuple):
@@ -51,7 +52,9 @@ def reply_of(call: int, answer: Answer, final: bool) -> Reply:
         return Reply(call, AnswerStatus.RESPONSE, final, answer)
     if isinstance(answer, Rescheduled):
         return Reply(call, AnswerStatus.RESCHEDULED, final, answer)
-    return Reply(call, AnswerStatus.NOTHING if answer is None else AnswerStatus.ERROR, final, answer)
+    if answer is None:
+        return Reply(call, AnswerStatus.NOTHING, final, None)
+    return Reply(call, AnswerStatus.REFUSED if answer.is_refusal else AnswerStatus.ERROR, final, answer)
 
 
 def unsendable_reply(reply: Reply, error: Exception) -> Reply:

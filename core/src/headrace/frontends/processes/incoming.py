@@ -97,7 +97,7 @@ class IncomingInferences(IncomingRequests):
                     return
             self._entrance.submit(ticket)
         except HeadraceError as error:
-            ticket.respond(error.with_traceback(None), True)
+            _refuse(ticket, error)
         except Exception as error:
             self._failed(ticket, error)
 
@@ -105,7 +105,7 @@ class IncomingInferences(IncomingRequests):
         try:
             self._entrance.submit(ticket)
         except HeadraceError as error:
-            ticket.respond(error.with_traceback(None), True)
+            _refuse(ticket, error)
 
     def _start_alike(self, requests: AlikeRequests) -> None:
         """`_start` for all of ``requests``, of which one is checked, and that once."""
@@ -121,7 +121,7 @@ class IncomingInferences(IncomingRequests):
             view = self._entrance.find(model, version)
         except HeadraceError as error:
             for ticket in tickets:
-                ticket.respond(error.with_traceback(None), True)
+                _refuse(ticket, error)
             return
         passed = self._passed.get(layout.number)
         if passed is None or passed.view is not view:
@@ -135,7 +135,7 @@ class IncomingInferences(IncomingRequests):
             try:
                 enqueue(ticket)
             except HeadraceError as error:
-                ticket.respond(error.with_traceback(None), True)
+                _refuse(ticket, error)
             except Exception as error:
                 self._failed(ticket, error)
 
@@ -212,6 +212,11 @@ class IncomingInferences(IncomingRequests):
             except ValueError as reason:
                 message = self._encoder.answers([unsendable_reply(reply, reason)])
             self._send(message)
+
+
+def _refuse(ticket: Ticket, error: HeadraceError) -> None:
+    error.is_refusal = True
+    ticket.respond(error.with_traceback(None), True)
 
 
 def _find_strings(ticket: Ticket) -> None:
