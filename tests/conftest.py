@@ -134,8 +134,8 @@ class Headrace:
         samples = re.findall(rf"^{name}{{(.*)}} (\S+)$", page.decode(), re.MULTILINE)
         return sum(float(value) for shown, value in samples if all(each in shown.split(",") for each in wanted))
 
-    def wait_until_metric(self, name: str, model: str, value: float) -> None:
-        wait_until(lambda: self.metric(name, model) == value, f"{name} of {model} is {value}")
+    def wait_until_metric(self, name: str, model: str, value: float, **labels: str) -> None:
+        wait_until(lambda: self.metric(name, model, **labels) == value, f"{name} of {model} is {value}")
 
     def wait_until_rss(self, limit_bytes: int) -> None:
         """Until no more than ``limit_bytes`` are resident."""

@@ -139,6 +139,18 @@ def test_a_caller_who_hangs_up_leaves_the_neighbours_answered(http_server: Headr
         assert http_server.metric("nv_inference_request_failure", "slow", reason="CANCELED") == cancelled + 1
 
 
+def test_callers_who_hang_up_at_once_are_cancelled(http_server: Headrace, hold: Hold) -> None:
+    """The end of what they say comes with their request, before anything has been begun for it."""
+    with grpc.insecure_channel(f"127.0.0.1:{http_server.grpc}") as channel:
+        cancelled = http_server.metric("nv_inference_request_failure", "slow", reason="CANCELED")
+        held = hold(service_pb2_grpc.GRPCInferenceServiceStub(channel), "slow")
+        for _ in range(5):
+            send_and_keep(http_server, "slow").close()
+        http_server.wait_until_metric("nv_inference_request_failure", "slow", cancelled + 5, reason="CANCELED")
+        http_server.wait_until_pending("slow", 0)
+        held.release()
+
+
 def test_a_request_that_waits_too_long_is_refused(stub: Any, hold: Hold) -> None:
     held = hold(stub, "queue")
     with pytest.raises(grpc.RpcError) as caught:

@@ -73,7 +73,7 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
             return super().eof_received()
         calls = tuple(self._calls)
         if calls and not any(call.has_begun for call in calls):
-            self._writer.begin()  # whoever has gone answers this with a reset
+            self._writer.begin()
         elif any(call.is_chunked and not call.is_waiting for call in calls):
             self._socket_transport.write(b"0")  # the same, in front of the size of the next chunk
         self._connections.watch_for_reset(self)
@@ -89,6 +89,8 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         """Have ``app`` answer one request."""
         call = _PacedCall(self, scope, receive, send)
         self._calls.add(call)
+        if self._has_eof:  # it came with the request, or behind one before it
+            self._writer.begin()
         refusal = self._requests.refusal
         try:
             if refusal is not None and self._answered == self._requests.whole:
@@ -245,14 +247,15 @@ class _PacedCall:
 
 
 class _Writer(asyncio.StreamWriter):
-    """Leaves out what `begin` has written already of the next answer."""
+    """Leaves out what `begin` has written already of the next answer, which whoever has gone answers with a reset."""
 
     _begun_bytes = 0
 
     def begin(self) -> None:
-        """Write what every answer begins with."""
-        super().write(BEGINNING)
-        self._begun_bytes = len(BEGINNING)
+        """Write what every answer begins with, once."""
+        if not self._begun_bytes:
+            super().write(BEGINNING)
+            self._begun_bytes = len(BEGINNING)
 
     def write(self, data: Any) -> None:
         begun, self._begun_bytes = self._begun_bytes, 0
