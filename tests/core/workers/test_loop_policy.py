@@ -85,6 +85,19 @@ def test_one_long_execution_leaves_the_loop_at_once(played: Played) -> None:
     assert not played.run(LONG_NS + 1)
 
 
+def test_who_takes_a_second_after_an_hour_of_short_executions_has_the_loop_late_once(played: Played) -> None:
+    played.come()
+    hour_ns, pause_ns = 3600 * SECOND, 50_000_000
+    assert played.run(SHORT_NS, hour_ns // (SHORT_NS + pause_ns), pause_ns=pause_ns)
+    assert not played.run(SECOND)
+    for _ in range(AWAY_TIMES - 1):  # on its thread, where nobody waits for it, and longer than it is to stay there
+        assert not played.run(SECOND)
+        assert not played.run(SHORT_NS, WINDOW - 1)
+    assert not played.run(SECOND)
+    assert not played.run(SHORT_NS, WINDOW - 1)
+    assert played.run(SHORT_NS, WINDOW)
+
+
 def test_half_a_window_that_is_not_short_leaves_the_loop(played: Played) -> None:
     played.come()
     assert played.run(FAIRLY_SHORT_NS + 1, WINDOW // 2)
