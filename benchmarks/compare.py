@@ -8,7 +8,11 @@ A server is a name and the program that serves, with flags if need be: `headrace
 yardsticks.py makes, which has the Python models only. Ratios are medians of the last server over those of the first:
 below 1 is better for latency and CPU, above 1 for the rate. A model for sequences is asked in turns with the same model
 for single requests, on each server, and one that is cached with the same that is not; the last table has what the one
-costs beside the other. Needs ``wrk``, and perf_analyzer from yardsticks.py for all but the JSON cases.
+costs beside the other.
+
+Requests differ: those of perf_analyzer in their values, which is all that it can change, and those of loads with
+``varied-`` in ids and a header, too. Loads with ``constant-`` and those of JSON alone send one request again and again.
+Needs ``wrk``, and perf_analyzer from yardsticks.py for all but the JSON cases.
 
     python benchmarks/compare.py --server 'off=.venv/bin/headrace --allow-metrics=false' \\
         --server on=.venv/bin/headrace --only identity16
@@ -24,7 +28,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,17 +43,18 @@ from settings import Missing, Settings, need_wrk
 from yardsticks import DEFAULT
 
 CONNECTIONS = (1, 4, 16, 64)
-#: Name of a load: the model, and what perf_analyzer is told besides.
-BINARY = {
-    "identity16": ("identity", ("--shape", "INPUT0:16")),
-    "pyident16": ("pyident", ("--shape", "INPUT0:16")),
-    "three_identities16": ("three_identities", ("--shape", "INPUT0:16")),
-    "three_pyidents16": ("three_pyidents", ("--shape", "INPUT0:16")),
-    "tiny_add": ("tiny_add", ()),
-    "mlp": ("mlp", ()),
-    "convnet": ("convnet", ()),
-    "identity1MiB": ("identity", ("--shape", "INPUT0:262144")),
-    "identity16MiB": ("identity", ("--shape", "INPUT0:4194304")),
+_SIXTEEN: Mapping[str, Sequence[int]] = {"INPUT0": (16,)}
+#: Name of a load: the model, and the shapes of its inputs.
+BINARY: dict[str, tuple[str, Mapping[str, Sequence[int]]]] = {
+    "identity16": ("identity", _SIXTEEN),
+    "pyident16": ("pyident", _SIXTEEN),
+    "three_identities16": ("three_identities", _SIXTEEN),
+    "three_pyidents16": ("three_pyidents", _SIXTEEN),
+    "tiny_add": ("tiny_add", {"INPUT0": (16,), "INPUT1": (16,)}),
+    "mlp": ("mlp", {"INPUT0": (256,)}),
+    "convnet": ("convnet", {"INPUT0": (3, 224, 224)}),
+    "identity1MiB": ("identity", {"INPUT0": (262144,)}),
+    "identity16MiB": ("identity", {"INPUT0": (4194304,)}),
 }
 JSON = {"identity": ("INPUT0",), "pyident": ("INPUT0",), "tiny_add": ("INPUT0", "INPUT1")}
 #: Models for sequences, and those for single requests that each is compared with on the same server.
@@ -67,6 +72,8 @@ CACHED = {
     "cached-python16": ("pyident_cached", "pyident", ("--shape", "INPUT0:16")),
     "cached-python64KiB": ("pyident_cached", "pyident", ("--shape", "INPUT0:16384")),
 }
+#: Whose shape perf_analyzer cannot know.
+OF_ANY_SIZE = {"identity", "pyident", "three_identities", "three_pyidents"}
 PAIRS = {name: pair for name, (*pair, _) in CACHED.items()} | SEQUENCES
 MODELS = {model for model, _ in BINARY.values()} | {model for model, _ in PAIRS.values()}
 #: What the real Triton has here, whose only backend is Python's.
@@ -81,18 +88,22 @@ RATIOS = ("rps", "p50_us", "p99_us", "server_us")
 def cases(settings: Settings) -> dict[str, tuple[str, Case]]:
     """By name, as ``tiny_add/grpc/c16``: the model that it asks, and what it does."""
     found = {}
-    for name, (model, extra) in BINARY.items():
+    for name, (model, inputs) in BINARY.items():
+        told = [f"{each}:{','.join(map(str, shape))}" for each, shape in inputs.items()]
+        shapes = [word for each in told for word in ("--shape", each)] if model in OF_ANY_SIZE else []
         for protocol in ("http", "grpc"):
             for connections in FEW.get(name, CONNECTIONS):
-                case = _perf_analyzer(
-                    f"{name}/{protocol}/c{connections}", settings, protocol, model, connections, extra
-                )
-                found[case.name] = (model, case)
-    for name, (model, plain, told) in CACHED.items():
+                for kind, varied in (("", inputs), ("constant-", None)):
+                    case = _perf_analyzer(
+                        f"{name}/{kind}{protocol}/c{connections}",
+                        settings, protocol, model, connections, shapes, varied=varied,
+                    )  # fmt: skip
+                    found[case.name] = (model, case)
+    for name, (model, plain, words) in CACHED.items():
         for protocol in ("http", "grpc"):
             for connections in CONNECTIONS:
                 case = _perf_analyzer(
-                    f"{name}/{protocol}/c{connections}", settings, protocol, model, connections, told, plain
+                    f"{name}/{protocol}/c{connections}", settings, protocol, model, connections, words, plain
                 )
                 found[case.name] = (model, case)
     for name, (model, plain) in SEQUENCES.items():
@@ -103,28 +114,35 @@ def cases(settings: Settings) -> dict[str, tuple[str, Case]]:
         lengths = ("--shape", "INPUT0:16", "--sequence-length-variation", "0")
         case = _perf_analyzer(f"{name}/grpc/c64", settings, "grpc", model, 64, lengths, plain)
         found[case.name] = (model, case)
-    for model, inputs in JSON.items():
-        body = load.json_body(model, dict.fromkeys(inputs, 16))
+    for model, names in JSON.items():
+        body = load.json_body(model, dict.fromkeys(names, 16))
         for connections in CONNECTIONS:
             for case in (
                 _wrk(f"{model}/json/c{connections}", body, connections, None),
                 _wrk(f"{model}/varied-json/c{connections}", body, connections, load.VARIED),
                 _wrk(f"{model}/varied-http/c{connections}", body, connections, load.VARIED, "binary"),
-                _varied_grpc(f"{model}/varied-grpc/c{connections}", model, inputs, connections),
+                _varied_grpc(f"{model}/varied-grpc/c{connections}", model, names, connections),
             ):
                 found[case.name] = (model, case)
     return found
 
 
 def _perf_analyzer(
-    name: str, settings: Settings, protocol: str, model: str, connections: int, extra: Sequence[str], plain: str = ""
+    name: str,
+    settings: Settings,
+    protocol: str,
+    model: str,
+    connections: int,
+    extra: Sequence[str],
+    plain: str = "",
+    varied: Mapping[str, Sequence[int]] | None = None,
 ) -> Case:
     def asked(server: Running) -> str:
         return plain if _is_plain(server) else model
 
     def put(server: Running, seconds: float) -> load.Seen:
         program = settings.yardstick("perf_analyzer")
-        return load.perf_analyzer(program, server, protocol, asked(server), connections, seconds, *extra)
+        return load.perf_analyzer(program, server, protocol, asked(server), connections, seconds, *extra, varied=varied)
 
     return Case(name, asked, put)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import os
@@ -13,7 +14,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,8 @@ VARIED = Path(__file__).resolve().parent / "varied.lua"
 #: That with which they are of sequences, if its argument says so.
 SEQUENCES = VARIED.with_name("sequences.lua")
 GRPC_LOAD = VARIED.with_name("grpc_load.py")
+#: Sets of values that perf_analyzer is given, and the floats that all of them may have before they become fewer.
+_STEPS, _STEPS_FLOATS = 256, 1 << 20
 UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "m": 6e7}
 
 
@@ -133,12 +137,27 @@ def wrk(
 
 
 def perf_analyzer(
-    program: Path, server: Running, protocol: str, model: str, connections: int, seconds: float, *extra: str
+    program: Path,
+    server: Running,
+    protocol: str,
+    model: str,
+    connections: int,
+    seconds: float,
+    *extra: str,
+    varied: Mapping[str, Sequence[int]] | None = None,
 ) -> Seen:
     """Three windows of ``seconds / 3``, which are to differ by whatever they like; on a machine that others rob,
-    perf_analyzer still refuses some. Raises `LoadFailed` then."""
+    perf_analyzer still refuses some. Raises `LoadFailed` then.
+
+    The values of the inputs in ``varied``, name to shape, are others from request to request; those of the rest are
+    chosen once. It has neither an id nor a header to give them, but for the ids of sequences.
+    """
     port = server.grpc if protocol == "grpc" else server.http
-    with tempfile.NamedTemporaryFile(suffix=".csv") as table:
+    with tempfile.NamedTemporaryFile(suffix=".csv") as table, tempfile.NamedTemporaryFile("w", suffix=".json") as data:
+        if varied:
+            json.dump({"data": _steps(varied)}, data)
+            data.flush()
+            extra = (*extra, "--input-data", data.name)
         command = [str(program), "-m", model, "-u", f"127.0.0.1:{port}", "-i", protocol]
         command += ["--concurrency-range", str(connections), "--measurement-interval", str(round(seconds * 1000 / 3))]
         command += ["-s", "999", "-r", "3", "-f", table.name, *extra]
@@ -148,6 +167,19 @@ def perf_analyzer(
         raise LoadFailed(f"perf_analyzer on {server.name} {model}: {text[-1500:]}")
     row = rows[0]
     return Seen(float(row["Inferences/Second"]), float(row["p50 latency"]), float(row["p99 latency"]), client_s)
+
+
+def _steps(varied: Mapping[str, Sequence[int]]) -> list[dict[str, object]]:
+    """So many that no two requests in flight are alike; fewer where they are large."""
+    sizes = {name: _product(shape) for name, shape in varied.items()}
+    steps: list[dict[str, object]] = []
+    for number in range(max(4, min(_STEPS, _STEPS_FLOATS // sum(sizes.values())))):
+        step: dict[str, object] = {}
+        for name, shape in varied.items():
+            raw = array("f", [number + 0.25]) * sizes[name]
+            step[name] = {"b64": base64.b64encode(raw.tobytes()).decode(), "shape": list(shape)}
+        steps.append(step)
+    return steps
 
 
 def grpc(server: Running, model: str, inputs: str, connections: int, seconds: float, constant: bool = False) -> Seen:
@@ -241,7 +273,7 @@ def _us(text: str) -> float:
     return float(number) * UNITS_US[unit]
 
 
-def _product(shape: tuple[int, ...]) -> int:
+def _product(shape: Sequence[int]) -> int:
     size = 1
     for extent in shape:
         size *= extent

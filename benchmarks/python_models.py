@@ -247,8 +247,8 @@ def cycles(settings: Settings) -> Section:
 
 
 def _perf_analyzer(program: Path, protocol: str, connections: int, server: Running, seconds: float) -> load.Seen:
-    shape = f"INPUT0:{FLOATS}"
-    return load.perf_analyzer(program, server, protocol, "pyident", connections, seconds, "--shape", shape)
+    words, varied = ("--shape", f"INPUT0:{FLOATS}"), {"INPUT0": (FLOATS,)}
+    return load.perf_analyzer(program, server, protocol, "pyident", connections, seconds, *words, varied=varied)
 
 
 def _one_by_one(body: load.Body, server: Running, seconds: float) -> load.Seen:

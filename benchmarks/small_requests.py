@@ -56,7 +56,8 @@ def _wrk(body: load.Body, connections: int, server: Running, seconds: float) -> 
 
 def _perf_analyzer(program: Path, protocol: str, connections: int, server: Running, seconds: float) -> load.Seen:
     model = IDENTITIES[server.name]
-    return load.perf_analyzer(program, server, protocol, model, connections, seconds, "--shape", "INPUT0:16")
+    words, varied = ("--shape", "INPUT0:16"), {"INPUT0": (16,)}
+    return load.perf_analyzer(program, server, protocol, model, connections, seconds, *words, varied=varied)
 
 
 def _targets(name: str, found: dict[str, list[Run]]) -> list[Target]:
