@@ -243,7 +243,15 @@ def test_a_message_of_more_answers_than_there_are_is_refused() -> None:
             reader.answers(alike._replace(number=count))
 
 
-SOUND = {"number": 0, "model_name": "m", "model_version": "", "outputs": [], "columns": [["x", "FP32", [1]]]}
+SOUND = {
+    "number": 0,
+    "model_name": "m",
+    "model_version": "",
+    "outputs": [],
+    "columns": [["x", "FP32", [1]]],
+    "rows": 0,
+    "callers": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -255,6 +263,9 @@ SOUND = {"number": 0, "model_name": "m", "model_version": "", "outputs": [], "co
         {"model_name": 1},
         {"outputs": [1]},
         {"outputs": 1},
+        {"rows": None},
+        {"callers": [1]},
+        {"callers": None},
         {"columns": []},
         {"columns": [["x", "FP32", []]]},
         {"columns": [["x", "FP32", [0]]]},

@@ -8,6 +8,7 @@ ones beside the engine, whose ``submit`` and ``cancel`` are all that is needed t
 `framing`               how messages are told apart on a socket, and what kinds there are
 `codec`, `tensors`      requests and answers in a frame; `json_parts` is what travels as JSON
 `layouts`               requests and answers that differ in the bytes of their tensors only, many at a time
+`batches`               batches of an instance and what became of them, undescribed where they are alike
 `replies`               what an answer is on its way, or what is said in its place
 `arena`                 shared memory for tensors that are too large for a frame
 `channel`               sockets that take and give whole frames, for threads and for an event loop

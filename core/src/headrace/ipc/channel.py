@@ -13,6 +13,7 @@ from functools import partial
 from typing import NoReturn
 
 from headrace.ipc.arena import Arena, Writer
+from headrace.ipc.batches import DoneWriter
 from headrace.ipc.busy_poll import BusyPoller
 from headrace.ipc.codec import Encoder
 from headrace.ipc.framing import MOST_INTEGERS, Frame, FrameParser, Kind, integers_frame
@@ -131,6 +132,7 @@ class FrameSender:
         self._queue = SerialQueue()
         self._writer = Writer(arena)
         self._encoder = Encoder(self._writer)
+        self._done = DoneWriter(self._encoder)
 
     def answer(self, replies: list[Reply], times: Times | None = None) -> None:
         """Send answers, those of a batch with its ``times``. What cannot travel becomes an error."""
@@ -157,7 +159,7 @@ class FrameSender:
 
     def _write(self, replies: list[Reply], times: Times | None) -> None:
         try:
-            message = self._encoder.answers(replies, times)
+            message = self._encoder.answers(replies) if times is None else self._done.answers(replies, times)
         except ValueError as error:
             message = self._encoder.answers(self._apart(replies, error), times)
         self._answers.send(message)

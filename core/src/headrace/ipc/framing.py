@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 #: Of the whole schema.
-VERSION: Final = 5
+VERSION: Final = 6
 #: A frame may not be larger than this; a tensor over it needs room in the arena.
 MOST_BYTES: Final = (1 << 32) - 8
 #: Integers that one frame can count.
@@ -54,6 +54,7 @@ class Kind(IntEnum):
     LAYOUT = 11  # JSON: what requests or answers to come have in common (`headrace.ipc.layouts`)
     ALIKE_REQUESTS = 12  # requests of one layout
     ALIKE_ANSWERS = 13  # last answers of one layout
+    ALIKE_DONE = 14  # times, last answers of one layout: a batch has run that came as ALIKE_REQUESTS or REQUESTS
 
 
 class Frame(NamedTuple):
@@ -68,6 +69,11 @@ class Frame(NamedTuple):
     def text(self) -> bytes:
         """The meta of a frame that is one text."""
         return bytes(self.body[HEADER_BYTES : self.data]).rstrip(b"\0")
+
+
+def head(kind: int, count: int, begin: int, total: int) -> bytes:
+    """What a message of ``total`` bytes begins with whose data begin at ``begin``."""
+    return _HEADER.pack(total, kind, count, begin)
 
 
 def frame(kind: int, count: int, meta: bytes = b"") -> bytes:

@@ -5,9 +5,11 @@ message of requests or last answers of that layout has, in front of their tensor
 
     requests    layout u32 | bytes of the ids u32 | call of the first u64 | characters of each id u32[n] | the ids
     answers     layout u32 | spare u32 | calls u64[n]
+    done        layout u32 | spare u32 | call of the first u64 | times u64[4]
     tensors     one after the other those of the first name, then, at a multiple of 8 bytes, those of the second
 
-The calls of requests follow one another, and where there are no ids, there are no characters either.
+The calls of requests, and of a batch that is done, follow one another, and where there are no ids, there are no
+characters either.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from headrace.ipc.framing import HEADER_BYTES, PADDING, Buffer, Frame, Kind, ProtocolError, data_frame
+from headrace.ipc.framing import HEADER_BYTES, PADDING, Buffer, Frame, Kind, ProtocolError, data_frame, head
 from headrace.ipc.json_parts import json_frame, read_json
+from headrace.ipc.replies import Times
 from headrace.ipc.tensors import INLINE
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
@@ -35,6 +38,9 @@ MOST_LAYOUTS: Final = 1024
 MOST_ALIKE: Final = 4096
 
 _REQUESTS = Struct("<IIQ")
+_DONE = Struct("<IxxxxQQQQQ")
+#: What of one request, or of the answers to a batch of one, its layout does not say.
+_LONE_REQUEST, _LONE_DONE = Struct("<Qxxxx"), Struct("<QQQQQxxxx")
 _NONSENSE: Final = (StructError, ValueError, LookupError, TypeError, OverflowError)
 
 #: The tensors of one request or answer.
@@ -53,18 +59,39 @@ class Column(NamedTuple):
 class Layout:
     """What requests to a model, or answers of one, have in common: all but ids and the bytes of their tensors.
 
-    ``outputs`` are those asked for, and nothing for answers. Compared and hashed by identity.
+    ``outputs`` are those asked for, and nothing for answers. ``rows`` and ``callers`` are said of requests that an
+    instance is to run, and of nothing else. Compared and hashed by identity.
     """
 
-    __slots__ = ("columns", "model_name", "model_version", "names", "number", "outputs")
+    __slots__ = (
+        "callers", "columns", "lone_done", "lone_request", "model_name", "model_version", "names", "number", "outputs",
+        "rows",
+    )  # fmt: skip
 
     def __init__(
-        self, number: int, model_name: str, model_version: str, outputs: Sequence[str], columns: Sequence[Column]
+        self,
+        number: int,
+        model_name: str,
+        model_version: str,
+        outputs: Sequence[str],
+        columns: Sequence[Column],
+        rows: int = 0,
+        callers: Sequence[str] = (),
     ) -> None:
         self.number = number
         self.model_name, self.model_version, self.outputs = model_name, model_version, tuple(outputs)
         self.columns = tuple(columns)
         self.names = tuple(column.name for column in columns)
+        self.rows, self.callers = rows, tuple(callers)
+        #: How a message of one request, and of the answers to a batch of one, begin; nothing if there is more to write
+        #: than their numbers and the tensors.
+        self.lone_request, self.lone_done = self._lone(Kind.ALIKE_REQUESTS, 28), self._lone(Kind.ALIKE_DONE, 60)
+
+    def _lone(self, kind: Kind, end: int) -> bytes:
+        if any(column.nbytes % 8 for column in self.columns):
+            return b""
+        begin = -(-end // 8) * 8
+        return head(kind, 1, begin, begin + sum(column.nbytes for column in self.columns)) + pack("<Ixxxx", self.number)
 
 
 class AlikeRequests(NamedTuple):
@@ -81,6 +108,15 @@ class AlikeAnswers(NamedTuple):
 
     layout: Layout
     calls: Sequence[int]
+    outputs: Sequence[Tensors]
+
+
+class AlikeDone(NamedTuple):
+    """The last answers to a whole batch, as they have arrived: those of the calls from ``first_call`` on."""
+
+    layout: Layout
+    first_call: int
+    times: Times
     outputs: Sequence[Tensors]
 
 
@@ -153,6 +189,8 @@ class LayoutWriter:
         model_version: str,
         outputs: Sequence[str],
         tensors: Mapping[str, Any],
+        rows: int = 0,
+        callers: Sequence[str] = (),
     ) -> Layout | None:
         """The layout for ``key``, if that has been met before: a shape that never comes again is not worth one."""
         known = self.known
@@ -164,7 +202,7 @@ class LayoutWriter:
         columns = _columns(tensors)
         if columns is None:
             return None
-        known[key] = layout = Layout(self._count, model_name, model_version, outputs, columns)
+        known[key] = layout = Layout(self._count, model_name, model_version, outputs, columns, rows, callers)
         self._count += 1
         return layout
 
@@ -175,6 +213,10 @@ class LayoutWriter:
 
     def requests(self, layout: Layout, first_call: int, requests: Sequence[InferRequest]) -> bytes:
         """One message, or two, of requests of ``layout`` whose calls follow ``first_call``. At most `MOST_ALIKE`."""
+        if len(requests) == 1 and layout.lone_request and self._described[layout.number] is layout:
+            (request,) = requests
+            if not request.id:
+                return layout.lone_request + _LONE_REQUEST.pack(first_call) + _joined(layout, request.inputs)
         ids = [request.id for request in requests]
         text = "".join(ids)
         letters, lengths = b"", b""
@@ -187,6 +229,13 @@ class LayoutWriter:
         """One message, or two, of last answers of ``layout``, which have ``outputs``. At most `MOST_ALIKE`."""
         meta = [pack(f"<Ixxxx{len(calls)}Q", layout.number, *calls)]
         return self._message(Kind.ALIKE_ANSWERS, layout, meta, outputs)
+
+    def done(self, layout: Layout, first_call: int, times: Times, outputs: Sequence[Mapping[str, Tensor]]) -> bytes:
+        """One message, or two, of the last answers to a whole batch. At most `MOST_ALIKE`."""
+        if len(outputs) == 1 and layout.lone_done and self._described[layout.number] is layout:
+            return layout.lone_done + _LONE_DONE.pack(first_call, *times) + _joined(layout, outputs[0])
+        meta = [_DONE.pack(layout.number, first_call, *times)]
+        return self._message(Kind.ALIKE_DONE, layout, meta, outputs)
 
     def _message(
         self, kind: Kind, layout: Layout, meta: Sequence[bytes], tensors: Collection[Mapping[str, Any]]
@@ -206,6 +255,13 @@ class LayoutWriter:
         return _description(layout) + message
 
 
+def _joined(layout: Layout, tensors: Mapping[str, Any]) -> bytes:
+    names = layout.names
+    if len(names) == 1:
+        return tensors[names[0]].tobytes()  # type: ignore[no-any-return]
+    return b"".join([tensors[name].tobytes() for name in names])
+
+
 def _columns(tensors: Mapping[str, Any]) -> list[Column] | None:
     """None for tensors that are large enough for an arena, and for those of which many in a row are no array."""
     found = []
@@ -219,7 +275,7 @@ def _columns(tensors: Mapping[str, Any]) -> list[Column] | None:
 
 def _description(layout: Layout) -> bytes:
     columns = [(name, datatype.name, shape) for name, datatype, shape, _ in layout.columns]
-    fields = ("number", "model_name", "model_version", "outputs")
+    fields = ("number", "model_name", "model_version", "outputs", "rows", "callers")
     return json_frame(Kind.LAYOUT, {name: getattr(layout, name) for name in fields} | {"columns": columns})
 
 
@@ -238,12 +294,13 @@ class LayoutReader:
         try:
             number = int(found["number"])
             columns = [_column(*each) for each in found["columns"]]
-            names = found["model_name"], found["model_version"], *found["outputs"]
+            names = found["model_name"], found["model_version"], *found["outputs"], *found["callers"]
+            rows, callers = int(found["rows"]), found["callers"]
         except _NONSENSE as error:
             raise ProtocolError(f"a layout: {type(error).__name__}: {error}") from error
         if not 0 <= number < MOST_LAYOUTS or not columns or not all(isinstance(name, str) for name in names):
             raise ProtocolError(f"a layout {number} of {len(columns)} tensors for {names}")
-        self._layouts[number] = Layout(number, names[0], names[1], names[2:], columns)
+        self._layouts[number] = Layout(number, names[0], names[1], found["outputs"], columns, rows, callers)
         return number
 
     def requests(self, message: Frame) -> AlikeRequests:
@@ -276,6 +333,15 @@ class LayoutReader:
         except _NONSENSE as error:
             raise ProtocolError(f"answers: {type(error).__name__}: {error}") from error
 
+    def done(self, message: Frame) -> AlikeDone:
+        """The answers of ALIKE_DONE. Raises `ProtocolError`."""
+        try:
+            number, first_call, *times = _DONE.unpack_from(message.body, HEADER_BYTES)
+            layout = self._layouts[number]
+            return AlikeDone(layout, first_call, tuple(times), _rows(layout, message))
+        except _NONSENSE as error:
+            raise ProtocolError(f"answers: {type(error).__name__}: {error}") from error
+
 
 def _column(name: Any, datatype: Any, shape: Iterable[Any]) -> Column:
     kind, dims = dtypes.BY_NAME[datatype], tuple(shape)
@@ -292,6 +358,12 @@ def _column(name: Any, datatype: Any, shape: Iterable[Any]) -> Column:
 def _rows(layout: Layout, message: Frame) -> list[Tensors]:
     """The tensors of each, as views of the message. Raises `TypeError` where they run past it."""
     count, position = message.number, message.data
+    if count == 1:
+        body, row = message.body, {}
+        for name, datatype, shape, nbytes in layout.columns:
+            row[name] = np.ndarray(shape, datatype.numpy, body, position)
+            position += nbytes + -nbytes % 8
+        return [row]
     columns = []
     for _, datatype, shape, nbytes in layout.columns:
         columns.append(np.ndarray((count, *shape), datatype.numpy, message.body, position))

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from headrace.errors import HeadraceError, InternalError, Rescheduled, Unavailable
+from headrace.ipc.batches import BatchWriter, DoneReader
 from headrace.ipc.busy_poll import LoopBusyPoller
-from headrace.ipc.codec import Decoder, Encoder, read_times
+from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import Frame, ProtocolError
 from headrace.ipc.peer_requests import LoopOutgoingRequests
-from headrace.ipc.replies import AnswerStatus, Times
+from headrace.ipc.replies import Times
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.workers.warmup import WarmupSample
@@ -45,14 +46,15 @@ class BatchChannel(LoopOutgoingRequests):
     ) -> None:
         super().__init__(decoder, send_aside)
         self.sink = sink
-        self._name, self._encoder, self._work = name, encoder, work
+        self._name, self._work = name, work
+        self._writer, self._reader = BatchWriter(encoder), DoneReader(decoder)
         self._poller = LoopBusyPoller(busy_poll_us, self.in_flight.__len__)
 
     def run(self, batch: Sequence[Ticket]) -> None:
         """Have a batch executed. Raises `HeadraceError` if it cannot be sent."""
         numbered = self.numbered(batch)
         try:
-            message = self._encoder.requests(numbered)
+            message = self._writer.requests(numbered)
         except ValueError as error:
             raise InternalError(f"the batch cannot be sent to '{self._name}': {error}") from error
         self.enter(numbered)
@@ -61,16 +63,19 @@ class BatchChannel(LoopOutgoingRequests):
             self._poller.stay()
 
     def done(self, message: Frame) -> None:
-        """A batch has run. Raises `ProtocolError`, and other errors at nonsense."""
-        replies = [reply for reply in self._decoder.answers(message) if reply.status is not AnswerStatus.LATER]
-        times = read_times(message)
+        """Take DONE, ALIKE_DONE and LAYOUT. Raises `ProtocolError`, and other errors at nonsense."""
+        done = self._reader.hear(message)
+        if done is None:
+            return
+        calls, answers, times = done
         self._poller.heard()
-        tickets = [self.in_flight[reply.call] for reply in replies]
-        if len(set(tickets)) < len(tickets):
+        in_flight = self.in_flight
+        tickets = [in_flight[call] for call in calls]
+        if len(tickets) > 1 and len(set(tickets)) < len(tickets):
             raise ProtocolError("DONE: two answers to one request")
-        for reply in replies:  # only now, so that nothing is lost in a message that makes no sense
-            del self.in_flight[reply.call]
-        self.sink.batch_done(tickets, [reply.answer for reply in replies], times)
+        for call in calls:  # only now, so that nothing is lost in a message that makes no sense
+            del in_flight[call]
+        self.sink.batch_done(tickets, answers, times)
 
     def _deliver(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         self.sink.answered(ticket, answer, final)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.backends.base import Isolation
 from headrace.errors import LoadError
@@ -24,6 +24,7 @@ from headrace.workers.threads import LoopMailbox
 
 log = logging.getLogger(__name__)
 
+_OF_BATCHES: Final = frozenset((Kind.ALIKE_DONE, Kind.DONE, Kind.LAYOUT))
 _LAUNCHES = ThreadPoolExecutor(4, "headrace-launch")
 
 
@@ -195,7 +196,7 @@ class Child:
 
     def _hear(self, message: Frame) -> None:
         kind = message.kind
-        if kind == Kind.DONE:
+        if kind in _OF_BATCHES:
             self.batches.done(message)
         elif kind == Kind.ANSWERS:
             self.batches.hear(message)

@@ -21,6 +21,7 @@ from headrace.backends.base import AnyInstance, BaseInstance
 from headrace.backends.services import Services
 from headrace.errors import Code, HeadraceError, summary
 from headrace.ipc.arena import Arena, Reader
+from headrace.ipc.batches import BatchReader
 from headrace.ipc.channel import FramedSocket, FrameSender
 from headrace.ipc.codec import Decoder, ReceivedRequest
 from headrace.ipc.framing import VERSION, Frame, Kind, read_integers
@@ -88,8 +89,8 @@ class Executor:
     def __init__(self, work: FramedSocket, decoder: Decoder, sender: FrameSender, services: Services) -> None:
         self.instance: AnyInstance
         self.open: dict[int, Ticket] = {}
-        self._work, self._decoder, self._sender, self._services = work, decoder, sender, services
-        self._name = self._version = ""
+        self._work, self._sender, self._services = work, sender, services
+        self._batches = BatchReader(decoder)
         self._spec: InstanceSpec | None = None
 
     def work(self) -> NoReturn:
@@ -97,10 +98,9 @@ class Executor:
         frames = self._work.frames()
         runner = self._load(next(frames))
         for message in frames:
-            if message.kind == Kind.REQUESTS:
-                self._run(runner, message)
-            elif message.kind == ChildKind.CLOSE:
+            if message.kind == ChildKind.CLOSE:
                 self._close(runner)
+            self._run(runner, message)
         raise AssertionError("unreachable")
 
     def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
@@ -119,7 +119,7 @@ class Executor:
             module, _, name = spec.entry.partition(":")
             self.instance = getattr(import_module(module), name)(spec)
             schema = spec.schema()
-            self._name, self._version = spec.name, str(spec.version)
+            self._batches.model_name, self._batches.model_version = spec.name, str(spec.version)
         except BaseException as error:  # SystemExit of a model is a failure to load, too
             self._fail(error)
         try:
@@ -142,7 +142,9 @@ class Executor:
         os._exit(1)
 
     def _run(self, runner: Runner, message: Frame) -> None:
-        requests = self._decoder.requests(message, model_name=self._name, model_version=self._version)
+        requests = self._batches.hear(message)
+        if not requests:
+            return
         tickets = [self._ticket(request) for request in requests]
         self._work.is_hurried = len(requests) == 1  # the callers of many take their time to come back
         answers, times = run_batch(runner, tickets)
