@@ -278,6 +278,20 @@ def test_a_process_may_allocate_what_its_model_allows(run_trial: Run) -> None:
     assert model.number("pid") == pid
 
 
+def test_what_loading_made_is_frozen_once_what_it_left_is_collected(run_trial: Run) -> None:
+    model = run_trial(load="leave circles")
+    assert model.number("circles") == 0
+    assert model.number("frozen") > 10_000  # the modules alone
+
+
+def test_what_requests_leave_in_a_process_is_collected_as_ever(run_trial: Run) -> None:
+    model = run_trial()
+    frozen = model.number("frozen")
+    model.infer("leave circles")
+    assert model.number("collect") == 0
+    assert model.number("frozen") == frozen
+
+
 def test_a_descriptor_too_few_leaves_no_process_behind(run_trial: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def dup(end: socket.socket) -> socket.socket:
         raise OSError(errno.EMFILE, "Too many open files")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -434,8 +435,34 @@ def _count_looks(folder: Path, request: Any) -> None:
     os.sched_yield = counted
 
 
+class _Circle:
+    """Only a collection finds it, once nobody else has it."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        _Circle.alive += 1
+        self.itself = self
+
+    def __del__(self) -> None:
+        _Circle.alive -= 1
+
+
+def _leave_circles(folder: Path, request: Any) -> None:
+    for _ in range(3):
+        _Circle()
+
+
+def _collect(folder: Path, request: Any) -> int:
+    """How many circles there are after a collection; -1 where none would begin by itself."""
+    gc.collect()
+    return _Circle.alive if gc.isenabled() else -1
+
+
 DEEDS: dict[str, Callable[[Path, Any], int | None]] = {
     "babble": _babble,
+    "circles": lambda folder, request: _Circle.alive,
+    "collect": _collect,
     "count looks": _count_looks,
     "eat": _eat,
     "exit": _exit,
@@ -449,6 +476,8 @@ DEEDS: dict[str, Callable[[Path, Any], int | None]] = {
     "kill": _kill,
     "leave": _leave,
     "lie": _lie,
+    "frozen": lambda folder, request: gc.get_freeze_count(),
+    "leave circles": _leave_circles,
     "looks": lambda folder, request: _looks,
     "pid": lambda folder, request: os.getpid(),
     "priority": lambda folder, request: request.priority,

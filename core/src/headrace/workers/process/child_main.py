@@ -7,6 +7,7 @@ main thread is the `Executor`'s, which loads the instance and runs batch after b
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -128,6 +129,9 @@ class Executor:
             close_instance(self.instance, spec.instance_name)
             self._fail(error)
         runner.connect(self)
+        # What loading made lives as long as the process. Collections, which are the model's affair, need not walk it.
+        gc.collect()
+        gc.freeze()
         checks = type(self.instance).is_ready is not BaseInstance.is_ready
         self._work.send(json_frame(ChildKind.LOADED, {"has_check": checks, "version": VERSION}))
         return runner
