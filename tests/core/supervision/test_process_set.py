@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import HeadraceError, InternalError, LoadError
+from headrace.ipc.framing import Frame
 from headrace.supervision.exits import RestartPolicy
 from headrace.supervision.process_set import ProcessSet
-from headrace.supervision.supervised_process import LaunchedProcess, SupervisedProcess, launch
+from headrace.supervision.supervised_process import LaunchedProcess, LifeKind, SupervisedProcess, launch
 
 CHILD = """
 import asyncio, select, socket, uvloop
@@ -166,6 +167,52 @@ def test_one_that_dies_is_followed_by_another_even_if_that_fails_at_first(caplog
         "idle 0 could not be launched: OSError: [Errno 24] Too many open files; its connections are lost",
         "idle 0 has been restarted",
     ]
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_one_that_has_just_started_when_all_are_to_end_is_not_replaced(
+    turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cancellation that comes in the same turn as what is waited for is lost."""
+
+    async def scenario() -> None:
+        drains: list[asyncio.Task[None]] = []
+        made = []
+
+        async def drain() -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await found.drain()
+
+        class Hasty(Idle):
+            start_timeout_s = 90.0
+
+            def hear(self, message: Frame) -> None:
+                super().hear(message)
+                if message.kind == LifeKind.STARTED:
+                    drains.append(asyncio.ensure_future(drain()))
+
+        def make(number: int) -> Idle:
+            made.append(number)
+            return (Idle, Hasty)[len(made) > 1](number)
+
+        found = ProcessSet(1, make)
+        await found.start()
+        found.keep()
+        (first,) = found.processes
+        os.kill(first.pid, signal.SIGKILL)
+        await first.ended.wait()
+        while not drains:
+            await asyncio.sleep(0.01)
+        await drains[0]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert found.processes[0].exit_code == 0
+        assert made == [0, 0]
+
+    run(scenario())
+    lost = [record.getMessage() for record in caplog.records if "connections are lost" in record.getMessage()]
+    assert lost == ["idle 0 was killed by SIGKILL; its connections are lost"]
 
 
 def test_those_that_were_never_started_end_at_once() -> None:

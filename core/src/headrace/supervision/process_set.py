@@ -24,6 +24,7 @@ class ProcessSet(Generic[P]):
         self.processes = [make(number) for number in range(count)]
         self._make = make
         self._keepers: list[asyncio.Task[None]] = []
+        self._is_ending = False
 
     async def start(self) -> None:
         """Returns once all have started. Raises what the first says that cannot start."""
@@ -35,22 +36,26 @@ class ProcessSet(Generic[P]):
 
     async def drain(self) -> None:
         """Have all answer what they have, and return when they have ended."""
-        for keeper in self._keepers:
-            keeper.cancel()
+        self._let_go()
         for process in self.processes:
             process.drain()
         await asyncio.gather(*(process.ended.wait() for process in self.processes))
 
     def end(self) -> None:
         """Leave nothing behind: kill those that still run."""
-        for keeper in self._keepers:
-            keeper.cancel()
+        self._let_go()
         for process in self.processes:
             process.condemn("was not needed any more")
 
+    def _let_go(self) -> None:
+        """Replace nobody any more."""
+        self._is_ending = True
+        for keeper in self._keepers:
+            keeper.cancel()
+
     async def _keep(self, number: int) -> None:
         policy = RestartPolicy()
-        while True:
+        while not self._is_ending:  # a cancellation is lost when what was waited for has just come (asyncio.wait_for)
             await self.processes[number].ended.wait()
             log.error("%s; its connections are lost", self.processes[number].reason)
             policy.add_exit()

@@ -93,7 +93,7 @@ class SupervisedProcess(ABC):
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._trouble = ""
-        self._has_begun = False
+        self._has_begun = self._serves = False
         self._launched: LaunchedProcess | None = None
         self._heartbeat: Heartbeat | None = None
         self._transport: asyncio.WriteTransport | None = None
@@ -164,11 +164,12 @@ class SupervisedProcess(ABC):
             ask = partial(self.send, frame(LifeKind.ASK, 0))
             lost = partial(self.condemn, f"has not answered for {self.most_silent_s} s and was killed")
             self._heartbeat = Heartbeat(self.call_later, ask, lost, self.most_silent_s)
+        self._serves = True
 
     @property
     def has_started(self) -> bool:
-        """Whether it serves."""
-        return self._started.done() and not self.is_dead and self._started.exception() is None
+        """Whether `start` has returned, and it lives."""
+        return self._serves and not self.is_dead
 
     @property
     def is_connected(self) -> bool:
