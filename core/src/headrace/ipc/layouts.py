@@ -85,12 +85,13 @@ class Layout:
         self.rows, self.callers = rows, tuple(callers)
         #: How a message of one request, and of the answers to a batch of one, begin; nothing if there is more to write
         #: than their numbers and the tensors.
-        self.lone_request, self.lone_done = self._lone(Kind.ALIKE_REQUESTS, 28), self._lone(Kind.ALIKE_DONE, 60)
+        self.lone_request = self._lone(Kind.ALIKE_REQUESTS, _REQUESTS.size)
+        self.lone_done = self._lone(Kind.ALIKE_DONE, _DONE.size)
 
-    def _lone(self, kind: Kind, end: int) -> bytes:
+    def _lone(self, kind: Kind, meta_bytes: int) -> bytes:
         if any(column.nbytes % 8 for column in self.columns):
             return b""
-        begin = -(-end // 8) * 8
+        begin = -(-(HEADER_BYTES + meta_bytes) // 8) * 8
         return head(kind, 1, begin, begin + sum(column.nbytes for column in self.columns)) + pack("<Ixxxx", self.number)
 
 
