@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from headrace.ipc.codec import Decoder, Encoder, ReceivedRequest, read_times
 from headrace.ipc.framing import Frame, Kind
-from headrace.ipc.layouts import MOST_ALIKE, Layout, LayoutReader, LayoutWriter, answer_key, is_plain, request_key
+from headrace.ipc.layouts import MOST_ALIKE, Layout, LayoutReader, LayoutWriter, is_plain, request_key
 from headrace.ipc.replies import AnswerStatus, Reply, Times
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
@@ -121,29 +121,17 @@ class DoneWriter:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder, self._layouts = encoder, LayoutWriter()
-        self._known = self._layouts.known
 
     def answers(self, replies: Sequence[Reply], times: Times) -> bytes:
         """A message of the answers to a whole batch. Raises `ValueError` for what cannot travel."""
         call, _, _, answer = replies[0]
-        layout = self._layout(answer)
+        layout = self._layouts.layout_of(answer)
         if layout is None or len(replies) > MOST_ALIKE:
             return self._encoder.answers(replies, times)
         outputs = [answer.outputs]  # type: ignore[union-attr]  # it has a layout
         for place in range(1, len(replies)):
             other = replies[place].answer
-            if replies[place].call != call + place or self._layout(other) is not layout:
+            if replies[place].call != call + place or self._layouts.layout_of(other) is not layout:
                 return self._encoder.answers(replies, times)
             outputs.append(other.outputs)  # type: ignore[union-attr]
         return self._layouts.done(layout, call, times, outputs)
-
-    def _layout(self, answer: Answer) -> Layout | None:
-        if type(answer) is not InferResponse or answer.parameters:
-            return None
-        key = answer_key(answer)
-        if key is None:
-            return None
-        layout = self._known.get(key)
-        if layout is None:
-            layout = self._layouts.meet(key, "", "", (), answer.outputs)
-        return layout

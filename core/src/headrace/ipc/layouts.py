@@ -29,7 +29,7 @@ from headrace.ipc.tensors import INLINE
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.request import InferRequest
-from headrace.messages.response import InferResponse
+from headrace.messages.response import Answer, InferResponse
 from headrace.messages.tensor import Tensor
 
 #: Layouts that one side remembers of what it has sent, those included that it has met only once. Clients choose shapes.
@@ -205,6 +205,18 @@ class LayoutWriter:
             return None
         known[key] = layout = Layout(self._count, model_name, model_version, outputs, columns, rows, callers)
         self._count += 1
+        return layout
+
+    def layout_of(self, answer: Answer) -> Layout | None:
+        """The layout of a last answer; None for one that is no response, says more than tensors, or is met first."""
+        if type(answer) is not InferResponse or answer.parameters:
+            return None
+        key = answer_key(answer)
+        if key is None:
+            return None
+        layout = self.known.get(key)
+        if layout is None:
+            layout = self.meet(key, answer.model_name, answer.model_version, (), answer.outputs)
         return layout
 
     def forget(self) -> None:

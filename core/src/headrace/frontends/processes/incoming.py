@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.errors import HeadraceError, InternalError
 from headrace.ipc.codec import Decoder, Encoder, ReceivedRequest
 from headrace.ipc.framing import Frame, Kind, ProtocolError
-from headrace.ipc.layouts import MOST_ALIKE, AlikeRequests, Layout, LayoutReader, LayoutWriter, answer_key
+from headrace.ipc.layouts import MOST_ALIKE, AlikeRequests, Layout, LayoutReader, LayoutWriter
 from headrace.ipc.peer_requests import MOST_INCOMING, AtOnce, IncomingRequests
 from headrace.ipc.replies import Reply, reply_of, unsendable_reply
 from headrace.large import LARGE_BYTES
 from headrace.messages.request import InferRequest
-from headrace.messages.response import Answer, InferResponse
+from headrace.messages.response import Answer
 from headrace.messages.tensor import BytesTensor
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.pacing import paced
@@ -187,16 +187,7 @@ class IncomingInferences(IncomingRequests):
                 self._send(self._layouts.answers(layout, [each.call for each in part], outputs))
 
     def _layout_of(self, answered: _Answered) -> Layout | None:
-        _, answer, final = answered
-        if not final or type(answer) is not InferResponse or answer.parameters:
-            return None
-        key: Hashable = answer_key(answer)
-        if key is None:
-            return None
-        layout = self._layouts.known.get(key)
-        if layout is None:
-            return self._layouts.meet(key, answer.model_name, answer.model_version, (), answer.outputs)
-        return layout
+        return self._layouts.layout_of(answered.answer) if answered.final else None
 
     def _send_others(self, replies: list[Reply]) -> None:
         try:
