@@ -19,6 +19,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.backends.agreement import (
+        check_against_graph,
+        complete_from_graph,
+        default_max_batch_size,
+        names_all_tensors,
+    )
     from headrace.backends.base import (
         AnyInstance,
         Backend,
@@ -33,6 +39,8 @@ if TYPE_CHECKING:
         StreamInstance,
         Tensors,
     )
+    from headrace.backends.cores import available_cores, threads_per_instance
+    from headrace.backends.graph import Graph, GraphTensor
     from headrace.backends.services import LOG_LEVELS, LogLevel, Services
     from headrace.caches.base import CachedResponse, ResponseCache
     from headrace.caches.packing import pack_response, unpack_response
@@ -99,6 +107,12 @@ if TYPE_CHECKING:
 #: Where each name lives. Imported on first use: who writes a backend need not import a server, and
 #: a process host has no more than NumPy.
 _HOMES = {
+    "headrace.backends.agreement": (
+        "check_against_graph",
+        "complete_from_graph",
+        "default_max_batch_size",
+        "names_all_tensors",
+    ),
     "headrace.backends.base": (
         "AnyInstance",
         "Backend",
@@ -113,6 +127,8 @@ _HOMES = {
         "StreamInstance",
         "Tensors",
     ),
+    "headrace.backends.cores": ("available_cores", "threads_per_instance"),
+    "headrace.backends.graph": ("Graph", "GraphTensor"),
     "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "Services"),
     "headrace.caches.base": ("CachedResponse", "ResponseCache"),
     "headrace.caches.packing": ("pack_response", "unpack_response"),
@@ -203,6 +219,8 @@ __all__ = [
     "Engine",
     "Entrance",
     "Frontend",
+    "Graph",
+    "GraphTensor",
     "HeadraceError",
     "HeldUntil",
     "HttpCall",
@@ -257,20 +275,26 @@ __all__ = [
     "Wait",
     "Waiting",
     "as_tensor",
+    "available_cores",
     "backend_settings",
+    "check_against_graph",
     "check_metric_update",
     "child_command",
+    "complete_from_graph",
     "config_to_json",
+    "default_max_batch_size",
     "dtypes",
     "ending",
     "hookimpl",
     "inputs_of_padding",
     "metric_without_value",
+    "names_all_tensors",
     "one_line",
     "paced",
     "pack_response",
     "read_config",
     "read_isolation",
+    "threads_per_instance",
     "unpack_response",
     "why_path_leaves",
 ]

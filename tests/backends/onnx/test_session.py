@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from headrace import Code, ConfigError, Device, LoadError
 from headrace_onnx import OnnxRuntime, Parameters, providers, session
-from headrace_onnx.session import default_intra_op_threads, open_session
+from headrace_onnx.session import open_session
 
 AB = """
     max_batch_size: 4
@@ -174,32 +174,6 @@ def test_the_arena_can_be_shrunk_after_every_run(graphs: Any, pair: Any) -> None
     key = "memory.enable_memory_arena_shrinkage"
     assert instance._options.get_run_config_entry(key) == "cpu:0"
     np.testing.assert_array_equal(instance.execute({"A": pair[0], "B": pair[1]})["S"], pair[0] + pair[1])
-
-
-@pytest.mark.parametrize(
-    ("groups", "cores", "expected"),
-    [
-        ("", 16, 8),
-        ("instance_group { kind: KIND_CPU count: 4 }", 16, 4),
-        ("instance_group { kind: KIND_CPU count: 32 }", 16, 1),
-        ("instance_group { kind: KIND_CPU } instance_group { kind: KIND_CPU count: 2 }", 16, 4),
-        ("instance_group { kind: KIND_CPU count: 2 } instance_group { kind: KIND_CPU count: 2 passive: true }", 16, 8),
-        ("instance_group { kind: KIND_GPU count: 4 } instance_group { kind: KIND_CPU count: 1 }", 16, 16),
-        ("", 1, 1),
-    ],
-)
-def test_the_cores_are_divided_among_the_cpu_instances(
-    graphs: Any, monkeypatch: pytest.MonkeyPatch, groups: str, cores: int, expected: int
-) -> None:
-    monkeypatch.setattr("headrace_onnx.session.available_cores", lambda: cores)
-    assert default_intra_op_threads(graphs.model(graphs.add(), groups).config, 2) == expected
-
-
-def test_cores_are_those_that_this_process_may_use() -> None:
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    code += "from headrace_onnx.session import available_cores; print(available_cores())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "1"
 
 
 GLOBAL_POOL = """

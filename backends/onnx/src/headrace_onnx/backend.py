@@ -6,12 +6,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from headrace import AnyInstance, Backend, Model
-from headrace_onnx import agreement, providers
-from headrace_onnx.graph import Graph
+from headrace import (
+    AnyInstance,
+    Backend,
+    Model,
+    check_against_graph,
+    complete_from_graph,
+    default_max_batch_size,
+    names_all_tensors,
+)
+from headrace_onnx import providers
 from headrace_onnx.instance import DeviceInstance, OnnxInstance, OrtValueInstance, Plan
 from headrace_onnx.parameters import Parameters
-from headrace_onnx.session import default_max_batch_size, load_engine, open_session, open_unoptimized, run_options
+from headrace_onnx.session import load_engine, open_session, open_unoptimized, run_options
+from headrace_onnx.session_graph import graph_of
 
 
 class SessionPool:
@@ -43,10 +51,10 @@ class OnnxRuntime(Backend):
 
     def complete_config(self, model: Model) -> None:
         """Everything that the graph knows; nothing if the config names inputs and outputs."""
-        if agreement.is_complete(model.config):
+        if names_all_tensors(model.config):
             return
         session = open_unoptimized(load_engine(), model, self.options)
-        agreement.complete(model.config, Graph.of(session), default_max_batch_size(self.options))
+        complete_from_graph(model.config, graph_of(session), default_max_batch_size(self.name, self.options))
 
     def share(self, model: Model) -> SessionPool:
         return SessionPool()
@@ -63,8 +71,8 @@ class OnnxRuntime(Backend):
 
         is_shared = device.kind == "cpu" and model.parameters.share_session_between_instances
         session = model.shared.get(make) if is_shared and model.shared is not None else make()
-        graph = Graph.of(session)
-        agreement.check(model.config, graph)
+        graph = graph_of(session)
+        check_against_graph(model.config, graph)
         plan, options = Plan.of(model.config, graph), run_options(onnxruntime, model)
         if plan.has_bfloat16:
             return OrtValueInstance(session, plan, options, onnxruntime.OrtValue)

@@ -20,6 +20,7 @@ from headrace import (
     BytesTensor,
     Code,
     Device,
+    Graph,
     HeadraceError,
     Instance,
     InvalidArgument,
@@ -28,7 +29,6 @@ from headrace import (
     Tensors,
     dtypes,
 )
-from headrace_onnx.graph import Graph
 from headrace_onnx.session import reword
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
@@ -52,7 +52,7 @@ class Plan:
         batching = config.sequence_batching
         told = [control.name for control in batching.control_input] + [state.input_name for state in batching.state]
         given = [io.name for io in config.output] + [state.output_name for state in batching.state]
-        inputs = [(graph.inputs | graph.optional)[name] for name in (*(io.name for io in config.input), *told)]
+        inputs = [{**graph.inputs, **graph.optional}[name] for name in (*(io.name for io in config.input), *told)]
         outputs = [graph.outputs[name] for name in dict.fromkeys(given)]
         dims = {io.name: tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims) for io in config.output}
         return cls(

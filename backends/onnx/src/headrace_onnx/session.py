@@ -6,14 +6,13 @@ Source: docs/spec/behaviours.md section 10.2. Errors of the engine are told in o
 from __future__ import annotations
 
 import logging
-import os
 import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace import ConfigError, Device, LoadError, Model, ModelConfig, ModelInstanceGroup
+from headrace import ConfigError, Device, LoadError, Model, threads_per_instance
 from headrace_onnx import providers, references
 
 log = logging.getLogger("headrace.onnxruntime")
@@ -90,18 +89,6 @@ def run_options(onnxruntime: Any, model: Model) -> Any:
     return options
 
 
-def default_intra_op_threads(config: ModelConfig, default_instances: int) -> int:
-    """Threads within an operator when the config does not say: the cores divided among the CPU
-    instances, so that a busy model keeps every core busy once, and not more."""
-    cpu_kinds = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_AUTO)
-    instances = sum(
-        group.count or default_instances
-        for group in config.instance_group
-        if group.kind in cpu_kinds and not group.passive
-    )
-    return max(1, available_cores() // max(1, instances or default_instances))
-
-
 def _session_options(onnxruntime: Any, model: Model, backend_options: Mapping[str, str]) -> Any:
     parameters, options = model.parameters, onnxruntime.SessionOptions()
     level = _GRAPH_LEVELS.get(model.config.optimization.graph.level, "ORT_ENABLE_ALL")
@@ -113,7 +100,7 @@ def _session_options(onnxruntime: Any, model: Model, backend_options: Mapping[st
     if share_threads(onnxruntime, backend_options):
         options.use_per_session_threads = False
     else:
-        options.intra_op_num_threads = parameters.intra_op_thread_count or default_intra_op_threads(model.config, 2)
+        options.intra_op_num_threads = parameters.intra_op_thread_count or threads_per_instance(model.config, 2)
         options.inter_op_num_threads = parameters.inter_op_thread_count
     for key, value in parameters.session.items():
         options.add_session_config_entry(key, value)
@@ -175,23 +162,6 @@ def share_threads(onnxruntime: Any, options: Mapping[str, str]) -> bool:
         elif _pool_sizes != sizes:
             log.warning("the global thread pool of ONNX Runtime stays at %s threads, not %s", _pool_sizes, sizes)
     return True
-
-
-def available_cores() -> int:
-    """Cores that this process may use: its CPU affinity, and the quota of its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-
-
-def default_max_batch_size(options: Mapping[str, str]) -> int:
-    """``--backend-config=onnxruntime,default-max-batch-size=N``; 4 unless set (docs/spec/behaviours.md section 4.3)."""
-    if "default-max-batch-size" not in options:
-        log.debug("Adding default backend config setting: default-max-batch-size,4")
-    return max(0, _number(options, "default-max-batch-size", 4))
 
 
 def _make_pool(onnxruntime: Any, sizes: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""How a config and the graph beside it come together: what the graph fills in, and whether the two agree.
+"""A config and what an engine says of the file beside it: what the file fills in, and whether the two agree.
 
 Source: docs/spec/behaviours.md sections 10.1 and 10.2, with Triton's words.
 """
@@ -9,29 +9,42 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-from headrace import (
-    ConfigError,
-    DataType,
-    LoadError,
-    ModelConfig,
-    ModelInput,
-    ModelOutput,
-    config_to_json,
-    dtypes,
-    inputs_of_padding,
-)
-from headrace_onnx.graph import Graph, TensorInfo
+from headrace.backends.graph import Graph, GraphTensor
+from headrace.config.config_json import config_to_json
+from headrace.config.confinement import one_line
+from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from headrace.config.padding import inputs_of_padding
+from headrace.errors import ConfigError, LoadError
+from headrace.messages import dtypes
+from headrace.messages.dtypes import DataType
 
-log = logging.getLogger("headrace.onnxruntime")
+log = logging.getLogger(__name__)
 
 
-def is_complete(config: ModelConfig) -> bool:
+def names_all_tensors(config: ModelConfig) -> bool:
     """Whether the config already names inputs and outputs; then nothing at all is completed, so
     that ``max_batch_size: 0`` can be said."""
     return bool(config.input or config.batch_input) and bool(config.output)
 
 
-def complete(config: ModelConfig, graph: Graph, default_max_batch_size: int) -> None:
+def default_max_batch_size(backend: str, options: Mapping[str, str]) -> int:
+    """``--backend-config=<backend>,default-max-batch-size=N``; 4 unless set (docs/spec/behaviours.md section 4.3).
+
+    Raises `ConfigError` for what is no whole number.
+    """
+    text = options.get("default-max-batch-size")
+    if text is None:
+        log.debug("Adding default backend config setting: default-max-batch-size,4")
+        return 4
+    try:
+        return max(0, int(text))
+    except ValueError:
+        raise ConfigError(
+            f"backend option default-max-batch-size of '{backend}' must be a whole number, got '{one_line(text)}'"
+        ) from None
+
+
+def complete_from_graph(config: ModelConfig, graph: Graph, default_max_batch_size: int) -> None:
     """Fill ``max_batch_size``, ``dynamic_batching``, ``input`` and ``output`` of ``config``.
 
     Raises `ConfigError` when the config asks for batches that the graph does not take, and
@@ -66,11 +79,11 @@ def _complete_batching(config: ModelConfig, graph: Graph, default_max_batch_size
 def _hints_agree(config: ModelConfig, graph: Graph) -> bool:
     """Whether the dims that the config does give leave the batch axis out."""
     given: Iterable[ModelInput | ModelOutput] = chain(config.input, config.output)
-    known = graph.inputs | graph.outputs
+    known = {**graph.inputs, **graph.outputs}
     return all(len(io.dims) + 1 == len(known[io.name].shape) for io in given if io.name in known)
 
 
-def _describe(io: ModelInput | ModelOutput, info: TensorInfo, direction: str, model: str, skipped: int) -> None:
+def _describe(io: ModelInput | ModelOutput, info: GraphTensor, direction: str, model: str, skipped: int) -> None:
     io.name = info.name
     io.data_type = info.require_datatype(direction, model).config_value  # type: ignore[assignment]
     io.dims.extend(info.shape[skipped:])
@@ -80,7 +93,7 @@ def _describe(io: ModelInput | ModelOutput, info: TensorInfo, direction: str, mo
             io.reshape.SetInParent()
 
 
-def check(config: ModelConfig, graph: Graph) -> None:
+def check_against_graph(config: ModelConfig, graph: Graph) -> None:
     """Raise `ConfigError`, or `LoadError` for a type that cannot be served, at the first
     disagreement, in Triton's words."""
     controls = [control.name for control in config.sequence_batching.control_input]
@@ -90,7 +103,7 @@ def check(config: ModelConfig, graph: Graph) -> None:
     _check_input_count(config, graph, len(controls) + len(states) + len(made))
     _check_made(config, graph, made)
     for io in config.input:
-        info = _find(io, graph.inputs | graph.optional, "input")
+        info = _find(io, {**graph.inputs, **graph.optional}, "input")
         _check_optional(config, io)
         _check_datatype(config, io, info, "input")
         if io.allow_ragged_batch:
@@ -153,7 +166,7 @@ def _check_input_count(config: ModelConfig, graph: Graph, extra: int) -> None:
         )
 
 
-def _find(io: ModelInput | ModelOutput, infos: dict[str, TensorInfo], direction: str) -> TensorInfo:
+def _find(io: ModelInput | ModelOutput, infos: Mapping[str, GraphTensor], direction: str) -> GraphTensor:
     if io.name not in infos:
         raise ConfigError(
             f"unexpected inference {direction} '{io.name}', allowed {direction}s are: {', '.join(sorted(infos))}"
@@ -169,7 +182,7 @@ def _check_optional(config: ModelConfig, io: ModelInput) -> None:
         )
 
 
-def _check_datatype(config: ModelConfig, io: ModelInput | ModelOutput, info: TensorInfo, direction: str) -> None:
+def _check_datatype(config: ModelConfig, io: ModelInput | ModelOutput, info: GraphTensor, direction: str) -> None:
     found = info.require_datatype(direction, config.name)
     if io.data_type != found.config_value:
         expected = dtypes.BY_CONFIG_VALUE[io.data_type].config_name
@@ -179,7 +192,7 @@ def _check_datatype(config: ModelConfig, io: ModelInput | ModelOutput, info: Ten
         )
 
 
-def _check_ragged(config: ModelConfig, io: ModelInput, info: TensorInfo) -> None:
+def _check_ragged(config: ModelConfig, io: ModelInput, info: GraphTensor) -> None:
     lead = (
         f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] "
         f"for ragged input '{io.name}', "
@@ -190,7 +203,7 @@ def _check_ragged(config: ModelConfig, io: ModelInput, info: TensorInfo) -> None
         raise ConfigError(f"{lead}model provides {_bracket(info.shape)}")
 
 
-def _check_dims(config: ModelConfig, io: ModelInput | ModelOutput, info: TensorInfo, exact: bool) -> None:
+def _check_dims(config: ModelConfig, io: ModelInput | ModelOutput, info: GraphTensor, exact: bool) -> None:
     dims = tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims)
     lead = f"model '{config.name}', tensor '{io.name}': "
     batched = config.max_batch_size > 0
