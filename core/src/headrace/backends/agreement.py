@@ -61,7 +61,7 @@ def complete_from_graph(config: ModelConfig, graph: Graph, default_max_batch_siz
 
 
 def _complete_batching(config: ModelConfig, graph: Graph, default_max_batch_size: int) -> None:
-    infos = [*graph.inputs.values(), *graph.outputs.values()]
+    infos = [info for info in (*graph.inputs.values(), *graph.outputs.values()) if not info.is_shape_tensor]
     if not all(info.batches for info in infos) or not _hints_agree(config, graph):
         if config.max_batch_size > 0:
             raise ConfigError(
@@ -80,16 +80,24 @@ def _hints_agree(config: ModelConfig, graph: Graph) -> bool:
     """Whether the dims that the config does give leave the batch axis out."""
     given: Iterable[ModelInput | ModelOutput] = chain(config.input, config.output)
     known = {**graph.inputs, **graph.outputs}
-    return all(len(io.dims) + 1 == len(known[io.name].shape) for io in given if io.name in known)
+    return all(
+        len(io.dims) + 1 == len(known[io.name].shape)
+        for io in given
+        if io.name in known and not known[io.name].is_shape_tensor
+    )
 
 
 def _describe(io: ModelInput | ModelOutput, info: GraphTensor, direction: str, model: str, skipped: int) -> None:
     io.name = info.name
     io.data_type = info.require_datatype(direction, model).config_value  # type: ignore[assignment]
-    io.dims.extend(info.shape[skipped:])
+    if info.is_shape_tensor:
+        io.is_shape_tensor = True
+        io.dims.extend(dim - skipped for dim in info.shape)
+    else:
+        io.dims.extend(info.shape[skipped:])
     if not io.dims:
         io.dims.append(1)
-        if skipped:
+        if skipped and not info.is_shape_tensor:
             io.reshape.SetInParent()
 
 
@@ -106,6 +114,7 @@ def check_against_graph(config: ModelConfig, graph: Graph) -> None:
         info = _find(io, {**graph.inputs, **graph.optional}, "input")
         _check_optional(config, io)
         _check_datatype(config, io, info, "input")
+        _check_shape_tensor(config, io, info, "input")
         if io.allow_ragged_batch:
             _check_ragged(config, io, info)
         else:
@@ -115,6 +124,7 @@ def check_against_graph(config: ModelConfig, graph: Graph) -> None:
     for output in config.output:
         info = _find(output, graph.outputs, "output")
         _check_datatype(config, output, info, "output")
+        _check_shape_tensor(config, output, info, "output")
         if output.name not in scattered:
             _check_dims(config, output, info, exact=True)
 
@@ -192,6 +202,15 @@ def _check_datatype(config: ModelConfig, io: ModelInput | ModelOutput, info: Gra
         )
 
 
+def _check_shape_tensor(config: ModelConfig, io: ModelInput | ModelOutput, info: GraphTensor, direction: str) -> None:
+    """In the words of Triton's TensorRT backend (docs/spec/behaviours.md section 10.5)."""
+    what = f"{direction} '{io.name}' for model '{config.name}' is"
+    if info.is_shape_tensor and not io.is_shape_tensor:
+        raise ConfigError(f"{what} a shape tensor but the model configuration doesn't mark it as a shape tensor.")
+    if io.is_shape_tensor and not info.is_shape_tensor:
+        raise ConfigError(f"{what} incorrectly marked as a shape tensor in the model configuration.")
+
+
 def _check_ragged(config: ModelConfig, io: ModelInput, info: GraphTensor) -> None:
     lead = (
         f"unable to load model '{config.name}', configuration expects model provides input with shape [-1] "
@@ -207,6 +226,13 @@ def _check_dims(config: ModelConfig, io: ModelInput | ModelOutput, info: GraphTe
     dims = tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims)
     lead = f"model '{config.name}', tensor '{io.name}': "
     batched = config.max_batch_size > 0
+    if info.is_shape_tensor:
+        if dims != (tuple(dim - batched for dim in info.shape) or (1,)):
+            raise ConfigError(
+                f"unable to load model '{config.name}', binding '{io.name}' shape expected by framework "
+                f"{_bracket(info.shape)} doesn't match model configuration shape {_bracket(dims)}"
+            )
+        return
     if batched and not info.batches:
         raise ConfigError(
             f"{lead}for the model to support batching the shape should have at least 1 dimension and the first "

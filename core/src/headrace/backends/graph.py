@@ -19,7 +19,9 @@ class GraphTensor:
 
     ``datatype`` is None when the protocol has no such type; ``type`` is what the engine calls it, for messages.
     ``shape`` includes a batch axis if there is one; -1 is any size. It is empty for a scalar, and also when
-    the engine does not know the rank. ``is_tensor`` is False for a list, a map and the like.
+    the engine does not know the rank. ``is_tensor`` is False for a list, a map and the like. The values of an
+    ``is_shape_tensor`` say shapes: it has no batch axis, and where the model batches its first value is the size of
+    the batch, which its config leaves out.
     """
 
     name: str
@@ -27,6 +29,7 @@ class GraphTensor:
     type: str
     shape: tuple[int, ...]
     is_tensor: bool = True
+    is_shape_tensor: bool = False
 
     @property
     def batches(self) -> bool:

@@ -18,13 +18,15 @@ Shape = tuple[int, ...]
 @dataclass(slots=True, frozen=True)
 class Spec:
     """``dims`` exclude the batch axis; -1 is any size. ``reshape`` is what the backend sees
-    instead of ``dims``, or None for the same (docs/spec/behaviours.md sections 3.2 step 8 and 4.4)."""
+    instead of ``dims``, or None for the same (docs/spec/behaviours.md sections 3.2 step 8 and 4.4).
+    A shape tensor has no batch axis."""
 
     name: str
     datatype: DataType
     dims: Shape
     optional: bool = False
     reshape: Shape | None = None
+    is_shape_tensor: bool = False
 
     @classmethod
     def from_config(cls, io: ModelInput | ModelOutput) -> Spec:
@@ -34,6 +36,7 @@ class Spec:
             tuple(io.dims),
             getattr(io, "optional", False),
             tuple(io.reshape.shape) if io.HasField("reshape") else None,
+            io.is_shape_tensor,
         )
 
     @classmethod

@@ -30,6 +30,8 @@ from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor, Tensor, data_type
 from headrace.messages.ticket import Ticket
 
+#: The rows of an input that says nothing of rows: a shape tensor of a model that batches.
+_ANY_ROWS = 1 << 62
 #: Names that a message lists; who sends more gets their number.
 _MAX_NAMES = 100
 _BATCH_NOTE = (
@@ -56,6 +58,7 @@ class Signature:
         self.required = sum(not spec.optional for spec in self.inputs.values())
         self._has_optional = self.required < len(self.inputs)
         self._checks = {name: _Check.compile(spec, self.batched) for name, spec in self.inputs.items()}
+        shape_tensors = tuple(name for name, spec in self.inputs.items() if spec.is_shape_tensor)
         ragged = frozenset(io.name for io in config.input if io.allow_ragged_batch)
         self._has_key = self._has_optional or any(
             check.is_variable for name, check in self._checks.items() if name not in ragged
@@ -68,6 +71,9 @@ class Signature:
             self._key = padding.key
         elif ragged:
             self._key = partial(_ragged_key, ragged)
+        if shape_tensors:
+            self._key = partial(_shape_tensor_key, shape_tensors, self._key)
+            self._has_key = True
         self._reshaped = tuple(spec for spec in self.inputs.values() if reshapes and spec.reshape is not None)
 
     def check(self, ticket: Ticket) -> None:
@@ -82,10 +88,16 @@ class Signature:
         if fits:
             for name, tensor in inputs.items():
                 found = checks[name].rows(tensor) if name in checks else -1
-                if found < 0 or (found != rows and rows >= 0):
+                if found != rows:
+                    if found == _ANY_ROWS:
+                        continue
+                    if found < 0 or rows >= 0:
+                        fits = False
+                        break
+                    rows = found
+                elif found < 0:
                     fits = False
                     break
-                rows = found
         if not fits or rows > self._most_rows or (self._has_optional and self._lacks(inputs)):
             raise explain(self, request)
         ticket.rows = rows if rows >= 0 else 1
@@ -124,9 +136,17 @@ def _ragged_key(ragged: Collection[str], inputs: Mapping[str, Any]) -> tuple[obj
     return tuple([(name, None if name in ragged else tensor.shape[1:]) for name, tensor in sorted(inputs.items())])
 
 
+def _shape_tensor_key(
+    names: Collection[str], key: Callable[[Mapping[str, Any]], tuple[object, ...]], inputs: Mapping[str, Any]
+) -> tuple[object, ...]:
+    """``key``, and the values of the shape tensors ``names``: they are those of the whole batch."""
+    return (*key(inputs), *(inputs[name].tobytes() for name in names if name in inputs))
+
+
 @dataclass(slots=True)
 class _Check:
-    """One input's data type and shape. ``numpy`` is None for strings; ``dims`` exclude the batch axis.
+    """One input's data type and shape. ``numpy`` is None for strings; ``dims`` exclude the batch axis, which is what
+    ``batched`` says; without it the input counts as ``rows_without``.
 
     ``fitted`` are the dims of the last tensor that fitted, which are those of the next one, too, nearly always.
     """
@@ -136,11 +156,14 @@ class _Check:
     is_variable: bool
     batched: bool
     fitted: tuple[int, ...]
+    rows_without: int
 
     @classmethod
     def compile(cls, spec: Spec, batched: bool) -> _Check:
         numpy = None if spec.datatype is dtypes.BYTES else spec.datatype.numpy
-        return cls(numpy, spec.dims, -1 in spec.dims, batched, spec.dims)
+        has_rows = batched and not spec.is_shape_tensor
+        rows_without = _ANY_ROWS if spec.is_shape_tensor else 1
+        return cls(numpy, spec.dims, -1 in spec.dims, has_rows, spec.dims, rows_without)
 
     def rows(self, tensor: Any) -> int:
         """The rows of ``tensor``, 1 for a model without batch axis; -1 if it does not fit."""
@@ -155,7 +178,7 @@ class _Check:
             if dims != self.dims and not (self.is_variable and _match(self.dims, dims)):
                 return -1
             self.fitted = dims
-        return (shape[0] if shape else -1) if self.batched else 1
+        return (shape[0] if shape else -1) if self.batched else self.rows_without
 
 
 def _match(wanted: tuple[int, ...], dims: tuple[int, ...]) -> bool:
@@ -231,6 +254,8 @@ def _batch(signature: Signature, request: InferRequest) -> Iterator[str]:
         return
     rows = None
     for name, tensor in reversed(tuple(request.inputs.items())):
+        if signature.inputs[name].is_shape_tensor:
+            continue
         if not tensor.shape:
             yield (
                 f"{request.log_id}input '{name}' has no shape but model requires batch dimension for '{signature.name}'"
@@ -258,7 +283,8 @@ def _datatype(signature: Signature, name: str, tensor: Tensor | Undecoded) -> It
 
 
 def _shape(signature: Signature, name: str, tensor: Tensor | Undecoded) -> Iterator[str]:
-    shape, expected = tensor.shape, signature.wire_shape(signature.inputs[name])
+    shape, spec = tensor.shape, signature.inputs[name]
+    expected = spec.dims if spec.is_shape_tensor else signature.wire_shape(spec)
     if any(dim < 0 for dim in shape):
         yield (
             f"All input dimensions should be specified for input '{name}' for model '{signature.name}', got "

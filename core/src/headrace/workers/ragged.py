@@ -1,5 +1,5 @@
-"""Ragged batches: inputs whose shapes differ from request to request, one behind the other without their shapes, and
-what tells the model where each begins.
+"""Batches that are not rows under rows: inputs whose shapes differ from request to request, one behind the other
+without their shapes, with what tells the model where each begins; and shape tensors, which a batch has once.
 
 Source: docs/spec/behaviours.md sections 3.3 and 4.4.
 """
@@ -68,11 +68,13 @@ class BatchInputRule:
 
 @dataclass(frozen=True, slots=True)
 class RaggedLayout:
-    """What a config says of ragged batches. ``scattered`` has, by output, the input that its shapes follow."""
+    """What a config says of ragged batches. ``scattered`` has, by output, the input that its shapes follow.
+    ``whole`` are inputs and outputs that are no rows, but the same for all requests of a batch."""
 
     ragged: frozenset[str]
     made: tuple[BatchInputRule, ...]
     scattered: Mapping[str, str]
+    whole: frozenset[str] = frozenset()
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> RaggedLayout | None:
@@ -92,7 +94,10 @@ class RaggedLayout:
             for given in config.get("batch_output", ())
             for target in given["target_name"]
         }
-        return cls(ragged, made, scattered) if ragged or made or scattered else None
+        is_batched = config.get("max_batch_size", 0) > 0
+        tensors = (*config.get("input", ()), *config.get("output", ()))
+        whole = frozenset(io["name"] for io in tensors if is_batched and io.get("is_shape_tensor"))
+        return cls(ragged, made, scattered, whole) if ragged or made or scattered or whole else None
 
     def stack(self, batch: Sequence[Ticket]) -> Mapping[str, Tensor]:
         """The inputs of all requests: ragged ones as one row of elements, the others row under row, and those that
@@ -102,7 +107,8 @@ class RaggedLayout:
             tensors: list[Tensor] = [ticket.request.inputs[name] for ticket in batch]  # type: ignore[misc]
             if name in self.ragged:
                 tensors = [tensor.reshape((prod(tensor.shape),)) for tensor in tensors]
-            stacked[name] = concatenate(tensors) if len(tensors) > 1 else tensors[0]
+            is_one = len(tensors) == 1 or name in self.whole
+            stacked[name] = tensors[0] if is_one else concatenate(tensors)
         for rule in self.made:
             tensor = rule.make(shapes_of(rule.source, batch))
             stacked.update(dict.fromkeys(rule.targets, tensor))
@@ -116,7 +122,9 @@ class RaggedRunner(RowsRunner):
         super().__init__(schema, instance)
         self._layout = layout
         self._stack = layout.stack
-        self._in_rows = {name: spec for name, spec in schema.outputs.items() if name not in layout.scattered}
+        apart = layout.scattered.keys() | layout.whole
+        self._in_rows = {name: spec for name, spec in schema.outputs.items() if name not in apart}
+        self._whole = layout.whole & schema.outputs.keys()
 
     def _split(self, batch: Sequence[Ticket], results: Mapping[str, object]) -> list[Answer]:
         wanted = wanted_of(batch)
@@ -126,6 +134,11 @@ class RaggedRunner(RowsRunner):
             for name, source in self._layout.scattered.items()
             if name in results or wanted is None or name in wanted
         }
+        for name in self._whole:
+            if name in results:
+                pieces[name] = [as_tensor(results[name])] * len(batch)  # type: ignore[arg-type]
+            elif wanted is None or name in wanted:
+                raise BackendError(f"model '{self.schema.name}': the backend gave no output '{name}'")
         answers: list[Answer] = []
         begin = 0
         for number, ticket in enumerate(batch):

@@ -1,0 +1,267 @@
+"""The backend ``tensorrt``: finds the plan for a GPU, completes and checks the config, and makes instances."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from headrace import (
+    AnyInstance,
+    Backend,
+    ConfigError,
+    LoadError,
+    Model,
+    ModelConfig,
+    ModelInstanceGroup,
+    check_against_graph,
+    complete_from_graph,
+    names_all_tensors,
+    one_line,
+)
+from headrace_tensorrt.cuda import CudaDevice, cuda_device, cuda_driver
+from headrace_tensorrt.engine import ELEMENT_TYPES, PlanEngine, load_engine, load_plugins
+from headrace_tensorrt.graph_specs import graph_specs
+from headrace_tensorrt.instance import ExecutionSettings, PlanInstance
+from headrace_tensorrt.parameters import Parameters
+from headrace_tensorrt.plan import PlanTensor, Profile, graph_of
+
+log = logging.getLogger("headrace.tensorrt")
+
+_FLAGS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+_PRIORITIES = {"PRIORITY_DEFAULT": 0, "PRIORITY_MAX": -1, "PRIORITY_MIN": 1}
+
+
+class EnginePool:
+    """The engines that the instances of one version share: one per GPU and accelerator core, made by the first that
+    asks. Contexts of one engine execute side by side."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._engines: dict[tuple[int, int], PlanEngine] = {}
+
+    def get(self, gpu: int, dla_core: int, make: Callable[[], PlanEngine]) -> PlanEngine:
+        with self._lock:
+            if (gpu, dla_core) not in self._engines:
+                self._engines[gpu, dla_core] = make()
+            return self._engines[gpu, dla_core]
+
+    def close(self) -> None:
+        """Release the engines, each on its GPU."""
+        while self._engines:
+            (gpu, _), engine = self._engines.popitem()
+            cuda_device(gpu).enter()
+            del engine
+
+
+class TensorRT(Backend):
+    """Serves ``<version>/model.plan``, or for each compute capability the file that ``cc_model_filenames`` has."""
+
+    name = "tensorrt"
+    Parameters = Parameters
+    devices = ("gpu",)
+    dtypes = tuple(ELEMENT_TYPES.values())
+    outputs_as_given = True  # the config has been held against the plan
+    unproven = "its calls to TensorRT and CUDA have not run on a GPU yet, only beside a recorded fake"
+
+    def complete_config(self, model: Model) -> None:
+        """Everything that the plan knows; nothing if the config names inputs and outputs."""
+        config = model.config
+        if names_all_tensors(config):
+            return
+        group = config.instance_group[0] if config.instance_group else ModelInstanceGroup()
+        device = self._device(group.gpus[0] if group.gpus else 0)
+        path = _plan_file(model, device)
+        engine = self._open(path, dla_core=-1)
+        profiles = _profiles_of(group, engine, config.name)
+        most = max(profile.max_rows for profile in profiles)
+        if config.max_batch_size > most:
+            raise ConfigError(
+                f"autofill failed for model '{config.name}': configuration specified max-batch {config.max_batch_size} "
+                f"but TensorRT engine only supports max-batch {most}",
+                field="max_batch_size",
+            )
+        complete_from_graph(config, graph_of(engine.tensors), most)
+        for io in (*config.input, *config.output):
+            tensor = next((each for each in engine.tensors if each.name == io.name), None)
+            if tensor is not None and tensor.format:
+                io.is_non_linear_format_io = True
+
+    def share(self, model: Model) -> EnginePool:
+        return EnginePool()
+
+    def unshare(self, shared: EnginePool) -> None:
+        shared.close()
+
+    def load(self, model: Model) -> AnyInstance:
+        config, group = model.config, _group_of(model)
+        if model.device.kind != "gpu":
+            raise ConfigError(f"unable to load model '{model.name}', TensorRT backend supports only GPU device")
+        model.parameters.check(model.instance_name)
+        device = self._device(model.device.id)
+        path, dla_core = _plan_file(model, device), _dla_core(group)
+
+        def make() -> PlanEngine:
+            engine = self._open(path, dla_core)
+            _set_weights(model, engine)
+            return engine
+
+        pool: EnginePool | None = model.shared
+        engine = make() if pool is None else pool.get(device.ordinal, dla_core, make)
+        check_against_graph(config, graph_of(engine.tensors))
+        _check_formats(config, engine.tensors)
+        profiles = _profiles_of(group, engine, config.name)
+        _say_what_has_no_effect(config)
+        settings = _settings(model, engine, profiles)
+        instance = PlanInstance(engine, device, settings)
+        log.info(
+            "Created instance %s on GPU %d with stream priority %d and optimization profile %s",
+            model.instance_name, device.ordinal, instance.stream_priority, ", ".join(map(str, settings.profiles)),
+        )  # fmt: skip
+        return instance
+
+    def _device(self, ordinal: int) -> CudaDevice:
+        """The GPU, entered by this thread. What is missing is said first: TensorRT, then the driver, then the GPU."""
+        load_engine()
+        cuda_driver()
+        device = cuda_device(ordinal)
+        device.enter()
+        return device
+
+    def _open(self, path: Path, dla_core: int) -> PlanEngine:
+        load_plugins(self.options.get("plugins", ""))
+        return PlanEngine(
+            path, allows_host_code=_flag(self.options, "version-compatible"), dla_core=dla_core
+        )
+
+
+# ---------------------------------------------------------------------------
+# What a config says
+# ---------------------------------------------------------------------------
+
+
+def _plan_file(model: Model, device: CudaDevice) -> Path:
+    """The plan for ``device``; raises `LoadError` naming the file that is missing."""
+    chosen = model.config.cc_model_filenames.get(device.compute_capability)
+    return model.resource(chosen) if chosen else model.file("model.plan")
+
+
+def _group_of(model: Model) -> ModelInstanceGroup:
+    """The group of the instance being loaded, whose name begins with the group's."""
+    name = model.instance_name.rpartition("_")[0]
+    return next((group for group in model.config.instance_group if group.name == name), ModelInstanceGroup())
+
+
+def _dla_core(group: ModelInstanceGroup) -> int:
+    return int(group.secondary_devices[0].device_id) if group.secondary_devices else -1
+
+
+def _profiles_of(group: ModelInstanceGroup, engine: PlanEngine, model: str) -> list[Profile]:
+    """Those that the config names, each once; the first of the plan if it names none."""
+    chosen: dict[int, Profile] = {}
+    for text in group.profile or ["0"]:
+        index = int(text)  # core has checked that it is a number
+        if index >= len(engine.profiles):
+            raise ConfigError(
+                f"unable to load model '{model}': Can not set the specified optimization profile {index}. Expected "
+                f"optimization profile index range 0-{len(engine.profiles) - 1}",
+                field="instance_group",
+            )
+        chosen[index] = engine.profiles[index]
+    return list(chosen.values())
+
+
+def _settings(model: Model, engine: PlanEngine, profiles: list[Profile]) -> ExecutionSettings:
+    config, optimization = model.config, model.config.optimization
+    states = [state.output_name for state in config.sequence_batching.state]
+    made = {name for batch in config.batch_input for name in batch.target_name}
+    ragged = frozenset({io.name for io in config.input if io.allow_ragged_batch} | made)
+    outputs = frozenset({io.name for io in config.output} | set(states))
+    has_graphs = optimization.cuda.graphs and not ragged
+    most = max(profile.max_rows for profile in profiles)
+    if config.max_batch_size > most:
+        raise ConfigError(
+            f"unexpected configuration maximum batch size {config.max_batch_size} for '{model.instance_name}', model "
+            f"maximum is {most}",
+            field="max_batch_size",
+        )
+    return ExecutionSettings(
+        name=model.instance_name,
+        max_rows=config.max_batch_size,
+        profiles=[profile.index for profile in profiles],
+        outputs=outputs,
+        strategy=model.parameters.execution_context_allocation_strategy,
+        graphs={profile.index: graph_specs(config, profile) for profile in profiles} if has_graphs else {},
+        dims={io.name: tuple(io.reshape.shape if io.HasField("reshape") else io.dims) for io in config.input},
+        ragged=ragged,
+        priority=_PRIORITIES.get(optimization.ModelPriority.Name(optimization.priority), 0),
+        spins=optimization.cuda.busy_wait_events,
+        pins_inputs=optimization.input_pinned_memory.enable,
+        pins_outputs=optimization.output_pinned_memory.enable,
+    )
+
+
+def _check_formats(config: ModelConfig, tensors: tuple[PlanTensor, ...]) -> None:
+    """A layout that is not row by row must be what the config says, and such that the elements fill it."""
+    marked = {io.name: io.is_non_linear_format_io for io in (*config.input, *config.output)}
+    for tensor in tensors:
+        what = f"model '{config.name}': tensor '{tensor.name}'"
+        if tensor.name not in marked:
+            continue
+        if marked[tensor.name] and not tensor.format:
+            raise ConfigError(
+                f"{what} is incorrectly marked as a non-linear format IO in the model configuration: its format is "
+                "linear"
+            )
+        if tensor.format and not marked[tensor.name]:
+            raise ConfigError(
+                f"{what} has a non-linear IO format ({tensor.format}) but the model configuration doesn't mark it: set "
+                "is_non_linear_format_io"
+            )
+        if tensor.is_padded:
+            raise LoadError(
+                f"{what} has the format {tensor.format}, which fills its axis {tensor.vector_axis} up: such tensors "
+                "cannot be sent. Build the plan with a linear format, or with a multiple of "
+                f"{tensor.vector_length} there"
+            )
+
+
+def _set_weights(model: Model, engine: PlanEngine) -> None:
+    name, budget = model.parameters.refit_weights, model.parameters.weight_streaming_budget_bytes
+    if name:
+        path = model.resource(name)
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                weights = {key: archive[key] for key in archive.files}
+        except (OSError, ValueError, BadZipFile, AttributeError) as error:
+            raise LoadError(f"'{path}' is no file of arrays by name (.npz): {one_line(str(error))}") from error
+        engine.refit(weights, str(path))
+    if budget >= 0:
+        engine.stream_weights(budget)
+
+
+def _say_what_has_no_effect(config: ModelConfig) -> None:
+    optimization = config.optimization
+    asked: Mapping[str, Any] = {
+        "cuda.output_copy_stream": optimization.cuda.output_copy_stream,
+        "eager_batching": optimization.eager_batching,
+        "gather_kernel_buffer_threshold": optimization.gather_kernel_buffer_threshold,
+    }
+    for field in (name for name, value in asked.items() if value):
+        log.info(
+            "model '%s': optimization.%s has no effect: give its group a count of 2, so that one instance copies while "
+            "the other computes",
+            config.name, field,
+        )  # fmt: skip
+
+
+def _flag(options: Mapping[str, str], key: str) -> bool:
+    text = options.get(key, "false")
+    if text.lower() not in _FLAGS:
+        raise ConfigError(f"backend option {key} of 'tensorrt' must be true or false, got '{one_line(text)}'")
+    return _FLAGS[text.lower()]

@@ -1,0 +1,85 @@
+"""Where the inputs and outputs of an instance lie: on the device, or in the host's memory for shape tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace_tensorrt.cuda import CudaDevice
+from headrace_tensorrt.plan import PlanTensor, Shape
+
+
+class TensorBuffer:
+    """The place of one input or output, as large as its largest shape. ``address`` may change in `reserve`.
+
+    On the device, except for a tensor that TensorRT wants in the host's memory: then ``values`` is that place.
+    ``staging`` is pinned memory of the same size, from which an input is copied, if there is any.
+    """
+
+    def __init__(self, device: CudaDevice, tensor: PlanTensor, size_bytes: int, is_pinned: bool) -> None:
+        self.tensor, self._device, self._size_bytes = tensor, device, 0
+        self.values: npt.NDArray[np.uint8] | None = None
+        self.staging: npt.NDArray[np.uint8] | None = None
+        self.address = 0
+        self.reserve(size_bytes)
+        if is_pinned and tensor.is_input and not tensor.is_on_host:
+            self.staging = device.pinned.take(max(1, size_bytes))
+
+    def reserve(self, size_bytes: int) -> bool:
+        """Have room for ``size_bytes``; whether the place has moved. Raises `BackendError`."""
+        if self.address and size_bytes <= self._size_bytes:
+            return False
+        size_bytes = max(1, size_bytes)
+        if self.tensor.is_on_host:
+            self.values = np.zeros(size_bytes, np.uint8)
+            self.address = address_of(self.values)
+        else:
+            self._device.free(self.address)
+            self.address = 0
+            self.address = self._device.allocate(size_bytes)
+        self._size_bytes = size_bytes
+        return True
+
+    def close(self) -> None:
+        if not self.tensor.is_on_host:
+            self._device.free(self.address)
+        self.address, self.staging, self.values = 0, None, None
+
+
+class GrowingOutput:
+    """An output whose size only its execution tells: TensorRT asks for the room while it executes.
+
+    ``shape`` is what it has told last, and ``address`` where the output begins.
+    """
+
+    def __init__(self, device: CudaDevice, tensor: PlanTensor, failed: Callable[[Exception], None]) -> None:
+        self._buffer = TensorBuffer(device, tensor, 1, False)
+        self._failed = failed
+        self.shape: Shape = ()
+
+    @property
+    def address(self) -> int:
+        return self._buffer.address
+
+    def allocate(self, size_bytes: int) -> int:
+        """The address of ``size_bytes``; 0 if there is no room, which TensorRT then says in its own way."""
+        try:
+            self._buffer.reserve(size_bytes)
+        except Exception as error:  # called by TensorRT, which knows no exceptions
+            self._failed(error)
+            return 0
+        return self._buffer.address
+
+    def tell_shape(self, shape: Shape) -> None:
+        self.shape = shape
+
+    def close(self) -> None:
+        self._buffer.close()
+
+
+def address_of(array: npt.NDArray[np.generic]) -> int:
+    """Where the first element of ``array`` lies."""
+    address: int = array.__array_interface__["data"][0]
+    return address

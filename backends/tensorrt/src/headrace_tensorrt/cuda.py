@@ -1,0 +1,282 @@
+"""The CUDA driver's API, as much of it as an instance needs, by ctypes: memory, streams, events, captured graphs.
+
+The driver's library comes with the driver and is all that there must be: no CUDA toolkit, no further package. TensorRT
+works on the same device through the runtime API, which shares the device's primary context with it. Prototypes are
+those of ``cuda.h``; a call by ctypes lets other threads run. Addresses and handles are plain integers, as TensorRT
+takes them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace import BackendError, Code, LoadError
+
+_LIBRARY: Final = "libcuda.so.1"
+_INT, _UINT, _SIZE, _ADDRESS = ctypes.c_int, ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64
+_HANDLE = ctypes.c_void_p
+_INTO_INT, _INTO_HANDLE, _INTO_ADDRESS = ctypes.POINTER(_INT), ctypes.POINTER(_HANDLE), ctypes.POINTER(_ADDRESS)
+_INTO_TEXT = ctypes.POINTER(ctypes.c_char_p)
+
+#: The functions used and their parameters, as ``cuda.h`` has them; each returns a ``CUresult``.
+PROTOTYPES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "cuInit": (_UINT,),
+    "cuDeviceGetCount": (_INTO_INT,),
+    "cuDeviceGet": (_INTO_INT, _INT),
+    "cuDeviceGetAttribute": (_INTO_INT, _INT, _INT),
+    "cuDevicePrimaryCtxRetain": (_INTO_HANDLE, _INT),
+    "cuCtxSetCurrent": (_HANDLE,),
+    "cuCtxGetStreamPriorityRange": (_INTO_INT, _INTO_INT),
+    "cuStreamCreateWithPriority": (_INTO_HANDLE, _UINT, _INT),
+    "cuStreamSynchronize": (_HANDLE,),
+    "cuStreamDestroy_v2": (_HANDLE,),
+    "cuStreamBeginCapture_v2": (_HANDLE, _INT),
+    "cuStreamEndCapture": (_HANDLE, _INTO_HANDLE),
+    "cuGraphInstantiateWithFlags": (_INTO_HANDLE, _HANDLE, ctypes.c_ulonglong),
+    "cuGraphLaunch": (_HANDLE, _HANDLE),
+    "cuGraphExecDestroy": (_HANDLE,),
+    "cuGraphDestroy": (_HANDLE,),
+    "cuEventCreate": (_INTO_HANDLE, _UINT),
+    "cuEventRecord": (_HANDLE, _HANDLE),
+    "cuEventSynchronize": (_HANDLE,),
+    "cuEventDestroy_v2": (_HANDLE,),
+    "cuMemAlloc_v2": (_INTO_ADDRESS, _SIZE),
+    "cuMemFree_v2": (_ADDRESS,),
+    "cuMemHostAlloc": (_INTO_HANDLE, _SIZE, _UINT),
+    "cuMemFreeHost": (_HANDLE,),
+    "cuMemcpyHtoDAsync_v2": (_ADDRESS, _HANDLE, _SIZE, _HANDLE),
+    "cuMemcpyDtoHAsync_v2": (_HANDLE, _ADDRESS, _SIZE, _HANDLE),
+    "cuGetErrorName": (_INT, _INTO_TEXT),
+    "cuGetErrorString": (_INT, _INTO_TEXT),
+}
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the legacy default stream
+_BLOCKING_SYNC, _DISABLE_TIMING = 1, 2  # CU_EVENT_*
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may do what a capture may not
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for every device
+_OUT_OF_MEMORY = 2
+#: Failures of one call, after which the device goes on. After any other of a running kernel (an illegal address, say)
+#: every later call fails until the process ends.
+_PASSING = frozenset({1, _OUT_OF_MEMORY, 400, 600, 801, *range(900, 910)})
+
+
+class CudaDriver:
+    """The driver's library. `cuda_driver` gives the one of this process."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._functions = {name: getattr(library, name) for name in PROTOTYPES}
+        for name, function in self._functions.items():
+            function.argtypes, function.restype = PROTOTYPES[name], _INT
+        self.call("cuInit", 0)
+
+    def status(self, name: str, *arguments: Any) -> int:
+        """Call the function ``name``; what it returns, 0 for success."""
+        result: int = self._functions[name](*arguments)
+        return result
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call the function ``name``; raises `BackendError` (internal) in the driver's words."""
+        if result := self._functions[name](*arguments):
+            raise BackendError(f"{name} failed: {self.explain(result)}", Code.INTERNAL)
+
+    def explain(self, result: int) -> str:
+        """``out of memory (CUDA_ERROR_OUT_OF_MEMORY)`` for 2."""
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        self._functions["cuGetErrorName"](result, ctypes.byref(name))
+        self._functions["cuGetErrorString"](result, ctypes.byref(text))
+        return f"{(text.value or b'unknown error').decode()} ({(name.value or str(result).encode()).decode()})"
+
+
+@cache
+def cuda_driver() -> CudaDriver:
+    """The CUDA driver; raises `LoadError` saying what is missing."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise LoadError(
+            f"backend 'tensorrt' runs on NVIDIA GPUs only, and this machine has no CUDA driver ({error})"
+        ) from error
+    try:
+        return CudaDriver(library)
+    except AttributeError as error:
+        raise LoadError(f"backend 'tensorrt' needs a CUDA driver of 12.0 or later ({error})") from error
+    except BackendError as error:
+        raise LoadError(f"the CUDA driver cannot be used: {error.message}") from error
+
+
+class CudaDevice:
+    """One GPU: the primary context of this process on it, and ``pinned``, memory of the host for copies. `cuda_device`
+    gives the one of this process.
+
+    Its methods may be called by any thread that has called `enter`. ``failure`` says why the device can no longer be
+    used by this process, once that is so.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        """Raises `LoadError` if there is no such GPU."""
+        self.driver, self.ordinal, self.failure = cuda_driver(), ordinal, ""
+        count = _INT()
+        self.driver.call("cuDeviceGetCount", ctypes.byref(count))
+        if not 0 <= ordinal < count.value:
+            raise LoadError(f"there is no GPU {ordinal}: the CUDA driver knows {count.value}")
+        device, context = _INT(), _HANDLE()
+        self.driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        self._device = device.value
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
+        self._context, self.pinned = context, PinnedPool(self)
+        self.enter()
+
+    @property
+    def compute_capability(self) -> str:
+        """``9.0``: what ``cc_model_filenames`` chooses by."""
+        parts = []
+        for attribute in (_MAJOR, _MINOR):
+            value = _INT()
+            self.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, self._device)
+            parts.append(str(value.value))
+        return ".".join(parts)
+
+    def enter(self) -> None:
+        """Make this the device of the calling thread."""
+        self.call("cuCtxSetCurrent", self._context)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call the driver; raises `BackendError` (internal) naming the GPU, in the driver's words."""
+        if result := self.driver.status(name, *arguments):
+            reason = f"GPU {self.ordinal}: {name} failed: {self.driver.explain(result)}"
+            if result not in _PASSING:
+                self.failure = reason
+            raise BackendError(reason, Code.INTERNAL)
+
+    def allocate(self, size_bytes: int) -> int:
+        """The address of new device memory, aligned to 256 bytes; raises `BackendError`, which names the size."""
+        address = _ADDRESS()
+        try:
+            self.call("cuMemAlloc_v2", ctypes.byref(address), max(1, size_bytes))
+        except BackendError as error:
+            raise BackendError(f"{error.message}, for {size_bytes} bytes", Code.INTERNAL) from error
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        if address:
+            self.driver.status("cuMemFree_v2", address)
+
+
+class CudaStream:
+    """A stream of ``device``, and the event by which a thread waits for it. ``priority`` is -1 for the device's
+    highest, 1 for its lowest and 0 for its default. A thread that waits sleeps, unless it is to spin (``spins``)."""
+
+    def __init__(self, device: CudaDevice, priority: int = 0, spins: bool = False) -> None:
+        self.device = device
+        lowest, highest, handle, event = _INT(), _INT(), _HANDLE(), _HANDLE()
+        device.call("cuCtxGetStreamPriorityRange", ctypes.byref(lowest), ctypes.byref(highest))
+        level = {1: lowest.value, 0: 0, -1: highest.value}[priority]
+        device.call("cuStreamCreateWithPriority", ctypes.byref(handle), _NON_BLOCKING, level)
+        self._stream, self.priority = handle, level
+        device.call("cuEventCreate", ctypes.byref(event), _DISABLE_TIMING | (0 if spins else _BLOCKING_SYNC))
+        self._event = event
+
+    @property
+    def handle(self) -> int:
+        """What TensorRT takes for the stream."""
+        return self._stream.value or 0
+
+    def copy_in(self, address: int, source: int, size_bytes: int) -> None:
+        """Begin to copy from ``source``, host memory that must stay as it is, to the device."""
+        self.device.call("cuMemcpyHtoDAsync_v2", address, source, size_bytes, self._stream)
+
+    def copy_out(self, target: int, address: int, size_bytes: int) -> None:
+        """Begin to copy from the device to ``target``, host memory."""
+        self.device.call("cuMemcpyDtoHAsync_v2", target, address, size_bytes, self._stream)
+
+    def wait(self) -> None:
+        """Return when all that was begun is done; raises `BackendError` if some of it failed."""
+        self.device.call("cuEventRecord", self._event, self._stream)
+        self.device.call("cuEventSynchronize", self._event)
+
+    def begin_capture(self) -> None:
+        """Record what follows instead of doing it."""
+        self.device.call("cuStreamBeginCapture_v2", self._stream, _THREAD_LOCAL)
+
+    def end_capture(self) -> int:
+        """What was recorded since `begin_capture`, ready to `launch`; to be given to `forget` at the end."""
+        graph, ready = _HANDLE(), _HANDLE()
+        self.device.call("cuStreamEndCapture", self._stream, ctypes.byref(graph))
+        try:
+            self.device.call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, 0)
+        finally:
+            self.device.driver.status("cuGraphDestroy", graph)
+        return ready.value or 0
+
+    def abandon_capture(self) -> None:
+        """End a capture that has gone wrong."""
+        graph = _HANDLE()
+        self.device.driver.status("cuStreamEndCapture", self._stream, ctypes.byref(graph))
+        if graph.value:
+            self.device.driver.status("cuGraphDestroy", graph)
+
+    def launch(self, captured: int) -> None:
+        self.device.call("cuGraphLaunch", captured, self._stream)
+
+    def forget(self, captured: int) -> None:
+        self.device.driver.status("cuGraphExecDestroy", captured)
+
+    def close(self) -> None:
+        """Wait for what still runs, and release it."""
+        self.device.driver.status("cuStreamSynchronize", self._stream)
+        self.device.driver.status("cuEventDestroy_v2", self._event)
+        self.device.driver.status("cuStreamDestroy_v2", self._stream)
+
+
+class PinnedPool:
+    """Page-locked host memory of one device, which reads and writes it by itself. A block comes back, from any thread,
+    when the last view of the array that it was given out as is gone."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        #: By size, the addresses of blocks that nobody uses. No lock: a finalizer may run in the middle of any of this.
+        self._idle: dict[int, deque[int]] = {}
+
+    def take(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """u8[size_bytes], uninitialised; raises `BackendError`."""
+        size = 1 << max(8, (size_bytes - 1).bit_length())
+        idle = self._idle.get(size)
+        if idle is None:
+            idle = self._idle.setdefault(size, deque())
+        try:
+            address = idle.pop()
+        except IndexError:
+            address = self._make(size)
+        block = (ctypes.c_uint8 * size).from_address(address)
+        weakref.finalize(block, idle.append, address).atexit = False
+        array: npt.NDArray[np.uint8] = np.frombuffer(block, np.uint8, size_bytes)
+        return array
+
+    def _make(self, size: int) -> int:
+        pointer = _HANDLE()
+        self._device.call("cuMemHostAlloc", ctypes.byref(pointer), size, _PORTABLE)
+        return pointer.value or 0
+
+    def trim(self) -> None:
+        """Free what nobody uses now. On a thread that has entered the device."""
+        for idle in tuple(self._idle.values()):
+            while idle:
+                self._device.driver.status("cuMemFreeHost", idle.pop())
+
+
+@cache
+def cuda_device(ordinal: int) -> CudaDevice:
+    """The GPU ``ordinal`` of this process; raises `LoadError` if there is none.
+
+    It is never released: an answer in pinned memory may still be on its way when its model is gone.
+    """
+    return CudaDevice(ordinal)

@@ -1,0 +1,115 @@
+"""Which executions are captured as CUDA graphs, and which one stands in for a smaller batch.
+
+Source: docs/spec/behaviours.md section 10.5 and the comments on ``ModelOptimizationPolicy.Cuda`` in the model_config.proto that
+Triton has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace import ConfigError, ModelConfig
+from headrace_tensorrt.plan import Profile, Shape
+
+#: Small batches gain most, since their kernels take less time than their launches.
+_USUAL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """An execution to capture: the full shapes of all inputs, and the fewest rows that may be run with it."""
+
+    shapes: Mapping[str, Shape]
+    least_rows: int
+
+    @property
+    def rows(self) -> int:
+        return next((shape[0] for shape in self.shapes.values() if shape), 0)
+
+    def fits(self, shapes: Mapping[str, Shape]) -> bool:
+        """Whether inputs of ``shapes`` can run with it: equal, but for rows that are left over."""
+        return all(
+            shape[1:] == self.shapes[name][1:] and len(shape) == len(self.shapes[name]) for name, shape in shapes.items()
+        ) and all(self.least_rows <= shape[0] <= self.rows for shape in shapes.values() if shape)
+
+
+def graph_specs(config: ModelConfig, profile: Profile) -> list[GraphSpec]:
+    """What to capture for ``profile``, with the fewest rows first; raises `ConfigError`.
+
+    Specs of the config that the profile does not take belong to another one.
+    """
+    cuda = config.optimization.cuda
+    specs = list(_of_config(config, profile) if cuda.graph_spec else _usual(config, profile))
+    fitting = [spec for spec in specs if _is_taken(profile, spec)]
+    unique = {tuple(sorted(spec.shapes.items())): spec for spec in fitting}
+    return sorted(unique.values(), key=lambda spec: (spec.rows, sorted(spec.shapes.items())))
+
+
+def find(specs: Sequence[GraphSpec], shapes: Mapping[str, Shape]) -> GraphSpec | None:
+    """The spec with the fewest rows left over, if there is any. ``specs`` are in order."""
+    return next((spec for spec in specs if spec.fits(shapes)), None)
+
+
+def _is_taken(profile: Profile, spec: GraphSpec) -> bool:
+    try:
+        for name, shape in spec.shapes.items():
+            profile.shapes[name].distance(shape)
+    except ValueError:
+        return False
+    return True
+
+
+def _usual(config: ModelConfig, profile: Profile) -> Iterator[GraphSpec]:
+    best = {name: bounds.best for name, bounds in profile.shapes.items()}
+    if config.max_batch_size == 0:
+        yield GraphSpec(best, 0)
+        return
+    preferred = set(config.dynamic_batching.preferred_batch_size)
+    preferred |= set(config.sequence_batching.oldest.preferred_batch_size)
+    wanted = {1, *preferred} if preferred else set(_USUAL_ROWS)
+    for rows in sorted({*wanted, config.max_batch_size}):
+        if rows <= config.max_batch_size:
+            yield GraphSpec({name: (rows, *shape[1:]) for name, shape in best.items()}, rows)
+
+
+def _of_config(config: ModelConfig, profile: Profile) -> Iterator[GraphSpec]:
+    for index, spec in enumerate(config.optimization.cuda.graph_spec):
+        field = f"optimization.cuda.graph_spec[{index}]"
+        shapes = _shapes(config, profile, spec, field)
+        rows = next((shape[0] for shape in shapes.values() if shape), 0)
+        least = rows
+        if spec.HasField("graph_lower_bound"):
+            lower = _shapes(config, profile, spec.graph_lower_bound, f"{field}.graph_lower_bound")
+            if any(shape[1:] != shapes[name][1:] for name, shape in lower.items()):
+                raise ConfigError(
+                    f"model '{config.name}': {field}.graph_lower_bound differs from its graph_spec in more than the "
+                    "batch: only rows can be left over",
+                    field=field,
+                )
+            least = next((shape[0] for shape in lower.values() if shape), 0)
+        yield GraphSpec(shapes, least)
+
+
+def _shapes(config: ModelConfig, profile: Profile, spec: Any, field: str) -> dict[str, Shape]:
+    """Full shapes of all inputs: what ``spec`` says, and otherwise what the profile is best at."""
+    if config.max_batch_size == 0 and spec.batch_size != 0:
+        raise ConfigError(
+            f"model '{config.name}': graph spec expects 'batch_size' to be 0 if 'max_batch_size' is 0", field=field
+        )
+    if config.max_batch_size > 0 and not 1 <= spec.batch_size <= config.max_batch_size:
+        raise ConfigError(
+            f"model '{config.name}': graph spec expects 'batch_size' to be between 1 and 'max_batch_size', which is "
+            f"{config.max_batch_size}, got {spec.batch_size}",
+            field=field,
+        )
+    unknown = sorted(set(spec.input) - set(profile.shapes))
+    if unknown:
+        raise ConfigError(f"model '{config.name}': graph spec has unknown input '{unknown[0]}'", field=field)
+    shapes: dict[str, Shape] = {}
+    batch = (spec.batch_size,) if config.max_batch_size > 0 else ()
+    for name, bounds in profile.shapes.items():
+        dims = tuple(spec.input[name].dim) if name in spec.input else bounds.best[len(batch) :]
+        shapes[name] = (*batch, *dims)
+    return shapes

@@ -1,0 +1,156 @@
+"""What a plan file says of itself: its inputs and outputs, and the optimisation profiles that bound their shapes.
+
+Plain data, which `headrace_tensorrt.engine` reads out of an engine. Source of the rules: docs/spec/behaviours.md
+section 10.5, and what Triton's TensorRT backend says where it refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from headrace import DataType, Graph, GraphTensor, InvalidArgument
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTensor:
+    """One input or output of a plan. ``datatype`` is None where the protocol has none; ``type`` is TensorRT's name.
+
+    ``shape`` includes the batch axis; -1 is any size. The values of a ``is_shape_tensor`` say shapes, and lie in the
+    host's memory (``is_on_host``). ``format`` describes a layout that is not row by row; empty for one that is. Its
+    axis ``vector_axis`` is cut into vectors of ``vector_length`` elements, and filled up to a whole number of them.
+    """
+
+    name: str
+    is_input: bool
+    datatype: DataType | None
+    type: str
+    shape: Shape
+    is_shape_tensor: bool = False
+    is_on_host: bool = False
+    format: str = ""
+    vector_axis: int = -1
+    vector_length: int = 1
+
+    def size_bytes(self, shape: Shape) -> int:
+        """What a tensor of ``shape`` takes, with the filling of its last vectors."""
+        assert self.datatype is not None
+        if self.vector_axis >= 0 and self.vector_length > 1:
+            vectors = -(-shape[self.vector_axis] // self.vector_length)
+            shape = (*shape[: self.vector_axis], vectors * self.vector_length, *shape[self.vector_axis + 1 :])
+        return prod(shape) * self.datatype.itemsize
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether its layout may take more memory than its elements do."""
+        length = self.shape[self.vector_axis] if self.vector_axis >= 0 else 0
+        return self.vector_length > 1 and (length < 0 or length % self.vector_length != 0)
+
+
+def graph_of(tensors: Sequence[PlanTensor]) -> Graph:
+    """What core completes and checks a config with."""
+    infos = {
+        tensor.name: GraphTensor(
+            tensor.name, tensor.datatype, tensor.type, tensor.shape, is_shape_tensor=tensor.is_shape_tensor
+        )
+        for tensor in tensors
+    }
+    return Graph(
+        {tensor.name: infos[tensor.name] for tensor in tensors if tensor.is_input},
+        {tensor.name: infos[tensor.name] for tensor in tensors if not tensor.is_input},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The smallest, the best and the largest that one input may be: shapes, or the values of a shape tensor."""
+
+    least: Shape
+    best: Shape
+    most: Shape
+
+    def distance(self, shape: Shape) -> int:
+        """How far ``shape`` is from the best; raises `ValueError`, in Triton's words, for one that does not fit."""
+        if len(shape) != len(self.most):
+            raise ValueError(f"model expected {len(self.most)} dimensions but received {len(shape)} dimensions")
+        for axis, (least, got, most) in enumerate(zip(self.least, shape, self.most, strict=True)):
+            if not least <= got <= most:
+                raise ValueError(
+                    f"model expected the shape of dimension {axis} to be between {least} and {most} but received {got}"
+                )
+        return sum(abs(got - best) for got, best in zip(shape, self.best, strict=True))
+
+    def value_distance(self, values: Shape) -> int:
+        """`distance` of the values of a shape tensor."""
+        if len(values) != len(self.most):
+            raise ValueError(
+                f"mismatch between the number of shape values. Expecting {len(self.most)}. Got {len(values)}"
+            )
+        for index, (least, got, most) in enumerate(zip(self.least, values, self.most, strict=True)):
+            if not least <= got <= most:
+                raise ValueError(
+                    f"The shape value at index {index} is expected to be in range from {least} to {most}, Got: {got}"
+                )
+        return sum(abs(got - best) for got, best in zip(values, self.best, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One optimisation profile: the bounds of every input's shape, and of the values of its shape tensors."""
+
+    index: int
+    shapes: Mapping[str, Bounds]
+    values: Mapping[str, Bounds]
+
+    @property
+    def max_rows(self) -> int:
+        """The largest batch: the least of what the inputs take on their first axis; shape tensors have none."""
+        return min((bounds.most[0] for bounds in self._batched() if bounds.most), default=1)
+
+    @property
+    def min_rows(self) -> int:
+        return max((bounds.least[0] for bounds in self._batched() if bounds.least), default=1)
+
+    def _batched(self) -> list[Bounds]:
+        return [bounds for name, bounds in self.shapes.items() if name not in self.values]
+
+    def distance(self, shapes: Mapping[str, Shape], values: Mapping[str, Shape], instance: str) -> int:
+        """How far the inputs of an execution are from what this profile is best at.
+
+        Raises `InvalidArgument`, in Triton's words, naming the input that does not fit.
+        """
+        total = 0
+        try:
+            for name, shape in shapes.items():
+                total += self.shapes[name].distance(shape)
+            for name, given in values.items():
+                total += self.values[name].value_distance(given)
+        except ValueError as error:
+            raise InvalidArgument(
+                f"request specifies invalid shape for input '{name}' for {instance}. Error details: {error}"
+            ) from None
+        return total
+
+
+def choose(
+    profiles: Sequence[Profile], shapes: Mapping[str, Shape], values: Mapping[str, Shape], instance: str
+) -> Profile:
+    """The profile that is nearest to the inputs; of equals the first. Raises `InvalidArgument` if none takes them,
+    which says what the first of the profiles would take."""
+    chosen, nearest = None, -1
+    reason: InvalidArgument | None = None
+    for profile in profiles:
+        try:
+            distance = profile.distance(shapes, values, instance)
+        except InvalidArgument as error:
+            reason = reason or error
+            continue
+        if chosen is None or distance < nearest:
+            chosen, nearest = profile, distance
+    if chosen is None:
+        assert reason is not None
+        raise reason
+    return chosen

@@ -1,0 +1,52 @@
+"""The published kit, beside the recorded fake: what it finds is the backend's, never TensorRT's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from headrace.testing import BackendConformance, Example
+
+ELEMENTS = {"FP32": "FLOAT", "FP16": "HALF", "SCALAR": "FLOAT"}
+_GROUP = "instance_group { kind: KIND_GPU gpus: 0 }"
+
+
+@pytest.mark.usefixtures("two_gpus")
+class TestTensorRT(BackendConformance):
+    plugin, backend, heavy = "headrace_tensorrt", "tensorrt", ("tensorrt", "tensorrt_bindings")
+    zero_rows = False  # the least that a plan takes is one row
+    thread_bound = True  # which device a thread uses is CUDA's state of that thread
+
+    @pytest.fixture
+    def example(self, plans: Any) -> Example:
+        rng = np.random.default_rng(7)
+        a, b = rng.normal(size=(2, 5, 16)).astype(np.float32)
+        return Example(plans.add(), {"A": a, "B": b}, {"S": a + b, "D": a - b}, damage="model.plan", config=_GROUP)
+
+    @pytest.fixture(autouse=True)
+    def _give_plans(self, plans: Any, recorded: ModuleType) -> None:
+        self._plans = plans
+
+    def example_of(self, kind: str, directory: Path) -> Example | None:
+        """``y = x``."""
+        x = values_of(kind)
+        path = self._plans.copy(ELEMENTS.get(kind, kind), (-1, *x.shape[1:]), name=kind.lower())
+        return Example(path, {"x": x}, {"y": x}, config=_GROUP)
+
+
+def values_of(kind: str) -> np.ndarray[Any, Any]:
+    """Three rows of ``kind`` with its extreme values; one value per row for ``SCALAR``."""
+    if kind == "BOOL":
+        return np.array([[True, False], [False, True], [True, True]])
+    if kind == "SCALAR":
+        return np.array([1.5, -2.5, 0], np.float32)
+    if kind in ("FP16", "FP32", "BF16"):
+        dtype = {"BF16": ml_dtypes.bfloat16}.get(kind) or np.dtype(f"f{int(kind[2:]) // 8}")
+        return np.array([[1.5, -2.5], [0, 6e4], [-6e-5, 1]]).astype(dtype)
+    limits = np.iinfo(kind.lower())
+    return np.array([[limits.min, limits.max], [0, 1], [2, 3]], dtype=kind.lower())
