@@ -147,11 +147,12 @@ def modules(folder: Path) -> list[Path]:
 
 
 def engines_of(backend: Path) -> set[str]:
-    """The import names of what a backend's distribution needs, beside Headrace and NumPy."""
-    (block,) = re.findall(
-        r"^dependencies = \[(.*?)\]", (backend / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE
-    )
-    return set(re.findall(r'"(\w+)', block)) - {"headrace", "numpy"}
+    """The import names of what a backend's distribution, or an extra of it, needs beside Headrace and NumPy."""
+    project = (backend / "pyproject.toml").read_text()
+    (needed,) = re.findall(r"^dependencies = \[(.*?)\]", project, re.DOTALL | re.MULTILINE)
+    extras = re.findall(r"^\[project\.optional-dependencies\]$(.*?)^\[", project, re.DOTALL | re.MULTILINE)
+    wanted = [needed, *re.findall(r"\[(.*?)\]", "".join(extras), re.DOTALL)]
+    return {name for block in wanted for name in re.findall(r'"(\w+)', block)} - {"headrace", "numpy"}
 
 
 def name_of(path: Path) -> str:

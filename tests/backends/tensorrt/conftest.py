@@ -87,7 +87,8 @@ def driver(standins: Path) -> StandinDriver:
 def recorded(driver: StandinDriver) -> Iterator[ModuleType]:
     """The fake, imported as ``tensorrt``."""
     spec = importlib.util.spec_from_file_location("tensorrt", HERE / "recorded_tensorrt.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["tensorrt"] = module
     spec.loader.exec_module(module)

@@ -1,9 +1,10 @@
 """A fake of the module ``tensorrt``, for machines without the real one. It says so by its name, and by its version.
 
-It has the classes and methods that `headrace_tensorrt.engine_api` lists, whose signatures are those of the real bindings
-(test_engine_api.py), follows the rules that their documentation states, and records every call in `CALLS`. Its plans are
-JSON behind `MAGIC`: tensors, profiles, and what to compute with NumPy on "device" memory, when the stream of the
-stand-in driver (standin_cuda.c) is waited for. How a real TensorRT behaves beyond what is documented it cannot tell.
+It has the classes and methods that `headrace_tensorrt.tensorrt_api` lists, whose signatures are those of the real
+bindings (test_tensorrt_api.py), follows the rules that their documentation states, and records every call in `CALLS`.
+Its plans are JSON behind `MAGIC`: tensors, profiles, and what to compute with NumPy on "device" memory, when the stream
+of the stand-in driver (standin_cuda.c) is waited for. How a real TensorRT behaves beyond what is documented it cannot
+tell.
 """
 
 from __future__ import annotations
@@ -229,9 +230,7 @@ class IExecutionContext:
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         _record("set_input_shape", name, shape)
         least, _, most = self._engine.get_tensor_profile_shape(name, self._profile)
-        fits = len(least) == len(shape) and all(
-            least[axis] <= size <= most[axis] for axis, size in enumerate(shape)
-        )
+        fits = len(least) == len(shape) and all(least[axis] <= size <= most[axis] for axis, size in enumerate(shape))
         if not fits:
             return self._fail(f"Static dimension mismatch while setting input shape for {name}")
         self._shapes[name] = tuple(shape)
@@ -277,7 +276,7 @@ class IExecutionContext:
         late = [step for step in self._engine.plan["compute"] if step["output"] in self._allocators]
         if late:  # what depends on data is known only when all before it is done
             _driver().cuStreamSynchronize(ctypes.c_void_p(stream_handle))
-            return all([self._compute_late(step, shapes) for step in late])
+            return all(self._compute_late(step, shapes) for step in late)
         self._kept.append(work)
         _driver().standin_launch(ctypes.c_void_p(stream_handle), work, None)
         return True
@@ -307,7 +306,8 @@ class IExecutionContext:
     def _read(self, name: str, shape: tuple[int, ...], addresses: dict[str, int]) -> npt.NDArray[Any]:
         dtype = np.dtype(_NUMPY[self._engine.tensors[name]["type"]])
         memory = (ctypes.c_uint8 * (prod(shape) * dtype.itemsize)).from_address(addresses[name])
-        return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
+        array: npt.NDArray[Any] = np.frombuffer(memoryview(memory), np.uint8).view(dtype).reshape(shape)
+        return array
 
     def _compute(self, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> None:
         for step in self._engine.plan["compute"]:

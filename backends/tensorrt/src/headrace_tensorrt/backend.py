@@ -18,18 +18,20 @@ from headrace import (
     LoadError,
     Model,
     ModelConfig,
+    ModelInput,
     ModelInstanceGroup,
+    ModelOutput,
     check_against_graph,
     complete_from_graph,
     names_all_tensors,
     one_line,
 )
 from headrace_tensorrt.cuda import CudaDevice, cuda_device, cuda_driver
-from headrace_tensorrt.engine import ELEMENT_TYPES, PlanEngine, load_engine, load_plugins
 from headrace_tensorrt.graph_specs import graph_specs
 from headrace_tensorrt.instance import ExecutionSettings, PlanInstance
 from headrace_tensorrt.parameters import Parameters
-from headrace_tensorrt.plan import PlanTensor, Profile, graph_of
+from headrace_tensorrt.plan_engine import ELEMENT_TYPES, PlanEngine, load_engine, load_plugins
+from headrace_tensorrt.plan_shapes import PlanTensor, Profile, graph_of
 
 log = logging.getLogger("headrace.tensorrt")
 
@@ -87,10 +89,9 @@ class TensorRT(Backend):
                 field="max_batch_size",
             )
         complete_from_graph(config, graph_of(engine.tensors), most)
-        for io in (*config.input, *config.output):
-            tensor = next((each for each in engine.tensors if each.name == io.name), None)
-            if tensor is not None and tensor.format:
-                io.is_non_linear_format_io = True
+        formats = {tensor.name for tensor in engine.tensors if tensor.format}
+        for io in _tensors(config):
+            io.is_non_linear_format_io = io.is_non_linear_format_io or io.name in formats
 
     def share(self, model: Model) -> EnginePool:
         return EnginePool()
@@ -135,9 +136,7 @@ class TensorRT(Backend):
 
     def _open(self, path: Path, dla_core: int) -> PlanEngine:
         load_plugins(self.options.get("plugins", ""))
-        return PlanEngine(
-            path, allows_host_code=_flag(self.options, "version-compatible"), dla_core=dla_core
-        )
+        return PlanEngine(path, allows_host_code=_flag(self.options, "version-compatible"), dla_core=dla_core)
 
 
 # ---------------------------------------------------------------------------
@@ -206,9 +205,13 @@ def _settings(model: Model, engine: PlanEngine, profiles: list[Profile]) -> Exec
     )
 
 
+def _tensors(config: ModelConfig) -> list[ModelInput | ModelOutput]:
+    return [*config.input, *config.output]
+
+
 def _check_formats(config: ModelConfig, tensors: tuple[PlanTensor, ...]) -> None:
     """A layout that is not row by row must be what the config says, and such that the elements fill it."""
-    marked = {io.name: io.is_non_linear_format_io for io in (*config.input, *config.output)}
+    marked = {io.name: io.is_non_linear_format_io for io in _tensors(config)}
     for tensor in tensors:
         what = f"model '{config.name}': tensor '{tensor.name}'"
         if tensor.name not in marked:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace_tensorrt.cuda import CudaDevice
-from headrace_tensorrt.plan import PlanTensor, Shape
+from headrace_tensorrt.plan_shapes import PlanTensor, Shape
 
 
 class TensorBuffer:

@@ -258,8 +258,7 @@ class PinnedPool:
             address = self._make(size)
         block = (ctypes.c_uint8 * size).from_address(address)
         weakref.finalize(block, idle.append, address).atexit = False
-        array: npt.NDArray[np.uint8] = np.frombuffer(block, np.uint8, size_bytes)
-        return array
+        return np.frombuffer(memoryview(block), np.uint8, size_bytes)
 
     def _make(self, size: int) -> int:
         pointer = _HANDLE()

@@ -1,7 +1,7 @@
 """Which executions are captured as CUDA graphs, and which one stands in for a smaller batch.
 
-Source: docs/spec/behaviours.md section 10.5 and the comments on ``ModelOptimizationPolicy.Cuda`` in the model_config.proto that
-Triton has.
+Source: docs/spec/behaviours.md section 10.5, and the comments on ``ModelOptimizationPolicy.Cuda`` in Triton's
+model_config.proto.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace import ConfigError, ModelConfig
-from headrace_tensorrt.plan import Profile, Shape
+from headrace_tensorrt.plan_shapes import Profile, Shape
 
 #: Small batches gain most, since their kernels take less time than their launches.
 _USUAL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -30,9 +30,13 @@ class GraphSpec:
 
     def fits(self, shapes: Mapping[str, Shape]) -> bool:
         """Whether inputs of ``shapes`` can run with it: equal, but for rows that are left over."""
-        return all(
-            shape[1:] == self.shapes[name][1:] and len(shape) == len(self.shapes[name]) for name, shape in shapes.items()
-        ) and all(self.least_rows <= shape[0] <= self.rows for shape in shapes.values() if shape)
+        for name, shape in shapes.items():
+            own = self.shapes[name]
+            if len(shape) != len(own) or shape[1:] != own[1:]:
+                return False
+            if shape and not self.least_rows <= shape[0] <= self.rows:
+                return False
+        return True
 
 
 def graph_specs(config: ModelConfig, profile: Profile) -> list[GraphSpec]:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from headrace import BackendError, Code, Instance, Tensor, Tensors
 from headrace_tensorrt.buffers import GrowingOutput, TensorBuffer, address_of
 from headrace_tensorrt.cuda import CudaDevice, CudaStream
-from headrace_tensorrt.engine import PlanContext, PlanEngine
 from headrace_tensorrt.graph_specs import GraphSpec, find
-from headrace_tensorrt.plan import PlanTensor, Profile, Shape, choose
+from headrace_tensorrt.plan_engine import PlanContext, PlanEngine
+from headrace_tensorrt.plan_shapes import PlanTensor, Profile, Shape, choose
 
 #: Input shapes whose executions an instance remembers; those of a model are few, or too many for any number.
 _REMEMBERED = 256
@@ -255,7 +255,8 @@ class PlanInstance(Instance):
     def _write_values(self, run: PreparedExecution) -> None:
         for name, values in run.values.items():
             place, datatype = self._buffers[name].values, self._tensor(name).datatype
-            assert place is not None and datatype is not None
+            assert place is not None
+            assert datatype is not None
             raw = np.array(values, datatype.numpy).view(np.uint8)
             place[: raw.size] = raw
 
@@ -298,16 +299,19 @@ class PlanInstance(Instance):
         if not size or tensor.is_on_host:
             return np.empty(shape, tensor.datatype.numpy)
         raw = self._device.pinned.take(size) if self._settings.pins_outputs else np.empty(size, np.uint8)
-        place = (self._growing.get(tensor.name) or self._buffers[tensor.name]).address
-        self._stream.copy_out(address_of(raw), place, size)
+        place = self._growing.get(tensor.name) or self._buffers[tensor.name]
+        self._stream.copy_out(address_of(raw), place.address, size)
         array: npt.NDArray[Any] = raw.view(tensor.datatype.numpy).reshape(shape)
         return array
 
     def _host_output(self, tensor: PlanTensor, shape: Shape) -> npt.NDArray[Any]:
         """An output that TensorRT writes to the host's memory; without the size of the batch, if it begins with it."""
         place = self._buffers[tensor.name].values
-        assert place is not None and tensor.datatype is not None
-        array = place[: prod(shape) * tensor.datatype.itemsize].view(tensor.datatype.numpy).reshape(shape).copy()
+        assert place is not None
+        assert tensor.datatype is not None
+        array: npt.NDArray[Any] = (
+            place[: prod(shape) * tensor.datatype.itemsize].view(tensor.datatype.numpy).reshape(shape).copy()
+        )
         return array[1:] if tensor.is_shape_tensor and self._settings.max_rows else array
 
     # ------------------------------------------------------------------ afterwards
@@ -321,8 +325,9 @@ class PlanInstance(Instance):
         self._forget_captured()
         self._current.clear()
         self._contexts.clear()
-        for buffer in (*self._buffers.values(), *self._growing.values()):
-            buffer.close()
+        places: list[TensorBuffer | GrowingOutput] = [*self._buffers.values(), *self._growing.values()]
+        for place in places:
+            place.close()
         self._buffers.clear()
         self._growing.clear()
         self._stream.close()

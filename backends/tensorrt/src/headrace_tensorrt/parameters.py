@@ -20,7 +20,7 @@ class Parameters:
     #: Triton's way to spread one plan over several GPUs, which Headrace does not have: true is refused.
     enable_multi_device: bool = False
     multi_device_gpus: str = ""
-    #: A file of NumPy arrays by name (``.npz``) in the version's directory: other weights for a plan that can be refitted.
+    #: A file of NumPy arrays by name (``.npz``) in the version's directory: other weights for a refittable plan.
     refit_weights: str = ""
     #: Of the weights, what may lie on the GPU at once; the rest is copied there while it executes. -1 is all.
     weight_streaming_budget_bytes: int = -1

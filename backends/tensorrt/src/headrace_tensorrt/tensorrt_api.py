@@ -1,8 +1,8 @@
-"""As much of TensorRT's Python API as `headrace_tensorrt.engine` calls, with the types that its bindings declare.
+"""As much of TensorRT's Python API as `headrace_tensorrt.plan_engine` calls, with the types that its bindings declare.
 
 TensorRT ships no types. These protocols are held against the signatures that the bindings' own classes carry, by a test
-that needs no GPU (``tests/backends/tensorrt/test_engine_api.py``); they were written to those of TensorRT 11.4. What is
-not here is not used: whoever calls more adds it here.
+that needs no GPU (``tests/backends/tensorrt/test_tensorrt_api.py``); they were written to those of TensorRT 11.4. What
+is not here is not used: whoever calls more adds it here.
 """
 
 from __future__ import annotations

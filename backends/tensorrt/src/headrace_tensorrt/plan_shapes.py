@@ -1,6 +1,6 @@
 """What a plan file says of itself: its inputs and outputs, and the optimisation profiles that bound their shapes.
 
-Plain data, which `headrace_tensorrt.engine` reads out of an engine. Source of the rules: docs/spec/behaviours.md
+Plain data, which `headrace_tensorrt.plan_engine` reads out of an engine. Source of the rules: docs/spec/behaviours.md
 section 10.5, and what Triton's TensorRT backend says where it refuses.
 """
 

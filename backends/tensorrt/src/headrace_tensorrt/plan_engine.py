@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import BackendError, Code, ConfigError, DataType, InvalidArgument, LoadError, dtypes
-from headrace_tensorrt.engine_api import TrtCudaEngine, TrtDims, TrtExecutionContext, TrtModule
-from headrace_tensorrt.plan import Bounds, PlanTensor, Profile, Shape
+from headrace_tensorrt.plan_shapes import Bounds, PlanTensor, Profile, Shape
+from headrace_tensorrt.tensorrt_api import TrtCudaEngine, TrtDims, TrtExecutionContext, TrtModule
 
 log = logging.getLogger("headrace.tensorrt")
 
@@ -53,14 +53,19 @@ def load_engine() -> TrtModule:
     version = str(tensorrt.__version__)
     if int(version.partition(".")[0]) < _OLDEST:
         raise LoadError(f"backend 'tensorrt' needs TensorRT {_OLDEST} or later, not {version}; run: {INSTALLS}")
-    return cast(TrtModule, tensorrt)
+    return cast("TrtModule", tensorrt)
 
 
 @cache
 def engine_log() -> Any:
     """The logger that all of TensorRT writes to. ``reason(what)`` is the last error of this thread's last call."""
     told = threading.local()
-    levels = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING, "INFO": logging.DEBUG}
+    levels = {
+        "INTERNAL_ERROR": logging.ERROR,
+        "ERROR": logging.ERROR,
+        "WARNING": logging.WARNING,
+        "INFO": logging.DEBUG,
+    }
 
     class EngineLog(load_engine().ILogger):  # type: ignore[misc]
         """Passes on what TensorRT says to Python's logging, but for what only its developers want to know."""
@@ -113,7 +118,9 @@ class PlanEngine:
         self._engine = engine
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         self.tensors = tuple(_describe(engine, name) for name in names)
-        self.profiles = tuple(_profile(engine, self.tensors, index) for index in range(engine.num_optimization_profiles))
+        self.profiles = tuple(
+            _profile(engine, self.tensors, index) for index in range(engine.num_optimization_profiles)
+        )
 
     def open_context(self, strategy: str, profile: int, stream: int) -> PlanContext:
         """A context for ``profile``; ``strategy`` is ``STATIC`` or ``ON_PROFILE_CHANGE``. Raises `LoadError`."""
@@ -150,8 +157,10 @@ class PlanEngine:
         Before it has contexts. Raises `ConfigError` for a plan that was not built for it.
         """
         if not self._engine.streamable_weights_size:
-            raise ConfigError("weight_streaming_budget_bytes: the plan has no weights to stream: build it with the flag "
-                              "WEIGHT_STREAMING")  # fmt: skip
+            raise ConfigError(
+                "weight_streaming_budget_bytes: the plan has no weights to stream: build it with the flag "
+                "WEIGHT_STREAMING"
+            )
         self._engine.weight_streaming_budget_v2 = budget_bytes
 
 
@@ -223,7 +232,9 @@ def _deserialize(make: Callable[[Any], TrtCudaEngine | None], path: Path) -> Trt
             raise LoadError(f"'{path}' is no TensorRT plan: it is empty") from error
         engine = make(plan)
     if engine is None:
-        raise LoadError(engine_log().reason(f"'{path}' is no plan that this TensorRT ({load_engine().__version__}) takes"))
+        raise LoadError(
+            engine_log().reason(f"'{path}' is no plan that this TensorRT ({load_engine().__version__}) takes")
+        )
     return engine
 
 
