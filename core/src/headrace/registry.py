@@ -20,7 +20,7 @@ class PluginInfo:
     """One plugin: where it comes from, which parts it brings, and why it is broken, if it is.
 
     A broken one brings nothing; what it would have brought, as far as that is known, is
-    ``withheld``.
+    ``withheld``. ``unproven`` is what parts say of themselves that has never run where it is meant to.
     """
 
     name: str
@@ -29,6 +29,7 @@ class PluginInfo:
     parts: list[str] = field(default_factory=list)
     error: str | None = None
     withheld: list[str] = field(default_factory=list)
+    unproven: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"'{self.name}' of {self.distribution} {self.version}"
@@ -67,6 +68,8 @@ class Registry(Generic[P]):
         shown = self.require(part)
         self._claims.setdefault(part.name, []).append((part, origin))  # type: ignore[attr-defined]
         origin.parts.append(shown)
+        if unproven := getattr(part, "unproven", ""):
+            origin.unproven.append(f"{shown}: {unproven}")
 
     def withdraw(self, origin: PluginInfo) -> None:
         """Forget the parts of ``origin``."""

@@ -36,10 +36,49 @@ def test_every_plugin_is_listed_with_its_parts(headrace: Start, distribute: Dist
     found = {one["name"]: one for one in json.loads(process.popen.stdout.read())}
     assert found["good"] == {
         "name": "good", "distribution": "headrace-good", "version": "1.5", "parts": ["options --good-..."],
-        "error": None, "withheld": [], "conflicts": [],
+        "error": None, "withheld": [], "unproven": [], "conflicts": [],
     }  # fmt: skip
     assert "backend identity" in found["builtins"]["parts"]
     assert process.finish()[0] == 0
+
+
+UNPROVEN = """
+from headrace import Backend, Instance, InferRequest, StreamInstance, dtypes, hookimpl
+
+class Timid(Backend):
+    name = "timid"
+    devices = ("gpu",)
+    dtypes = (dtypes.FP32, dtypes.BYTES)
+    rungs = (Instance, StreamInstance)
+    unproven = "it has never run on a GPU"
+    def load(self, model):
+        raise NotImplementedError
+    def share(self, model):
+        return {}
+
+@hookimpl
+def register_backends():
+    return [Timid]
+"""
+
+
+def test_what_a_backend_says_has_never_run_is_said(headrace: Start, distribute: Distribute) -> None:
+    distribute("timid", UNPROVEN)
+    process = headrace("plugins")
+    text = process.popen.stdout.read()
+    assert process.finish()[0] == 0
+    assert text.endswith("backend timid: it has never run on a GPU\n")
+
+
+def test_the_table_of_backends_is_what_they_declare(headrace: Start, distribute: Distribute) -> None:
+    distribute("timid", UNPROVEN)
+    process = headrace("plugins", "--backends")
+    rows = process.popen.stdout.read().splitlines()
+    assert process.finish()[0] == 0
+    assert [row for row in rows if "`timid`" in row] == [
+        "| `timid` | GPU | FP32, BYTES | rows, single requests | yes | yes | no | it has never run on a GPU |"
+    ]
+    assert [row for row in rows if "`identity`" in row] == ["| `identity` | CPU | all | rows | no | no | no | - |"]
 
 
 def test_a_broken_plugin_is_explained(headrace: Start, distribute: Distribute) -> None:

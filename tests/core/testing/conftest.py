@@ -32,6 +32,7 @@ class Parameters:
 class Toy(Backend):
     name = "toy"
     Parameters = Parameters
+    rungs = (Instance,)
 
     def load(self, model: Model) -> Scaler:
         path = model.file("scale.txt")

@@ -86,7 +86,8 @@ def test_a_sound_backend_that_answers_from_a_thread_of_its_own_passes(
     before, _, rest = sound.partition("class Scaler(Instance):")
     after = rest[rest.index("@hookimpl") :]
     imports = "import queue\nfrom headrace import DeferredInstance\n"
-    install(before.replace("import os, threading\n", f"import os, threading\n{imports}") + DEFERRED + after)
+    before = before.replace("import os, threading\n", f"import os, threading\n{imports}")
+    install(before.replace("rungs = (Instance,)", "rungs = (DeferredInstance,)") + DEFERRED + after)
     authors_run(tmp_path)
 
 

@@ -54,6 +54,10 @@ SABOTEURS = {
         "test_importing_the_plugin_imports_no_engine",
         "import os, threading", "import nonesuch", "No module named 'nonesuch'",
     ),
+    "is another rung than it says": Saboteur(
+        "test_instances_stand_on_the_rungs_that_the_backend_declares",
+        "    rungs = (Instance,)", "    rungs = (RequestInstance,)", "a Scaler, which is none of RequestInstance",
+    ),
     "raises the engine's own error": Saboteur(
         "test_a_damaged_model_file_is_a_load_error_naming_the_file",
         'raise LoadError(f"{path}: {error}") from error', "raise", "gives UnicodeDecodeError",

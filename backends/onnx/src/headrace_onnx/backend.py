@@ -9,6 +9,7 @@ from typing import Any
 from headrace import (
     AnyInstance,
     Backend,
+    Instance,
     Model,
     check_against_graph,
     complete_from_graph,
@@ -46,6 +47,7 @@ class OnnxRuntime(Backend):
     name = "onnxruntime"
     Parameters = Parameters
     devices = ("gpu", "cpu")
+    rungs = (Instance,)
     default_cpu_instances = 2
     outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, cast
 
-from headrace import Backend, Isolation, LoadError, Model, config_to_json, read_isolation
+from headrace import Backend, DeferredInstance, Isolation, LoadError, Model, config_to_json, read_isolation
 from headrace_python.completion import complete
 from headrace_python.environment import PACKAGES, Environment, find
 from headrace_python.instance import InstanceDescription, PythonInstance, instance_of, is_decoupled
@@ -30,6 +30,7 @@ class PythonBackend(Backend):
     name = "python"
     Parameters = Parameters
     devices = ("gpu", "cpu")
+    rungs = (DeferredInstance,)
     outputs_as_given = True
     #: In the server's process a ``breakpoint()`` finds the terminal.
     dev_options: ClassVar[Mapping[str, str]] = {"isolation": "thread"}

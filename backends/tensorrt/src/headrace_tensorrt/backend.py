@@ -15,6 +15,7 @@ from headrace import (
     AnyInstance,
     Backend,
     ConfigError,
+    Instance,
     LoadError,
     Model,
     ModelConfig,
@@ -69,7 +70,8 @@ class TensorRT(Backend):
     devices = ("gpu",)
     dtypes = tuple(ELEMENT_TYPES.values())
     outputs_as_given = True  # the config has been held against the plan
-    unproven = "its calls to TensorRT and CUDA have not run on a GPU yet, only beside a recorded fake"
+    rungs = (Instance,)
+    unproven = "its calls to TensorRT and CUDA have never run on a GPU, only beside a recorded fake"
 
     def complete_config(self, model: Model) -> None:
         """Everything that the plan knows; nothing if the config names inputs and outputs."""

@@ -155,6 +155,11 @@ class Backend(ABC):
     has_runtimes: ClassVar[bool] = False
     #: Instances of a CPU group whose config gives no count.
     default_cpu_instances: ClassVar[int] = 1
+    #: The base classes that its instances may have; empty if it does not say. For the table of what it can do.
+    rungs: ClassVar[tuple[type[BaseInstance], ...]] = ()
+    #: What of it has never run where it is meant to run, as a sentence without its subject: ``its kernels have not run
+    #: on a GPU yet``. ``headrace plugins`` says it. Empty for nothing.
+    unproven: ClassVar[str] = ""
 
     @classmethod
     def location(cls) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from headrace.cli.backend_table import backend_table
 from headrace.cli.usage import Parser
 from headrace.plugins import Plugins
 from headrace.registry import PluginInfo
@@ -18,9 +19,13 @@ def run(words: Sequence[str]) -> int:
         "headrace plugins", "[options]", "List the plugins that are installed. Example: headrace plugins --json"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON array")
+    parser.add_argument("--backends", action="store_true", help="print what each backend can do, as a table")
     arguments = parser.parse(words)
     plugins = Plugins.discover()
-    print(_json(plugins) if arguments.json else _picture(plugins))
+    if arguments.backends:
+        print(backend_table(map(plugins.backends.get, plugins.backends.names())), end="")
+    else:
+        print(_json(plugins) if arguments.json else _picture(plugins))
     return 1 if plugins.complaints else 0
 
 
@@ -30,8 +35,9 @@ def _json(plugins: Plugins) -> str:
 
 def _picture(plugins: Plugins) -> str:
     rows = [_row(info, plugins.conflicts_of(info)) for info in plugins.plugins]
+    unproven = [text for info in plugins.plugins for text in info.unproven]
     return logs.draw_table(("Plugin", "Distribution", "Version", "Parts", "State"), rows) + "\n".join(
-        plugins.complaints
+        [*unproven, *plugins.complaints]
     )
 
 

@@ -53,6 +53,16 @@ class Loading(Subject):
             f'of the group headrace: {self.backend} = "{self.plugin}"'
         )
 
+    def test_instances_stand_on_the_rungs_that_the_backend_declares(self, example: Example) -> None:
+        rungs = self.backend_class.rungs
+        if not rungs:
+            self.not_claimed("the backend does not say what its instances are (rungs)")
+        with self.driver(example).loaded() as driven:
+            found = type(driven.instance)
+        assert issubclass(found, rungs), (
+            f"an instance is a {found.__name__}, which is none of {', '.join(each.__name__ for each in rungs)} (rungs)"
+        )
+
     def test_a_damaged_model_file_is_a_load_error_naming_the_file(
         self, example: Example, tmp_path_factory: pytest.TempPathFactory
     ) -> None:

@@ -1,0 +1,71 @@
+"""What each backend can do, by its own declarations, as a table in Markdown: ``headrace plugins --backends``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headrace.backends.base import (
+    Backend,
+    BaseInstance,
+    DeferredInstance,
+    Instance,
+    RequestInstance,
+    StreamInstance,
+)
+from headrace.messages import dtypes
+from headrace.messages.dtypes import DataType
+
+_HEAD = ("Backend", "Devices", "Data types", "Batches", "Streams", "Shares", "Completes configs", "Unproven")
+#: What an execution is given: the rows of many requests as one tensor, or the requests of a batch.
+_BATCHES: dict[type[BaseInstance], str] = {
+    Instance: "rows",
+    RequestInstance: "requests",
+    DeferredInstance: "requests",
+    StreamInstance: "single requests",
+}
+_STREAMING = (StreamInstance, DeferredInstance)
+#: So many are missing at most where those that are missing are named, and not those that are there.
+_FEW = 3
+
+
+def backend_table(backends: Iterable[type[Backend]]) -> str:
+    """A row for each of ``backends``, by name.
+
+    ``Shares``: whether its instances use something together; ``Streams``: whether a request may get any number of
+    responses. A backend that does not say what its instances are (``Backend.rungs``) has a dash there.
+    """
+    rows = [_row(backend) for backend in sorted(backends, key=lambda each: each.name)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (_HEAD, ["---"] * len(_HEAD), *rows))
+
+
+def _row(backend: type[Backend]) -> Sequence[str]:
+    rungs = backend.rungs
+    batches = ", ".join(dict.fromkeys(_BATCHES[rung] for rung in rungs))
+    return (
+        f"`{backend.name}`",
+        ", ".join(kind.upper() if kind != "model" else "chosen by the model" for kind in backend.devices),
+        _data_types(backend.dtypes),
+        batches or "-",
+        _yes(any(rung in _STREAMING for rung in rungs)) if rungs else "-",
+        _yes(_shares(backend)),
+        _yes(backend.complete_config is not Backend.complete_config),
+        backend.unproven or "-",
+    )
+
+
+def _shares(backend: type[Backend]) -> bool:
+    """A ``share`` that gives nothing is there for what it does."""
+    return backend.share is not Backend.share and backend.share.__annotations__.get("return", "") not in (None, "None")
+
+
+def _data_types(claimed: Sequence[DataType]) -> str:
+    missing = [each.name for each in dtypes.ALL if each not in claimed]
+    if not missing:
+        return "all"
+    if len(missing) <= _FEW:
+        return f"all but {', '.join(missing)}"
+    return ", ".join(each.name for each in dtypes.ALL if each in claimed)
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
