@@ -120,18 +120,9 @@ class TrtPluginRegistry(Protocol):
     def load_library(self, plugin_path: str) -> Any: ...
 
 
-class TrtAllocationStrategies(Protocol):
-    """``ExecutionContextAllocationStrategy``: when a context takes the memory that it computes in."""
-
-    @property
-    def STATIC(self) -> TrtEnumerator: ...  # noqa: N802
-
-    @property
-    def ON_PROFILE_CHANGE(self) -> TrtEnumerator: ...  # noqa: N802
-
-
 class TrtModule(Protocol):
-    """The module ``tensorrt``. ``ILogger`` and ``IOutputAllocator`` are classes to derive from."""
+    """The module ``tensorrt``. ``ILogger`` and ``IOutputAllocator`` are classes to derive from, the strategies an
+    enumeration."""
 
     @property
     def __version__(self) -> str: ...
@@ -143,7 +134,7 @@ class TrtModule(Protocol):
     def IOutputAllocator(self) -> Any: ...  # noqa: N802
 
     @property
-    def ExecutionContextAllocationStrategy(self) -> TrtAllocationStrategies: ...  # noqa: N802
+    def ExecutionContextAllocationStrategy(self) -> Any: ...  # noqa: N802
 
     @property
     def Runtime(self) -> Callable[[Any], TrtRuntime]: ...  # noqa: N802
