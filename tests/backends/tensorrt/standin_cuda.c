@@ -155,6 +155,15 @@ int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, Stream *stream) 
     __sync_fetch_and_add(&copied_out, 1);
     return 0;
 }
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, Stream *stream) {
+    if (entered()) return entered();
+    pthread_mutex_lock(&lock);
+    int inside = is_inside((char *)to, bytes);
+    pthread_mutex_unlock(&lock);
+    if (!inside) return broken = ILLEGAL_ADDRESS;
+    memset((char *)to, value, bytes);
+    return stream ? 0 : INVALID;
+}
 int cuEventCreate(Event **event, unsigned flags) {
     if (entered()) return entered();
     *event = calloc(1, sizeof **event);

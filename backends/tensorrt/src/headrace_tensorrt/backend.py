@@ -79,7 +79,9 @@ class TensorRT(Backend):
         if names_all_tensors(config):
             return
         group = config.instance_group[0] if config.instance_group else ModelInstanceGroup()
-        device = self._device(group.gpus[0] if group.gpus else 0)
+        load_engine()
+        known = [gpu for gpu in group.gpus if gpu < cuda_driver().count_gpus()]
+        device = self._device(known[0] if known else 0)  # core says which of them is not there
         path = _plan_file(model, device)
         engine = self._open(path, dla_core=-1)
         profiles = _profiles_of(group, engine, config.name)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from headrace_tensorrt.cuda import CudaDevice
+from headrace_tensorrt.cuda import CudaDevice, CudaStream
 from headrace_tensorrt.plan_shapes import PlanTensor, Shape
 
 
@@ -41,6 +41,11 @@ class TensorBuffer:
             self.address = self._device.allocate(size_bytes)
         self._size_bytes = size_bytes
         return True
+
+    def clear(self, stream: CudaStream) -> None:
+        """Begin to fill it with zeros, if it is on the device."""
+        if not self.tensor.is_on_host:
+            stream.clear(self.address, self._size_bytes)
 
     def close(self) -> None:
         if not self.tensor.is_on_host:

@@ -54,6 +54,7 @@ PROTOTYPES: Final[Mapping[str, tuple[Any, ...]]] = {
     "cuMemFreeHost": (_HANDLE,),
     "cuMemcpyHtoDAsync_v2": (_ADDRESS, _HANDLE, _SIZE, _HANDLE),
     "cuMemcpyDtoHAsync_v2": (_HANDLE, _ADDRESS, _SIZE, _HANDLE),
+    "cuMemsetD8Async": (_ADDRESS, ctypes.c_ubyte, _SIZE, _HANDLE),
     "cuGetErrorName": (_INT, _INTO_TEXT),
     "cuGetErrorString": (_INT, _INTO_TEXT),
 }
@@ -63,10 +64,8 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the legacy defaul
 _BLOCKING_SYNC, _DISABLE_TIMING = 1, 2  # CU_EVENT_*
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may do what a capture may not
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for every device
-_OUT_OF_MEMORY = 2
-#: Failures of one call, after which the device goes on. After any other of a running kernel (an illegal address, say)
-#: every later call fails until the process ends.
-_PASSING = frozenset({1, _OUT_OF_MEMORY, 400, 600, 801, *range(900, 910)})
+#: After one of these, of memory or of a running kernel, every later call fails until the process ends.
+_LASTING = frozenset({214, 220, 700, 702, 709, 710, *range(714, 720)})
 
 
 class CudaDriver:
@@ -87,6 +86,11 @@ class CudaDriver:
         """Call the function ``name``; raises `BackendError` (internal) in the driver's words."""
         if result := self._functions[name](*arguments):
             raise BackendError(f"{name} failed: {self.explain(result)}", Code.INTERNAL)
+
+    def count_gpus(self) -> int:
+        count = _INT()
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        return count.value
 
     def explain(self, result: int) -> str:
         """``out of memory (CUDA_ERROR_OUT_OF_MEMORY)`` for 2."""
@@ -124,10 +128,9 @@ class CudaDevice:
     def __init__(self, ordinal: int) -> None:
         """Raises `LoadError` if there is no such GPU."""
         self.driver, self.ordinal, self.failure = cuda_driver(), ordinal, ""
-        count = _INT()
-        self.driver.call("cuDeviceGetCount", ctypes.byref(count))
-        if not 0 <= ordinal < count.value:
-            raise LoadError(f"there is no GPU {ordinal}: the CUDA driver knows {count.value}")
+        count = self.driver.count_gpus()
+        if not 0 <= ordinal < count:
+            raise LoadError(f"there is no GPU {ordinal}: the CUDA driver knows {count}")
         device, context = _INT(), _HANDLE()
         self.driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
         self._device = device.value
@@ -152,10 +155,14 @@ class CudaDevice:
     def call(self, name: str, *arguments: Any) -> None:
         """Call the driver; raises `BackendError` (internal) naming the GPU, in the driver's words."""
         if result := self.driver.status(name, *arguments):
-            reason = f"GPU {self.ordinal}: {name} failed: {self.driver.explain(result)}"
-            if result not in _PASSING:
-                self.failure = reason
-            raise BackendError(reason, Code.INTERNAL)
+            raise BackendError(self.note(name, result), Code.INTERNAL)
+
+    def note(self, name: str, result: int) -> str:
+        """Why ``name`` failed; kept as ``failure`` if nothing will work any more."""
+        reason = f"GPU {self.ordinal}: {name} failed: {self.driver.explain(result)}"
+        if result in _LASTING:
+            self.failure = self.failure or reason
+        return reason
 
     def allocate(self, size_bytes: int) -> int:
         """The address of new device memory, aligned to 256 bytes; raises `BackendError`, which names the size."""
@@ -198,10 +205,19 @@ class CudaStream:
         """Begin to copy from the device to ``target``, host memory."""
         self.device.call("cuMemcpyDtoHAsync_v2", target, address, size_bytes, self._stream)
 
+    def clear(self, address: int, size_bytes: int) -> None:
+        """Begin to fill device memory with zeros."""
+        self.device.call("cuMemsetD8Async", address, 0, size_bytes, self._stream)
+
     def wait(self) -> None:
         """Return when all that was begun is done; raises `BackendError` if some of it failed."""
         self.device.call("cuEventRecord", self._event, self._stream)
         self.device.call("cuEventSynchronize", self._event)
+
+    def settle(self) -> None:
+        """Return when all that was begun is over, whatever came of it; `CudaDevice.failure` may tell."""
+        if result := self.device.driver.status("cuStreamSynchronize", self._stream):
+            self.device.note("cuStreamSynchronize", result)
 
     def begin_capture(self) -> None:
         """Record what follows instead of doing it."""
@@ -232,7 +248,7 @@ class CudaStream:
 
     def close(self) -> None:
         """Wait for what still runs, and release it."""
-        self.device.driver.status("cuStreamSynchronize", self._stream)
+        self.settle()
         self.device.driver.status("cuEventDestroy_v2", self._event)
         self.device.driver.status("cuStreamDestroy_v2", self._stream)
 

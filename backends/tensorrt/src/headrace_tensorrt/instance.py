@@ -141,6 +141,8 @@ class PlanInstance(Instance):
 
     def warm_up(self) -> None:
         """Execute every profile once, on zeros, and capture what is to be captured."""
+        for name in self._sent:
+            self._buffers[name].clear(self._stream)
         for profile in self._profiles:
             best = {name: self._capped(name, bounds.best) for name, bounds in profile.shapes.items()}
             self._run(self._prepare_plain(profile, best, {name: each.best for name, each in profile.values.items()}))
@@ -173,7 +175,7 @@ class PlanInstance(Instance):
             return self._execute(inputs)
         except BaseException:
             # What was begun must be over before the next execution uses its memory.
-            self._device.driver.status("cuStreamSynchronize", self._stream.handle)
+            self._stream.settle()
             self._current.clear()
             raise
 

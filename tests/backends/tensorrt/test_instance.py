@@ -1,0 +1,267 @@
+"""Executions beside the recorded fake, with arithmetic as the oracle: what goes where, and when it is waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import BackendError, InvalidArgument
+from headrace_tensorrt import Parameters
+
+GRAPHS = "optimization { cuda { graphs: true } }"
+
+
+def asked(calls: list[tuple[str, tuple[Any, ...]]], what: str) -> list[tuple[Any, ...]]:
+    return [arguments for name, arguments in calls if name == what]
+
+
+def test_answers_are_those_of_arithmetic(plans: Any, pair: Any) -> None:
+    outputs = plans.serve(plans.add()).execute({"A": pair[0], "B": pair[1]})
+    np.testing.assert_array_equal(outputs["S"], pair[0] + pair[1])
+    np.testing.assert_array_equal(outputs["D"], pair[0] - pair[1])
+
+
+def test_a_kept_answer_survives_the_next_execution(plans: Any, pair: Any) -> None:
+    instance = plans.serve(plans.add())
+    kept = instance.execute({"A": pair[0], "B": pair[1]})["S"]
+    instance.execute({"A": pair[1], "B": pair[1]})
+    np.testing.assert_array_equal(kept, pair[0] + pair[1])
+
+
+def test_shapes_are_told_when_they_change_and_only_then(plans: Any, calls: Any) -> None:
+    instance = plans.serve(plans.copy())
+    calls.clear()
+    for rows in (2, 2, 2, 3, 2):
+        x = np.full((rows, 4), rows, np.float32)
+        np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
+    assert asked(calls, "set_input_shape") == [("x", (2, 4)), ("x", (3, 4)), ("x", (2, 4))]
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_one_copy_in_and_one_out_per_tensor(plans: Any, pair: Any, driver: Any, is_pinned: bool) -> None:
+    said = "true" if is_pinned else "false"
+    instance = plans.serve(
+        plans.add(),
+        f"optimization {{ input_pinned_memory {{ enable: {said} }} output_pinned_memory {{ enable: {said} }} }}",
+    )
+    before = driver.copies_in, driver.copies_out, driver.pinned_count
+    for _ in range(5):
+        outputs = instance.execute({"A": pair[0], "B": pair[1]})
+        np.testing.assert_array_equal(outputs["S"], pair[0] + pair[1])
+    assert (driver.copies_in - before[0], driver.copies_out - before[1]) == (10, 10)
+    assert driver.pinned_count - before[2] <= (4 if is_pinned else 0)  # reused once the answers are gone
+
+
+def test_inputs_may_have_any_layout(plans: Any) -> None:
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)[:, ::-1][:, :4]
+    np.testing.assert_array_equal(plans.serve(plans.copy()).execute({"x": x})["y"], x)
+
+
+def test_closing_leaves_nothing_on_the_gpu(plans: Any, pair: Any, driver: Any) -> None:
+    before = driver.used_bytes(0), driver.live_objects
+    instance = plans.serve(plans.add(), GRAPHS)
+    assert driver.used_bytes(0) > before[0]
+    kept = instance.execute({"A": pair[0], "B": pair[1]})["S"]
+    instance.close()
+    assert (driver.used_bytes(0), driver.live_objects) == before
+    np.testing.assert_array_equal(kept, pair[0] + pair[1])
+
+
+def test_a_model_is_warmed_up_on_zeros(plans: Any, step: Any) -> None:
+    """Whatever lay in the memory of the GPU could be an index that is out of range."""
+    path = plans.write({"x": ("FLOAT", (8,))}, {"found": ("INT32", (-1,))}, [step("nonzero", "x", "found")])
+    assert plans.serve(path)._growing["found"].shape == (0,)
+
+
+# ---------------------------------------------------------------------------
+# Profiles
+# ---------------------------------------------------------------------------
+
+TWO_PROFILES = [{"x": [[1, 4], [1, 4], [2, 4]]}, {"x": [[1, 4], [8, 4], [8, 4]]}]
+
+
+def test_the_profile_whose_best_shapes_are_nearest_executes(plans: Any, calls: Any, driver: Any) -> None:
+    path = plans.copy(profiles=TWO_PROFILES)
+    instance = plans.serve(path, 'instance_group { kind: KIND_GPU profile: [ "0", "1" ] }')
+    assert [profile for profile, _ in asked(calls, "set_optimization_profile_async")] == [0, 1]
+    for rows, chosen in ((1, 0), (2, 0), (3, 1), (8, 1)):
+        x = np.full((rows, 4), rows, np.float32)
+        np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
+        assert instance._prepared[((rows, 4),)].context is instance._contexts[chosen]
+
+
+def test_without_a_profile_the_first_executes(plans: Any) -> None:
+    instance = plans.serve(plans.copy(profiles=TWO_PROFILES))
+    with pytest.raises(InvalidArgument) as refusal:
+        instance.execute({"x": np.zeros((3, 4), np.float32)})
+    assert refusal.value.message == (
+        "request specifies invalid shape for input 'x' for m_0_0. Error details: model expected the shape of dimension "
+        "0 to be between 1 and 2 but received 3"
+    )
+
+
+def test_a_refused_shape_leaves_the_instance_in_use(plans: Any) -> None:
+    instance = plans.serve(plans.copy())
+    with pytest.raises(InvalidArgument, match="invalid shape for input 'x'"):
+        instance.execute({"x": np.zeros((9, 4), np.float32)})
+    x = np.ones((2, 4), np.float32)
+    np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
+
+
+def test_the_strategy_is_that_of_the_parameters(plans: Any, calls: Any) -> None:
+    plans.serve(plans.copy(), parameters=Parameters(execution_context_allocation_strategy="ON_PROFILE_CHANGE"))
+    assert asked(calls, "create_execution_context") == [("ON_PROFILE_CHANGE",)]
+
+
+# ---------------------------------------------------------------------------
+# Captured executions
+# ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "captured"),
+    [
+        (GRAPHS, {1, 2, 3, 4, 6, 8}),
+        (f"{GRAPHS} dynamic_batching {{ preferred_batch_size: [ 5 ] }}", {1, 5, 8}),
+        ("optimization { cuda { graphs: true graph_spec { batch_size: 7 } } }", {7}),
+        ("", set()),
+    ],
+)
+def test_captured_executions_run_for_just_their_rows(
+    plans: Any, driver: Any, calls: Any, config: str, captured: set[int]
+) -> None:
+    instance = plans.serve(plans.copy(), config)
+    for rows in range(1, 9):
+        launches = driver.graph_launches
+        calls.clear()
+        x = np.full((rows, 4), rows, np.float32)
+        np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
+        was_captured = rows in captured
+        assert driver.graph_launches - launches == was_captured, rows
+        assert len(asked(calls, "execute_async_v3")) == (not was_captured)
+
+
+def test_rows_down_to_the_lower_bound_run_with_what_was_captured_for_more(plans: Any, driver: Any) -> None:
+    spec = "graph_spec { batch_size: 6 graph_lower_bound { batch_size: 3 } }"
+    instance = plans.serve(plans.copy(), f"optimization {{ cuda {{ graphs: true {spec} }} }}")
+    for rows, launched in ((2, 0), (3, 1), (5, 1), (6, 1), (7, 0)):
+        before = driver.graph_launches
+        x = np.full((rows, 4), rows, np.float32)
+        answer = instance.execute({"x": x})["y"]
+        assert answer.shape == (rows, 4)
+        np.testing.assert_array_equal(answer, x)
+        assert driver.graph_launches - before == launched, rows
+
+
+def test_captured_and_other_executions_may_alternate(plans: Any) -> None:
+    instance = plans.serve(plans.copy(), "optimization { cuda { graphs: true graph_spec { batch_size: 4 } } }")
+    for rows in (4, 2, 4, 3, 4, 2, 4):
+        x = np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32)
+        np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
+
+
+# ---------------------------------------------------------------------------
+# Shape tensors, and outputs whose size only the execution tells
+# ---------------------------------------------------------------------------
+
+
+def broadcast(plans: Any, step: Any, element: str = "INT32") -> Any:
+    """``y`` f32[rows, a, b] has ``x`` f32[rows, 1, 1] everywhere; ``s`` is [rows, a, b]."""
+    profile = {"x": [[1, 1, 1], [2, 1, 1], [4, 1, 1]], "s": [[3]] * 3, "s.values": [[1, 1, 1], [2, 2, 2], [4, 3, 5]]}
+    return plans.write(
+        {"x": ("FLOAT", (-1, 1, 1)), "s": (element, (3,))},
+        {"y": ("FLOAT", (-1, -1, -1)), "z": (element, (3,))},
+        [step("broadcast", ["x", "s"], "y"), step("shape", "y", "z")],
+        [profile],
+        tensors={"s": {"is_shape": True}, "z": {"is_shape": True}},
+    )
+
+
+@pytest.mark.parametrize(("element", "dtype"), [("INT32", np.int32), ("INT64", np.int64)])
+def test_the_size_of_the_batch_stands_before_the_values_of_a_shape_tensor(
+    plans: Any, step: Any, element: str, dtype: type[np.generic]
+) -> None:
+    instance = plans.serve(broadcast(plans, step, element))
+    for rows, values in ((2, [3, 5]), (2, [1, 2]), (4, [3, 5]), (2, [3, 5])):
+        x = np.arange(rows, dtype=np.float32).reshape(rows, 1, 1)
+        outputs = instance.execute({"x": x, "s": np.array(values, dtype)})
+        np.testing.assert_array_equal(outputs["y"], np.broadcast_to(x, (rows, *values)))
+        assert outputs["z"].tolist() == values  # of [rows, a, b], which begins with the batch, too
+        assert outputs["z"].dtype == dtype
+
+
+def test_values_that_the_profile_does_not_take_are_told(plans: Any, step: Any) -> None:
+    instance = plans.serve(broadcast(plans, step))
+    with pytest.raises(InvalidArgument) as refusal:
+        instance.execute({"x": np.zeros((2, 1, 1), np.float32), "s": np.array([4, 1], np.int32)})
+    assert "for input 's'" in refusal.value.message
+    assert "The shape value at index 1 is expected to be in range from 1 to 3, Got: 4" in refusal.value.message
+
+
+def test_an_output_may_be_as_large_as_its_data_say(plans: Any, step: Any, calls: Any) -> None:
+    path = plans.write(
+        {"x": ("FLOAT", (6,))}, {"found": ("INT32", (-1,))}, [step("nonzero", "x", "found")], []
+    )  # fmt: skip
+    instance = plans.serve(path)
+    assert asked(calls, "set_output_allocator") == [("found",)]
+    for x in ([0, 1, 0, 0, 5, 6], [0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1]):
+        found = instance.execute({"x": np.array(x, np.float32)})["found"]
+        assert found.tolist() == np.flatnonzero(np.array(x)).tolist()
+
+
+# ---------------------------------------------------------------------------
+# What goes wrong
+# ---------------------------------------------------------------------------
+
+
+def test_an_execution_that_fails_says_what_tensorrt_said_and_the_next_succeeds(plans: Any, recorded: Any) -> None:
+    instance = plans.serve(plans.copy())
+    engine = instance._engine._engine
+    engine.plan["fails"] = True
+    x = np.ones((2, 4), np.float32)
+    with pytest.raises(BackendError, match=r"TensorRT cannot execute: .*Cuda Runtime \(told to fail\)"):
+        instance.execute({"x": x})
+    del engine.plan["fails"]
+    np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
+
+
+def test_no_memory_while_it_executes_fails_that_execution_only(
+    plans: Any, step: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = plans.write(
+        {"x": ("FLOAT", (64,))}, {"found": ("INT32", (-1,))}, [step("nonzero", "x", "found")], []
+    )  # fmt: skip
+    instance = plans.serve(path)
+    monkeypatch.setenv("STANDIN_MEMORY_BYTES", str(driver.used_bytes(0)))
+    with pytest.raises(BackendError, match=r"GPU 0: cuMemAlloc_v2 failed: out of memory.*for \d+ bytes"):
+        instance.execute({"x": np.ones(64, np.float32)})
+    monkeypatch.delenv("STANDIN_MEMORY_BYTES")
+    assert instance.is_ready()
+    assert instance.execute({"x": np.ones(64, np.float32)})["found"].tolist() == list(range(64))
+
+
+def test_no_memory_at_load_is_told_and_leaves_nothing(plans: Any, driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = driver.used_bytes(0), driver.live_objects
+    monkeypatch.setenv("STANDIN_MEMORY_BYTES", str(before[0] + 600))
+    with pytest.raises(BackendError, match="out of memory"):
+        plans.serve(plans.add())
+    assert (driver.used_bytes(0), driver.live_objects) == before
+
+
+def test_an_error_that_cuda_does_not_recover_from_takes_the_model_out_of_readiness(plans: Any, driver: Any) -> None:
+    instance = plans.serve(plans.copy())
+    assert instance.is_ready()
+    x = np.ones((2, 4), np.float32)
+    driver.break_next_wait(700)
+    try:
+        with pytest.raises(BackendError, match="illegal memory access"):
+            instance.execute({"x": x})
+        with pytest.raises(BackendError, match="illegal memory access"):
+            instance.execute({"x": x})
+        with pytest.raises(BackendError, match="GPU 0: cuEventSynchronize failed"):
+            instance.is_ready()
+    finally:
+        driver.mend()
+        instance._device.failure = ""
