@@ -28,7 +28,7 @@ from headrace.workers import devices
 from headrace_tensorrt import Parameters, TensorRT
 
 HERE = Path(__file__).parent
-_COUNTS = ("pinned_count", "copies_in", "copies_out", "graph_launches", "live_objects")
+_COUNTS = ("pinned_count", "copies_in", "copies_out", "graph_launches", "live_objects", "begun")
 
 
 def _build(into: Path) -> None:

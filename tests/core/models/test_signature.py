@@ -184,3 +184,42 @@ def test_a_message_lists_a_hundred_names_and_counts_the_rest() -> None:
     many = make_ticket(inputs={f"i{number}": x(1, 3) for number in range(130)})
     with pytest.raises(InvalidArgument, match=r"'i30' and 30 more\], but missing required input\(s\) \['x','s'\]"):
         signature().check(many)
+
+
+SHAPED = """
+name: "m" max_batch_size: 4 platform: "tensorrt_plan"
+input { name: "x" data_type: TYPE_FP32 dims: [3] }
+input { name: "shape" data_type: TYPE_INT32 dims: [2] is_shape_tensor: true }
+output { name: "y" data_type: TYPE_FP32 dims: [-1] }
+"""
+
+
+def test_a_shape_tensor_has_no_batch_axis_and_joins_only_its_equals() -> None:
+    model = signature(SHAPED)
+    tickets = [
+        ticket(x=x(rows, 3), shape=np.array(values, np.int32))
+        for rows, values in ((2, [5, 6]), (1, [5, 6]), (2, [6, 5]))
+    ]
+    for each in (*tickets, reordered := ticket(shape=np.array([5, 6], np.int32), x=x(3, 3))):
+        model.check(each)
+    assert [each.rows for each in (*tickets, reordered)] == [2, 1, 2, 3]
+    assert tickets[0].batch_key == tickets[1].batch_key == reordered.batch_key != tickets[2].batch_key
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        (np.zeros((2, 2), np.int32), "unexpected shape for input 'shape' for model 'm'. Expected [2], got [2,2]. "),
+        (np.zeros(3, np.int32), "unexpected shape for input 'shape' for model 'm'. Expected [2], got [3]. "),
+        (np.zeros(2, np.int64), "inference input 'shape' data-type is 'INT64', but model 'm' expects 'INT32'"),
+    ],
+)
+def test_a_shape_tensor_that_does_not_fit_is_told_without_a_batch_axis(shape: Any, told: str) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        signature(SHAPED).check(ticket(x=x(2, 3), shape=shape))
+    assert told in refusal.value.message
+
+
+def test_rows_beside_a_shape_tensor_are_still_bounded() -> None:
+    with pytest.raises(InvalidArgument, match="batch-size must be <= 4"):
+        signature(SHAPED).check(ticket(shape=np.zeros(2, np.int32), x=x(5, 3)))

@@ -222,3 +222,40 @@ def test_only_ragged_inputs_may_differ_within_a_batch(text: str, widths: tuple[i
 def test_a_model_without_ragged_batches_runs_the_plain_way() -> None:
     model = config((X % -1).replace("allow_ragged_batch: true", "") + Y % -1)
     assert type(runner(model, Records())) is RowsRunner
+
+
+WHOLE = """platform: "tensorrt_plan"
+    input { name: "x" data_type: TYPE_FP32 dims: [2] }
+    input { name: "w" data_type: TYPE_INT32 dims: [3] is_shape_tensor: true }
+    output { name: "y" data_type: TYPE_FP32 dims: [2] }
+    output { name: "z" data_type: TYPE_INT32 dims: [3] is_shape_tensor: true }"""
+
+
+def test_a_batch_has_a_shape_tensor_once_and_so_has_every_answer() -> None:
+    model, instance = config(WHOLE), Records()
+    w = np.array([7, 8, 9], np.int32)
+    rows = [np.full((rows, 2), rows, np.float32) for rows in (1, 3, 2)]
+    answers, _ = runner(model, instance).run(sent(model, *({"x": x, "w": w} for x in rows)))
+    (given_inputs,) = instance.given
+    np.testing.assert_array_equal(given_inputs["x"], np.concatenate(rows))
+    np.testing.assert_array_equal(given_inputs["w"], w)
+    for x, answer in zip(rows, answers, strict=True):
+        assert isinstance(answer, InferResponse)
+        np.testing.assert_array_equal(answer.outputs["y"], x)
+        np.testing.assert_array_equal(answer.outputs["z"], w)
+
+
+def test_a_shape_tensor_that_the_backend_does_not_give_is_an_error() -> None:
+    class Forgets(Records):
+        def execute(self, inputs: Tensors) -> Tensors:
+            return {"y": inputs["x"]}
+
+    model = config(WHOLE)
+    batch = sent(model, {"x": np.zeros((1, 2), np.float32), "w": np.zeros(3, np.int32)})
+    (answer,), _ = runner(model, Forgets()).run(batch)
+    assert isinstance(answer, BackendError)
+    assert answer.message == "model 'm': the backend gave no output 'z'"
+
+
+def test_without_a_batch_a_shape_tensor_is_like_any_other() -> None:
+    assert RaggedLayout.from_json(config_to_json(config(WHOLE, max_batch_size=0))) is None
