@@ -35,8 +35,16 @@ def test_the_sizes_that_batches_will_have_are_captured_with_the_best_dims(config
     assert rows_of(config) == [(rows, 8) for rows in captured]
 
 
-def test_without_a_batch_the_best_shapes_are_captured() -> None:
+def test_without_a_batch_the_best_shapes_are_captured_and_run_alone() -> None:
     assert rows_of("") == [(2, 8)]
+    several = Profile(0, {**PROFILE.shapes, "w": Bounds((1,), (5,), (9,))}, {})
+    found = graph_specs(ModelConfig(name="m"), several)
+    assert find(found, {"x": (2, 8), "w": (5,)}) is found[0]
+    assert find(found, {"x": (1, 8), "w": (5,)}) is None
+    assert find(found, {"x": (2, 8), "w": (4,)}) is None
+    config = 'optimization { cuda { graph_spec { input { key: "w" value { dim: 7 } } } } }'
+    (only,) = graph_specs(text_format.Parse(config, ModelConfig(name="m")), several)
+    assert only.shapes == {"x": (2, 8), "w": (7,)}
 
 
 def test_a_spec_may_say_dims() -> None:

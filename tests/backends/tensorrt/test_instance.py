@@ -155,6 +155,17 @@ def test_rows_down_to_the_lower_bound_run_with_what_was_captured_for_more(plans:
         assert driver.graph_launches - before == launched, rows
 
 
+def test_without_a_batch_axis_nothing_is_left_over(plans: Any, driver: Any) -> None:
+    io = 'name: "{}" data_type: TYPE_FP32 dims: [ -1, 4 ]'
+    config = f"{GRAPHS} input {{ {io.format('x')} }} output {{ {io.format('y')} }}"
+    instance = plans.serve(plans.copy(), config)
+    for rows, launched in ((3, 0), (4, 1), (5, 0)):
+        before = driver.graph_launches
+        x = np.full((rows, 4), rows, np.float32)
+        np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
+        assert driver.graph_launches - before == launched, rows
+
+
 def test_captured_and_other_executions_may_alternate(plans: Any) -> None:
     instance = plans.serve(plans.copy(), "optimization { cuda { graphs: true graph_spec { batch_size: 4 } } }")
     for rows in (4, 2, 4, 3, 4, 2, 4):

@@ -15,17 +15,19 @@ class TensorBuffer:
     """The place of one input or output, as large as its largest shape. ``address`` may change in `reserve`.
 
     On the device, except for a tensor that TensorRT wants in the host's memory: then ``values`` is that place.
-    ``staging`` is pinned memory of the same size, from which an input is copied, if there is any.
+    ``staging`` is pinned memory of the same size, from which an input is copied, if there is any, and
+    ``staging_address`` where it lies; 0 if there is none.
     """
 
     def __init__(self, device: CudaDevice, tensor: PlanTensor, size_bytes: int, is_pinned: bool) -> None:
         self.tensor, self._device, self._size_bytes = tensor, device, 0
         self.values: npt.NDArray[np.uint8] | None = None
         self.staging: npt.NDArray[np.uint8] | None = None
+        self.staging_address = 0
         self.address = 0
         self.reserve(size_bytes)
         if is_pinned and tensor.is_input and not tensor.is_on_host:
-            self.staging = device.pinned.take(max(1, size_bytes))
+            self.staging, self.staging_address = device.pinned.take(max(1, size_bytes))
 
     def reserve(self, size_bytes: int) -> bool:
         """Have room for ``size_bytes``; whether the place has moved. Raises `BackendError`."""
@@ -50,7 +52,8 @@ class TensorBuffer:
     def close(self) -> None:
         if not self.tensor.is_on_host:
             self._device.free(self.address)
-        self.address, self.staging, self.values = 0, None, None
+        self.address = self.staging_address = 0
+        self.staging = self.values = None
 
 
 class GrowingOutput:

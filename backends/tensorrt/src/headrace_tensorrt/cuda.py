@@ -262,8 +262,8 @@ class PinnedPool:
         #: By size, the addresses of blocks that nobody uses. No lock: a finalizer may run in the middle of any of this.
         self._idle: dict[int, deque[int]] = {}
 
-    def take(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """u8[size_bytes], uninitialised; raises `BackendError`."""
+    def take(self, size_bytes: int) -> tuple[npt.NDArray[np.uint8], int]:
+        """u8[size_bytes], uninitialised, and its address; raises `BackendError`."""
         size = 1 << max(8, (size_bytes - 1).bit_length())
         idle = self._idle.get(size)
         if idle is None:
@@ -274,7 +274,7 @@ class PinnedPool:
             address = self._make(size)
         block = (ctypes.c_uint8 * size).from_address(address)
         weakref.finalize(block, idle.append, address).atexit = False
-        return np.frombuffer(memoryview(block), np.uint8, size_bytes)
+        return np.frombuffer(memoryview(block), np.uint8, size_bytes), address
 
     def _make(self, size: int) -> int:
         pointer = _HANDLE()

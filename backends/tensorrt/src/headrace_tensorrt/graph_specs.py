@@ -19,24 +19,27 @@ _USUAL_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """An execution to capture: the full shapes of all inputs, and the fewest rows that may be run with it."""
+    """An execution to capture: the full shapes of all inputs, and the fewest rows of a batch that may be run with it;
+    0 for a model without a batch axis, which runs with its very shapes only."""
 
     shapes: Mapping[str, Shape]
-    least_rows: int
+    least_rows: int = 0
 
     @property
     def rows(self) -> int:
-        return next((shape[0] for shape in self.shapes.values() if shape), 0)
+        """Of a model that batches, which all inputs have."""
+        return next(iter(self.shapes.values()))[0]
 
     def fits(self, shapes: Mapping[str, Shape]) -> bool:
         """Whether inputs of ``shapes`` can run with it: equal, but for rows that are left over."""
-        for name, shape in shapes.items():
-            own = self.shapes[name]
-            if len(shape) != len(own) or shape[1:] != own[1:]:
-                return False
-            if shape and not self.least_rows <= shape[0] <= self.rows:
-                return False
-        return True
+        if not self.least_rows:
+            return shapes == self.shapes
+        return all(
+            len(shape) == len(self.shapes[name])
+            and shape[1:] == self.shapes[name][1:]
+            and self.least_rows <= shape[0] <= self.rows
+            for name, shape in shapes.items()
+        )
 
 
 def graph_specs(config: ModelConfig, profile: Profile) -> list[GraphSpec]:
@@ -48,7 +51,7 @@ def graph_specs(config: ModelConfig, profile: Profile) -> list[GraphSpec]:
     specs = list(_of_config(config, profile) if cuda.graph_spec else _usual(config, profile))
     fitting = [spec for spec in specs if _is_taken(profile, spec)]
     unique = {tuple(sorted(spec.shapes.items())): spec for spec in fitting}
-    return sorted(unique.values(), key=lambda spec: (spec.rows, sorted(spec.shapes.items())))
+    return sorted(unique.values(), key=lambda spec: sorted(spec.shapes.items()))
 
 
 def find(specs: Sequence[GraphSpec], shapes: Mapping[str, Shape]) -> GraphSpec | None:
@@ -68,7 +71,7 @@ def _is_taken(profile: Profile, spec: GraphSpec) -> bool:
 def _usual(config: ModelConfig, profile: Profile) -> Iterator[GraphSpec]:
     best = {name: bounds.best for name, bounds in profile.shapes.items()}
     if config.max_batch_size == 0:
-        yield GraphSpec(best, 0)
+        yield GraphSpec(best)
         return
     preferred = set(config.dynamic_batching.preferred_batch_size)
     preferred |= set(config.sequence_batching.oldest.preferred_batch_size)
@@ -82,17 +85,17 @@ def _of_config(config: ModelConfig, profile: Profile) -> Iterator[GraphSpec]:
     for index, spec in enumerate(config.optimization.cuda.graph_spec):
         field = f"optimization.cuda.graph_spec[{index}]"
         shapes = _shapes(config, profile, spec, field)
-        rows = next((shape[0] for shape in shapes.values() if shape), 0)
-        least = rows
+        least = spec.batch_size
         if spec.HasField("graph_lower_bound"):
             lower = _shapes(config, profile, spec.graph_lower_bound, f"{field}.graph_lower_bound")
-            if any(shape[1:] != shapes[name][1:] for name, shape in lower.items()):
+            begin = int(config.max_batch_size > 0)
+            if any(shape[begin:] != shapes[name][begin:] for name, shape in lower.items()):
                 raise ConfigError(
                     f"model '{config.name}': {field}.graph_lower_bound differs from its graph_spec in more than the "
                     "batch: only rows can be left over",
                     field=field,
                 )
-            least = next((shape[0] for shape in lower.values() if shape), 0)
+            least = spec.graph_lower_bound.batch_size
         yield GraphSpec(shapes, least)
 
 

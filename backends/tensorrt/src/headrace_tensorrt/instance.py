@@ -221,10 +221,9 @@ class PlanInstance(Instance):
         if spec is None:
             return self._prepare_plain(profile, shapes, values)
         run = next(run for each, run in captured if each is spec)
-        left = {name: shape[0] for name, shape in shapes.items() if shape}
-        rows = next(iter(left.values()), 0)
-        if rows == spec.rows:
+        if shapes == spec.shapes:
             return run
+        rows = shapes[self._batched][0]
         return replace(run, outputs=[(tensor, (rows, *shape[1:])) for tensor, shape in run.outputs])
 
     def _prepare_plain(
@@ -286,10 +285,10 @@ class PlanInstance(Instance):
         if not size:
             return None
         source = address_of(array)
-        if buffer.staging is None:
+        staged = buffer.staging_address
+        if not staged:
             self._stream.copy_in(buffer.address, source, size)
             return array
-        staged = address_of(buffer.staging)
         ctypes.memmove(staged, source, size)
         self._stream.copy_in(buffer.address, staged, size)
         return None
@@ -300,9 +299,13 @@ class PlanInstance(Instance):
         size = prod(shape) * tensor.datatype.itemsize
         if not size or tensor.is_on_host:
             return np.empty(shape, tensor.datatype.numpy)
-        raw = self._device.pinned.take(size) if self._settings.pins_outputs else np.empty(size, np.uint8)
+        if self._settings.pins_outputs:
+            raw, target = self._device.pinned.take(size)
+        else:
+            raw = np.empty(size, np.uint8)
+            target = address_of(raw)
         place = self._growing.get(tensor.name) or self._buffers[tensor.name]
-        self._stream.copy_out(address_of(raw), place.address, size)
+        self._stream.copy_out(target, place.address, size)
         array: npt.NDArray[Any] = raw.view(tensor.datatype.numpy).reshape(shape)
         return array
 
