@@ -113,6 +113,23 @@ def test_requests_with_the_same_values_of_a_shape_tensor_run_together_and_others
     assert statistics["execution_count"] < 4
 
 
+def test_a_gpu_that_is_too_full_is_given_no_further_model(
+    plans: Any, serve: Start, environ: Mapping[str, str], pair: Any
+) -> None:
+    for gpu in (0, 1):
+        (plans.add(f"on{gpu}").parent / "config.pbtxt").write_text(f"instance_group {{ gpus: {gpu} }}")
+    limits = ["--model-load-gpu-limit=0:0.8", "--model-load-gpu-limit=1:0.8"]
+    server = serve(
+        f"--model-repository={plans.root}", "--exit-on-error=false", "--strict-readiness=false", *limits,
+        environ={**environ, "STANDIN_USED_PERCENT": "90 10"},
+    )  # fmt: skip
+    told = "memory limit set for GPU 0 has exceeded, model loading is rejected."
+    assert _reasons(server) == {"on0": f"Unavailable: can not create model 'on0_0_0': {told}", "on1": ""}
+    with http_client.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        outputs = ask(client, http_client, "on1", {"A": pair[0], "B": pair[1]}, ["S"])
+    np.testing.assert_array_equal(outputs["S"], pair[0] + pair[1])
+
+
 def _reasons(server: Any) -> dict[str, str]:
     with http_client.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
         return {entry["name"]: entry.get("reason", "") for entry in client.get_model_repository_index()}

@@ -259,7 +259,6 @@ REFUSED = {
     "--allow-vertex-ai=1",
     "--trace-config=level=TIMESTAMPS",
     "--trace-level=TIMESTAMPS",
-    "--model-load-gpu-limit=0:0.5",
     "--allow-client-shm=true",
 }
 
@@ -274,7 +273,6 @@ REFUSED_EXAMPLES = {
     "model-namespacing",
     "trace-config",
     "trace-level",
-    "model-load-gpu-limit",
 }
 
 

@@ -80,7 +80,20 @@ def test_a_device_that_the_backend_cannot_use_is_refused_with_its_name() -> None
 
 @pytest.mark.parametrize(
     ("visible", "driver", "expected"),
-    [(None, 2, (0, 1)), ("", 2, ()), ("-1", 2, ()), ("1", 2, (0,)), ("0,1,2", 2, (0, 1)), (None, 0, ())],
+    [
+        (None, 2, (0, 1)),
+        ("", 2, ()),
+        ("-1", 2, ()),
+        ("1", 2, (0,)),
+        ("0,1,2", 2, (0, 1)),
+        (None, 0, ()),
+        ("0,-1,1", 2, (0,)),
+        ("7", 2, ()),
+        ("1,1", 2, ()),
+        (" 1, 0", 2, (0, 1)),
+        ("GPU-5ac1", 2, (0,)),
+        ("GPU-5ac1", 0, ()),
+    ],
 )
 def test_gpus_are_those_that_cuda_would_see(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, driver: int, expected: tuple[int, ...]

@@ -74,7 +74,6 @@ SUPPORT = dict.fromkeys((field.name for field in fields(ServerOptions)), _BUILT)
     "min_supported_compute_capability": _no_effect("the engines decide which GPUs they support"),
     "buffer_manager_thread_count": _no_effect("tensors are not copied by a thread pool"),
     "host_policy": _no_effect("instances are not bound to NUMA nodes or cores"),
-    "model_load_gpu_limit": _refused("the limit is not built yet; a load beyond it would not be refused"),
     "allow_client_shm": _refused("client shared memory is not built yet; clients that use it would fail"),
 }
 

@@ -230,6 +230,7 @@ class Loader:
                 self._loop,
                 services,
                 self.deadline,
+                self._options.model_load_gpu_limit,
             )
             instances = InstanceSet(kernel, factory, self._limiter, claims, self._loop)
             instances.begin(placements, factory.load(placements, config))

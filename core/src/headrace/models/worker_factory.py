@@ -31,6 +31,7 @@ from headrace.telemetry.executions import ExecutionCounter
 from headrace.telemetry.log_output import speak_for
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement
+from headrace.workers.gpu_memory import refuse_beyond
 from headrace.workers.instance import close_instance, failures_worded, load_instance, runner_for, shaping_of
 from headrace.workers.loop_policy import LoopPolicy, LoopTime
 from headrace.workers.output_schema import OutputSchema
@@ -77,7 +78,8 @@ class WorkerFactory:
     ``isolation`` is how they get processes of their own, None for threads of the server; those of processes are
     entered in ``roster``. ``loop_time`` is what the loop spends on instances that it runs itself. ``kept`` are
     outputs that the scheduler keeps from callers. ``services`` is what the server does for the instances.
-    ``exit_timeout_s`` says how long an instance in a process may take to close.
+    ``exit_timeout_s`` says how long an instance in a process may take to close. ``gpu_limits`` say beyond which part
+    of a GPU's memory nothing more is loaded there.
     """
 
     def __init__(
@@ -93,11 +95,13 @@ class WorkerFactory:
         loop: asyncio.AbstractEventLoop,
         services: SiblingServices,
         exit_timeout_s: Callable[[], float],
+        gpu_limits: Mapping[int, float],
     ) -> None:
         self._backend, self._model, self._statistics = backend, model, statistics
         self._isolation, self._roster, self._kept = isolation, roster, kept
         self._loop_time = loop_time
         self._loop, self._services, self._exit_timeout_s = loop, services, exit_timeout_s
+        self._gpu_limits = gpu_limits
         #: What belongs to each worker that has not closed.
         self._owned: dict[Worker, tuple[LocalServices, list[ExecutionCounter]]] = {}
         self._siblings: list[ProcessWorker] = []
@@ -117,6 +121,7 @@ class WorkerFactory:
         fails, all are closed, and the first error is raised."""
         if not placements:
             return []
+        refuse_beyond(self._gpu_limits, placements)
         workers = [self._worker(placement, replace(self._model, config=config)) for placement in placements]
         try:
             with ThreadPoolExecutor(len(workers)) as together:

@@ -79,10 +79,21 @@ def available_gpus() -> tuple[int, ...]:
     if os.environ.get("TRITON_SERVER_CPU_ONLY"):
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        listed = [entry for entry in visible.split(",") if entry.strip()]
-        return () if "-1" in listed else tuple(range(min(len(listed), _driver_gpus())))
-    return tuple(range(_driver_gpus()))
+    return tuple(range(_driver_gpus() if visible is None else _count_visible(visible, _driver_gpus())))
+
+
+def _count_visible(visible: str, known: int) -> int:
+    """How many of the ``known`` GPUs a ``CUDA_VISIBLE_DEVICES`` leaves: those before the first entry that is none, and
+    none at all if one is named twice."""
+    entries: list[str] = []
+    for entry in map(str.strip, visible.split(",")):
+        is_index = entry.isdecimal() and int(entry) < known
+        if not (is_index or (known and entry.startswith(("GPU-", "MIG-")))):
+            break
+        if entry in entries:
+            return 0
+        entries.append(entry)
+    return len(entries)
 
 
 def fill_groups(config: ModelConfig, backend: Backend, gpus: Sequence[int]) -> None:
