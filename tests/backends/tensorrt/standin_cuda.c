@@ -219,7 +219,7 @@ int cuDeviceGetPCIBusId(char *text, int length, int device) {
     return snprintf(text, length, "0000:%02x:00.0", 16 - device) < 0 ? INVALID : 0;
 }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *text, intptr_t *handle) {
-    *handle = 17 - strtol(text + 5, NULL, 16);
+    *handle = strtol(text + 5, NULL, 16);
     return 0;
 }
 /* STANDIN_USED_PERCENT has what is in use of each GPU, in CUDA's order: "90 10". */
@@ -227,7 +227,7 @@ int nvmlDeviceGetMemoryInfo(intptr_t handle, unsigned long long *memory) {
     const char *text = getenv("STANDIN_USED_PERCENT");
     char *rest = (char *)(text ? text : "0 0");
     long percent = 0;
-    for (intptr_t gpu = 0; gpu < handle; gpu++) percent = strtol(rest, &rest, 10);
+    for (intptr_t bus = 16; bus >= handle; bus--) percent = strtol(rest, &rest, 10);
     memory[0] = 100, memory[1] = 100 - percent, memory[2] = percent;
     return 0;
 }

@@ -226,11 +226,11 @@ def test_a_backend_that_is_missing_does_not_hide_what_is_written_wrong(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The backend might have filled in the data type, so its absence is no problem here."""
-    write(repository, "bad", 'input { name: "x" dims: 0 }\nplatform: "tensorrt_plan"')
+    write(repository, "bad", 'input { name: "x" dims: 0 }\nbackend: "dali"')
     _, found = check(capsys, str(repository))
     assert [(line, column, field) for line, column, field, _ in placed(found["bad"])] == [
         (1, 25, "input[0].dims"),
-        (2, 11, "platform"),
+        (2, 10, "backend"),
     ]
 
 
