@@ -137,7 +137,6 @@ REFUSED = {
     "allow_sagemaker": True,
     "allow_vertex_ai": True,
     "trace_config": ("anything",),
-    "model_load_gpu_limit": {0: 0.5},
     "allow_client_shm": True,
 }
 
