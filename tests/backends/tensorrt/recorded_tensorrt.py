@@ -245,6 +245,8 @@ class IExecutionContext:
     def set_tensor_address(self, name: str, memory: int) -> bool:
         _record("set_tensor_address", name, memory)
         self._addresses[name] = memory
+        if memory % 256:
+            return self._fail(f"the address of {name} is not aligned to 256 bytes")
         return bool(memory)
 
     def set_output_allocator(self, name: str, output_allocator: Any) -> bool:

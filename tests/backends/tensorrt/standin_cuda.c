@@ -66,7 +66,7 @@ int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
     int device = *current, is_full = used_bytes[device] + bytes > memory();
     if (!is_full) {
         Block *block = malloc(sizeof *block);
-        *block = (Block){blocks, malloc(bytes), bytes, device};
+        *block = (Block){blocks, aligned_alloc(256, (bytes + 255) & ~(size_t)255), bytes, device};
         memset(block->begin, 0xAB, bytes); /* nobody may count on zeros */
         blocks = block;
         used_bytes[device] += bytes;

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -85,6 +88,69 @@ def test_cpu_only_servers_show_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
 def test_machine_without_a_gpu_shows_none() -> None:
     assert values(GpuCollector().collect()) == {}
+
+
+class RecordedNvml(ModuleType):
+    """A fake of the module ``pynvml``: two GPUs, in NVML's units, the second of which does not tell its power (MIG)."""
+
+    class NVMLError(Exception):
+        """What every function of the real one raises."""
+
+    energy_millijoules = 5_000
+    powers_milliwatts: ClassVar = [71_500, None]
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        """Nothing to do."""
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetUUID(self, gpu: int) -> str:  # noqa: N802
+        return f"GPU-{gpu}"
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(gpu=[25, 75][gpu])
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(total=80 << 30, used=(gpu + 1) << 30)
+
+    def nvmlDeviceGetPowerUsage(self, gpu: int) -> int:  # noqa: N802
+        power = self.powers_milliwatts[gpu]
+        if power is None:
+            raise self.NVMLError
+        return power
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: int) -> int:  # noqa: N802
+        return 700_000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: int) -> int:  # noqa: N802
+        return self.energy_millijoules
+
+
+def test_gauges_of_gpus_are_in_the_units_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = RecordedNvml()
+    monkeypatch.delenv("TRITON_SERVER_CPU_ONLY", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    collector = GpuCollector()
+    nvml.energy_millijoules += 2_500
+    found = {
+        family.name: {sample.labels["gpu_uuid"]: sample.value for sample in family.samples}
+        for family in collector.collect()
+    }
+    assert found == {
+        "nv_gpu_utilization": {"GPU-0": 0.25, "GPU-1": 0.75},
+        "nv_gpu_memory_total_bytes": {"GPU-0": 80 << 30, "GPU-1": 80 << 30},
+        "nv_gpu_memory_used_bytes": {"GPU-0": 1 << 30, "GPU-1": 2 << 30},
+        "nv_gpu_power_usage": {"GPU-0": 71.5},
+        "nv_gpu_power_limit": {"GPU-0": 700, "GPU-1": 700},
+        "nv_energy_consumption": {"GPU-0": 2.5, "GPU-1": 2.5},
+    }
 
 
 @pytest.mark.gpu

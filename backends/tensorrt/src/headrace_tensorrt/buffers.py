@@ -10,6 +10,9 @@ import numpy.typing as npt
 from headrace_tensorrt.cuda import CudaDevice, CudaStream
 from headrace_tensorrt.plan_shapes import PlanTensor, Shape
 
+#: In bytes: what TensorRT asks of every address. Memory of the device has it anyway.
+_ALIGNMENT = 256
+
 
 class TensorBuffer:
     """The place of one input or output, as large as its largest shape. ``address`` may change in `reserve`.
@@ -35,7 +38,9 @@ class TensorBuffer:
             return False
         size_bytes = max(1, size_bytes)
         if self.tensor.is_on_host:
-            self.values = np.zeros(size_bytes, np.uint8)
+            room = np.zeros(size_bytes + _ALIGNMENT, np.uint8)
+            begin = -address_of(room) % _ALIGNMENT
+            self.values = room[begin : begin + size_bytes]
             self.address = address_of(self.values)
         else:
             self._device.free(self.address)
