@@ -150,6 +150,15 @@ def test_a_shape_tensor_must_be_marked_and_leave_the_batch_out(
         plans.serve(path, config)
 
 
+def test_a_profile_without_bounds_of_values_is_told(plans: Any, step: Any) -> None:
+    io = ("FLOAT", (-1, 1))
+    path = plans.write(
+        {"x": io, "s": ("INT32", (3,))}, {"y": io}, [step("copy", "x", "y")],
+        [{"x": [[1, 1], [2, 1], [4, 1]], "s": [[3]] * 3, "s.values": []}], tensors={"s": {"is_shape": True}},
+    )  # fmt: skip
+    assert "profile 0 does not say what the values of shape tensor 's' may be" in refusal(plans, path, "", LoadError)
+
+
 def test_a_format_must_be_marked_and_have_no_filling(plans: Any) -> None:
     io = """max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [ 8, 2, 2 ] }
         output { name: "y" data_type: TYPE_FP32 dims: [ 8, 2, 2 ] }"""

@@ -261,12 +261,15 @@ def _profile(engine: TrtCudaEngine, tensors: Sequence[PlanTensor], index: int) -
         each.name: Bounds(*(_shape(dims) for dims in engine.get_tensor_profile_shape(each.name, index)))
         for each in inputs
     }
-    values = {
-        each.name: Bounds(*(tuple(map(int, row)) for row in engine.get_tensor_profile_values(index, each.name)))
-        for each in inputs
-        if each.is_shape_tensor
-    }
+    values = {each.name: _values(engine, each.name, index) for each in inputs if each.is_shape_tensor}
     return Profile(index, shapes, values)
+
+
+def _values(engine: TrtCudaEngine, name: str, profile: int) -> Bounds:
+    rows = engine.get_tensor_profile_values(profile, name)
+    if not rows:
+        raise LoadError(f"the plan's profile {profile} does not say what the values of shape tensor '{name}' may be")
+    return Bounds(*(tuple(map(int, row)) for row in rows))
 
 
 def _shape(dims: TrtDims) -> Shape:

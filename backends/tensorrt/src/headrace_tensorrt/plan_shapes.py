@@ -110,10 +110,6 @@ class Profile:
         """The largest batch: the least of what the inputs take on their first axis; shape tensors have none."""
         return min((bounds.most[0] for bounds in self._batched() if bounds.most), default=1)
 
-    @property
-    def min_rows(self) -> int:
-        return max((bounds.least[0] for bounds in self._batched() if bounds.least), default=1)
-
     def _batched(self) -> list[Bounds]:
         return [bounds for name, bounds in self.shapes.items() if name not in self.values]
 
