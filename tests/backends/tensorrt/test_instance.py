@@ -72,7 +72,7 @@ def test_closing_leaves_nothing_on_the_gpu(plans: Any, pair: Any, driver: Any) -
 def test_a_model_is_warmed_up_on_zeros(plans: Any, step: Any) -> None:
     """Whatever lay in the memory of the GPU could be an index that is out of range."""
     path = plans.write({"x": ("FLOAT", (8,))}, {"found": ("INT32", (-1,))}, [step("nonzero", "x", "found")])
-    assert plans.serve(path)._growing["found"].shape == (0,)
+    assert plans.serve(path)._executions.growing["found"].shape == (0,)
 
 
 # ---------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_the_profile_whose_best_shapes_are_nearest_executes(plans: Any, calls: A
     for rows, chosen in ((1, 0), (4, 0), (5, 1), (8, 1)):
         x = np.full((rows, 4), rows, np.float32)
         np.testing.assert_array_equal(instance.execute({"x": x})["y"], x)
-        assert instance._prepared[((rows, 4),)].context is instance._contexts[chosen]
+        assert instance._executions.find([(rows, 4)], {}).context is instance._executions.contexts[chosen]
 
 
 def test_without_a_profile_the_first_executes(plans: Any) -> None:

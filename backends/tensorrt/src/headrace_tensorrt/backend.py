@@ -29,9 +29,10 @@ from headrace import (
 )
 from headrace_tensorrt.cuda import CudaDevice, cuda_device, cuda_driver
 from headrace_tensorrt.graph_specs import graph_specs
-from headrace_tensorrt.instance import ExecutionSettings, PlanInstance
+from headrace_tensorrt.instance import PlanInstance
 from headrace_tensorrt.parameters import Parameters
 from headrace_tensorrt.plan_engine import ELEMENT_TYPES, PlanEngine, load_engine, load_plugins
+from headrace_tensorrt.plan_executions import ExecutionSettings
 from headrace_tensorrt.plan_shapes import PlanTensor, Profile, graph_of
 
 log = logging.getLogger("headrace.tensorrt")

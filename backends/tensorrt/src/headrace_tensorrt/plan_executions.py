@@ -1,0 +1,261 @@
+"""The executions of an instance: the contexts of its profiles, where their inputs and outputs lie, and what is known of
+each execution by the shapes of its inputs, a captured graph included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from headrace import BackendError
+from headrace_tensorrt.buffers import GrowingOutput, TensorBuffer
+from headrace_tensorrt.cuda import CudaDevice, CudaStream
+from headrace_tensorrt.graph_specs import GraphSpec, find
+from headrace_tensorrt.plan_engine import PlanContext, PlanEngine
+from headrace_tensorrt.plan_shapes import PlanTensor, Profile, Shape, choose
+
+#: Input shapes whose executions are remembered; those of a model are few, or too many for any number.
+_REMEMBERED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionSettings:
+    """What a config says of the executions of an instance. ``profiles`` are indices; ``graphs`` are for each of them.
+
+    ``max_rows`` is the config's ``max_batch_size``. ``dims`` are the config's dims of inputs, without the batch axis;
+    the first axis of ``ragged`` inputs is no batch. ``outputs`` are those that are asked for at all.
+    """
+
+    name: str
+    max_rows: int
+    profiles: Sequence[int]
+    outputs: frozenset[str]
+    strategy: str = "STATIC"
+    graphs: Mapping[int, Sequence[GraphSpec]] = field(default_factory=dict)
+    dims: Mapping[str, Shape] = field(default_factory=dict)
+    ragged: frozenset[str] = frozenset()
+    priority: int = 0
+    spins: bool = False
+    pins_inputs: bool = True
+    pins_outputs: bool = True
+
+
+@dataclass(slots=True)
+class PreparedExecution:
+    """One execution, known by the shapes of its inputs: its context, what to tell that, and what comes out of it.
+
+    ``values`` are those of shape tensors. ``captured`` stands for all of it, if it is not 0.
+    """
+
+    context: PlanContext
+    shapes: Mapping[str, Shape]
+    values: Mapping[str, Shape]
+    outputs: Sequence[tuple[PlanTensor, Shape]] = ()
+    captured: int = 0
+
+
+class PlanExecutions:
+    """What one instance executes on ``stream``. One thread, which has entered the device.
+
+    ``sent`` names the inputs that are copied to the device, ``shape_tensors`` are the others. ``buffers`` has the place
+    of every tensor but of those in ``growing``, whose size only their execution tells.
+    """
+
+    def __init__(self, engine: PlanEngine, device: CudaDevice, stream: CudaStream, settings: ExecutionSettings) -> None:
+        self._device, self._stream, self._settings = device, stream, settings
+        self._inputs = {tensor.name: tensor for tensor in engine.tensors if tensor.is_input}
+        self._outputs = [tensor for tensor in engine.tensors if not tensor.is_input]
+        self._profiles = [engine.profiles[index] for index in settings.profiles]
+        self.shape_tensors = [tensor for tensor in self._inputs.values() if tensor.is_shape_tensor]
+        self.sent = [tensor.name for tensor in self._inputs.values() if not tensor.is_shape_tensor]
+        #: An input whose first axis has the rows of the batch.
+        self.batched = next((name for name in self.sent if name not in settings.ragged), "")
+        self.contexts: dict[int, PlanContext] = {}
+        self.buffers: dict[str, TensorBuffer] = {}
+        self.growing: dict[str, GrowingOutput] = {}
+        self._prepared: dict[object, PreparedExecution] = {}
+        self._captured: dict[int, list[tuple[GraphSpec, PreparedExecution]]] = {}
+        #: What each context has been told last, by its identity.
+        self._told: dict[int, PreparedExecution] = {}
+        self._allocation_error: Exception | None = None
+        try:
+            for profile in self._profiles:
+                self.contexts[profile.index] = engine.open_context(settings.strategy, profile.index, stream.handle)
+            stream.wait()
+            for tensor in self._inputs.values():
+                size = max(tensor.size_bytes(self._largest(profile, tensor)) for profile in self._profiles)
+                self.buffers[tensor.name] = TensorBuffer(device, tensor, size, settings.pins_inputs)
+            for profile in self._profiles:
+                self._size_outputs(profile)
+            self._bind()
+        except BaseException:
+            self.close()
+            raise
+
+    def find(self, shapes: Sequence[Shape], values: Mapping[str, Shape]) -> PreparedExecution:
+        """The execution for inputs of ``shapes``, in the order of ``sent``, and for shape tensors of ``values``.
+
+        Raises `InvalidArgument`, in Triton's words, if no profile takes them.
+        """
+        key = (*shapes, *values.values())
+        run = self._prepared.get(key)
+        if run is None:
+            run = self._prepare(dict(zip(self.sent, shapes, strict=True)), values)
+            if len(self._prepared) >= _REMEMBERED:
+                self._prepared.clear()
+            self._prepared[key] = run
+        return run
+
+    def run(self, run: PreparedExecution) -> None:
+        """Begin to execute. Raises `BackendError`."""
+        if run.captured:
+            self._stream.launch(run.captured)
+            return
+        if self._told.get(id(run.context)) is not run:
+            self._tell(run)
+        try:
+            run.context.enqueue(self._stream.handle)
+        except BackendError:
+            if (error := self._allocation_error) is not None:
+                self._allocation_error = None
+                raise error from None
+            raise
+
+    def settle(self) -> None:
+        """After a failure: wait for what was begun, so that the next execution finds its memory unused."""
+        self._stream.settle()
+        self._told.clear()
+
+    def warm_up(self) -> None:
+        """Execute every profile once, on zeros, and capture what is to be captured."""
+        for name in self.sent:
+            self.buffers[name].clear(self._stream)
+        for profile in self._profiles:
+            best = {name: self._capped(name, bounds.best) for name, bounds in profile.shapes.items()}
+            self.run(self._prepare_plain(profile, best, {name: each.best for name, each in profile.values.items()}))
+            self._stream.wait()
+            specs = () if self.growing or self.shape_tensors else self._settings.graphs.get(profile.index, ())
+            self._captured[profile.index] = [(spec, self._capture(profile, spec)) for spec in specs]
+
+    def _capped(self, name: str, shape: Shape) -> Shape:
+        """``shape`` with no more rows than the largest batch has."""
+        has_rows = self._settings.max_rows and name in self.sent and name not in self._settings.ragged
+        return (min(shape[0], self._settings.max_rows), *shape[1:]) if has_rows else shape
+
+    def _capture(self, profile: Profile, spec: GraphSpec) -> PreparedExecution:
+        run = self._prepare_plain(profile, spec.shapes, {})
+        self.run(run)  # what TensorRT does once for new shapes must not be in the graph
+        self._stream.wait()
+        self._stream.begin_capture()
+        try:
+            run.context.enqueue(self._stream.handle)
+        except BaseException:
+            self._stream.abandon_capture()
+            raise
+        run.captured = self._stream.end_capture()
+        return run
+
+    def _prepare(self, shapes: dict[str, Shape], values: Mapping[str, Shape]) -> PreparedExecution:
+        for tensor in self.shape_tensors:
+            shapes[tensor.name] = (len(values[tensor.name]),) if tensor.shape else ()
+        profile = choose(self._profiles, shapes, values, self._settings.name)
+        captured = self._captured.get(profile.index, ())
+        spec = find([spec for spec, _ in captured], shapes)
+        if spec is None:
+            return self._prepare_plain(profile, shapes, values)
+        run = next(run for each, run in captured if each is spec)
+        if shapes == spec.shapes:
+            return run
+        rows = shapes[self.batched][0]
+        return replace(run, outputs=[(tensor, (rows, *shape[1:])) for tensor, shape in run.outputs])
+
+    def _prepare_plain(
+        self, profile: Profile, shapes: Mapping[str, Shape], values: Mapping[str, Shape]
+    ) -> PreparedExecution:
+        run = PreparedExecution(self.contexts[profile.index], shapes, values)
+        self._tell(run)
+        run.outputs = [
+            (tensor, run.context.shape_of(tensor.name))
+            for tensor in self._outputs
+            if tensor.name in self._settings.outputs and tensor.name not in self.growing
+        ]
+        moved = [self.buffers[tensor.name].reserve(tensor.size_bytes(shape)) for tensor, shape in run.outputs]
+        if any(moved):
+            self._forget_captured()
+            self._bind()
+        return run
+
+    def _tell(self, run: PreparedExecution) -> None:
+        """Have the context know the shapes of ``run``, and the values of its shape tensors."""
+        for name, shape in run.shapes.items():
+            if -1 in self._inputs[name].shape:
+                run.context.set_shape(name, shape)
+        self._write_values(run)
+        for tensor in self.shape_tensors:
+            run.context.set_address(tensor.name, self.buffers[tensor.name].address)
+        run.context.infer_shapes()
+        self._told[id(run.context)] = run
+
+    def _write_values(self, run: PreparedExecution) -> None:
+        for name, values in run.values.items():
+            place, datatype = self.buffers[name].values, self._inputs[name].datatype
+            assert place is not None
+            assert datatype is not None
+            raw = np.array(values, datatype.numpy).view(np.uint8)
+            place[: raw.size] = raw
+
+    def _largest(self, profile: Profile, tensor: PlanTensor) -> Shape:
+        """The largest shape that the config and ``profile`` allow an input."""
+        most = profile.shapes[tensor.name].most
+        if tensor.is_shape_tensor or tensor.name in self._settings.ragged:
+            return most
+        batch = 1 if self._settings.max_rows else 0
+        rows = (min(most[0], self._settings.max_rows),) if batch else ()
+        dims = self._settings.dims.get(tensor.name, (-1,) * (len(most) - batch))
+        return (*rows, *(large if dim < 0 else min(dim, large) for dim, large in zip(dims, most[batch:], strict=True)))
+
+    def _size_outputs(self, profile: Profile) -> None:
+        """Make the places of the outputs, as large as they are for the largest inputs of ``profile``."""
+        context = self.contexts[profile.index]
+        largest = {tensor.name: self._largest(profile, tensor) for tensor in self._inputs.values()}
+        values = {name: bounds.most for name, bounds in profile.values.items()}
+        self._tell(PreparedExecution(context, largest, values))
+        for tensor in self._outputs:
+            shape = context.shape_of(tensor.name)
+            if -1 in shape:
+                if tensor.name not in self.growing:
+                    self.growing[tensor.name] = GrowingOutput(self._device, tensor, self._note_allocation_error)
+            elif tensor.name in self.buffers:
+                self.buffers[tensor.name].reserve(tensor.size_bytes(shape))
+            else:
+                self.buffers[tensor.name] = TensorBuffer(self._device, tensor, tensor.size_bytes(shape), False)
+
+    def _bind(self) -> None:
+        """Tell every context where everything lies."""
+        for context in self.contexts.values():
+            for name, buffer in self.buffers.items():
+                context.set_address(name, buffer.address)
+            for name, output in self.growing.items():
+                context.allocate_with(name, output.allocate, output.tell_shape)
+
+    def _note_allocation_error(self, error: Exception) -> None:
+        self._allocation_error = error
+
+    def close(self) -> None:
+        """Free what they have on the device; nothing may still be running."""
+        self._forget_captured()
+        self._told.clear()
+        self.contexts.clear()
+        places: list[TensorBuffer | GrowingOutput] = [*self.buffers.values(), *self.growing.values()]
+        for place in places:
+            place.close()
+        self.buffers.clear()
+        self.growing.clear()
+
+    def _forget_captured(self) -> None:
+        for runs in self._captured.values():
+            for _, run in runs:
+                self._stream.forget(run.captured)
+        self._captured.clear()
+        self._prepared.clear()
