@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -64,7 +66,10 @@ def test_closing_leaves_nothing_on_the_gpu(plans: Any, pair: Any, driver: Any) -
     instance = plans.serve(plans.add(), GRAPHS)
     assert driver.used_bytes(0) > before[0]
     kept = instance.execute({"A": pair[0], "B": pair[1]})["S"]
+    weights = weakref.ref(instance._engine)
     instance.close()
+    gc.collect()
+    assert weights() is None  # the pool of `serve` is gone, too
     assert (driver.used_bytes(0), driver.live_objects) == before
     np.testing.assert_array_equal(kept, pair[0] + pair[1])
 

@@ -124,3 +124,4 @@ class PlanInstance(Instance):
         self._executions.close()
         self._stream.close()
         self._device.pinned.trim()
+        del self._engine  # what is still held of this instance must not hold the weights
