@@ -56,6 +56,12 @@ def test_one_copy_in_and_one_out_per_tensor(plans: Any, pair: Any, driver: Any, 
     assert driver.pinned_count - before[2] <= (4 if is_pinned else 0)  # reused once the answers are gone
 
 
+@pytest.mark.parametrize("columns", [1, 200_000])
+def test_small_inputs_and_large_ones_arrive_whole(plans: Any, columns: int) -> None:
+    x = np.random.default_rng(columns).normal(size=(3, columns)).astype(np.float32)
+    np.testing.assert_array_equal(plans.serve(plans.copy(shape=(-1, columns))).execute({"x": x})["y"], x)
+
+
 def test_inputs_may_have_any_layout(plans: Any) -> None:
     x = np.arange(24, dtype=np.float32).reshape(4, 6)[:, ::-1][:, :4]
     np.testing.assert_array_equal(plans.serve(plans.copy()).execute({"x": x})["y"], x)

@@ -27,7 +27,8 @@ from headrace import (
     names_all_tensors,
     one_line,
 )
-from headrace_tensorrt.cuda import CudaDevice, cuda_device, cuda_driver
+from headrace_tensorrt.cuda import CudaDevice, cuda_device
+from headrace_tensorrt.cuda_driver import cuda_driver
 from headrace_tensorrt.graph_specs import graph_specs
 from headrace_tensorrt.instance import PlanInstance
 from headrace_tensorrt.parameters import Parameters

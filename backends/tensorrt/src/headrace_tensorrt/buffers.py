@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import numpy as np
@@ -12,25 +13,26 @@ from headrace_tensorrt.plan_shapes import PlanTensor, Shape
 
 #: In bytes: what TensorRT asks of every address. Memory of the device has it anyway.
 _ALIGNMENT = 256
+#: So much is copied in the time that it takes to hand the interpreter's lock over.
+_SMALL_BYTES = 1 << 18
 
 
 class TensorBuffer:
     """The place of one input or output, as large as its largest shape. ``address`` may change in `reserve`.
 
     On the device, except for a tensor that TensorRT wants in the host's memory: then ``values`` is that place.
-    ``staging`` is pinned memory of the same size, from which an input is copied, if there is any, and
-    ``staging_address`` where it lies; 0 if there is none.
+    An input may be staged (`stage`): then it is copied from pinned memory of the same size.
     """
 
     def __init__(self, device: CudaDevice, tensor: PlanTensor, size_bytes: int, is_pinned: bool) -> None:
         self.tensor, self._device, self._size_bytes = tensor, device, 0
         self.values: npt.NDArray[np.uint8] | None = None
-        self.staging: npt.NDArray[np.uint8] | None = None
-        self.staging_address = 0
+        self._staging: npt.NDArray[np.uint8] | None = None
+        self._staging_address = 0
         self.address = 0
         self.reserve(size_bytes)
         if is_pinned and tensor.is_input and not tensor.is_on_host:
-            self.staging, self.staging_address = device.pinned.take(max(1, size_bytes))
+            self._staging, self._staging_address = device.pinned.take(max(1, size_bytes))
 
     def reserve(self, size_bytes: int) -> bool:
         """Have room for ``size_bytes``; whether the place has moved. Raises `BackendError`."""
@@ -49,6 +51,20 @@ class TensorBuffer:
         self._size_bytes = size_bytes
         return True
 
+    def stage(self, array: npt.NDArray[np.generic]) -> int:
+        """The address of ``array``, which has no gaps, in pinned memory, copied there; 0 if it is not staged.
+
+        A small copy keeps the interpreter's lock, a large one lets other threads run.
+        """
+        if self._staging is None:
+            return 0
+        size = array.nbytes
+        if size > _SMALL_BYTES:
+            ctypes.memmove(self._staging_address, address_of(array), size)
+        else:
+            self._staging.data[:size] = array.reshape(-1).view(np.uint8).data
+        return self._staging_address
+
     def clear(self, stream: CudaStream) -> None:
         """Begin to fill it with zeros, if it is on the device."""
         if not self.tensor.is_on_host:
@@ -57,8 +73,8 @@ class TensorBuffer:
     def close(self) -> None:
         if not self.tensor.is_on_host:
             self._device.free(self.address)
-        self.address = self.staging_address = 0
-        self.staging = self.values = None
+        self.address = self._staging_address = 0
+        self._staging = self.values = None
 
 
 class GrowingOutput:

@@ -1,9 +1,6 @@
-"""The CUDA driver's API, as much of it as an instance needs, by ctypes: memory, streams, events, captured graphs.
+"""One GPU by the CUDA driver's API: its memory, pinned memory of the host, streams, and captured graphs.
 
-The driver's library comes with the driver and is all that there must be: no CUDA toolkit, no further package. TensorRT
-works on the same device through the runtime API, which shares the device's primary context with it. Prototypes are
-those of ``cuda.h``; a call by ctypes lets other threads run. Addresses and handles are plain integers, as TensorRT
-takes them.
+Addresses and handles are plain integers, as TensorRT takes them.
 """
 
 from __future__ import annotations
@@ -11,53 +8,13 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
-from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace import BackendError, Code, LoadError
-
-_LIBRARY: Final = "libcuda.so.1"
-_INT, _UINT, _SIZE, _ADDRESS = ctypes.c_int, ctypes.c_uint, ctypes.c_size_t, ctypes.c_uint64
-_HANDLE = ctypes.c_void_p
-_INTO_INT, _INTO_HANDLE, _INTO_ADDRESS = ctypes.POINTER(_INT), ctypes.POINTER(_HANDLE), ctypes.POINTER(_ADDRESS)
-_INTO_TEXT = ctypes.POINTER(ctypes.c_char_p)
-
-#: The functions used and their parameters, as ``cuda.h`` has them; each returns a ``CUresult``.
-PROTOTYPES: Final[Mapping[str, tuple[Any, ...]]] = {
-    "cuInit": (_UINT,),
-    "cuDeviceGetCount": (_INTO_INT,),
-    "cuDeviceGet": (_INTO_INT, _INT),
-    "cuDeviceGetAttribute": (_INTO_INT, _INT, _INT),
-    "cuDevicePrimaryCtxRetain": (_INTO_HANDLE, _INT),
-    "cuCtxSetCurrent": (_HANDLE,),
-    "cuCtxGetStreamPriorityRange": (_INTO_INT, _INTO_INT),
-    "cuStreamCreateWithPriority": (_INTO_HANDLE, _UINT, _INT),
-    "cuStreamSynchronize": (_HANDLE,),
-    "cuStreamDestroy_v2": (_HANDLE,),
-    "cuStreamBeginCapture_v2": (_HANDLE, _INT),
-    "cuStreamEndCapture": (_HANDLE, _INTO_HANDLE),
-    "cuGraphInstantiateWithFlags": (_INTO_HANDLE, _HANDLE, ctypes.c_ulonglong),
-    "cuGraphLaunch": (_HANDLE, _HANDLE),
-    "cuGraphExecDestroy": (_HANDLE,),
-    "cuGraphDestroy": (_HANDLE,),
-    "cuEventCreate": (_INTO_HANDLE, _UINT),
-    "cuEventRecord": (_HANDLE, _HANDLE),
-    "cuEventSynchronize": (_HANDLE,),
-    "cuEventDestroy_v2": (_HANDLE,),
-    "cuMemAlloc_v2": (_INTO_ADDRESS, _SIZE),
-    "cuMemFree_v2": (_ADDRESS,),
-    "cuMemHostAlloc": (_INTO_HANDLE, _SIZE, _UINT),
-    "cuMemFreeHost": (_HANDLE,),
-    "cuMemcpyHtoDAsync_v2": (_ADDRESS, _HANDLE, _SIZE, _HANDLE),
-    "cuMemcpyDtoHAsync_v2": (_HANDLE, _ADDRESS, _SIZE, _HANDLE),
-    "cuMemsetD8Async": (_ADDRESS, ctypes.c_ubyte, _SIZE, _HANDLE),
-    "cuGetErrorName": (_INT, _INTO_TEXT),
-    "cuGetErrorString": (_INT, _INTO_TEXT),
-}
+from headrace_tensorrt.cuda_driver import ADDRESS, HANDLE, INT, cuda_driver
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the legacy default stream
@@ -66,55 +23,6 @@ _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may do w
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for every device
 #: After one of these, of memory or of a running kernel, every later call fails until the process ends.
 _LASTING = frozenset({214, 220, 700, 702, 709, 710, *range(714, 720)})
-
-
-class CudaDriver:
-    """The driver's library. `cuda_driver` gives the one of this process."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._functions = {name: getattr(library, name) for name in PROTOTYPES}
-        for name, function in self._functions.items():
-            function.argtypes, function.restype = PROTOTYPES[name], _INT
-        self.call("cuInit", 0)
-
-    def status(self, name: str, *arguments: Any) -> int:
-        """Call the function ``name``; what it returns, 0 for success."""
-        result: int = self._functions[name](*arguments)
-        return result
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call the function ``name``; raises `BackendError` (internal) in the driver's words."""
-        if result := self._functions[name](*arguments):
-            raise BackendError(f"{name} failed: {self.explain(result)}", Code.INTERNAL)
-
-    def count_gpus(self) -> int:
-        count = _INT()
-        self.call("cuDeviceGetCount", ctypes.byref(count))
-        return count.value
-
-    def explain(self, result: int) -> str:
-        """``out of memory (CUDA_ERROR_OUT_OF_MEMORY)`` for 2."""
-        name, text = ctypes.c_char_p(), ctypes.c_char_p()
-        self._functions["cuGetErrorName"](result, ctypes.byref(name))
-        self._functions["cuGetErrorString"](result, ctypes.byref(text))
-        return f"{(text.value or b'unknown error').decode()} ({(name.value or str(result).encode()).decode()})"
-
-
-@cache
-def cuda_driver() -> CudaDriver:
-    """The CUDA driver; raises `LoadError` saying what is missing."""
-    try:
-        library = ctypes.CDLL(_LIBRARY)
-    except OSError as error:
-        raise LoadError(
-            f"backend 'tensorrt' runs on NVIDIA GPUs only, and this machine has no CUDA driver ({error})"
-        ) from error
-    try:
-        return CudaDriver(library)
-    except AttributeError as error:
-        raise LoadError(f"backend 'tensorrt' needs a CUDA driver of 12.0 or later ({error})") from error
-    except BackendError as error:
-        raise LoadError(f"the CUDA driver cannot be used: {error.message}") from error
 
 
 class CudaDevice:
@@ -131,7 +39,7 @@ class CudaDevice:
         count = self.driver.count_gpus()
         if not 0 <= ordinal < count:
             raise LoadError(f"there is no GPU {ordinal}: the CUDA driver knows {count}")
-        device, context = _INT(), _HANDLE()
+        device, context = INT(), HANDLE()
         self.driver.call("cuDeviceGet", ctypes.byref(device), ordinal)
         self._device = device.value
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
@@ -143,7 +51,7 @@ class CudaDevice:
         """``9.0``: what ``cc_model_filenames`` chooses by."""
         parts = []
         for attribute in (_MAJOR, _MINOR):
-            value = _INT()
+            value = INT()
             self.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, self._device)
             parts.append(str(value.value))
         return ".".join(parts)
@@ -166,7 +74,7 @@ class CudaDevice:
 
     def allocate(self, size_bytes: int) -> int:
         """The address of new device memory, aligned to 256 bytes; raises `BackendError`, which names the size."""
-        address = _ADDRESS()
+        address = ADDRESS()
         try:
             self.call("cuMemAlloc_v2", ctypes.byref(address), max(1, size_bytes))
         except BackendError as error:
@@ -184,7 +92,7 @@ class CudaStream:
 
     def __init__(self, device: CudaDevice, priority: int = 0, spins: bool = False) -> None:
         self.device = device
-        lowest, highest, handle, event = _INT(), _INT(), _HANDLE(), _HANDLE()
+        lowest, highest, handle, event = INT(), INT(), HANDLE(), HANDLE()
         device.call("cuCtxGetStreamPriorityRange", ctypes.byref(lowest), ctypes.byref(highest))
         level = {1: lowest.value, 0: 0, -1: highest.value}[priority]
         device.call("cuStreamCreateWithPriority", ctypes.byref(handle), _NON_BLOCKING, level)
@@ -197,13 +105,19 @@ class CudaStream:
         """What TensorRT takes for the stream."""
         return self._stream.value or 0
 
-    def copy_in(self, address: int, source: int, size_bytes: int) -> None:
-        """Begin to copy from ``source``, host memory that must stay as it is, to the device."""
-        self.device.call("cuMemcpyHtoDAsync_v2", address, source, size_bytes, self._stream)
+    def copy_in(self, address: int, source: int, size_bytes: int, is_pinned: bool) -> None:
+        """Begin to copy from ``source``, host memory that must stay as it is. Waits if that is not pinned."""
+        self._copy(is_pinned, "cuMemcpyHtoDAsync_v2", address, source, size_bytes)
 
-    def copy_out(self, target: int, address: int, size_bytes: int) -> None:
-        """Begin to copy from the device to ``target``, host memory."""
-        self.device.call("cuMemcpyDtoHAsync_v2", target, address, size_bytes, self._stream)
+    def copy_out(self, target: int, address: int, size_bytes: int, is_pinned: bool) -> None:
+        """Begin to copy from the device to ``target``, host memory. Waits if that is not pinned."""
+        self._copy(is_pinned, "cuMemcpyDtoHAsync_v2", target, address, size_bytes)
+
+    def _copy(self, is_pinned: bool, name: str, target: int, source: int, size_bytes: int) -> None:
+        driver = self.device.driver
+        copy = driver.status if is_pinned else driver.patient_status
+        if result := copy(name, target, source, size_bytes, self._stream):
+            raise BackendError(self.device.note(name, result), Code.INTERNAL)
 
     def clear(self, address: int, size_bytes: int) -> None:
         """Begin to fill device memory with zeros."""
@@ -225,7 +139,7 @@ class CudaStream:
 
     def end_capture(self) -> int:
         """What was recorded since `begin_capture`, ready to `launch`; to be given to `forget` at the end."""
-        graph, ready = _HANDLE(), _HANDLE()
+        graph, ready = HANDLE(), HANDLE()
         self.device.call("cuStreamEndCapture", self._stream, ctypes.byref(graph))
         try:
             self.device.call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, 0)
@@ -235,7 +149,7 @@ class CudaStream:
 
     def abandon_capture(self) -> None:
         """End a capture that has gone wrong."""
-        graph = _HANDLE()
+        graph = HANDLE()
         self.device.driver.status("cuStreamEndCapture", self._stream, ctypes.byref(graph))
         if graph.value:
             self.device.driver.status("cuGraphDestroy", graph)
@@ -277,7 +191,7 @@ class PinnedPool:
         return np.frombuffer(memoryview(block), np.uint8, size_bytes), address
 
     def _make(self, size: int) -> int:
-        pointer = _HANDLE()
+        pointer = HANDLE()
         self._device.call("cuMemHostAlloc", ctypes.byref(pointer), size, _PORTABLE)
         return pointer.value or 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from math import prod
 from typing import Any
 
@@ -79,14 +78,9 @@ class PlanInstance(Instance):
         size = array.nbytes
         if not size:
             return None
-        source = address_of(array)
-        staged = buffer.staging_address
-        if not staged:
-            self._stream.copy_in(buffer.address, source, size)
-            return array
-        ctypes.memmove(staged, source, size)
-        self._stream.copy_in(buffer.address, staged, size)
-        return None
+        staged = buffer.stage(array)
+        self._stream.copy_in(buffer.address, staged or address_of(array), size, bool(staged))
+        return None if staged else array
 
     def _copy_out(self, tensor: PlanTensor, shape: Shape) -> npt.NDArray[Any]:
         """Begin to copy an output into memory of its own."""
@@ -100,7 +94,7 @@ class PlanInstance(Instance):
             raw = np.empty(size, np.uint8)
             target = address_of(raw)
         place = self._executions.growing.get(tensor.name) or self._executions.buffers[tensor.name]
-        self._stream.copy_out(target, place.address, size)
+        self._stream.copy_out(target, place.address, size, self._settings.pins_outputs)
         array: npt.NDArray[Any] = raw.view(tensor.datatype.numpy).reshape(shape)
         return array
 
