@@ -9,6 +9,7 @@ import ctypes
 import weakref
 from collections import deque
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
