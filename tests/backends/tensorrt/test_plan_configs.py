@@ -245,8 +245,13 @@ def test_libraries_of_layers_are_loaded_once(plans: Any, calls: Any) -> None:
     assert [arguments for name, arguments in calls if name == "load_library"] == [
         ("/opt/a_good.so",), ("/opt/b_good.so",),
     ]  # fmt: skip
-    with pytest.raises(LoadError, match="backend option plugins: '/opt/bad' cannot be loaded"):
-        plans.serve(plans.copy(), backend=TensorRT({"plugins": "/opt/bad"}))
+    more = TensorRT({"plugins": "/opt/b_good.so;/opt/c_good.so;/opt/bad"})
+    for _ in range(2):
+        with pytest.raises(LoadError, match="backend option plugins: '/opt/bad' cannot be loaded"):
+            plans.serve(plans.copy(), backend=more)
+    assert [arguments for name, arguments in calls if name == "load_library"][2:] == [
+        ("/opt/c_good.so",), ("/opt/bad",), ("/opt/bad",),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
-from functools import cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -203,10 +203,16 @@ class PinnedPool:
                 self._device.driver.status("cuMemFreeHost", idle.pop())
 
 
-@cache
+_devices: dict[int, CudaDevice] = {}
+_opening = Lock()
+
+
 def cuda_device(ordinal: int) -> CudaDevice:
-    """The GPU ``ordinal`` of this process; raises `LoadError` if there is none.
+    """The GPU ``ordinal`` of this process; raises `LoadError` if there is none. Any thread.
 
     It is never released: an answer in pinned memory may still be on its way when its model is gone.
     """
-    return CudaDevice(ordinal)
+    with _opening:
+        if ordinal not in _devices:
+            _devices[ordinal] = CudaDevice(ordinal)
+        return _devices[ordinal]

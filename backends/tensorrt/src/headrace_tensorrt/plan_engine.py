@@ -39,6 +39,8 @@ ELEMENT_TYPES: Mapping[str, DataType] = {
 _OLDEST = 10
 #: Triton makes engines and contexts under one lock of the process (docs/spec/behaviours.md section 10.5).
 _making = threading.Lock()
+#: Libraries of plugins that have been entered; an empty name stands for TensorRT's own.
+_loaded: set[str] = set()
 
 
 @cache
@@ -84,17 +86,22 @@ def engine_log() -> Any:
     return EngineLog()
 
 
-@cache
 def load_plugins(libraries: str) -> None:
-    """Enter TensorRT's own plugins, and those of ``libraries``, paths with ``;`` between; once per process.
+    """Enter TensorRT's own plugins, and those of ``libraries``, paths with ``;`` between; each once per process.
 
     Raises `LoadError` naming the library that cannot be loaded.
     """
     trt = load_engine()
-    trt.init_libnvinfer_plugins(engine_log(), "")
-    for library in filter(None, (each.strip() for each in libraries.split(";"))):
-        if trt.get_plugin_registry().load_library(library) is None:
-            raise LoadError(engine_log().reason(f"backend option plugins: '{library}' cannot be loaded"))
+    with _making:
+        if not _loaded:
+            trt.init_libnvinfer_plugins(engine_log(), "")
+            _loaded.add("")
+        for library in (each.strip() for each in libraries.split(";")):
+            if library in _loaded:
+                continue
+            if trt.get_plugin_registry().load_library(library) is None:
+                raise LoadError(engine_log().reason(f"backend option plugins: '{library}' cannot be loaded"))
+            _loaded.add(library)
 
 
 class PlanEngine:
@@ -105,8 +112,9 @@ class PlanEngine:
 
         Raises `LoadError` naming the file, or `ConfigError` for an accelerator core that is not there.
         """
+        trt = load_engine()
         with _making:
-            runtime = load_engine().Runtime(engine_log())
+            runtime = trt.Runtime(engine_log())
             if allows_host_code:
                 runtime.engine_host_code_allowed = True
             if dla_core >= 0:
