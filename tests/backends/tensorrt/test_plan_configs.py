@@ -238,6 +238,18 @@ def test_a_plan_with_host_code_needs_the_operators_word(plans: Any) -> None:
         plans.serve(path, backend=TensorRT({"version-compatible": "maybe"}))
 
 
+def test_a_tensorrt_that_does_not_start_is_told_with_its_reason(
+    plans: Any, recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(logger: Any) -> None:
+        logger.log(recorded.Severity.ERROR, "CUDA initialization failure with error: 35")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    monkeypatch.setattr(recorded, "Runtime", refuse)
+    message = refusal(plans, plans.copy(), "", LoadError)
+    assert message.startswith("TensorRT cannot start: pybind11::init(): factory function returned nullptr: CUDA init")
+
+
 def test_libraries_of_layers_are_loaded_once(plans: Any, calls: Any) -> None:
     backend = TensorRT({"plugins": "/opt/a_good.so;/opt/b_good.so"})
     for _ in range(2):

@@ -114,7 +114,10 @@ class PlanEngine:
         """
         trt = load_engine()
         with _making:
-            runtime = trt.Runtime(engine_log())
+            try:
+                runtime = trt.Runtime(engine_log())
+            except (RuntimeError, TypeError) as error:  # as pybind words that none was made
+                raise LoadError(engine_log().reason(f"TensorRT cannot start: {error}")) from error
             if allows_host_code:
                 runtime.engine_host_code_allowed = True
             if dla_core >= 0:
