@@ -50,7 +50,7 @@ def server(plans: Any, step: Any, serve: Start, environ: Mapping[str, str], isol
         {"x": ("FLOAT", (-1, 1)), "s": ("INT32", (2,))}, {"y": ("FLOAT", (-1, -1))},
         [step("broadcast", ["x", "s"], "y")], [profile], name="wide", tensors={"s": {"is_shape": True}},
     )  # fmt: skip
-    delay = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 300000 }"
+    delay = "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 1000000 }"
     (plans.root / "wide" / "config.pbtxt").write_text(f"{isolation} {delay}")
     return serve(
         f"--model-repository={plans.root}", "--exit-on-error=false", "--strict-readiness=false", environ=environ
