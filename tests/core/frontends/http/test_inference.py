@@ -161,7 +161,7 @@ def test_binary_reply_is_json_and_then_the_tensors(make_caller: MakeCaller) -> N
         b'{"name":"Y","datatype":"INT8","shape":[1],"parameters":{"binary_data_size":1}}]}'
     )
     assert body == expected + data + b"\x05"
-    assert reply.headers == [
+    assert list(reply.headers) == [
         (b"Content-Type", b"application/octet-stream"),
         (b"Inference-Header-Content-Length", str(len(expected)).encode()),
     ]
@@ -175,7 +175,7 @@ def test_json_reply_widens_floats_and_spells_out_what_is_not_finite(make_caller:
         b'{"model_name":"echo","model_version":"1","outputs":[{"name":"X","datatype":"FP32","shape":[4],'
         b'"data":[0.10000000149011612,NaN,Infinity,-Infinity]}]}'
     )
-    assert reply.headers == [(b"Content-Type", b"application/json")]
+    assert list(reply.headers) == [(b"Content-Type", b"application/json")]
 
 
 @pytest.mark.parametrize("size", [3, 500])
@@ -200,7 +200,7 @@ def test_empty_binary_outputs_make_a_json_reply(make_caller: MakeCaller) -> None
     caller = make_caller({"X": ("FP32", (-1,))})
     request = {"inputs": [tensor("X", "FP32", [0], data=[])], "parameters": {"binary_data_output": True}}
     reply, body = caller.infer(request)
-    assert reply.headers == [(b"Content-Type", b"application/json")]
+    assert list(reply.headers) == [(b"Content-Type", b"application/json")]
     assert json.loads(body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
 
@@ -632,6 +632,20 @@ def test_compressed_request_and_reply(make_caller: MakeCaller, encoding: str, pa
     reply, body = caller.send("POST", "/v2/models/echo/infer", pack(orjson.dumps({"inputs": GOOD})), headers)
     assert (b"Content-Encoding", encoding.encode()) in reply.headers
     assert result_of(reply, body).as_numpy("X").tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("datatype", ["FP64", "INT64"])
+def test_tensor_is_held_to_the_limit_though_its_json_is_shorter(make_caller: MakeCaller, datatype: str) -> None:
+    caller = make_caller({"X": (datatype, (-1,))}, http_max_input_size=200)
+    document = {"inputs": [tensor("X", datatype, [26], data=[1] * 26)]}
+    body = orjson.dumps(document)
+    assert len(body) <= 200
+    reply, answer = caller.send("POST", "/v2/models/echo/infer", body)
+    assert reply.status == 400
+    assert error_of(answer) == (
+        "JSON input 'X' has a byte_size (208 bytes) that exceeds the maximum allowed value of 200 bytes. Use "
+        "--http-max-input-size to increase the limit."
+    )
 
 
 def test_bomb_is_stopped_at_the_limit_and_its_memory_freed(make_caller: MakeCaller) -> None:

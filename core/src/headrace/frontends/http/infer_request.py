@@ -88,8 +88,10 @@ def decode(
         raise json_too_large(json_bytes, max_bytes)
     if json_bytes > patience:
         raise Large
-    document = _document(body[:json_bytes])
-    request_id = _id(document["id"]) if "id" in document else ""
+    document = _document(body if json_bytes == body.nbytes else body[:json_bytes])
+    request_id = document.get("id", "")
+    if type(request_id) is not str or not request_id.isascii():
+        request_id = _id(request_id)
     read = None
     if "parameters" in document:
         read = _read_parameters(as_object(document["parameters"], "parameters"))

@@ -108,8 +108,9 @@ class InferenceHandler:
         if b"content-encoding" in headers and headers[b"content-encoding"] in (b"gzip", b"deflate"):
             body = decompress(body, self._max_bytes, patience)
         length = headers.get(HEADER_LENGTH)
-        json_bytes = body.nbytes if length is None else header_length(length, body.nbytes)
-        if json_bytes or length is None:
+        if length is None:
+            decoded = decode(name, version, body, body.nbytes, self._max_bytes, patience)
+        elif json_bytes := header_length(length, body.nbytes):
             known, request_id, rest = self._layouts.find(body, json_bytes)
             if known is not None:
                 _, layout, answer.formats, answer.default = known

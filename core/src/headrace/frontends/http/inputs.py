@@ -36,6 +36,8 @@ _INT64_MAX = 2**63 - 1
 _MANY_DIMS = 64
 #: More than any model has, and fewer than any NumPy takes.
 _USUAL_DIMS = 16
+#: Types of JSON's numbers, and of arrays that take both of them.
+_REAL, _TYPECODES = frozenset((float, int)), {"FP32": "f", "FP64": "d"}
 _SOURCES = ("data", "binary_data_size", "shared_memory_region")
 
 
@@ -44,12 +46,17 @@ class _UnusualInput(Exception):
 
 
 class _InputKind(NamedTuple):
-    """What is said of an input besides its name; ``known`` is None for a data type that is none."""
+    """What is said of an input besides its name; ``known`` is None for a data type that is none.
+
+    ``typecode`` is that of an `array.array` of its numbers, where integers do as well as fractions; empty where they
+    do not, or nothing is read.
+    """
 
     datatype: str
     known: DataType | None
     shape: tuple[int, ...]
     size: int
+    typecode: str = ""
 
 
 def read_inputs(
@@ -61,7 +68,9 @@ def read_inputs(
     for strings of more than ``patience`` bytes, which will be looked for one by one.
     """
     inputs: dict[str, Tensor | Undecoded] = {}
-    if len(as_array(entries, "inputs")) > MAX_INPUTS:
+    if type(entries) is not list:
+        as_array(entries, "inputs")
+    if len(entries) > MAX_INPUTS:
         raise too_many_inputs(len(entries))
     for entry in entries:
         try:
@@ -76,7 +85,7 @@ def read_inputs(
             raise InvalidArgument(f"{log_id(request_id)}input '{name}' already exists in request")
         if kind is None:
             kind = _InputKind(datatype, dtypes.BY_NAME.get(datatype), shape, _count(name, shape, datatype))
-        size = _binary_size(entry)
+        size = None if "data" in entry and "parameters" not in entry else _binary_size(entry)
         if size is None:
             inputs[name] = _from_json(entry["data"], name, kind, max_bytes)
             continue
@@ -120,7 +129,7 @@ def _usual_kind(datatype: str, *dims: int) -> _InputKind:
     count = prod(dims)
     if count * known.itemsize > _INT64_MAX:
         raise _UnusualInput
-    return _InputKind(datatype, known, dims, count)
+    return _InputKind(datatype, known, dims, count, _TYPECODES.get(datatype, "") if dims and count else "")
 
 
 def _head(entry: Any) -> tuple[str, str, tuple[int, ...]]:
@@ -194,9 +203,22 @@ def _not_one_source(given: tuple[str, ...] | list[str]) -> InvalidArgument:
 
 
 def _from_json(data: Any, name: str, kind: _InputKind, max_bytes: int) -> Tensor | Undecoded:
-    datatype, known, shape, count = kind
+    datatype, known, shape, count, typecode = kind
     if known is None:
         raise InvalidArgument(f"invalid datatype for input {name}")
+    if (
+        typecode
+        and type(data) is list
+        and len(data) == count
+        and _REAL.issuperset(map(type, data))
+        and count * known.itemsize <= max_bytes
+    ):
+        try:
+            # An array rounds as a C cast does; NumPy would warn of values that become infinite.
+            numbers: Tensor = np.ndarray(shape, known.numpy, array(typecode, data))
+        except OverflowError:
+            raise _wrong_leaf("f") from None
+        return numbers
     if not count or not shape:  # no data is read; what has no shape is for the signature to refuse
         if type(data) is Pieces:
             data.check()
@@ -264,9 +286,8 @@ def _shaped(numbers: np.ndarray[Any, np.dtype[Any]], datatype: DataType, shape: 
 def _numbers(leaves: list[Any], kinds: set[type], datatype: DataType) -> np.ndarray[Any, np.dtype[Any]]:
     kind = datatype.numpy.kind
     try:
-        if kind == "f" and kinds <= {float, int}:
-            # array() rounds as a C cast does; NumPy would warn of values that become infinite.
-            return np.frombuffer(array("f" if datatype is dtypes.FP32 else "d", leaves), datatype.numpy)
+        if kind == "f" and kinds <= _REAL:
+            return np.frombuffer(array(_TYPECODES[datatype.name], leaves), datatype.numpy)
         if kind == "i" and kinds == {int}:
             return np.array(leaves, np.int64).astype(datatype.numpy, copy=False)
         if kind == "u" and kinds == {int} and min(leaves) >= 0:  # NumPy 1 would wrap a negative one

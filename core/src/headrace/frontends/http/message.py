@@ -31,12 +31,15 @@ STATUS = {
 
 #: The length of the JSON in front of binary tensors: as received, and as sent.
 HEADER_LENGTH = b"inference-header-content-length"
-_JSON_TYPE = ((b"Content-Type", b"application/json"),)
+#: The headers of an answer that is JSON and nothing else.
+JSON_TYPE = ((b"Content-Type", b"application/json"),)
 #: Replies up to this size are joined into one buffer; larger parts stay as they are.
 JOIN_BYTES = 32 * 1024
 #: What every answer begins with.
 BEGINNING = b"HTTP/1.1 "
 _STATUS_LINES = {status.value: BEGINNING + b"%d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+
+_JSON_ANSWER = _STATUS_LINES[200] + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -103,12 +106,12 @@ def reply_stream(reply: Reply, head: HttpReply) -> ReplyStream:
 
 def json_reply(value: Any, status: int = 200) -> HttpReply:
     """``value`` as a JSON body."""
-    return HttpReply(status, _JSON_TYPE, (orjson.dumps(value),))
+    return HttpReply(status, JSON_TYPE, (orjson.dumps(value),))
 
 
 def json_type_reply() -> HttpReply:
     """An empty success that is marked as JSON, as Triton marks those of load and unload."""
-    return HttpReply(200, _JSON_TYPE)
+    return HttpReply(200, JSON_TYPE)
 
 
 def error_reply(error: HeadraceError) -> HttpReply:
@@ -132,6 +135,10 @@ def serialise(reply: HttpReply, closes: bool, is_head: bool) -> list[Buffer]:
     ``closes`` announces that the connection ends here. The answer to a HEAD request has no body.
     """
     status, headers, parts = reply
+    if headers is JSON_TYPE and status == 200 and len(parts) == 1 and not (closes or is_head):  # what most answers are
+        (body,) = parts
+        if len(body) <= JOIN_BYTES:
+            return [_JSON_ANSWER % (len(body), body)]
     size = sum([len(part) for part in parts])
     head = [_STATUS_LINES[status]]
     for name, value in headers:

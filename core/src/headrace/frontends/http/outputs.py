@@ -17,9 +17,10 @@ import orjson
 from headrace.errors import InvalidArgument
 from headrace.frontends.classification import classify
 from headrace.frontends.http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
-from headrace.frontends.http.message import Buffer, HttpReply
+from headrace.frontends.http.message import JSON_TYPE, Buffer, HttpReply
 from headrace.frontends.shared_memory import no_region
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large, slices
+from headrace.messages import dtypes
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
 
@@ -35,8 +36,9 @@ _ITEM_BYTES = 8
 #: Stands for data that is printed already; JSON has no such byte.
 _MARK = b"\0"
 _TYPE, _LENGTH, _ENCODING = b"Content-Type", b"Inference-Header-Content-Length", b"Content-Encoding"
-_JSON_TYPE = (_TYPE, b"application/json")
 _BINARY_TYPE = (_TYPE, b"application/octet-stream")
+#: The names of what is printed as NumPy gives it.
+_PRINTED = {known.numpy: known.name for known in dtypes.ALL if known not in (dtypes.BYTES, dtypes.FP16, dtypes.BF16)}
 
 
 class OutputFormat(NamedTuple):
@@ -123,6 +125,11 @@ def encode(
     printed: list[list[bytes]] = []
     for name, tensor in response.outputs.items():
         wanted = formats.get(name, default)
+        if wanted is JSON and type(tensor) is np.ndarray and tensor.size < _MANY:  # what is printed is small, as a rule
+            datatype, values = _PRINTED.get(tensor.dtype), tensor.ravel().tolist()
+            if datatype is not None and isfinite(sum(values)):
+                outputs.append({"name": name, "datatype": datatype, "shape": tensor.shape, "data": values})
+                continue
         if wanted.classes:
             if tensor.nbytes > patience:
                 raise Large
@@ -139,15 +146,16 @@ def encode(
             data = _data(tensor, datatype, patience, printed)
             outputs.append({"name": name, "datatype": datatype, "shape": tensor.shape, "data": data})
     parts[0] = header = orjson.dumps(document, option=_NUMPY)
-    headers = [_JSON_TYPE] if len(parts) == 1 else [_BINARY_TYPE, (_LENGTH, b"%d" % _length(header, printed))]
+    headers: Sequence[tuple[bytes, bytes]] = JSON_TYPE
+    if len(parts) > 1:
+        headers = (_BINARY_TYPE, (_LENGTH, b"%d" % _length(header, printed)))
     if printed:
         parts[:1] = _joined(header, printed)
     if encoding == b"identity":
         return HttpReply(200, headers, parts)
     if sum(map(len, parts)) > patience:
         raise Large
-    headers.append((_ENCODING, encoding))
-    return HttpReply(200, headers, (_compressed(parts, encoding),))
+    return HttpReply(200, (*headers, (_ENCODING, encoding)), (_compressed(parts, encoding),))
 
 
 def _length(header: bytes, printed: list[list[bytes]]) -> int:

@@ -7,8 +7,8 @@ come, as a rule, the very bytes that came before the last one. `RequestHeadCache
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import NamedTuple, cast
 
 from headrace.frontends.http.message import HttpReply, text_error
 from headrace.frontends.recognition import Recent
@@ -31,6 +31,9 @@ _VALUE = bytes([9, *range(32, 127), *range(128, 256)])
 _SHORT_BYTES, _LINES = 2048, 1024
 #: Digits of a length, without zeros in front. More mean more than there is memory in the world.
 _LENGTH_DIGITS = 18
+_KEPT_ALIVE = b"keep-alive"
+#: Headers that say what is to be read, and where it ends; all others are for those who look for them.
+_RULED = frozenset((b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"))
 
 
 class Malformed(Exception):
@@ -39,6 +42,10 @@ class Malformed(Exception):
     def __init__(self, rule: str, status: int = 400) -> None:
         super().__init__(rule)
         self.status = status
+
+
+class _Unusual(Exception):
+    """A head with this field is to be read rule by rule."""
 
 
 class RequestHead(NamedTuple):
@@ -78,13 +85,23 @@ def parse_head(raw: bytes, most_fields: int) -> RequestHead:
     Raises `Refused`: whatever could mean one thing here and another to a proxy in front is no request.
     """
     line, *lines, _, _ = raw.split(b"\r\n")
-    try:
-        if len(raw) < _SHORT_BYTES:
+    if len(lines) <= most_fields and len(raw) < _SHORT_BYTES:
+        try:
             method, path, minor = _known_request_line(line)
-            headers = _by_name(lines, most_fields, _known_field)
-        else:
-            method, path, minor = parse_request_line(line)
-            headers = _by_name(lines, most_fields, _field)
+            headers = dict(map(_usual_field, lines))
+            if minor and len(headers) == len(lines) and b"host" in headers:
+                body_bytes = int(headers[b"content-length"]) if b"content-length" in headers else 0
+                return _new_head((method, path, headers, raw, body_bytes, False, False, minor))
+        except (Malformed, _Unusual):
+            pass  # below, it is found out what is wrong, if anything is
+    return _parse_unusual(raw, line, lines, most_fields)
+
+
+def _parse_unusual(raw: bytes, line: bytes, lines: list[bytes], most_fields: int) -> RequestHead:
+    """`parse_head`, rule by rule."""
+    try:
+        method, path, minor = parse_request_line(line)
+        headers = _by_name(lines, most_fields)
         host = headers.get(b"host")
         if host is None:
             if minor:
@@ -95,8 +112,8 @@ def parse_head(raw: bytes, most_fields: int) -> RequestHead:
     except Malformed as error:
         raise Refused(malformed(error)) from None
     # HTTP/1.0 would need a header to be kept alive; its callers can do without.
-    connection = headers.get(b"connection", b"keep-alive")
-    closes = not minor or (connection != b"keep-alive" and "close" in tokens(connection))
+    connection = headers.get(b"connection", _KEPT_ALIVE)
+    closes = not minor or (connection != _KEPT_ALIVE and "close" in tokens(connection))
     waits = b"expect" in headers and minor > 0 and headers[b"expect"].lower() == b"100-continue"
     return RequestHead(method, path, headers, raw, body_bytes, closes, waits, minor)
 
@@ -136,21 +153,21 @@ def read_fields(raw: bytes, most: int) -> dict[bytes, bytes]:
     lines = raw.split(b"\r\n")
     if lines.pop():
         raise Malformed("a line does not end in CRLF")
-    return _by_name(lines, most, _field)
+    return _by_name(lines, most)
 
 
-def _by_name(lines: list[bytes], most: int, field: Callable[[bytes], tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+def _by_name(lines: list[bytes], most: int) -> dict[bytes, bytes]:
     if len(lines) > most:
         raise Malformed(f"more than {most} headers", 431)
     try:
-        by_name = dict(map(field, lines))
+        by_name = dict(map(_field, lines))
     except Malformed:
         if not b"".join(lines).translate(None, _VALUE):
             raise
         raise Malformed("a header has a control character, or a line does not end in CRLF") from None
     if len(by_name) < len(lines):
         by_name.clear()
-        for key, value in map(field, lines):
+        for key, value in map(_field, lines):
             by_name[key] = value if key not in by_name else by_name[key] + b", " + value
     return by_name
 
@@ -184,17 +201,34 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
     return name.lower(), value.strip(b" \t")
 
 
-class _KnownFields(Recent[bytes, tuple[bytes, bytes]]):
-    """Fields by their lines: most lines of a head come again and again, whatever else changes."""
+class _UsualFields(Recent[bytes, tuple[bytes, bytes]]):
+    """Fields by their lines: most lines of a head come again and again, whatever else changes.
+
+    Only those with which a head means nothing but what it says. Others raise `_Unusual`, and `Malformed`.
+    """
 
     def __missing__(self, line: bytes) -> tuple[bytes, bytes]:
-        field = _field(line)
-        self.keep(line, field)
+        field = name, value = _field(line)
+        if name in _RULED and not _is_usual(name, value):
+            raise _Unusual
+        if len(self) >= self._most:
+            self.clear()
+        self[line] = field
         return field
 
 
+def _is_usual(name: bytes, value: bytes) -> bool:
+    if name == b"host":
+        return not value.translate(None, _HOST)
+    if name == b"content-length":
+        return value.isdigit() and len(value) <= _LENGTH_DIGITS
+    return name == b"connection" and value.lower() == _KEPT_ALIVE
+
+
 #: Costs no call of Python's for a line that came before.
-_known_field = _KnownFields(_LINES).__getitem__
+_usual_field = _UsualFields(_LINES).__getitem__
+#: The constructor would be a call of Python's.
+_new_head = cast("Callable[[tuple[object, ...]], RequestHead]", partial(tuple.__new__, RequestHead))
 
 
 def _body_bytes(headers: Mapping[bytes, bytes], minor: int) -> int:
