@@ -44,7 +44,7 @@ class Malformed(Exception):
         self.status = status
 
 
-class _Unusual(Exception):
+class _UnusualField(Exception):
     """A head with this field is to be read rule by rule."""
 
 
@@ -92,7 +92,7 @@ def parse_head(raw: bytes, most_fields: int) -> RequestHead:
             if minor and len(headers) == len(lines) and b"host" in headers:
                 body_bytes = int(headers[b"content-length"]) if b"content-length" in headers else 0
                 return _new_head((method, path, headers, raw, body_bytes, False, False, minor))
-        except (Malformed, _Unusual):
+        except (Malformed, _UnusualField):
             pass  # below, it is found out what is wrong, if anything is
     return _parse_unusual(raw, line, lines, most_fields)
 
@@ -204,13 +204,13 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
 class _UsualFields(Recent[bytes, tuple[bytes, bytes]]):
     """Fields by their lines: most lines of a head come again and again, whatever else changes.
 
-    Only those with which a head means nothing but what it says. Others raise `_Unusual`, and `Malformed`.
+    Only those with which a head means nothing but what it says. Others raise `_UnusualField`, and `Malformed`.
     """
 
     def __missing__(self, line: bytes) -> tuple[bytes, bytes]:
         field = name, value = _field(line)
         if name in _RULED and not _is_usual(name, value):
-            raise _Unusual
+            raise _UnusualField
         if len(self) >= self._most:
             self.clear()
         self[line] = field
