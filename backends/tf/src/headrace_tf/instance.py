@@ -1,0 +1,71 @@
+"""How an instance runs: by a callable that the session made at load.
+
+Measured for two f32[1, 16] inputs and two outputs on the CPU: a signature of ``tf.saved_model.load`` takes 230 us,
+``Session.run`` 170, ``Session.make_callable`` 120, and this, whose operators run on the calling thread, 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from headrace import BackendError, BytesTensor, Code, Instance, LoadError, Model, Tensors
+from headrace_tf.session_pool import OpenSession, TensorFlowSessions
+from headrace_tf.tensorflow_module import reword
+
+
+class TensorFlowInstance(Instance):
+    """Runs a session with NumPy arrays on both sides. Outputs are fresh for every call."""
+
+    def __init__(self, model: Model, opened: OpenSession, pool: TensorFlowSessions | None) -> None:
+        from tensorflow.core.protobuf import config_pb2
+
+        graph, config = opened.graph, model.config
+        batching = config.sequence_batching
+        outputs = [io.name for io in config.output] + [state.output_name for state in batching.state]
+        self._inputs = tuple(graph.inputs)
+        self._outputs = tuple(dict.fromkeys(outputs))
+        dims = {io.name: tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims) for io in config.output}
+        self._scalar_inputs = {name for name in self._inputs if not graph.graph.inputs[name].shape}
+        self._scalar_outputs: Mapping[str, tuple[int, ...]] = {
+            name: dims[name] for name in self._outputs if not graph.graph.outputs[name].shape and name in dims
+        }
+        options = config_pb2.CallableOptions()
+        options.feed.extend(graph.inputs.values())
+        options.fetch.extend(graph.outputs[name] for name in self._outputs)
+        if not (model.parameters.inter_threads or model.parameters.per_session_threads):
+            options.run_options.inter_op_thread_pool = -1
+            self.any_thread = model.device.kind == "cpu"
+        self._pool, self._opened, self._device = pool, opened, model.device
+        try:
+            self._call: Callable[..., list[Any]] = opened.session._make_callable_from_options(options)
+        except Exception as error:  # TensorFlow's own
+            raise LoadError(f"unable to load model '{model.name}': '{graph.path}': {reword(error)}") from error
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        feed: list[Any] = [inputs[name] for name in self._inputs]
+        for index, tensor in enumerate(feed):
+            if isinstance(tensor, BytesTensor):
+                feed[index] = tensor.to_objects()
+        if self._scalar_inputs:
+            feed = [
+                each.reshape(()) if name in self._scalar_inputs else each
+                for name, each in zip(self._inputs, feed, strict=True)
+            ]
+        try:
+            results = self._call(*feed)
+        except Exception as error:  # TensorFlow's own
+            raise BackendError(reword(error), Code.INTERNAL) from error
+        outputs = dict(zip(self._outputs, results, strict=True))
+        for name, dims in self._scalar_outputs.items():
+            outputs[name] = np.asarray(outputs[name]).reshape(dims)
+        return outputs
+
+    def close(self) -> None:
+        del self._call
+        if self._pool is None:
+            self._opened.session.close()
+        else:
+            self._pool.give_back(self._device, self._opened)

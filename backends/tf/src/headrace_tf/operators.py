@@ -1,0 +1,167 @@
+"""Which operators a graph may use without its model being trusted.
+
+A graph is a program: TensorFlow has operators that read and write files anywhere, run Python of the process, speak to
+other machines, or are given addresses in memory. A model file that somebody else made must not do that by being
+served, so that only what computes is let through. Operators without state compute, but for those in `REFUSED`; those
+with state are let through if they are in `STATEFUL` or begin with one of `STATEFUL_PREFIXES`, so that what a newer
+TensorFlow brings is refused until somebody has looked at it. Operators of the config's own libraries
+(``model_operations``) pass: the library is code that the operator has chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_READS, _WRITES = "it reads files", "it writes files"
+_PYTHON = "it runs Python of the process"
+_DATA = "it is an input pipeline, which reads and writes files"
+_MACHINE = "it may be given addresses in memory, or compiled code"
+_STRINGS = "it runs what is in a tensor, which nobody has looked at"
+_CALLS_OTHERS = "it speaks to other devices and machines"
+
+#: Stateless operators that do more than compute, and why each is refused. Stateful ones have their reason here, too.
+REFUSED: Mapping[str, str] = {
+    "PyFunc": _PYTHON,
+    "PyFuncStateless": _PYTHON,
+    "EagerPyFunc": _PYTHON,
+    "ReadFile": _READS,
+    "MatchingFiles": _READS,
+    "InitializeTableFromTextFile": _READS,
+    "InitializeTableFromTextFileV2": _READS,
+    "FixedUnigramCandidateSampler": _READS,
+    "GenerateVocabRemapping": _READS,
+    "LoadAndRemapMatrix": _READS,
+    "RestoreV2": _READS,
+    "Restore": _READS,
+    "RestoreSlice": _READS,
+    "RecordInput": _READS,
+    "WholeFileReader": _READS,
+    "WholeFileReaderV2": _READS,
+    "TextLineReader": _READS,
+    "TextLineReaderV2": _READS,
+    "TFRecordReader": _READS,
+    "TFRecordReaderV2": _READS,
+    "FixedLengthRecordReader": _READS,
+    "FixedLengthRecordReaderV2": _READS,
+    "LMDBReader": _READS,
+    "ReaderRead": _READS,
+    "ReaderReadV2": _READS,
+    "ReaderReadUpTo": _READS,
+    "ReaderReadUpToV2": _READS,
+    "DecodeProtoV2": "it reads the files of descriptors that its attributes name",
+    "EncodeProto": "it reads the files of descriptors that its attributes name",
+    "WriteFile": _WRITES,
+    "Save": _WRITES,
+    "SaveSlices": _WRITES,
+    "SaveV2": _WRITES,
+    "MergeV2Checkpoints": _WRITES,
+    "DumpTensor": _WRITES,
+    "CreateSummaryFileWriter": _WRITES,
+    "CreateSummaryDbWriter": _WRITES,
+    "DebugIdentity": "it writes to the addresses that its attributes name",
+    "DebugIdentityV2": "it writes to the addresses that its attributes name",
+    "DebugIdentityV3": "it writes to the addresses that its attributes name",
+    "DebugNanCount": "it writes to the addresses that its attributes name",
+    "DebugNumericSummary": "it writes to the addresses that its attributes name",
+    "DebugNumericSummaryV2": "it writes to the addresses that its attributes name",
+    "PrintV2": "it writes to the file that its attribute output_stream names",
+    "FileSystemSetConfiguration": "it configures the file systems of the process",
+    "IteratorFromStringHandle": _STRINGS,
+    "IteratorFromStringHandleV2": _STRINGS,
+    "RemoteCall": _CALLS_OTHERS,
+    "RpcCall": _CALLS_OTHERS,
+    "RpcClient": _CALLS_OTHERS,
+    "RpcServer": _CALLS_OTHERS,
+    "Send": _CALLS_OTHERS,
+    "Recv": _CALLS_OTHERS,
+    "_Send": _CALLS_OTHERS,
+    "_Recv": _CALLS_OTHERS,
+    "_HostSend": _CALLS_OTHERS,
+    "_HostRecv": _CALLS_OTHERS,
+    "XlaCustomCall": _MACHINE,
+    "XlaCustomCallV2": _MACHINE,
+    "XlaCallModule": _MACHINE,
+    "TPUExecute": _MACHINE,
+    "SnapshotDatasetReader": _READS,
+    "SnapshotNestedDatasetReader": _READS,
+}
+#: Words in the names of operators that are refused with them.
+REFUSED_WORDS: Mapping[str, str] = {
+    "Dataset": _DATA,
+    "Iterator": _DATA,
+    "Rpc": _CALLS_OTHERS,
+    "Collective": _CALLS_OTHERS,
+    "Nccl": _CALLS_OTHERS,
+    "TPU": "it is of another machine",
+    "Summary": _WRITES,
+}
+#: What computes though a word of it is refused.
+HARMLESS = frozenset(
+    (
+        "HistogramSummary", "ScalarSummary", "ImageSummary", "AudioSummary", "AudioSummaryV2", "MergeSummary",
+        "TensorSummary", "TensorSummaryV2", "BoostedTreesMakeStatsSummary", "BoostedTreesAggregateStats",
+    )
+)  # fmt: skip
+
+#: Stateful operators that only keep numbers or draw them.
+STATEFUL = frozenset(
+    (
+        # variables
+        "VarHandleOp", "_VarHandlesOp", "ReadVariableOp", "_ReadVariablesOp", "AssignVariableOp", "AssignAddVariableOp",
+        "AssignSubVariableOp", "VarIsInitializedOp", "VariableShape", "Variable", "VariableV2", "TemporaryVariable",
+        "DestroyResourceOp", "DisableCopyOnRead", "ReadVariableXlaSplitND", "AssignVariableXlaConcatND",
+        # tables
+        "HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2", "MutableHashTableOfTensors",
+        "MutableHashTableOfTensorsV2", "MutableDenseHashTable", "MutableDenseHashTableV2", "AnonymousHashTable",
+        "AnonymousMutableHashTable", "AnonymousMutableHashTableOfTensors", "AnonymousMutableDenseHashTable",
+        "InitializeTableV2", "AddSparseToTensorsMap", "AddManySparseToTensorsMap", "TakeManySparseFromTensorsMap",
+        # random numbers
+        "RandomCrop", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "RandomStandardNormal",
+        "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial",
+        "NonDeterministicInts", "RngSkip", "RngReadAndSkip", "StatelessRandomGetAlg", "SampleDistortedBoundingBox",
+        "SampleDistortedBoundingBoxV2", "AllCandidateSampler", "LearnedUnigramCandidateSampler",
+        "LogUniformCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler", "Skipgram",
+        "StatefulRandomBinomial", "StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal",
+        "StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt",
+        # the way through the graph; what these call is looked at, too
+        "Case", "If", "_If", "While", "_While", "StatefulPartitionedCall", "Assert", "CheckNumerics", "CheckNumericsV2",
+        "Print", "_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "MutexV2", "MutexLock", "ConsumeMutexLock",
+        # others that compute
+        "Empty", "GuaranteeConst", "DeepCopy", "IsTensorFloat32Enabled", "DeviceIndex", "Timestamp", "CudnnRNN",
+        "CudnnRNNV2", "CudnnRNNV3", "CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", "Stack", "StackV2",
+        "StackPushV2", "StackPopV2", "StackCloseV2", "DummySeedGenerator", "AnonymousSeedGenerator",
+        "AnonymousRandomSeedGenerator", "BoostedTreesPredict", "BoostedTreesExampleDebugOutputs",
+        "BoostedTreesEnsembleResourceHandleOp", "BoostedTreesDeserializeEnsemble", "BoostedTreesCreateEnsemble",
+        "IsBoostedTreesEnsembleInitialized", "BoostedTreesGetEnsembleStates", "BoostedTreesSerializeEnsemble",
+    )
+)  # fmt: skip
+#: Whole families of such operators: variables and tables by their handle, and arrays of tensors.
+STATEFUL_PREFIXES = ("Resource", "LookupTable", "TensorArray")
+#: Operators that read the file named by an input, and which input: let through where the file is the model's own.
+FILE_INPUTS: Mapping[str, int] = {
+    "RestoreV2": 0,
+    "InitializeTableFromTextFile": 1,
+    "InitializeTableFromTextFileV2": 1,
+}
+#: Where ``PrintV2`` may write.
+_STREAMS = (b"", b"stdout", b"stderr", b"log(info)", b"log(warning)", b"log(error)")
+
+
+def why_refused(node: object, is_stateful: bool) -> str:
+    """Why an operator may not run unless its model is trusted; empty if it may.
+
+    ``node`` is a ``NodeDef``; ``is_stateful`` is what TensorFlow says of the operator.
+    """
+    name: str = node.op  # type: ignore[attr-defined]
+    if name == "PrintV2":
+        return "" if node.attr["output_stream"].s in _STREAMS else REFUSED[name]  # type: ignore[attr-defined]
+    if name in HARMLESS:
+        return ""
+    if name in REFUSED:
+        return REFUSED[name]
+    for word, reason in REFUSED_WORDS.items():
+        if word in name:
+            return reason
+    if not is_stateful or name in STATEFUL or name.startswith(STATEFUL_PREFIXES):
+        return ""
+    return "it has state, and is not known to do no harm"

@@ -1,0 +1,139 @@
+"""SavedModels: a directory with ``saved_model.pb``, the variables beside it, and files that the graph names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError
+
+from headrace import ConfigError, Graph, GraphTensor, LoadError, Model, one_line, why_path_leaves
+from headrace_tf.model_graph import Checkpoint, ModelGraph, tensor_of
+
+log = logging.getLogger("headrace.tensorflow")
+
+_TAG, _SIGNATURE = "serve", "serving_default"
+#: Signatures that are not for callers: what runs at load, and a training step.
+_INIT, _TRAIN = "__saved_model_init_op", "__saved_model_train_op"
+#: Collections in which older files name what runs at load.
+_INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
+
+
+def read_saved_model(tensorflow: Any, model: Model, path: Path) -> ModelGraph:
+    """The graph and the signature that the parameters choose.
+
+    Raises `LoadError` naming the file, and `ConfigError` for a tag or a signature that is not in it.
+    """
+    meta = _choose_graph(model, path, _parse(model, path))
+    signature = _choose_signature(model, meta)
+    config = model.config
+    inputs = {name: signature.inputs[name] for name in sorted(signature.inputs)}
+    outputs = {name: signature.outputs[name] for name in sorted(signature.outputs)}
+    return ModelGraph(
+        path,
+        meta.graph_def,
+        Graph(_tensors(tensorflow, inputs, config), _tensors(tensorflow, outputs, config)),
+        {name: info.name for name, info in inputs.items()},
+        {name: info.name for name, info in outputs.items()},
+        _checkpoint(meta, path),
+        _assets(model, meta, path),
+        tuple(_init_ops(meta)),
+    )
+
+
+def _parse(model: Model, path: Path) -> Any:
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    binary, text = path / "saved_model.pb", path / "saved_model.pbtxt"
+    found = binary if binary.is_file() or not text.is_file() else text
+    lead = f"unable to load model '{model.name}': '{found}'"
+    try:
+        if found is text:
+            return text_format.Parse(text.read_text(), saved_model_pb2.SavedModel())
+        return saved_model_pb2.SavedModel.FromString(binary.read_bytes())
+    except OSError as error:
+        raise LoadError(f"{lead}: {error.strerror}; a SavedModel is a directory with that file") from error
+    except (DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
+        raise LoadError(f"{lead} is no SavedModel: {one_line(str(error))}") from error
+
+
+def _choose_graph(model: Model, path: Path, saved: Any) -> Any:
+    """The graph with the tag and no other; else the first that has the tag among others."""
+    wanted = model.parameters.graph_tag or _TAG
+    tags = [set(meta.meta_info_def.tags) for meta in saved.meta_graphs]
+    for is_chosen in (lambda each: each == {wanted}, lambda each: wanted in each):
+        for meta, each in zip(saved.meta_graphs, tags, strict=True):
+            if is_chosen(each):
+                return meta
+    there = "; ".join(",".join(sorted(each)) for each in tags)
+    raise LoadError(
+        f"unable to load model '{model.name}', expected '{one_line(wanted)}' tag; the graphs of '{path}' have: "
+        f"{one_line(there) or 'none'}"
+    )
+
+
+def _choose_signature(model: Model, meta: Any) -> Any:
+    """What the parameter names; without it ``serving_default``, and if there is none the first that is for callers."""
+    asked = model.parameters.signature_def
+    callable_names = sorted(set(meta.signature_def) - {_INIT, _TRAIN})
+    name = asked or _SIGNATURE
+    if name in meta.signature_def:
+        return meta.signature_def[name]
+    if asked or not callable_names:
+        there = one_line(", ".join(callable_names)) or "none"
+        raise LoadError(f"unable to load model '{model.name}', expected '{one_line(name)}' signature; it has: {there}")
+    log.warning(
+        "unable to find default serving signature '%s', using signature '%s'",
+        name,
+        one_line(callable_names[0]),
+        extra={"model": model.name},
+    )
+    return meta.signature_def[callable_names[0]]
+
+
+def _tensors(tensorflow: Any, infos: Mapping[str, Any], config: Any) -> dict[str, GraphTensor]:
+    return {
+        name: tensor_of(tensorflow, name, info.dtype, info.tensor_shape, info.WhichOneof("encoding") == "name", config)
+        for name, info in infos.items()
+    }
+
+
+def _checkpoint(meta: Any, path: Path) -> Checkpoint | None:
+    prefix = path / "variables" / "variables"
+    if not meta.saver_def.restore_op_name or not prefix.with_suffix(".index").is_file():
+        return None
+    return Checkpoint(meta.saver_def.restore_op_name, meta.saver_def.filename_tensor_name, prefix)
+
+
+def _assets(model: Model, meta: Any, path: Path) -> dict[str, Path]:
+    """The files that the graph reads while it loads, which lie in ``assets``."""
+    assets = {}
+    for asset in meta.asset_file_def:
+        if reason := why_path_leaves(asset.filename):
+            raise LoadError(
+                f"unable to load model '{model.name}': '{path}' names the asset '{one_line(asset.filename)}', which "
+                f"must stay in its directory 'assets': {reason}"
+            )
+        assets[asset.tensor_info.name] = path / "assets" / asset.filename
+    return assets
+
+
+def _init_ops(meta: Any) -> Iterable[str]:
+    if _INIT in meta.signature_def:
+        return [meta.signature_def[_INIT].outputs[_INIT].name]
+    for collection in _INIT_COLLECTIONS:
+        if collection in meta.collection_def:
+            return list(meta.collection_def[collection].node_list.value)
+    return []
+
+
+def require_shapes(graph: Graph, model: str) -> None:
+    """Raise `ConfigError` for a tensor of which the file does not know the rank: the config must name it."""
+    for info in (*graph.inputs.values(), *graph.outputs.values()):
+        if not info.shape:
+            raise ConfigError(
+                f"unable to autofill for '{model}': the rank of model tensor '{info.name}' is 0 which is not supported"
+            )
