@@ -42,6 +42,8 @@ class _Walk:
         self._gradients = {each.function_name: each.gradient_func for each in graph.graph_def.library.gradient}
         self._interchangeable = [name for name, each in self._functions.items() if _INTERCHANGEABLE in each.attr]
         self._stateful = _stateful_operators(tensorflow)
+        self._known: dict[tuple[str, bool], list[int]] = {}
+        self._entered = set[str]()
 
     def go(self, roots: Iterable[str], may_read: bool) -> list[str]:
         """Look at all that ``roots``, nodes or tensors, need. The tensors of the graph that name files which it reads;
@@ -92,10 +94,13 @@ class _Walk:
 
     def _file_arguments(self, name: str, may_read: bool) -> list[int]:
         """Which arguments of the function ``name`` name files that it reads. Each function is looked at once."""
-        known: dict[tuple[str, bool], list[int]] = self.__dict__.setdefault("known", {})
+        known = self._known
         if (name, may_read) in known:
+            if name in self._entered and may_read:
+                self.refuse(name, name, "it calls itself, so that nobody can tell which files it reads")
             return known[name, may_read]
-        known[name, may_read] = []  # one that calls itself passes its own arguments on
+        known[name, may_read] = []
+        self._entered.add(name)
         function = self._functions[name]
         arguments = {each.name: index for index, each in enumerate(function.signature.input_arg)}
         inside = {each.name: each for each in function.node_def}
@@ -116,6 +121,7 @@ class _Walk:
                     self.refuse(node.op, f"{name}/{node.name}", "it reads files that are not the model's own")
                 found.add(arguments[source])
         known[name, may_read] = sorted(found)
+        self._entered.discard(name)
         return known[name, may_read]
 
 
