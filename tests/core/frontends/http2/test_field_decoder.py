@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.frontends.http2.field_decoder import FieldDecoder
+from headrace.frontends.http2.field_decoder import FieldDecoder, size_of
 from headrace.frontends.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, ConnectionFault
 
 #: Strings whose lengths are written in one byte, and in two, and in three.
@@ -21,6 +21,10 @@ BLOCKS = st.lists(st.lists(st.tuples(NAMES, VALUES, st.booleans(), st.booleans()
 
 def ours(decoder: FieldDecoder, block: bytes) -> Any:
     try:
+        front = decoder.front(block)
+        if size_of([*front]) <= decoder.most_bytes // 2:
+            fields = [*front, *decoder.decode(block, len(front))]
+            return fields if size_of(fields) <= decoder.most_bytes else ENHANCE_YOUR_CALM
         return decoder.decode(block)
     except ConnectionFault as fault:
         return fault.code
@@ -78,11 +82,25 @@ def test_fields_of_both_readers_are_bounded_together() -> None:
         FieldDecoder(420).decode(block)
 
 
-def test_what_a_block_adds_to_the_table_moves_it() -> None:
+def test_a_front_ends_with_the_first_field_that_is_no_index() -> None:
     decoder = FieldDecoder(1000)
-    moves = []
-    for block in (b"\x82\0\1a\1b", b"\x40\1a\1b"):
-        decoder.decode(block)
-        moves.append(decoder.moves)
-    assert moves == [0, 1]
-    assert decoder.decode(b"\xbe") == [(b"a", b"b")]
+    block = b"\x83\x86" + b"\x40\1a\1b" + b"\x82"
+    assert decoder.front(block) == ((b":method", b"POST"), (b":scheme", b"http"))
+    assert decoder.decode(block, 2) == [(b"a", b"b"), (b":method", b"GET")]
+
+
+def test_a_front_is_of_the_table_as_it_is_by_now() -> None:
+    decoder = FieldDecoder(1000)
+    decoder.decode(b"\x40\1a\1b")
+    assert decoder.front(b"\xbe") == ((b"a", b"b"),)
+    decoder.decode(b"\x40\1c\1d")
+    assert decoder.front(b"\xbe\xbf") == ((b"c", b"d"), (b"a", b"b"))
+    decoder.decode(b"\x20")  # a table of no size
+    with pytest.raises(ConnectionFault, match="malformed"):
+        decoder.front(b"\xbe")
+
+
+@pytest.mark.parametrize("index", [62, 126])
+def test_a_front_of_what_is_in_no_table_is_malformed(index: int) -> None:
+    with pytest.raises(ConnectionFault, match="malformed"):
+        FieldDecoder(1000).front(bytes([0x82, 0x80 | index]))

@@ -91,6 +91,17 @@ def read_call(table: Mapping[bytes, Rpc], compressor: Compressor, headers: Reque
     return CallHead(rpc, headers.fields, timeout, encoding, answers)
 
 
+def extended(head: CallHead, fields: Fields) -> CallHead | None:
+    """``head`` with further ``fields`` behind its own; None if that takes more than metadata and a timeout."""
+    timeout: float | None = head.timeout
+    for name, value in fields:
+        if name == b"grpc-timeout":
+            timeout = _seconds(value)
+        elif name in _RESERVED:
+            return None
+    return None if timeout is None else CallHead(head.rpc, head.fields + fields, timeout, head.encoding, head.answers)
+
+
 def _unknown_encoding(name: bytes) -> bytes:
     text = f"grpc-encoding '{name.decode('ascii', 'replace')}' is not supported"
     return refusal(UNIMPLEMENTED, text, (literal(b"grpc-accept-encoding", ACCEPTED),))

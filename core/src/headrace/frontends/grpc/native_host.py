@@ -12,7 +12,7 @@ from headrace.config.options import ServerOptions
 from headrace.errors import Unavailable
 from headrace.frontends.base import LAST_WORDS_S
 from headrace.frontends.grpc import tls
-from headrace.frontends.grpc.call_headers import CallHead, Refusal, read_call
+from headrace.frontends.grpc.call_headers import CallHead, Refusal, extended, read_call
 from headrace.frontends.grpc.calls import CallState, RefusedCall
 from headrace.frontends.grpc.hosts import Host, shown_address
 from headrace.frontends.grpc.rpc import Rpc
@@ -20,6 +20,7 @@ from headrace.frontends.grpc.single_calls import DirectCall, HeldCall, UnaryCall
 from headrace.frontends.grpc.stream_calls import StreamCall
 from headrace.frontends.http2.connection import Connection
 from headrace.frontends.http2.connections import Connections, Service
+from headrace.frontends.http2.field_decoder import Fields
 from headrace.frontends.http2.headers import RequestHeaders
 from headrace.frontends.http2.lifetime import Keepalive
 from headrace.frontends.http2.limits import Limits
@@ -68,6 +69,9 @@ class Calls(CallState, Service["CallHead | Refusal"]):
 
     def interpret(self, headers: RequestHeaders) -> CallHead | Refusal:
         return read_call(self._table, self.compressor, headers)
+
+    def extend(self, meaning: CallHead | Refusal, fields: Fields) -> CallHead | None:
+        return None if isinstance(meaning, Refusal) else extended(meaning, fields)
 
     def open_held(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
         if isinstance(meaning, Refusal) or meaning.rpc.direct is None:

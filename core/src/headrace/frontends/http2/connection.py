@@ -57,7 +57,10 @@ class Connection(asyncio.BufferedProtocol):
         self._service = connections.service
         self.allowance = Allowance(connections.limits, lambda: self.sender.count)
         self._headers: HeaderReader[Any] = HeaderReader(
-            connections.service.interpret, connections.limits, self.allowance.count_idle
+            connections.service.interpret,
+            connections.service.extend,
+            connections.limits,
+            self.allowance.count_idle,
         )
         self.streams: dict[int, Stream] = {}
         #: Streams that are open, or for which somebody works.

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from headrace.frontends.http2.field_decoder import Fields
 from headrace.frontends.http2.headers import RequestHeaders
 from headrace.frontends.http2.lifetime import Keepalive
 from headrace.frontends.http2.limits import SWEEP_SECONDS, Limits, Turns
@@ -29,6 +30,10 @@ class Service(ABC, Generic[T]):
     @abstractmethod
     def interpret(self, headers: RequestHeaders) -> T:
         """What ``headers`` ask for. Kept, and used again for the same headers on the same connection."""
+
+    def extend(self, meaning: T, fields: Fields) -> T | None:
+        """``meaning`` with further ``fields``, no pseudo-headers; None: interpret them all together."""
+        return None
 
     @abstractmethod
     def open(self, connection: Connection, id: int, meaning: T) -> Stream:

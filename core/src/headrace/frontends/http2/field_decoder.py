@@ -23,14 +23,24 @@ _STATIC = HeaderTable.STATIC_TABLE
 _STATIC_COUNT = len(_STATIC)
 
 
-class _Table(HeaderTable):
-    """Counts how often it has changed."""
+#: Bytes that are each a whole field of a block: its index in the table. Index 0 is none, and 0xFF begins a larger one.
+_INDEXED = bytes(range(0x81, 0xFF))
+#: What no index leads to.
+_NOTHING = (b"", b"")
 
-    moves = 0
+
+class _Table(HeaderTable):
+    """Keeps its fields by the byte that stands for them, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Changed in place. Longer than a byte can tell where the dynamic part is large.
+        self.by_byte: list[tuple[bytes, bytes]] = [*(_NOTHING,) * _INDEXED[0], *_STATIC]
+        self._first_dynamic = len(self.by_byte)
 
     def add(self, name: bytes, value: bytes) -> None:
-        self.moves += 1
         super().add(name, value)
+        self.by_byte[self._first_dynamic :] = self.dynamic_entries
 
     @property
     def maxsize(self) -> int:
@@ -38,8 +48,8 @@ class _Table(HeaderTable):
 
     @maxsize.setter
     def maxsize(self, newmax: int) -> None:
-        self.moves += 1
         HeaderTable.maxsize.fset(self, newmax)  # type: ignore[attr-defined]  # a property, whatever its stub says
+        self.by_byte[self._first_dynamic :] = self.dynamic_entries
 
 
 class FieldDecoder:
@@ -47,20 +57,29 @@ class FieldDecoder:
 
     def __init__(self, most_bytes: int) -> None:
         """``most_bytes`` bounds the fields of one block, each with `OVERHEAD_BYTES`."""
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._decoder = Decoder(most_bytes)
         self._decoder.header_table = self._table = _Table()
+        self._field_of = self._table.by_byte.__getitem__
 
-    @property
-    def moves(self) -> int:
-        """How often the table has changed: as long as it has not, a block means what it meant."""
-        return self._table.moves
+    def front(self, block: bytes) -> tuple[tuple[bytes, bytes], ...]:
+        """The fields at the beginning of ``block`` that are each one byte: what a caller says with every call.
 
-    def decode(self, block: bytes) -> Fields:
-        """The fields of ``block``. Raises `ConnectionFault` if the table can not be trusted any more."""
+        Raises `ConnectionFault` if one of them is not in the table.
+        """
+        try:
+            return tuple(map(self._field_of, block[: len(block) - len(block.lstrip(_INDEXED))]))
+        except IndexError as error:
+            raise ConnectionFault(COMPRESSION_ERROR, "malformed header block") from error
+
+    def decode(self, block: bytes, begin: int = 0) -> Fields:
+        """The fields of ``block`` from ``begin`` on.
+
+        Raises `ConnectionFault` if the table can not be trusted any more.
+        """
         fields: Fields = []
         try:
-            at = self._read_usual(block, fields)
+            at = self._read_usual(block, begin, fields)
             if at < len(block):
                 if _is_size_update(block[at]):
                     if at:
@@ -68,19 +87,19 @@ class FieldDecoder:
                     _check_size_updates(block)
                 rest: Fields = self._decoder.decode(block[at:], raw=True)  # type: ignore[assignment]  # pairs of bytes
                 fields += rest
-                if at and size_of(fields) > self._most_bytes:
+                if at and size_of(fields) > self.most_bytes:
                     raise OversizedHeaderListError
         except OversizedHeaderListError:
-            raise ConnectionFault(ENHANCE_YOUR_CALM, "headers are too large") from None
+            raise too_large() from None
         except (HPACKError, IndexError) as error:
             raise ConnectionFault(COMPRESSION_ERROR, "malformed header block") from error
         return fields
 
-    def _read_usual(self, block: bytes, fields: Fields) -> int:
-        """Read ``fields`` from the front of ``block`` up to the first that is unusual, malformed ones among them; where
-        that begins. Raises `HPACKError` for what is no Huffman code."""
-        entries, end, at = self._table.dynamic_entries, len(block), 0
-        left_bytes = self._most_bytes
+    def _read_usual(self, block: bytes, at: int, fields: Fields) -> int:
+        """Read ``fields`` from ``block``, beginning at ``at``, up to the first that is unusual, malformed ones among
+        them; where that begins. Raises `HPACKError` for what is no Huffman code."""
+        entries, end = self._table.dynamic_entries, len(block)
+        left_bytes = self.most_bytes
         while at < end:
             byte = block[at]
             if byte & 0x80:  # a field of the table
@@ -122,6 +141,11 @@ class FieldDecoder:
             fields.append(field)
             at = after
         return at
+
+
+def too_large() -> ConnectionFault:
+    """For fields that are more than anybody may send."""
+    return ConnectionFault(ENHANCE_YOUR_CALM, "headers are too large")
 
 
 def size_of(fields: Fields) -> int:

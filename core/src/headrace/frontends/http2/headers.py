@@ -1,8 +1,8 @@
 """Header blocks: what came in them, and those that we send (RFC 7541; RFC 9113, section 8).
 
-Peers send the same few blocks again and again. A block that leaves the table of the decoder as it
-was means the same until the table moves, so its meaning is kept: a repeated block costs one look-up.
-What we send uses the static table only, so that it is constant.
+Peers begin their blocks with the same few fields again and again, each an index in the table, and put behind them what
+is the call's own: an id, a timeout. What the beginning means is looked up by its fields, wherever in the table they are
+by now, and what is behind it is added. What we send uses the static table only, so that it is constant.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
-from headrace.frontends.http2.field_decoder import FieldDecoder, Fields, size_of
+from headrace.frontends.http2.field_decoder import FieldDecoder, Fields, size_of, too_large
 from headrace.frontends.http2.limits import Limits
 
 T = TypeVar("T")
 
-_CACHED_BLOCKS = 64
-_CACHED_BYTES = 1024
+#: Fronts of blocks whose meaning is kept per connection, and how large one may be.
+_KEPT_FRONTS = 64
+_KEPT_BYTES = 1024
 #: A list may have so many fields without counting as a waste of time.
 _USUAL_FIELDS = 100
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
@@ -43,53 +44,88 @@ class RequestHeaders(NamedTuple):
     is_oversized: bool = False
 
 
+class _Front(NamedTuple, Generic[T]):
+    """What the fields at the beginning of a block mean by themselves."""
+
+    meaning: T
+    fields: Fields
+    size_bytes: int
+
+
 class HeaderReader(Generic[T]):
     """The headers of one connection, as ``interpret`` understands them."""
 
     def __init__(
-        self, interpret: Callable[[RequestHeaders], T], limits: Limits, count_idle: Callable[[int], None]
+        self,
+        interpret: Callable[[RequestHeaders], T],
+        extend: Callable[[T, Fields], T | None],
+        limits: Limits,
+        count_idle: Callable[[int], None],
     ) -> None:
-        """``count_idle`` is told how many frames of no use a list of headers is worth."""
+        """``extend`` adds further fields to a meaning, or says that all have to be interpreted together by None.
+        ``count_idle`` is told how many frames of no use a list of headers is worth."""
         self._interpret = interpret
+        self._extend = extend
         self._count_idle = count_idle
         self._limits = limits
         self._decoder = FieldDecoder(limits.header_list_hard_bytes)
-        self._known: dict[bytes, T] = {}
+        self._fronts: dict[tuple[tuple[bytes, bytes], ...], _Front[T]] = {}
 
     def read(self, block: bytes) -> T:
         """What ``block`` means at the beginning of a stream.
 
         Raises `MalformedHeaders`, and `ConnectionFault` if the table can not be trusted any more.
         """
-        known = self._known.get(block)
-        return self._learn(block) if known is None else known
+        fields = self._decoder.front(block)
+        front = self._fronts.get(fields)
+        if front is None:
+            return self._learn(fields, block)
+        begin = len(fields)
+        return front.meaning if begin == len(block) else self._read_on(front, block, begin)
 
     def read_trailers(self, block: bytes) -> None:
         """Only for its effect on the table. Raises what `read` raises; pseudo-headers are none of these."""
-        for field in self._decode(block):
+        for field in self._decode(block, 0):
             _check(field)
 
-    def _learn(self, block: bytes) -> T:
-        moves = self._decoder.moves
-        fields = self._decode(block)
+    def _read_on(self, front: _Front[T], block: bytes, begin: int) -> T:
+        """The meaning of ``block``, which begins with ``front``, and has more from ``begin`` on."""
+        own = self._decode(block, begin)
+        if own and own[0][0][:1] != b":" and front.size_bytes + size_of(own) <= self._limits.header_list_bytes:
+            for field in own:
+                _check(field)
+            meaning = self._extend(front.meaning, own)
+            if meaning is not None:
+                return meaning
+        return self._understand(front.fields + own)
+
+    def _learn(self, front: tuple[tuple[bytes, bytes], ...], block: bytes) -> T:
+        """The meaning of ``block``; that of ``front``, with which it begins, is kept if it has one of its own."""
+        begin, fields = len(front), [*front]
+        meaning = self._understand(fields + self._decode(block, begin))
         size = size_of(fields)
-        request = _request(fields, _check if size > _CACHED_BYTES else _check_usual)
-        meaning = self._interpret(
-            request._replace(is_oversized=True) if size > self._limits.header_list_bytes else request
-        )
-        if self._decoder.moves == moves and len(block) <= _CACHED_BYTES:
-            if len(self._known) >= _CACHED_BLOCKS:
-                self._known.clear()
-            self._known[block] = meaning
+        if size <= _KEPT_BYTES and {name for name, _ in fields} >= _NEEDED:
+            if len(self._fronts) >= _KEPT_FRONTS:
+                self._fronts.clear()
+            own = self._understand(fields) if begin < len(block) else meaning
+            self._fronts[front] = _Front(own, fields, size)
         return meaning
 
-    def _decode(self, block: bytes) -> Fields:
-        moves = self._decoder.moves
-        fields = self._decoder.decode(block)
-        if self._decoder.moves != moves:
-            self._known.clear()
-        if len(fields) > _USUAL_FIELDS:
-            self._count_idle(len(fields))
+    def _understand(self, fields: Fields) -> T:
+        size = size_of(fields)
+        if size > self._limits.header_list_hard_bytes:
+            raise too_large()
+        request = _request(fields, _check if size > _KEPT_BYTES else _check_usual)
+        return self._interpret(
+            request._replace(is_oversized=True) if size > self._limits.header_list_bytes else request
+        )
+
+    def _decode(self, block: bytes, begin: int) -> Fields:
+        """The fields of ``block`` behind its front, which ends at ``begin``."""
+        fields = self._decoder.decode(block, begin)
+        count = begin + len(fields)
+        if count > _USUAL_FIELDS:
+            self._count_idle(count)
         return fields
 
 
