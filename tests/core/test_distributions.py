@@ -15,8 +15,8 @@ TRITON = "unable to find backend library for backend '{}', try specifying runtim
     ("name", "told"),
     [
         (
-            "pytorch",
-            " Its distribution, headrace-pytorch, is not published yet; no plugin provides backend 'pytorch'; ",
+            "openvino",
+            " Its distribution, headrace-openvino, is not published yet; no plugin provides backend 'openvino'; ",
         ),
         (
             "onnxruntime",

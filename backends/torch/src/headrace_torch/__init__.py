@@ -1,0 +1,32 @@
+"""The backend ``pytorch`` of Headrace: TorchScript models, run by PyTorch.
+
+A model is a directory with a config and a version, and the version holds the file::
+
+    models/digits/config.pbtxt
+    models/digits/1/model.pt
+
+The file does not tell its shapes and data types, so that the config names inputs and outputs::
+
+    platform: "pytorch_libtorch"                               # or backend: "pytorch"
+    max_batch_size: 32
+    input [{ name: "image" data_type: TYPE_FP32 dims: [64] }]  # an argument of forward, or image__0
+    output [{ name: "scores__0" data_type: TYPE_FP32 dims: [10] }]
+    parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "2" } }
+
+`headrace_torch.parameters.Parameters` lists the parameters with their defaults, and
+`headrace_torch.naming` says how names belong to arguments and results.
+"""
+
+from __future__ import annotations
+
+from headrace import Backend, hookimpl
+from headrace_torch.backend import PyTorch
+from headrace_torch.parameters import Parameters
+
+__all__ = ["Parameters", "PyTorch"]
+
+
+@hookimpl
+def register_backends() -> list[type[Backend]]:
+    """`PyTorch`; the engine itself is imported when a model needs it."""
+    return [PyTorch]

@@ -1,0 +1,87 @@
+"""PyTorch itself, imported when the first model needs it, and what is the same for the whole process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+
+from headrace import Device, LoadError, Model, threads_per_instance
+
+log = logging.getLogger("headrace.pytorch")
+
+_lock = threading.Lock()
+_is_ready = False
+
+
+def load_engine() -> Any:
+    """The module ``torch``; raises `LoadError` saying how to install it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise LoadError(
+            f"backend 'pytorch' needs the package torch, which cannot be imported ({error}); run: pip install torch"
+        ) from error
+    global _is_ready
+    with _lock:
+        if not _is_ready:
+            _warn_of_inputs_now(torch)
+            _is_ready = True
+    return torch
+
+
+def _warn_of_inputs_now(torch: Any) -> None:
+    """PyTorch warns, once per process, of a tensor on an array that is not to be written to. Inputs are such arrays,
+    and `Script` sees to it that none is written to."""
+    array = np.zeros(1, np.float32)
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(array)
+
+
+def device_of(torch: Any, model: Model) -> str:
+    """PyTorch's name for ``model.device``. Raises `LoadError` for a GPU that is not there."""
+    device: Device = model.device
+    if device.kind != "gpu":
+        return "cpu"
+    if not torch.cuda.is_available() or device.id >= torch.cuda.device_count():
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise LoadError(
+            f"model '{model.name}': instance '{model.instance_name}' is to run on GPU {device.id}, but PyTorch "
+            f"{torch.__version__} finds {count} GPUs"
+        )
+    return f"cuda:{device.id}"
+
+
+def set_threads(torch: Any, model: Model, default_instances: int) -> None:
+    """Set the threads within an operator for the calling thread, and those across operators for the process.
+
+    With OpenMP, which PyTorch is built with on Linux, the former is a setting of each thread that calls.
+    """
+    asked = model.parameters.intra_op_thread_count
+    count = asked or threads_per_instance(model.config, default_instances)
+    torch.set_num_threads(count)
+    log.info("model '%s', instance '%s': %d threads within an operator", model.name, model.instance_name, count)
+    across = model.parameters.inter_op_thread_count
+    if across and across != torch.get_num_interop_threads():
+        try:
+            torch.set_num_interop_threads(across)
+        except RuntimeError:
+            log.warning(
+                "model '%s': INTER_OP_THREAD_COUNT stays at %d, not %d: another model has begun to run",
+                model.name,
+                torch.get_num_interop_threads(),
+                across,
+            )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of PyTorch says, without its stack: the last line that is no trace of TorchScript's."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("RuntimeError:")]
+    text = told[-1].removeprefix("RuntimeError: ") if told else next(iter(lines), type(error).__name__)
+    return text[:1000]

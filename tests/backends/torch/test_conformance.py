@@ -1,0 +1,62 @@
+"""The published kit, with arithmetic as the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from headrace.testing import BackendConformance, Example
+
+
+class SumAndDifference(torch.nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a + b, a - b
+
+
+class SameTensor(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+
+class SameStrings(torch.nn.Module):
+    def forward(self, x: list[str]) -> list[str]:
+        return x
+
+
+class TestPyTorch(BackendConformance):
+    plugin, backend, heavy = "headrace_torch", "pytorch", ("torch",)
+
+    @pytest.fixture
+    def example(self, write_script: Any, tmp_path: Path) -> Example:
+        a, b = np.random.default_rng(7).normal(size=(2, 5, 16)).astype(np.float32)
+        write_script(SumAndDifference(), tmp_path / "files" / "model.pt")
+        return Example(tmp_path / "files", {"a": a, "b": b}, {"s__0": a + b, "d__1": a - b}, damage="model.pt")
+
+    @pytest.fixture(autouse=True)
+    def _writer(self, write_script: Any) -> None:
+        self.write = write_script
+
+    def example_of(self, kind: str, directory: Path) -> Example | None:
+        self.write(SameStrings() if kind == "BYTES" else SameTensor(), directory / "model.pt")
+        x = values_of(kind)
+        return Example(directory, {"x": x}, {"y": x})
+
+
+def values_of(kind: str) -> np.ndarray[Any, Any]:
+    """Three rows of ``kind`` with its extreme values; one value per row for ``SCALAR`` and strings."""
+    if kind == "BYTES":
+        return np.array(["", "naïve", "a\0b 🚰"], dtype=object)
+    if kind == "BOOL":
+        return np.array([[True, False], [False, True], [True, True]])
+    if kind == "SCALAR":
+        return np.array([1.5, -2.5, 0], np.float32)
+    if kind in ("FP16", "FP32", "FP64", "BF16"):
+        dtype = {"BF16": ml_dtypes.bfloat16}.get(kind) or np.dtype(f"f{int(kind[2:]) // 8}")
+        return np.array([[1.5, -2.5], [0, 6e4], [-6e-5, 1]]).astype(dtype)
+    limits = np.iinfo(kind.lower())
+    return np.array([[limits.min, limits.max], [0, 1], [2, 3]], dtype=kind.lower())
