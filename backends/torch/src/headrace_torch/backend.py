@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 
 from headrace import Backend, ConfigError, Instance, LoadError, Model, ModelConfig
-from headrace_torch.engine import device_of, load_engine, set_threads
 from headrace_torch.instance import ScriptInstance
 from headrace_torch.parameters import Parameters
 from headrace_torch.script import Script, open_script
+from headrace_torch.torch_process import device_of, load_engine, set_threads
 
 
 class ScriptPool:

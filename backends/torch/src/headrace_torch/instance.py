@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import BackendError, BytesTensor, Code, HeadraceError, Instance, InvalidArgument, Tensor, Tensors, dtypes
-from headrace_torch.engine import first_line
 from headrace_torch.naming import check_arguments, positions
 from headrace_torch.parameters import Parameters
 from headrace_torch.script import Script
+from headrace_torch.torch_process import first_line
 
 
 class ScriptInstance(Instance):

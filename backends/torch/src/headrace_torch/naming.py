@@ -8,12 +8,9 @@ where the result is a dictionary.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from headrace import ConfigError
-
-_INDEXED = re.compile(r".*__(\d{1,4})", re.DOTALL)
 
 
 def positions(names: Sequence[str], direction: str, arguments: Sequence[str] | None = None) -> list[int]:
@@ -25,14 +22,14 @@ def positions(names: Sequence[str], direction: str, arguments: Sequence[str] | N
     """
     if arguments is not None and all(name in arguments for name in names):
         return [arguments.index(name) for name in names]
-    found = [_INDEXED.fullmatch(name) for name in names]
-    if not any(found):
+    found = [_index(name) for name in names]
+    if all(place is None for place in found):
         return list(range(len(names)))
     places = []
-    for name, match in zip(names, found, strict=True):
-        if match is None:
+    for name, place in zip(names, found, strict=True):
+        if place is None:
             raise ConfigError(f"{direction} '{name}' does not follow <name>__<index> naming convention.")
-        places.append(int(match[1]))
+        places.append(place)
     for name, place in zip(names, places, strict=True):
         if places.count(place) > 1:
             raise ConfigError(f"{direction} '{name}' has index {place}, as another {direction} has")
@@ -46,3 +43,9 @@ def check_arguments(model: str, places: Sequence[int], arguments: Sequence[str],
             f"unable to load model '{model}', configuration expects {len(places)} inputs, model provides "
             f"{len(arguments)}: forward({', '.join(arguments)})"
         )
+
+
+def _index(name: str) -> int | None:
+    """The index that ``name`` ends with; None if it is no ``<name>__<index>``."""
+    _, mark, index = name.rpartition("__")
+    return int(index) if mark and index.isascii() and index.isdigit() and len(index) <= 4 else None

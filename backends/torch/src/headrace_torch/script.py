@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace import LoadError, Model
-from headrace_torch import confinement
-from headrace_torch.engine import first_line
+from headrace_torch import script_code
+from headrace_torch.torch_process import first_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def _check(torch: Any, model: Model, path: Path) -> None:
     try:
         reader = torch._C.PyTorchFileReader(str(path))
         records = reader.get_all_records()
-        found = "" if model.parameters.trust else confinement.finding(reader)
+        found = "" if model.parameters.trust else script_code.finding(reader)
     except Exception as error:  # pybind raises classes of its own
         raise _failure(model, path, error) from error
     if "constants.pkl" not in records:
