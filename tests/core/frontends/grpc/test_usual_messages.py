@@ -212,3 +212,48 @@ def messages(draw: st.DrawFn) -> bytes:
 @settings(max_examples=1000, deadline=None)
 def test_any_message_means_the_same_with_and_without_protobuf(body: bytes) -> None:
     assert outcome(body) == outcome(body, alone=True)
+
+
+def two_inputs(**said: Any) -> bytes:
+    sent = ModelInferRequest.FromString(message(id="0123", **said))
+    sent.model_version = "2"
+    sent.inputs.add(name="z", datatype="INT32", shape=[3])
+    sent.raw_input_contents.append(np.arange(3, dtype=np.int32).tobytes())
+    return sent.SerializeToString()
+
+
+def test_a_message_that_differs_in_any_byte_from_one_before_means_what_it_says() -> None:
+    """Whether that byte is one of an id, of a tensor, or of what the two have in common."""
+    body = two_inputs()
+    for at in range(len(body)):
+        for byte in (body[at] ^ 1, body[at] ^ 0x80, 0x0A, 0x3A):
+            usual.unpack(body)  # so that it is known
+            other = body[:at] + bytes([byte]) + body[at + 1 :]
+            assert outcome(other) == outcome(other, alone=True), (at, byte)
+
+
+def test_messages_alike_are_not_walked_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[Any] = []
+    read = usual._read
+
+    def walk(body: bytes) -> Any:
+        walked.append(body)
+        return read(body)
+
+    monkeypatch.setattr(usual, "_read", walk)
+    for number in range(5):
+        body = two_inputs(value=float(number)).replace(b"0123", b"%04d" % number)
+        assert outcome(body) == outcome(body, alone=True)
+    assert len(walked) <= 1
+
+
+def test_what_is_known_of_messages_is_bounded() -> None:
+    for number in range(1000):
+        usual.unpack(message(model=f"model-{number}"))
+    assert len(usual._layouts) <= 256
+
+
+def test_of_a_text_said_twice_both_must_be_text() -> None:
+    body = b"\x0a\x01\x80" + message()
+    assert outcome(body) == outcome(body, alone=True)
+    assert outcome(body)[0] is DecodeError

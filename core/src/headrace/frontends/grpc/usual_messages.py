@@ -1,5 +1,8 @@
 """Messages that look as nearly all do, read without protobuf: a walk over their fields, most of which are looked up.
 
+A message that differs from one before in its id and the bytes of its tensors alone is not even walked over: all its
+other bytes are compared at once (`_Layout`).
+
 The description of an input, of an output, and the parameters are what they were in some message before; an id, strings
 and the bytes of tensors are not, and need no parser. A message is unusual where a field is out of the ordinary
 (contents that are listed, a region of shared memory, a type that is none) or contradicts another. Those are left to
@@ -8,9 +11,10 @@ and the bytes of tensors are not, and need no parser. A message is unusual where
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
+from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -33,6 +37,9 @@ _MOST_FIELDS = 64
 _MOST_BYTES = 512
 #: More than any model has, and fewer than any NumPy takes.
 _MOST_DIMS = 16
+#: Layouts that are kept, and how large the message of one may be.
+_MOST_LAYOUTS = 256
+_MOST_LAYOUT_BYTES = 64 * 1024
 _NAME, _VERSION, _ID, _PARAMETER, _INPUT, _OUTPUT, _RAW = (
     number << 3 | wire.LENGTH_DELIMITED for number in range(1, 8)
 )
@@ -78,7 +85,7 @@ ReadMessage: TypeAlias = RawRequest | UsualMessage
 
 def unpack(body: Buffer) -> ReadMessage:
     """What ``body`` says, or `wire.unpack` of what is unusual."""
-    return _read(body) or wire.unpack(body)
+    return _read_alike(body) or _read(body) or wire.unpack(body)
 
 
 def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = None) -> Decoded:
@@ -111,6 +118,64 @@ def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = Non
     return Decoded(request, classes, read.switch)
 
 
+class _Layout(NamedTuple):
+    """What messages have in common that differ in their ids and in the bytes of their tensors only.
+
+    ``unpack`` takes the bytes out of a message of the same size that must be ``common``; the id lies between
+    ``id_begin`` and ``id_end``. The rest is what such a message says.
+    """
+
+    unpack: Callable[[bytes], tuple[bytes, ...]]
+    common: tuple[bytes, ...]
+    id_begin: int
+    id_end: int
+    model_name: str
+    model_version: str
+    inputs: Sequence[tuple[_InputHead, int, int]]
+    outputs: Sequence[str]
+    classes: Mapping[str, int]
+
+
+#: By the size of a message and what it begins with, which is nearly always the model's name.
+_layouts: dict[tuple[int, bytes], _Layout] = {}
+
+
+def _read_alike(body: Buffer) -> UsualMessage | None:
+    """What ``body`` says if one like it has been read; else None."""
+    if type(body) is not bytes or len(body) < 2:
+        return None
+    layout = _layouts.get((len(body), body[: body[1] + 2]))
+    if layout is None or layout.unpack(body) != layout.common:
+        return None
+    _, _, begin, end, name, version, inputs, outputs, classes = layout
+    try:
+        return UsualMessage(body, name, version, body[begin:end].decode(), inputs, outputs, classes, None)
+    except UnicodeDecodeError:
+        return None
+
+
+def _keep_layout(message: UsualMessage, id_begin: int, id_end: int) -> None:
+    """Recognize the next message like ``message``, whose id lies between ``id_begin`` and ``id_end``."""
+    body, at, form = bytes(message.body), 0, ""
+    for begin, end in sorted([(id_begin, id_end), *((begin, end) for _, begin, end in message.inputs)]):
+        form += f"{begin - at}s{end - begin}x"
+        at = end
+    unpack = Struct(f"{form}{len(body) - at}s").unpack
+    if len(_layouts) >= _MOST_LAYOUTS:
+        _layouts.clear()
+    _layouts[len(body), body[: body[1] + 2]] = _Layout(
+        unpack,
+        unpack(body),
+        id_begin,
+        id_end,
+        message.model_name,
+        message.model_version,
+        message.inputs,
+        message.outputs,
+        message.classes,
+    )
+
+
 def _read(body: Buffer) -> UsualMessage | None:
     """What ``body`` says; None if it is unusual."""
     name = version = request_id = b""
@@ -119,6 +184,7 @@ def _read(body: Buffer) -> UsualMessage | None:
     parameters: list[bytes] = []
     outputs, classes = list[str](), _NO_CLASSES
     at, end, fields, is_bytes = 0, len(body), 0, type(body) is bytes
+    id_begin = id_end = 0
     try:
         while at < end:
             field, tag, size, begin = at, body[at], body[at + 1], at + 2
@@ -137,11 +203,11 @@ def _read(body: Buffer) -> UsualMessage | None:
             if tag == _INPUT:
                 heads.append(_input(content))
             elif tag == _NAME:
-                name = content
+                name = _replaced(name, content)
             elif tag == _VERSION:
-                version = content
+                version = _replaced(version, content)
             elif tag == _ID:
-                request_id = content
+                request_id, id_begin, id_end = _replaced(request_id, content), begin, at
             elif tag == _OUTPUT:
                 output, count = _output(content)
                 outputs.append(output)
@@ -162,9 +228,20 @@ def _read(body: Buffer) -> UsualMessage | None:
         if len(heads) > 1 and len({head.name for head in heads}) < len(heads):
             return None
         read = _parameters(b"".join(parameters)) if parameters else None
-        return UsualMessage(body, name.decode(), version.decode(), request_id.decode(), inputs, outputs, classes, read)
+        message = UsualMessage(
+            body, name.decode(), version.decode(), request_id.decode(), inputs, outputs, classes, read
+        )
+        if is_bytes and read is None and end <= _MOST_LAYOUT_BYTES and all(head.numpy is not None for head in heads):
+            _keep_layout(message, id_begin, id_end)
+        return message
     except (IndexError, UnicodeDecodeError, _Unusual):
         return None
+
+
+def _replaced(before: bytes, content: bytes) -> bytes:
+    """``content``: of what is said twice the last counts. Raises `UnicodeDecodeError` if ``before`` was no text."""
+    before.decode()
+    return content
 
 
 @lru_cache(2048)
