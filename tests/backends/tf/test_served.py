@@ -129,3 +129,13 @@ def test_a_signature_that_is_not_there_is_told_with_those_that_are(models: Any) 
     models.config('parameters { key: "TF_SIGNATURE_DEF" value { string_value: "other" } }')
     with serve(models.root, exit_on_error=False) as server:
         assert "expected 'other' signature; it has: serving_default" in reason(server, "m")
+
+
+def test_libraries_of_operators_are_refused_by_name(models: Any) -> None:
+    models.add()
+    io = "data_type: TYPE_FP32 dims: [16]"
+    names = "".join(f'input {{ name: "{name}" {io} }}' for name in "AB") + f'output {{ name: "S" {io} }}'
+    library = 'model_operations { op_library_filename: "libmine.so" }'
+    models.config(f'backend: "tensorflow" max_batch_size: 4 {names} {library}')
+    with serve(models.root, exit_on_error=False) as server:
+        assert "'libmine.so'" in reason(server, "m")

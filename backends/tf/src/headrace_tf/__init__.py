@@ -12,7 +12,6 @@ nodes' (``image``) or tensors' (``image:0``). These are the settings that belong
     parameters { key: "TF_SIGNATURE_DEF" value { string_value: "serving_default" } }
     optimization { graph { level: 1 } }     # XLA; -1 off
     optimization { execution_accelerators { gpu_execution_accelerator { name: "auto_mixed_precision" } } }
-    model_operations { op_library_filename: "libmyops.so" }    # in the version or the model
 
 `headrace_tf.parameters.Parameters` lists the parameters with their defaults. A graph that reads or writes
 files, or runs Python, is refused unless its parameter ``trust`` is true (`headrace_tf.operators`). Backend

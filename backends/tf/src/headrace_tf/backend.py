@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace import (
     Backend,
+    ConfigError,
     Device,
     Instance,
     LoadError,
@@ -16,6 +17,7 @@ from headrace import (
     complete_from_graph,
     default_max_batch_size,
     names_all_tensors,
+    one_line,
 )
 from headrace_tf.instance import TensorFlowInstance
 from headrace_tf.parameters import Parameters
@@ -47,6 +49,11 @@ class TensorFlow(Backend):
         return TensorFlowSessions()
 
     def load(self, model: Model) -> TensorFlowInstance:
+        if libraries := model.config.model_operations.op_library_filename:
+            raise ConfigError(
+                f"model '{model.name}': op_library_filename '{one_line(libraries[0])}': libraries of custom operators "
+                "are not loaded for TensorFlow models yet"
+            )
         placed = replace(model, device=_device_of(load_engine(), model))
         pool = placed.shared
         opened = open_session(placed, self.options) if pool is None else pool.get(placed, self.options)

@@ -4,8 +4,7 @@ A graph is a program: TensorFlow has operators that read and write files anywher
 other machines, or are given addresses in memory. A model file that somebody else made must not do that by being
 served, so that only what computes is let through. Operators without state compute, but for those in `REFUSED`; those
 with state are let through if they are in `STATEFUL` or begin with one of `STATEFUL_PREFIXES`, so that what a newer
-TensorFlow brings is refused until somebody has looked at it. Operators of the config's own libraries
-(``model_operations``) pass: the library is code that the operator has chosen.
+TensorFlow brings is refused until somebody has looked at it.
 """
 
 from __future__ import annotations

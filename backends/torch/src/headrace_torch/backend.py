@@ -38,6 +38,7 @@ class PyTorch(Backend):
     Parameters = Parameters
     devices = ("gpu", "cpu")
     rungs = (Instance,)
+    unproven = "it has never run on a GPU"
     outputs_as_given = True  # as Triton: the file does not tell what it gives
 
     def complete_config(self, model: Model) -> None:
