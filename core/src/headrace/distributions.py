@@ -14,13 +14,14 @@ EXTRAS = {"grpc": "grpcio", "hypercorn": "hypercorn", "ml_dtypes": "bf16", "re2"
 
 _WRITTEN = {
     "onnxruntime": "headrace-onnx",
+    "openvino": "headrace-openvino",
     "python": "headrace-python",
     "pytorch": "headrace-torch",
     "tensorflow": "headrace-tf",
     "tensorrt": "headrace-tensorrt",
 }
 #: What those are to be called that Triton has and nobody has written for Headrace yet.
-_PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "openvino", "tensorrtllm", "vllm")}
+_PLANNED = {name: f"headrace-{name}" for name in ("dali", "fil", "tensorrtllm", "vllm")}
 _CACHES = {"redis": "headrace-redis"}
 #: Schedulers that are distributions of their own, by the field of the config that asks for each.
 _SCHEDULERS = {"ensemble_scheduling": "headrace-ensemble", "sequence_batching": "headrace-sequence"}

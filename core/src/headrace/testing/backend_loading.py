@@ -86,7 +86,7 @@ class Loading(Subject):
         assert problems, "nothing is said of the parameter 'no_such_parameter'"
         message = problems[0].message
         assert "no_such_parameter" in message, f"the message does not name the parameter: {message}"
-        known = [field.name for field in fields(parameters) if field.name in message]
+        known = [field for field in fields(parameters) if field.metadata.get("key", field.name) in message]
         assert known, f"the message lists no known parameter: {message}"
 
     def test_fifty_reloads_keep_memory_files_and_threads_flat(self, example: Example) -> None:

@@ -1,0 +1,48 @@
+"""The backend ``openvino``: loads, completes and checks models of OpenVINO."""
+
+from __future__ import annotations
+
+from headrace import (
+    Backend,
+    Instance,
+    Model,
+    check_against_graph,
+    complete_from_graph,
+    default_max_batch_size,
+    names_all_tensors,
+)
+from headrace_openvino.compiled_model import CompiledModelPool, compile_model, load_engine, open_core, read_model
+from headrace_openvino.instance import OpenVinoInstance
+from headrace_openvino.model_graph import graph_of
+from headrace_openvino.parameters import Parameters
+
+
+class OpenVino(Backend):
+    """Serves ``<version>/model.xml`` with ``model.bin``, or what ``default_model_filename`` names."""
+
+    name = "openvino"
+    Parameters = Parameters
+    devices = ("cpu",)  # TARGET_DEVICE says where OpenVINO runs
+    rungs = (Instance,)
+    unproven = "it has run on a CPU only, whatever TARGET_DEVICE may name"
+    outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own
+
+    def complete_config(self, model: Model) -> None:
+        """Everything that the graph knows; nothing if the config names inputs and outputs."""
+        if names_all_tensors(model.config):
+            return
+        opened = read_model(open_core(load_engine()), model)
+        graph = graph_of(opened, model.config)
+        complete_from_graph(model.config, graph, default_max_batch_size(self.name, self.options))
+
+    def share(self, model: Model) -> CompiledModelPool:
+        return CompiledModelPool()
+
+    def unshare(self, shared: CompiledModelPool) -> None:
+        shared.close()
+
+    def load(self, model: Model) -> OpenVinoInstance:
+        openvino = load_engine()
+        compiled = compile_model(model) if model.shared is None else model.shared.get(model)
+        check_against_graph(model.config, graph_of(compiled, model.config))
+        return OpenVinoInstance(openvino, model, compiled)

@@ -1,0 +1,58 @@
+"""What a config may tell OpenVINO: the ``parameters`` of a model.
+
+Source: docs/spec/behaviours.md section 10.6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace import ConfigError, one_line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """What one model tells OpenVINO. A thread count of 0 is one that the config does not give."""
+
+    #: Where the model runs, as OpenVINO names it: ``CPU``, ``GPU``, ``NPU``, ``AUTO``, ``HETERO:GPU,CPU`` and so on.
+    target_device: str = field(default="CPU", metadata={"key": "TARGET_DEVICE"})
+    #: ``LATENCY`` or ``THROUGHPUT``; OpenVINO's default unless said.
+    performance_hint: str = field(default="", metadata={"key": "PERFORMANCE_HINT"})
+    #: Threads of all instances of a version together. 0: on the CPU the cores of this process.
+    inference_num_threads: int = field(default=0, metadata={"key": "INFERENCE_NUM_THREADS"})
+    #: Threads that compile the model, on devices other than the CPU, which has no such setting. 0: OpenVINO chooses.
+    compilation_num_threads: int = field(default=0, metadata={"key": "COMPILATION_NUM_THREADS"})
+    #: Whether operators may compute in BF16. Otherwise the CPU computes in FP32.
+    hint_bf16: bool = field(default=False, metadata={"key": "HINT_BF16"})
+    #: Executions side by side: a number, ``AUTO`` or ``NUMA``. OpenVINO chooses unless said.
+    num_streams: str = field(default="", metadata={"key": "NUM_STREAMS"})
+    #: ``YES``: the batch axis stays as the file has it. It always does, and ``NO`` is refused.
+    skip_dynamic_batchsize: bool = field(default=True, metadata={"key": "SKIP_OV_DYNAMIC_BATCHSIZE"})
+    #: Whether the graph's inputs are given the dims of the config before it is compiled.
+    reshape_io_layers: bool = field(default=False, metadata={"key": "RESHAPE_IO_LAYERS"})
+    #: Whether a batch smaller than that of a graph with a fixed one is filled up with zeros.
+    enable_batch_padding: bool = field(default=False, metadata={"key": "ENABLE_BATCH_PADDING"})
+    #: A library of operators for the CPU, in the version's directory or the model's.
+    cpu_extension_path: str = field(default="", metadata={"key": "CPU_EXTENSION_PATH"})
+
+    def __post_init__(self) -> None:
+        if self.performance_hint not in ("", "LATENCY", "THROUGHPUT"):
+            raise ConfigError(
+                f"parameter 'PERFORMANCE_HINT' must be LATENCY or THROUGHPUT, got '{one_line(self.performance_hint)}'"
+            )
+        for key, value in (
+            ("INFERENCE_NUM_THREADS", self.inference_num_threads),
+            ("COMPILATION_NUM_THREADS", self.compilation_num_threads),
+        ):
+            if value < 0:
+                raise ConfigError(f"parameter '{key}' must be 0 or more, got {value}")
+        streams = self.num_streams
+        if streams not in ("", "AUTO", "NUMA") and not (streams.isascii() and streams.isdigit() and int(streams) > 0):
+            raise ConfigError(
+                f"parameter 'NUM_STREAMS' must be a number above 0, AUTO or NUMA, got '{one_line(streams)}'"
+            )
+        if not self.skip_dynamic_batchsize:
+            raise ConfigError(
+                "parameter 'SKIP_OV_DYNAMIC_BATCHSIZE' must be YES: the batch axis stays as the model file has it; "
+                "export the model with a dynamic one, or leave the parameter out"
+            )

@@ -1,0 +1,112 @@
+"""What is refused when a model of OpenVINO loads, and what its parameters do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import InvalidArgument
+from headrace.testing.serving import serve
+
+openvino = pytest.importorskip("openvino")
+opset = pytest.importorskip("openvino.opset13")
+
+
+def reason(models: Any) -> str:
+    with serve(models.root, exit_on_error=False) as server:
+        return next(entry.reason for entry in server.index() if entry.name == "m")
+
+
+def ones(rows: int) -> dict[str, Any]:
+    return {"A": np.ones((rows, 16), np.float32), "B": np.ones((rows, 16), np.float32)}
+
+
+@pytest.mark.parametrize("file", ["model.xml", "model.bin"])
+def test_a_file_that_is_not_there_is_named(models: Any, file: str) -> None:
+    (models.add() / file).unlink()
+    models.config('backend: "openvino"')
+    assert f"m/1/{file}" in reason(models)
+
+
+def test_weights_that_are_cut_off_are_named(models: Any) -> None:
+    weights = np.arange(64, dtype=np.float32).reshape(1, 64)
+    version = models.save(lambda x: {"y": opset.add(x, opset.constant(weights))}, {"x": (openvino.Type.f32, [-1, 64])})
+    (version / "model.bin").write_bytes(b"short")
+    assert "m/1/model.bin" in reason(models)
+
+
+def test_text_that_is_no_graph_is_named(models: Any) -> None:
+    (models.add() / "model.xml").write_text("<net")
+    assert "m/1/model.xml" in reason(models)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("TARGET_DEVICE", "FOO", "on device 'FOO'"),
+        ("PERFORMANCE_HINT", "FAST", "must be LATENCY or THROUGHPUT, got 'FAST'"),
+        ("NUM_STREAMS", "some", "must be a number above 0, AUTO or NUMA, got 'some'"),
+        ("INFERENCE_NUM_THREADS", "-1", "must be 0 or more, got -1"),
+        ("SKIP_OV_DYNAMIC_BATCHSIZE", "NO", "must be YES"),
+        ("COMPILATION_NUM_THREADS", "1", "is for other devices"),
+        ("CPU_EXTENSION_PATH", "../../../libother.so", "libother.so"),
+        ("CPU_EXTENSION_PATH", "model.bin", "m/1/model.bin"),
+    ],
+)
+def test_a_parameter_that_cannot_be_had_is_told(models: Any, key: str, value: str, told: str) -> None:
+    models.add()
+    models.parameter(key, value)
+    assert told in reason(models)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("PERFORMANCE_HINT", "THROUGHPUT"),
+        ("NUM_STREAMS", "AUTO"),
+        ("NUM_STREAMS", "2"),
+        ("INFERENCE_NUM_THREADS", "1"),
+        ("HINT_BF16", "YES"),
+        ("SKIP_OV_DYNAMIC_BATCHSIZE", "YES"),
+    ],
+)
+def test_a_parameter_is_taken(models: Any, key: str, value: str) -> None:
+    models.add()
+    models.parameter(key, value)
+    with serve(models.root) as server:
+        np.testing.assert_array_equal(server.infer("m", ones(2)).outputs["S"], np.full((2, 16), 2))
+
+
+def test_a_string_is_refused(models: Any) -> None:
+    models.save(lambda x: {"y": opset.reshape(x, opset.shape_of(x), False)}, {"x": (openvino.Type.string, [-1, 1])})
+    assert "unsupported datatype string for input 'x'" in reason(models)
+
+
+def test_a_batch_of_another_size_than_the_graphs_is_refused(models: Any) -> None:
+    models.add(rows=4)
+    models.config("max_batch_size: 4")
+    with serve(models.root) as server:
+        with pytest.raises(InvalidArgument, match="expected requests with batch size '4', got '3'"):
+            server.infer("m", ones(3))
+        assert server.infer("m", ones(4)).outputs["S"].shape == (4, 16)
+
+
+def test_a_smaller_batch_is_filled_up_if_the_config_says_so(models: Any) -> None:
+    models.add(rows=4)
+    models.parameter("ENABLE_BATCH_PADDING", "YES", "max_batch_size: 4")
+    with serve(models.root) as server:
+        np.testing.assert_array_equal(server.infer("m", ones(3)).outputs["S"], np.full((3, 16), 2))
+
+
+def test_inputs_are_given_the_dims_of_the_config(models: Any) -> None:
+    models.add()
+    tensors = " ".join(
+        f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [8] }}'
+        for kind, name in (("input", "A"), ("input", "B"), ("output", "S"), ("output", "D"))
+    )
+    models.parameter("RESHAPE_IO_LAYERS", "YES", f"max_batch_size: 4 {tensors}")
+    with serve(models.root) as server:
+        inputs = {name: np.ones((2, 8), np.float32) for name in "AB"}
+        assert server.infer("m", inputs).outputs["S"].shape == (2, 8)
