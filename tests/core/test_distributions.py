@@ -15,7 +15,7 @@ TRITON = "unable to find backend library for backend '{}', try specifying runtim
     ("name", "told"),
     [
         (
-            "openvino",
+            "vllm",
             " Its distribution, headrace-openvino, is not published yet; no plugin provides backend 'openvino'; ",
         ),
         (

@@ -13,8 +13,8 @@ from headrace import (
 )
 from headrace_openvino.compiled_model import CompiledModelPool, compile_model, load_engine, open_core, read_model
 from headrace_openvino.instance import OpenVinoInstance
-from headrace_openvino.model_graph import graph_of
 from headrace_openvino.parameters import Parameters
+from headrace_openvino.ports import graph_of
 
 
 class OpenVino(Backend):

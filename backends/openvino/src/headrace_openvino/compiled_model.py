@@ -62,10 +62,10 @@ def read_model(core: Any, model: Model) -> Any:
         weights = path.with_suffix(".bin")
         if not weights.is_file():
             raise LoadError(f"unable to load model '{model.name}': no file '{weights}', the weights of '{path}'")
-        files = (str(path), str(model.resource(str(weights.relative_to(model.path)))))
+        files = [str(path), str(model.resource(str(weights.relative_to(model.path))))]
     else:
         _refuse_references(model, path)
-        files = (str(path),)
+        files = [str(path)]
     try:
         return core.read_model(*files)
     except Exception as error:  # pybind raises classes of its own
