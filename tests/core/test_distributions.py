@@ -16,7 +16,7 @@ TRITON = "unable to find backend library for backend '{}', try specifying runtim
     [
         (
             "vllm",
-            " Its distribution, headrace-openvino, is not published yet; no plugin provides backend 'openvino'; ",
+            " Its distribution, headrace-vllm, is not published yet; no plugin provides backend 'vllm'; ",
         ),
         (
             "onnxruntime",
