@@ -110,3 +110,46 @@ def test_inputs_are_given_the_dims_of_the_config(models: Any) -> None:
     with serve(models.root) as server:
         inputs = {name: np.ones((2, 8), np.float32) for name in "AB"}
         assert server.infer("m", inputs).outputs["S"].shape == (2, 8)
+
+
+@pytest.mark.parametrize("device", ["GPU", "AUTO:GPU,CPU", "HETERO:GPU.1,CPU"])
+def test_a_device_that_is_not_there_is_named_with_those_that_are(models: Any, device: str) -> None:
+    if len(openvino.Core().available_devices) > 1:
+        pytest.skip("this machine has more than a CPU")
+    models.add()
+    models.parameter("TARGET_DEVICE", device)
+    assert f"on device '{device}': there is no 'GPU" in (told := reason(models))
+    assert told.endswith("only CPU")
+
+
+def test_a_tensor_may_be_called_by_any_of_its_names(models: Any) -> None:
+    x = opset.parameter([-1, 2], openvino.Type.f32)
+    x.output(0).set_names({"one", "two"})
+    version = models.root / "m" / "1"
+    version.mkdir(parents=True)
+    y = opset.negative(x)
+    y.output(0).set_names({"y", "z"})
+    network = openvino.Model([y], [x], "network")
+    openvino.save_model(network, str(version / "model.xml"), compress_to_fp16=False)
+    given = np.array([[1, 2]], np.float32)
+    for name, output in (("one", "z"), ("two", "y")):
+        models.config(f"""max_batch_size: 2 input {{ name: "{name}" data_type: TYPE_FP32 dims: [2] }}
+            output {{ name: "{output}" data_type: TYPE_FP32 dims: [2] }}""")
+        with serve(models.root) as server:
+            np.testing.assert_array_equal(server.infer("m", {name: given}).outputs[output], -given)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_instances_share_a_compiled_model_with_a_stream_for_each(tmp_path: Any, models: Any, count: int) -> None:
+    from google.protobuf import text_format
+
+    from headrace import Model, ModelConfig
+    from headrace_openvino import OpenVino, Parameters
+
+    config = text_format.Parse(f'name: "m" instance_group {{ count: {count} kind: KIND_CPU }}', ModelConfig())
+    backend = OpenVino({})
+    model = Model("m", 1, models.add(), config, Parameters(), backend.share(None))  # type: ignore[arg-type]
+    backend.complete_config(model)
+    instances = [backend.load(model) for _ in range(count)]
+    assert model.shared.get(model).get_property("NUM_STREAMS") == count
+    assert [instance.any_thread for instance in instances] == [count == 1] * count

@@ -9,6 +9,7 @@ from headrace import (
     check_against_graph,
     complete_from_graph,
     default_max_batch_size,
+    dtypes,
     names_all_tensors,
 )
 from headrace_openvino.compiled_model import CompiledModelPool, compile_model, load_engine, open_core, read_model
@@ -23,6 +24,7 @@ class OpenVino(Backend):
     name = "openvino"
     Parameters = Parameters
     devices = ("cpu",)  # TARGET_DEVICE says where OpenVINO runs
+    dtypes = tuple(dtype for dtype in dtypes.ALL if dtype is not dtypes.BYTES)
     rungs = (Instance,)
     unproven = "it has run on a CPU only, whatever TARGET_DEVICE may name"
     outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own

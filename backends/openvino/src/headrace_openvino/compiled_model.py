@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from headrace import ConfigError, LoadError, Model, available_cores, one_line, threads_per_instance
+from headrace import ConfigError, LoadError, Model, available_cores, one_line
 
 log = logging.getLogger("headrace.openvino")
 
@@ -79,6 +79,7 @@ def compile_model(model: Model) -> Any:
     core = open_core(load_engine())
     if parameters.cpu_extension_path:
         _add_extension(core, model)
+    _require_devices(core, model)
     opened = read_model(core, model)
     if parameters.reshape_io_layers:
         _reshape(opened, model)
@@ -88,6 +89,22 @@ def compile_model(model: Model) -> Any:
         raise LoadError(
             f"unable to load model '{model.name}' on device '{one_line(parameters.target_device)}': {reword(error)}"
         ) from error
+
+
+def _require_devices(core: Any, model: Model) -> None:
+    """Raise `LoadError` for a device that is not there, with those that are."""
+    told = model.parameters.target_device
+    group, colon, names = told.partition(":")
+    available = core.available_devices
+    for name in names.split(",") if colon else [group]:
+        bare = name.lstrip("-").partition("(")[0]
+        if not colon and bare in ("AUTO", "MULTI", "HETERO"):
+            continue
+        if bare not in available and bare not in {each.partition(".")[0] for each in available}:
+            raise LoadError(
+                f"unable to load model '{model.name}' on device '{one_line(told)}': there is no "
+                f"'{one_line(bare)}' here, only {', '.join(available)}"
+            )
 
 
 def _properties(model: Model) -> dict[str, Any]:
@@ -104,11 +121,13 @@ def _properties(model: Model) -> dict[str, Any]:
         found["PERFORMANCE_HINT"] = parameters.performance_hint
     if parameters.num_streams:
         found["NUM_STREAMS"] = parameters.num_streams
+    elif is_cpu and not parameters.performance_hint:
+        # Instances execute side by side in streams of the compiled model that they share, or else one after the other.
+        groups = model.config.instance_group
+        found["NUM_STREAMS"] = sum(group.count or 1 for group in groups if not group.passive) or 1
     threads = parameters.inference_num_threads
     if is_cpu and not threads:
-        # The threads are those of the compiled model, which all instances share.
-        count = sum(group.count or 1 for group in model.config.instance_group) or 1
-        threads = min(available_cores(), threads_per_instance(model.config, 1) * count)
+        threads = available_cores()  # of all streams together
         log.info("model '%s' runs on %d threads", model.name, threads)
     if threads:
         found["INFERENCE_NUM_THREADS"] = threads

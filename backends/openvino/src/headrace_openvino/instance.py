@@ -19,7 +19,7 @@ class OpenVinoInstance(Instance):
         config, graph = model.config, graph_of(compiled, model.config)
         self._openvino = openvino
         self._request = compiled.create_infer_request()
-        self._inputs, self._outputs = names_of(compiled.inputs), names_of(compiled.outputs)
+        self._inputs, self._outputs = names_of(compiled.inputs, config), names_of(compiled.outputs, config)
         self._rows = fixed_batch(compiled, config)
         self._pads = model.parameters.enable_batch_padding
         dims = {io.name: tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims) for io in config.output}
@@ -30,7 +30,8 @@ class OpenVinoInstance(Instance):
         self._bfloat16 = [name for name in self._outputs if graph.outputs[name].datatype is dtypes.BF16]
         bfloat16_inputs = any(graph.inputs[name].datatype is dtypes.BF16 for name in self._inputs)
         self._is_plain = not (self._scalar_inputs or bfloat16_inputs or self._rows)
-        self.any_thread = model.parameters.target_device == "CPU"
+        # A single stream executes on the thread that calls; several hand over to threads of OpenVINO's.
+        self.any_thread = model.parameters.target_device == "CPU" and compiled.get_property("NUM_STREAMS") == 1
 
     def execute(self, inputs: Tensors) -> Tensors:
         feed: list[Any] = [inputs[name] for name in self._inputs]

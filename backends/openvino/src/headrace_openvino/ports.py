@@ -31,8 +31,8 @@ def graph_of(opened: Any, config: ModelConfig) -> Graph:
     The batch axis of a graph made for batches of exactly ``max_batch_size`` counts as one: -1.
     Raises `LoadError` for a tensor without a name or a rank.
     """
-    inputs = [_describe(port, "input", config.name) for port in opened.inputs]
-    outputs = [_describe(port, "output", config.name) for port in opened.outputs]
+    inputs = [_describe(port, "input", config) for port in opened.inputs]
+    outputs = [_describe(port, "output", config) for port in opened.outputs]
     if fixed_batch(opened, config):
         inputs, outputs = ([_unfix(each) for each in infos] for infos in (inputs, outputs))
     return Graph({info.name: info for info in inputs}, {info.name: info for info in outputs})
@@ -46,12 +46,13 @@ def fixed_batch(opened: Any, config: ModelConfig) -> int:
     return rows if rows > 0 and all(shape is not None and shape[:1] == (rows,) for shape in shapes) else 0
 
 
-def names_of(ports: Iterable[Any]) -> list[str]:
-    return [_name(port) for port in ports]
+def names_of(ports: Iterable[Any], config: ModelConfig) -> list[str]:
+    return [_name(port, config) for port in ports]
 
 
-def _describe(port: Any, direction: str, model: str) -> GraphTensor:
-    name, kind, shape = _name(port), port.get_element_type().get_type_name(), _shape(port)
+def _describe(port: Any, direction: str, config: ModelConfig) -> GraphTensor:
+    model = config.name
+    name, kind, shape = _name(port, config), port.get_element_type().get_type_name(), _shape(port)
     if not name:
         raise LoadError(f"unable to load model '{model}': an {direction} has no name")
     if shape is None:
@@ -63,10 +64,11 @@ def _unfix(info: GraphTensor) -> GraphTensor:
     return GraphTensor(info.name, info.datatype, info.type, (-1, *info.shape[1:]))
 
 
-def _name(port: Any) -> str:
-    """One of its names, always the same; that of its operator if it has none."""
-    names = sorted(port.get_names())
-    return names[0] if names else str(port.get_node().get_friendly_name())
+def _name(port: Any, config: ModelConfig) -> str:
+    """The one of its names that the config uses, else always the same; that of its operator if it has none."""
+    names: list[str] = sorted(port.get_names()) or [str(port.get_node().get_friendly_name())]
+    wanted: set[str] = {io.name for io in config.input} | {io.name for io in config.output}
+    return next((name for name in names if name in wanted), names[0])
 
 
 def _shape(port: Any) -> tuple[int, ...] | None:
