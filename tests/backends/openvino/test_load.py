@@ -153,3 +153,11 @@ def test_instances_share_a_compiled_model_with_a_stream_for_each(tmp_path: Any, 
     instances = [backend.load(model) for _ in range(count)]
     assert model.shared.get(model).get_property("NUM_STREAMS") == count
     assert [instance.any_thread for instance in instances] == [count == 1] * count
+
+
+def test_inputs_that_lie_in_memory_with_gaps_are_copied(models: Any) -> None:
+    models.add()
+    wide = np.random.default_rng(5).normal(size=(16, 6)).astype(np.float32)
+    a, b = wide[:, ::2].T, wide[:, 1::2].T
+    with serve(models.root) as server:
+        np.testing.assert_array_equal(server.infer("m", {"A": a, "B": b}).outputs["S"], a + b)

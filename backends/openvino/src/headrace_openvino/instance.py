@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,16 @@ from headrace_openvino.ports import fixed_batch, graph_of, names_of
 
 
 class OpenVinoInstance(Instance):
-    """Runs an infer request with NumPy arrays on both sides. Inputs are used in place, outputs are fresh."""
+    """Runs an infer request with NumPy arrays on both sides. Inputs are used in place, outputs are fresh.
+
+    Measured for two f32[1, 16] inputs and outputs: calling the request with arrays takes 44 us for a list and 27 us for
+    a dictionary, and setting its tensors one by one 20 us, of which 11 us are the engine's.
+    """
 
     def __init__(self, openvino: Any, model: Model, compiled: Any) -> None:
         config, graph = model.config, graph_of(compiled, model.config)
-        self._openvino = openvino
+        self._tensor = openvino.Tensor
+        self._types = [port.get_element_type() for port in compiled.inputs]
         self._request = compiled.create_infer_request()
         self._inputs, self._outputs = names_of(compiled.inputs, config), names_of(compiled.outputs, config)
         self._rows = fixed_batch(compiled, config)
@@ -28,8 +34,9 @@ class OpenVinoInstance(Instance):
             name: dims[name] for name in self._outputs if not graph.outputs[name].shape and name in dims
         }
         self._bfloat16 = [name for name in self._outputs if graph.outputs[name].datatype is dtypes.BF16]
-        bfloat16_inputs = any(graph.inputs[name].datatype is dtypes.BF16 for name in self._inputs)
-        self._is_plain = not (self._scalar_inputs or bfloat16_inputs or self._rows)
+        self._is_plain = not (self._scalar_inputs or self._rows)
+        self._set_input: Callable[[int, Any], None] = self._request.set_input_tensor
+        self._infer: Callable[..., Any] = self._request.infer
         # A single stream executes on the thread that calls; several hand over to threads of OpenVINO's.
         self.any_thread = model.parameters.target_device == "CPU" and compiled.get_property("NUM_STREAMS") == 1
 
@@ -39,8 +46,16 @@ class OpenVinoInstance(Instance):
         if not self._is_plain:
             rows = len(feed[0]) if self._rows else 0
             feed = [self._prepare(name, tensor) for name, tensor in zip(self._inputs, feed, strict=True)]
+        held = []  # a request keeps addresses only: what is there lives until it has executed
         try:
-            results = self._request.infer(feed, share_inputs=True).to_tuple()
+            for index, tensor in enumerate(feed):
+                array = np.ascontiguousarray(tensor)
+                if array.dtype == dtypes.BF16.numpy:
+                    array = array.view(np.uint16)
+                view = self._tensor(array, tensor.shape, self._types[index])
+                held.append((array, view))
+                self._set_input(index, view)
+            results = [array.copy() for array in self._infer(share_outputs=True).to_tuple()]
         except Exception as error:  # pybind raises classes of its own
             raise BackendError(reword(error), Code.INTERNAL) from error
         outputs = dict(zip(self._outputs, results, strict=True))
@@ -53,18 +68,13 @@ class OpenVinoInstance(Instance):
         return outputs
 
     def close(self) -> None:
-        del self._request
+        del self._request, self._set_input, self._infer
 
     def _prepare(self, name: str, tensor: Tensor) -> Any:
         array: npt.NDArray[Any] = np.asarray(tensor)
         if self._rows and len(array) != self._rows:
             array = self._pad(array)
-        if name in self._scalar_inputs:
-            array = array.reshape(())
-        if array.dtype != dtypes.BF16.numpy:
-            return array
-        bits = np.ascontiguousarray(array).view(np.uint16)
-        return self._openvino.Tensor(bits, self._openvino.Shape(array.shape), self._openvino.Type.bf16)
+        return array.reshape(()) if name in self._scalar_inputs else array
 
     def _pad(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if not self._pads:
