@@ -16,6 +16,17 @@ from headrace.testing import BackendConformance, Example
 ELEMENTS = {"BOOL": "boolean", "SCALAR": "f32", "FP16": "f16", "FP32": "f32", "FP64": "f64", "BF16": "bf16"}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def engine_threads() -> None:
+    """OpenVINO's threads belong to the process, as many as cores, and begin when there is work: before the kit
+    counts threads, all of them have."""
+    x = opset13.parameter([64, 3, 64, 64], openvino.Type.f32)
+    weights = opset13.constant(np.ones((64, 3, 3, 3), np.float32))
+    made = opset13.convolution(x, weights, [1, 1], [0, 0], [0, 0], [1, 1])
+    compiled = openvino.Core().compile_model(openvino.Model([made], [x], "busy"), "CPU")
+    compiled([np.ones((64, 3, 64, 64), np.float32)])
+
+
 class TestOpenVino(BackendConformance):
     plugin, backend, heavy = "headrace_openvino", "openvino", ("openvino",)
 
