@@ -455,7 +455,7 @@ async def test_a_failing_write_cancels_what_is_in_flight() -> None:
 
 def held() -> int:
     """Requests that anybody still holds, or that wait for the collector, which does not run in these tests."""
-    return sum(isinstance(each, RawRequest) for each in gc.get_objects())
+    return sum(type(each) is RawRequest for each in gc.get_objects())
 
 
 @asynchronous
@@ -465,7 +465,7 @@ async def test_a_refusal_that_waits_to_be_sent_keeps_nothing_but_its_text() -> N
     opened.send(*(raw_request("z") for _ in range(50)))
     while opened.unread:
         await asyncio.sleep(0)
-    kept = [each for each in gc.get_objects() if isinstance(each, NotFound)]
+    kept = [each for each in gc.get_objects() if type(each) is NotFound]
     assert len(kept) == 50
     assert [each.__traceback__ for each in kept] == [None] * 50
     kept.clear()
