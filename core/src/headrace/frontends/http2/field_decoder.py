@@ -20,7 +20,6 @@ OVERHEAD_BYTES = 32
 #: RFC 7541, section 4.2: the least size since the last block, and the last one.
 _SIZE_UPDATES = 2
 _STATIC = HeaderTable.STATIC_TABLE
-_STATIC_COUNT = len(_STATIC)
 
 
 #: Bytes that are each a whole field of a block: its index in the table. Index 0 is none, and 0xFF begins a larger one.
@@ -98,18 +97,14 @@ class FieldDecoder:
     def _read_usual(self, block: bytes, at: int, fields: Fields) -> int:
         """Read ``fields`` from ``block``, beginning at ``at``, up to the first that is unusual, malformed ones among
         them; where that begins. Raises `HPACKError` for what is no Huffman code."""
-        entries, end = self._table.dynamic_entries, len(block)
+        by_byte, end = self._table.by_byte, len(block)
         left_bytes = self.most_bytes
         while at < end:
             byte = block[at]
             if byte & 0x80:  # a field of the table
-                index = byte - 0x81
-                if 0 <= index < _STATIC_COUNT:
-                    field = _STATIC[index]
-                elif index < 0 or byte == 0xFF or index - _STATIC_COUNT >= len(entries):
+                if byte not in _INDEXED or byte >= len(by_byte):
                     return at
-                else:
-                    field = entries[index - _STATIC_COUNT]
+                field = by_byte[byte]
                 after = at + 1
             else:
                 if byte & 0x60 == 0x20:
@@ -123,10 +118,8 @@ class FieldDecoder:
                     after += 1
                 if not index:
                     name, after = _string(block, after)
-                elif index <= _STATIC_COUNT:
-                    name = _STATIC[index - 1][0]
-                elif index - _STATIC_COUNT <= len(entries):
-                    name = entries[index - _STATIC_COUNT - 1][0]
+                elif 0x80 + index < len(by_byte):
+                    name = by_byte[0x80 + index][0]
                 else:
                     return at
                 value, after = _string(block, after)
