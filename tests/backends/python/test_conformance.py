@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.testing import BackendConformance, Example
+from headrace.testing import BackendConformance, Example, extreme_values
 
 ADD_SUB = """
 import numpy as np
@@ -53,7 +52,7 @@ class Python(BackendConformance):
 
     def example_of(self, kind: str, directory: Path) -> Example | None:
         (directory / "model.py").write_text(SAME)
-        x = values_of(kind)
+        x = extreme_values(kind)
         return Example(directory, {"x": x}, {"y": x}, {"isolation": self.isolation})
 
 
@@ -65,18 +64,3 @@ class TestPythonInProcesses(Python):
 class TestPythonInThreads(Python):
     __test__ = True
     isolation = "thread"
-
-
-def values_of(kind: str) -> np.ndarray[Any, Any]:
-    """Three rows of ``kind`` with its extreme values; one value per row for ``SCALAR``."""
-    if kind == "BYTES":
-        return np.array([["", "naïve"], ["a\0b", "🚰"], ["x" * 300, "y"]], dtype=object)
-    if kind == "BOOL":
-        return np.array([[True, False], [False, True], [True, True]])
-    if kind == "SCALAR":
-        return np.array([1.5, -2.5, 0], np.float32)
-    if kind in ("FP16", "FP32", "FP64", "BF16"):
-        dtype = {"BF16": ml_dtypes.bfloat16}.get(kind) or np.dtype(f"f{int(kind[2:]) // 8}")
-        return np.array([[1.5, -2.5], [0, 6e4], [-6e-5, 1]]).astype(dtype)
-    limits = np.iinfo(kind.lower())
-    return np.array([[limits.min, limits.max], [0, 1], [2, 3]], dtype=kind.lower())

@@ -6,11 +6,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.testing import BackendConformance, Example
+from headrace.testing import BackendConformance, Example, extreme_values
 
 ELEMENTS = {"FP32": "FLOAT", "FP16": "HALF", "SCALAR": "FLOAT"}
 _GROUP = "instance_group { kind: KIND_GPU gpus: 0 }"
@@ -34,19 +33,6 @@ class TestTensorRT(BackendConformance):
 
     def example_of(self, kind: str, directory: Path) -> Example | None:
         """``y = x``."""
-        x = values_of(kind)
+        x = extreme_values(kind)
         path = self._plans.copy(ELEMENTS.get(kind, kind), (-1, *x.shape[1:]), name=kind.lower())
         return Example(path, {"x": x}, {"y": x}, config=_GROUP)
-
-
-def values_of(kind: str) -> np.ndarray[Any, Any]:
-    """Three rows of ``kind`` with its extreme values; one value per row for ``SCALAR``."""
-    if kind == "BOOL":
-        return np.array([[True, False], [False, True], [True, True]])
-    if kind == "SCALAR":
-        return np.array([1.5, -2.5, 0], np.float32)
-    if kind in ("FP16", "FP32", "BF16"):
-        dtype = {"BF16": ml_dtypes.bfloat16}.get(kind) or np.dtype(f"f{int(kind[2:]) // 8}")
-        return np.array([[1.5, -2.5], [0, 6e4], [-6e-5, 1]]).astype(dtype)
-    limits = np.iinfo(kind.lower())
-    return np.array([[limits.min, limits.max], [0, 1], [2, 3]], dtype=kind.lower())

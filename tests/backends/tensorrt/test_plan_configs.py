@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import ConfigError, Device, HeadraceError, LoadError, Model
+from headrace import ConfigError, Device, HeadraceError, LoadError, Model, Shared
 from headrace_tensorrt import Parameters, TensorRT
-from headrace_tensorrt.backend import EnginePool
 
 IO = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "y" data_type: TYPE_FP32 dims: 4 }'
 
@@ -213,7 +212,7 @@ def test_a_file_that_is_no_plan_is_named_with_what_tensorrt_says(plans: Any, con
 
 def test_the_instances_of_a_gpu_share_one_engine(plans: Any, calls: Any) -> None:
     backend, path = TensorRT({}), plans.copy()
-    pool = EnginePool()
+    pool: Shared[tuple[int, int], Any] = Shared()
     model: Model = plans.model(path, f"max_batch_size: 8 {IO}", shared=pool, instance_name="m_0_0")
     instances = [backend.load(replace(model, device=Device("gpu", gpu))) for gpu in (0, 0, 1, 0, 1)]
     assert [name for name, _ in calls].count("deserialize_cuda_engine") == 2

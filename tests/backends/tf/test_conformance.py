@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from headrace.testing import BackendConformance, Example
+from headrace.testing import BackendConformance, Example, extreme_values
 
 tf = pytest.importorskip("tensorflow")
 
@@ -25,7 +24,7 @@ class TestTensorFlow(BackendConformance):
 
     def example_of(self, kind: str, directory: Path) -> Example | None:
         """``y = x`` by way of a Reshape, which knows every type."""
-        x = values_of(kind)
+        x = extreme_values(kind)
         dtype = tf.string if kind == "BYTES" else tf.dtypes.as_dtype(x.dtype)
         shape = [None, *x.shape[1:]]
         module = tf.Module()
@@ -34,18 +33,3 @@ class TestTensorFlow(BackendConformance):
         )
         tf.saved_model.save(module, str(directory / "model.savedmodel"), signatures=module.function)
         return Example(directory, {"x": x}, {"y": x})
-
-
-def values_of(kind: str) -> np.ndarray[Any, Any]:
-    """Three rows of ``kind`` with its extreme values; one value per row for ``SCALAR``."""
-    if kind == "BYTES":
-        return np.array([["", "naïve"], ["a\0b", "🚰"], ["x" * 300, "y"]], dtype=object)
-    if kind == "BOOL":
-        return np.array([[True, False], [False, True], [True, True]])
-    if kind == "SCALAR":
-        return np.array([1.5, -2.5, 0], np.float32)
-    if kind in ("FP16", "FP32", "FP64", "BF16"):
-        dtype = {"BF16": ml_dtypes.bfloat16}.get(kind) or np.dtype(f"f{int(kind[2:]) // 8}")
-        return np.array([[1.5, -2.5], [0, 6e4], [-6e-5, 1]]).astype(dtype)
-    limits = np.iinfo(kind.lower())
-    return np.array([[limits.min, limits.max], [0, 1], [2, 3]], dtype=kind.lower())

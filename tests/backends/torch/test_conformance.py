@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from headrace.testing import BackendConformance, Example
+from headrace.testing import BackendConformance, Example, extreme_values
 
 
 class SumAndDifference(torch.nn.Module):
@@ -43,20 +42,6 @@ class TestPyTorch(BackendConformance):
 
     def example_of(self, kind: str, directory: Path) -> Example | None:
         self.write(SameStrings() if kind == "BYTES" else SameTensor(), directory / "model.pt")
-        x = values_of(kind)
+        # strings are a list in TorchScript, one per row
+        x = np.array(["", "naïve", "a\0b 🚰"], object) if kind == "BYTES" else extreme_values(kind)
         return Example(directory, {"x": x}, {"y": x})
-
-
-def values_of(kind: str) -> np.ndarray[Any, Any]:
-    """Three rows of ``kind`` with its extreme values; one value per row for ``SCALAR`` and strings."""
-    if kind == "BYTES":
-        return np.array(["", "naïve", "a\0b 🚰"], dtype=object)
-    if kind == "BOOL":
-        return np.array([[True, False], [False, True], [True, True]])
-    if kind == "SCALAR":
-        return np.array([1.5, -2.5, 0], np.float32)
-    if kind in ("FP16", "FP32", "FP64", "BF16"):
-        dtype = {"BF16": ml_dtypes.bfloat16}.get(kind) or np.dtype(f"f{int(kind[2:]) // 8}")
-        return np.array([[1.5, -2.5], [0, 6e4], [-6e-5, 1]]).astype(dtype)
-    limits = np.iinfo(kind.lower())
-    return np.array([[limits.min, limits.max], [0, 1], [2, 3]], dtype=kind.lower())

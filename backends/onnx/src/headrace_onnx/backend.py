@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 from headrace import (
@@ -11,6 +9,7 @@ from headrace import (
     Backend,
     Instance,
     Model,
+    Shared,
     check_against_graph,
     complete_from_graph,
     default_max_batch_size,
@@ -21,24 +20,6 @@ from headrace_onnx.instance import DeviceInstance, OnnxInstance, OrtValueInstanc
 from headrace_onnx.parameters import Parameters
 from headrace_onnx.session import load_engine, open_session, open_unoptimized, run_options
 from headrace_onnx.session_graph import graph_of
-
-
-class SessionPool:
-    """The sessions that CPU instances of one version share: at most one, made by the first that
-    asks. ``Run`` of an ONNX Runtime session may be called by many threads at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._session: Any = None
-
-    def get(self, make: Callable[[], Any]) -> Any:
-        with self._lock:
-            if self._session is None:
-                self._session = make()
-            return self._session
-
-    def close(self) -> None:
-        self._session = None
 
 
 class OnnxRuntime(Backend):
@@ -58,11 +39,9 @@ class OnnxRuntime(Backend):
         session = open_unoptimized(load_engine(), model, self.options)
         complete_from_graph(model.config, graph_of(session), default_max_batch_size(self.name, self.options))
 
-    def share(self, model: Model) -> SessionPool:
-        return SessionPool()
-
-    def unshare(self, shared: SessionPool) -> None:
-        shared.close()
+    def share(self, model: Model) -> Shared[str, Any]:
+        """Sessions by kind of device. ``Run`` of a session may be called by many threads at once."""
+        return Shared()
 
     def load(self, model: Model) -> AnyInstance:
         onnxruntime = load_engine()
@@ -72,7 +51,7 @@ class OnnxRuntime(Backend):
             return open_session(onnxruntime, model, device, self.options)
 
         is_shared = device.kind == "cpu" and model.parameters.share_session_between_instances
-        session = model.shared.get(make) if is_shared and model.shared is not None else make()
+        session = model.shared.get(device.kind, make) if is_shared else make()
         graph = graph_of(session)
         check_against_graph(model.config, graph)
         plan, options = Plan.of(model.config, graph), run_options(onnxruntime, model)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headrace import (
     Backend,
     Instance,
     Model,
+    Shared,
     check_against_graph,
     complete_from_graph,
     default_max_batch_size,
     dtypes,
     names_all_tensors,
 )
-from headrace_openvino.compiled_model import CompiledModelPool, compile_model, load_engine, open_core, read_model
+from headrace_openvino.compiled_model import compile_model, load_engine, open_core, read_model
 from headrace_openvino.instance import OpenVinoInstance
 from headrace_openvino.parameters import Parameters
 from headrace_openvino.ports import graph_of
@@ -37,14 +40,12 @@ class OpenVino(Backend):
         graph = graph_of(opened, model.config)
         complete_from_graph(model.config, graph, default_max_batch_size(self.name, self.options))
 
-    def share(self, model: Model) -> CompiledModelPool:
-        return CompiledModelPool()
-
-    def unshare(self, shared: CompiledModelPool) -> None:
-        shared.close()
+    def share(self, model: Model) -> Shared[str, Any]:
+        """The compiled model, by its target device: instances are streams of it."""
+        return Shared()
 
     def load(self, model: Model) -> OpenVinoInstance:
         openvino = load_engine()
-        compiled = compile_model(model) if model.shared is None else model.shared.get(model)
+        compiled = model.shared.get(model.parameters.target_device, lambda: compile_model(model))
         check_against_graph(model.config, graph_of(compiled, model.config))
         return OpenVinoInstance(openvino, model, compiled)

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
 from headrace import ConfigError, LoadError, Model, available_cores, one_line
 
 log = logging.getLogger("headrace.openvino")
-
-
-class CompiledModelPool:
-    """The compiled model that the instances of one version share, made by the first that asks. Any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._compiled: Any = None
-
-    def get(self, model: Model) -> Any:
-        with self._lock:
-            if self._compiled is None:
-                self._compiled = compile_model(model)
-            return self._compiled
-
-    def close(self) -> None:
-        self._compiled = None
 
 
 def load_engine() -> Any:

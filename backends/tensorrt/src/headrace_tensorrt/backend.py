@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -22,6 +21,7 @@ from headrace import (
     ModelInput,
     ModelInstanceGroup,
     ModelOutput,
+    Shared,
     check_against_graph,
     complete_from_graph,
     names_all_tensors,
@@ -40,28 +40,6 @@ log = logging.getLogger("headrace.tensorrt")
 
 _FLAGS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _PRIORITIES = {"PRIORITY_DEFAULT": 0, "PRIORITY_MAX": -1, "PRIORITY_MIN": 1}
-
-
-class EnginePool:
-    """The engines that the instances of one version share: one per GPU and accelerator core, made by the first that
-    asks. Contexts of one engine execute side by side."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._engines: dict[tuple[int, int], PlanEngine] = {}
-
-    def get(self, gpu: int, dla_core: int, make: Callable[[], PlanEngine]) -> PlanEngine:
-        with self._lock:
-            if (gpu, dla_core) not in self._engines:
-                self._engines[gpu, dla_core] = make()
-            return self._engines[gpu, dla_core]
-
-    def close(self) -> None:
-        """Release the engines, each on its GPU."""
-        while self._engines:
-            (gpu, _), engine = self._engines.popitem()
-            cuda_device(gpu).enter()
-            del engine
 
 
 class TensorRT(Backend):
@@ -99,11 +77,16 @@ class TensorRT(Backend):
         for io in _tensors(config):
             io.is_non_linear_format_io = io.is_non_linear_format_io or io.name in formats
 
-    def share(self, model: Model) -> EnginePool:
-        return EnginePool()
+    def share(self, model: Model) -> Shared[tuple[int, int], PlanEngine]:
+        """Engines by GPU and accelerator core. Contexts of one engine execute side by side."""
+        return Shared()
 
-    def unshare(self, shared: EnginePool) -> None:
-        shared.close()
+    def unshare(self, shared: Shared[tuple[int, int], PlanEngine]) -> None:
+        """Release the engines, each on its GPU."""
+        while shared.made:
+            (gpu, _), engine = shared.made.popitem()
+            cuda_device(gpu).enter()
+            del engine
 
     def load(self, model: Model) -> AnyInstance:
         config, group = model.config, _group_of(model)
@@ -118,8 +101,7 @@ class TensorRT(Backend):
             _set_weights(model, engine)
             return engine
 
-        pool: EnginePool | None = model.shared
-        engine = make() if pool is None else pool.get(device.ordinal, dla_core, make)
+        engine = model.shared.get((device.ordinal, dla_core), make)
         check_against_graph(config, graph_of(engine.tensors))
         _check_formats(config, engine.tensors)
         profiles = _profiles_of(group, engine, config.name)

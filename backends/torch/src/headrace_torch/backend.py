@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
-from headrace import Backend, ConfigError, Instance, LoadError, Model, ModelConfig
+from headrace import Backend, ConfigError, Instance, LoadError, Model, ModelConfig, Shared
 from headrace_torch.instance import ScriptInstance
 from headrace_torch.parameters import Parameters
 from headrace_torch.script import Script, open_script
 from headrace_torch.torch_process import device_of, load_engine, set_threads
-
-
-class ScriptPool:
-    """The modules that instances of one version share: at most one per device, made by the first that asks.
-
-    ``forward`` of a TorchScript module may be called by many threads at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._scripts: dict[str, Script] = {}
-
-    def get(self, device: str, make: Callable[[], Script]) -> Script:
-        with self._lock:
-            if device not in self._scripts:
-                self._scripts[device] = make()
-            return self._scripts[device]
-
-    def close(self) -> None:
-        self._scripts.clear()
 
 
 class PyTorch(Backend):
@@ -45,11 +23,9 @@ class PyTorch(Backend):
         """Nothing: a TorchScript file tells neither data types nor shapes. Raises `ConfigError` in Triton's words."""
         _require_tensors(model.config)
 
-    def share(self, model: Model) -> ScriptPool:
-        return ScriptPool()
-
-    def unshare(self, shared: ScriptPool) -> None:
-        shared.close()
+    def share(self, model: Model) -> Shared[str, Script]:
+        """Modules by device. ``forward`` of a TorchScript module may be called by many threads at once."""
+        return Shared()
 
     def load(self, model: Model) -> Instance:
         _require_tensors(model.config)
@@ -65,8 +41,7 @@ class PyTorch(Backend):
         def make() -> Script:
             return open_script(torch, model, device)
 
-        is_shared = model.parameters.enable_weight_sharing and model.shared is not None
-        script = model.shared.get(device, make) if is_shared else make()
+        script = model.shared.get(device, make) if model.parameters.enable_weight_sharing else make()
         batching = model.config.sequence_batching
         inputs = [io.name for io in model.config.input]
         inputs += [control.name for control in batching.control_input] + [state.input_name for state in batching.state]

@@ -30,6 +30,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+from headrace.backends.shared import Shared
 from headrace.config.confinement import one_line, why_path_leaves
 from headrace.errors import HeadraceError, LoadError
 from headrace.messages import dtypes
@@ -192,11 +193,13 @@ class Backend(ABC):
         return None
 
     def share(self, model: Model) -> Any:
-        """Something that the instances of one version use together (weights, an engine)."""
+        """Something that the instances of one version use together (weights, an engine): a `Shared`, as a rule."""
         return None
 
     def unshare(self, shared: Any) -> None:
-        """Release what `share` returned; called after the last instance has closed."""
+        """Release what `share` returned; called after the last instance has closed. A `Shared` is closed."""
+        if isinstance(shared, Shared):
+            shared.close()
 
 
 class BaseInstance:

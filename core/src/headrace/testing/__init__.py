@@ -42,13 +42,13 @@ from headrace.testing.backend_answers import Answers
 from headrace.testing.backend_loading import Loading
 from headrace.testing.backend_requests import Requests
 from headrace.testing.cache_checks import CacheChecks
-from headrace.testing.example import Example
+from headrace.testing.example import Example, extreme_values
 from headrace.testing.frontend_checks import FrontendChecks
 from headrace.testing.scheduler_answers import ScheduledAnswers
 from headrace.testing.scheduler_subject import ScheduledService
 from headrace.testing.scheduler_times import ScheduledTimes
 
-__all__ = ["BackendConformance", "CacheConformance", "Example", "FrontendConformance", "SchedulerConformance"]
+__all__ = ["BackendConformance", "CacheConformance", "Example", "FrontendConformance", "SchedulerConformance", "extreme_values"]
 
 
 class BackendConformance(Loading, Answers, Requests):

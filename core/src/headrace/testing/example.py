@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +83,22 @@ class Example:
         io.dims.extend(tensor.shape[1 if self.batched else 0 :])
         if self.batched and as_tensor(value).ndim == 1:
             io.reshape.SetInParent()  # the backend sees no axis but that of the rows
+
+
+def extreme_values(kind: str) -> npt.NDArray[Any]:
+    """Three rows of two values of one data type (``FP16``, ``BYTES``, ...): its least and its greatest, and others that
+    a conversion would lose. For ``SCALAR`` three single values, as FP32."""
+    if kind == "SCALAR":
+        return np.array([1.5, -2.5, 0], np.float32)
+    if kind == "BYTES":
+        return np.array([["", "naïve"], ["a\0b", "🚰"], ["x" * 300, "y"]], dtype=object)
+    dtype = dtypes.BY_NAME[kind]
+    if dtype in _FLOATS:
+        return np.array([[1.5, -2.5], [0, 6e4], [-6e-5, 1]]).astype(dtype.numpy)
+    if dtype is dtypes.BOOL:
+        return np.array([[True, False], [False, True], [True, True]])
+    limits = np.iinfo(dtype.numpy)
+    return np.array([[limits.min, limits.max], [0, 1], [2, 3]], dtype.numpy)
 
 
 def write_model(
