@@ -159,6 +159,19 @@ def varied_beside_constant(found: Mapping[tuple[str, int, bool], Found]) -> str:
     return table(columns, rows)
 
 
+def tails(found: Mapping[tuple[str, int, bool], Found]) -> str:
+    """How long the slowest of a hundred takes at the most connections, beside the median: what pauses show in."""
+    columns, rows = ["load", "server", "p50 µs", "p99 µs", "p99 over p50"], list[Sequence[str]]()
+    for (kind, connections, is_constant), servers_runs in found.items():
+        if is_constant or connections != max(CONNECTIONS):
+            continue
+        for name, runs in servers_runs.items():
+            p50, p99 = median(runs, "p50_us"), median(runs, "p99_us")
+            named = "Triton: Python identity" if name == "triton" else name.removeprefix("headrace: ")
+            rows.append((kind, named, f"{p50:,.0f}", f"{p99:,.0f}", f"{p99 / p50:.2f}"))
+    return table(columns, rows)
+
+
 def schedulers(settings: Settings, headraces: Sequence[Running], triton: Running) -> str:
     """Ensembles, sequences and the response cache, with Python models on both."""
     rows: list[Sequence[str]] = []
@@ -245,6 +258,7 @@ def main() -> None:
                 tables["small"] = beside_triton(found, ["identity", "tiny_add"], has_factors=True)
                 tables["python"] = beside_triton(found, ["pyident"], has_factors=False)
                 tables["varied"] = varied_beside_constant(found)
+                tables["tails"] = tails(found)
                 show()
             if "schedulers" in options.only:
                 tables["schedulers"] = schedulers(settings, headraces, triton)
