@@ -151,7 +151,8 @@ def test_instances_share_a_compiled_model_with_a_stream_for_each(tmp_path: Any, 
     model = Model("m", 1, models.add(), config, Parameters(), backend.share(None))  # type: ignore[arg-type]
     backend.complete_config(model)
     instances = [backend.load(model) for _ in range(count)]
-    assert model.shared.get(model).get_property("NUM_STREAMS") == count
+    (compiled,) = model.shared.made.values()
+    assert compiled.get_property("NUM_STREAMS") == count
     assert [instance.any_thread for instance in instances] == [count == 1] * count
 
 
