@@ -48,7 +48,14 @@ from headrace.testing.scheduler_answers import ScheduledAnswers
 from headrace.testing.scheduler_subject import ScheduledService
 from headrace.testing.scheduler_times import ScheduledTimes
 
-__all__ = ["BackendConformance", "CacheConformance", "Example", "FrontendConformance", "SchedulerConformance", "extreme_values"]
+__all__ = [
+    "BackendConformance",
+    "CacheConformance",
+    "Example",
+    "FrontendConformance",
+    "SchedulerConformance",
+    "extreme_values",
+]
 
 
 class BackendConformance(Loading, Answers, Requests):
