@@ -97,7 +97,7 @@ def extreme_values(kind: str) -> npt.NDArray[Any]:
         return np.array([[1.5, -2.5], [0, 6e4], [-6e-5, 1]]).astype(dtype.numpy)
     if dtype is dtypes.BOOL:
         return np.array([[True, False], [False, True], [True, True]])
-    limits = np.iinfo(dtype.numpy)
+    limits = np.iinfo(dtype.name.lower())
     return np.array([[limits.min, limits.max], [0, 1], [2, 3]], dtype.numpy)
 
 
