@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from headrace.backends.cores import available_cores, threads_per_instance
     from headrace.backends.graph import Graph, GraphTensor
     from headrace.backends.services import LOG_LEVELS, LogLevel, Services
-    from headrace.backends.shared import Shared
+    from headrace.backends.sharing import Shared
     from headrace.caches.base import CachedResponse, ResponseCache
     from headrace.caches.packing import pack_response, unpack_response
     from headrace.config.config_json import config_to_json
@@ -131,7 +131,7 @@ _HOMES = {
     "headrace.backends.cores": ("available_cores", "threads_per_instance"),
     "headrace.backends.graph": ("Graph", "GraphTensor"),
     "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "Services"),
-    "headrace.backends.shared": ("Shared",),
+    "headrace.backends.sharing": ("Shared",),
     "headrace.caches.base": ("CachedResponse", "ResponseCache"),
     "headrace.caches.packing": ("pack_response", "unpack_response"),
     "headrace.config.confinement": ("one_line", "why_path_leaves"),

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from headrace.backends.shared import Shared
+from headrace.backends.sharing import Shared
 from headrace.config.confinement import one_line, why_path_leaves
 from headrace.errors import HeadraceError, LoadError
 from headrace.messages import dtypes
