@@ -1,4 +1,4 @@
-"""How an instance runs a TorchScript module: tensors on the memory of the request, and arrays on that of the result."""
+"""How an instance runs a TorchScript module."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from headrace import BackendError, BytesTensor, Code, HeadraceError, Instance, InvalidArgument, Tensor, Tensors, dtypes
+from headrace import BackendError, Code, HeadraceError, Instance, Tensors
+from headrace_torch.conversion import TensorConverter
 from headrace_torch.naming import check_arguments, positions
 from headrace_torch.parameters import Parameters
 from headrace_torch.script import Script
@@ -31,7 +29,9 @@ class ScriptInstance(Instance):
     ) -> None:
         self._torch, self._script, self._device, self._parameters = torch, script, device, parameters
         self._forward: Callable[..., Any] = script.module.forward
-        self._outputs = dict(zip(outputs, positions(outputs, "output"), strict=True))
+        places_of_outputs = dict(zip(outputs, positions(outputs, "output"), strict=True))
+        converter = TensorConverter(torch, device, places_of_outputs, script.writes)
+        self._tensor, self._results = converter.tensor, converter.results
         self._names: Sequence[str] = inputs
         self._arguments: Mapping[str, str] = {}
         if not script.takes_dict:
@@ -88,64 +88,3 @@ class ScriptInstance(Instance):
             if asked.disable_optimized_execution:
                 stack.enter_context(torch.jit.optimized_execution(False))
             return self._forward(*arguments, **named)
-
-    def _tensor(self, name: str, tensor: Tensor) -> Any:
-        """``tensor`` for PyTorch, in place unless the module may write to what is not to be written to."""
-        if isinstance(tensor, BytesTensor):
-            return _texts(name, tensor)
-        array = tensor
-        if not array.flags.c_contiguous or (self._script.writes and not array.flags.writeable):
-            array = array.copy()
-        if array.dtype == dtypes.BF16.numpy:
-            value = self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
-        else:
-            value = self._torch.from_numpy(array)
-        return value if self._device == "cpu" else value.to(self._device)
-
-    def _results(self, result: Any) -> dict[str, Tensor]:
-        if isinstance(result, dict):
-            missing = [name for name in self._outputs if name not in result]
-            if missing:
-                raise BackendError(
-                    f"PyTorch execute failure: no output '{missing[0]}'; the model gives {', '.join(map(str, result))}",
-                    Code.INTERNAL,
-                )
-            return {name: self._array(name, result[name]) for name in self._outputs}
-        is_several = isinstance(result, (tuple, list)) and not (result and isinstance(result[0], str))
-        given = result if is_several else (result,)
-        if max(self._outputs.values()) >= len(given):
-            raise BackendError(
-                f"PyTorch execute failure: the configuration expects output {max(self._outputs.values())}, the model "
-                f"gives {len(given)} outputs",
-                Code.INTERNAL,
-            )
-        return {name: self._array(name, given[place]) for name, place in self._outputs.items()}
-
-    def _array(self, name: str, value: Any) -> Tensor:
-        if isinstance(value, list):
-            return np.array(value, dtype=np.object_)
-        if not isinstance(value, self._torch.Tensor):
-            raise BackendError(
-                f"output '{name}' is {type(value).__name__}, neither a tensor nor strings", Code.INTERNAL
-            )
-        value = value.detach().cpu()
-        array: npt.NDArray[Any]
-        if value.dtype is self._torch.bfloat16:
-            array = value.contiguous().view(self._torch.int16).numpy().view(dtypes.BF16.numpy)
-        else:
-            array = value.numpy()
-        return array.reshape(1) if not array.ndim else array
-
-
-def _texts(name: str, tensor: BytesTensor) -> list[str]:
-    """The strings of ``tensor``, whose shape is [strings], or [strings, 1] where they are rows."""
-    if tensor.ndim > 1 and tensor.size != tensor.shape[0]:
-        raise InvalidArgument(
-            f"Triton only supports 1 dimensional List of String as input for '{name}', not {list(tensor.shape)}"
-        )
-    try:
-        return [item.decode() for item in tensor.items()]
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(
-            f"input '{name}': a string is not UTF-8, but PyTorch's strings are text ({error})"
-        ) from None

@@ -1,0 +1,95 @@
+"""Tensors of requests as PyTorch's, on their memory; and PyTorch's results as arrays, on the results' memory.
+
+An array becomes a tensor without a copy, unless it has gaps, or must not be written to by a model that may write to its
+inputs. BF16 passes as its bits, since neither NumPy nor PyTorch know the other's. Strings are ``list[str]``, as
+TorchScript has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace import BackendError, BytesTensor, Code, InvalidArgument, Tensor, dtypes
+
+
+class TensorConverter:
+    """Converts the inputs and the results of one instance, which computes on ``device``, one of PyTorch's names.
+
+    ``outputs`` says of each output of the config which of the results it is, counted from 0. ``writes``: the model may
+    write to its inputs."""
+
+    def __init__(self, torch: Any, device: str, outputs: Mapping[str, int], writes: bool) -> None:
+        self._torch, self._device, self._outputs, self._writes = torch, device, outputs, writes
+        self._count = max(outputs.values()) + 1
+
+    def tensor(self, name: str, tensor: Tensor) -> Any:
+        """``tensor``, the input ``name``, for PyTorch; strings become ``list[str]``.
+
+        Raises `InvalidArgument` for strings that are not UTF-8, or of more dims than one."""
+        if isinstance(tensor, BytesTensor):
+            return texts(name, tensor)
+        array = tensor
+        if not array.flags.c_contiguous or (self._writes and not array.flags.writeable):
+            array = array.copy()
+        if array.dtype == dtypes.BF16.numpy:
+            value = self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
+        else:
+            value = self._torch.from_numpy(array)
+        return value if self._device == "cpu" else value.to(self._device)
+
+    def results(self, result: Any) -> dict[str, Tensor]:
+        """What the model gave, by the config's names: from a dictionary by its keys; from a tuple or a list by their
+        places; else it is output 0. Raises `BackendError` for an output that it did not give."""
+        if isinstance(result, dict):
+            missing = [name for name in self._outputs if name not in result]
+            if missing:
+                raise BackendError(
+                    f"PyTorch execute failure: no output '{missing[0]}'; the model gives {', '.join(map(str, result))}",
+                    Code.INTERNAL,
+                )
+            return {name: self.array(name, result[name]) for name in self._outputs}
+        is_several = isinstance(result, (tuple, list)) and not (result and isinstance(result[0], str))
+        given = result if is_several else (result,)
+        if self._count > len(given):
+            raise BackendError(
+                f"PyTorch execute failure: the configuration expects output {self._count - 1}, the model "
+                f"gives {len(given)} outputs",
+                Code.INTERNAL,
+            )
+        return {name: self.array(name, given[place]) for name, place in self._outputs.items()}
+
+    def array(self, name: str, value: Any) -> Tensor:
+        """``value``, a tensor on any device or a list of strings, as the output ``name``; a scalar has the shape [1].
+
+        Raises `BackendError` for anything else."""
+        if isinstance(value, list):
+            return np.array(value, dtype=np.object_)
+        if not isinstance(value, self._torch.Tensor):
+            raise BackendError(
+                f"output '{name}' is {type(value).__name__}, neither a tensor nor strings", Code.INTERNAL
+            )
+        value = value.detach().cpu()
+        array: npt.NDArray[Any]
+        if value.dtype is self._torch.bfloat16:
+            array = value.contiguous().view(self._torch.int16).numpy().view(dtypes.BF16.numpy)
+        else:
+            array = value.numpy()
+        return array.reshape(1) if not array.ndim else array
+
+
+def texts(name: str, tensor: BytesTensor) -> list[str]:
+    """The strings of ``tensor``, whose shape is [strings], or [strings, 1] where they are rows."""
+    if tensor.ndim > 1 and tensor.size != tensor.shape[0]:
+        raise InvalidArgument(
+            f"Triton only supports 1 dimensional List of String as input for '{name}', not {list(tensor.shape)}"
+        )
+    try:
+        return [item.decode() for item in tensor.items()]
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"input '{name}': a string is not UTF-8, but PyTorch's strings are text ({error})"
+        ) from None
