@@ -201,6 +201,7 @@ class WorkerFactory:
             placement.device.id,
             backend.outputs_as_given,
             [spec.to_json() for spec in self._kept.values()],
+            model.is_sent,
         )
 
     def _load(self, model: Model) -> tuple[AnyInstance, Runner]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from headrace.config.config_json import config_to_json
 from headrace.errors import Cancelled, Code, HeadraceError, InvalidArgument
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import UNREAD
@@ -45,6 +47,17 @@ def exists(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_an_instance_is_told_whether_its_config_was_sent(run_trial: Run, isolation: str) -> None:
+    model = run_trial(isolation=isolation, options={"model_control_mode": "explicit", "load_model": ("m",)})
+    told = model.folder / "is_sent"
+    assert told.read_text() == "False"
+    sent = {**config_to_json(model.server.resolve("m").config), "max_batch_size": 4}
+    load = model.server.load("m", {"config": json.dumps(sent)})
+    asyncio.run_coroutine_threadsafe(load, model.server.loop).result(30)
+    assert told.read_text() == "True"
 
 
 # ---------------------------------------------------------------------- answers

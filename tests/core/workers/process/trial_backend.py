@@ -97,6 +97,7 @@ class Trial(Backend):
         }
         if given.load:
             do(given.load, given.folder, None)
+        (Path(given.folder) / "is_sent").write_text(str(model.is_sent))
         return rungs[given.rung](given)
 
 

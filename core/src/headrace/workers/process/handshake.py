@@ -50,9 +50,9 @@ class InstanceSpec:
     ``--backend-config`` settings. ``config`` is the model's config as JSON, as the
     ``/config`` endpoint shows it, and ``parameters`` its parameters as text. ``entry`` is that of
     `headrace.backends.base.Isolation`. ``outputs_as_given`` is the backend's. ``kept`` are the outputs
-    that the scheduler keeps from callers, as in ``config``. ``services`` and
-    ``cleanup`` are set in the child: what the entry leaves in ``cleanup`` is done when the instance has
-    closed, and when it cannot be loaded.
+    that the scheduler keeps from callers, as in ``config``. ``is_sent`` is that of
+    `headrace.backends.base.Model`. ``services`` and ``cleanup`` are set in the child: what the entry leaves in
+    ``cleanup`` is done when the instance has closed, and when it cannot be loaded.
     """
 
     entry: str
@@ -68,6 +68,7 @@ class InstanceSpec:
     device_id: int
     outputs_as_given: bool = False
     kept: Sequence[Mapping[str, Any]] = ()
+    is_sent: bool = False
     services: Services | None = None
     cleanup: ExitStack = field(default_factory=ExitStack, compare=False)
 
@@ -113,6 +114,7 @@ def load(spec: InstanceSpec) -> AnyInstance:
         spec.instance_name,
         Device(spec.device_kind, spec.device_id),
         spec.services,
+        spec.is_sent,
     )
     shared = share(backend, model, spec.cleanup)
     with failures_worded(backend, model.name):
