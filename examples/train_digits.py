@@ -65,15 +65,21 @@ def export(net: MLPClassifier) -> onnx.ModelProto:
     return model
 
 
-def _constants(net: MLPClassifier) -> list[TensorProto]:
-    arrays = {"white": np.array(WHITE)}
+def weights(net: MLPClassifier) -> dict[str, npt.NDArray[np.float32]]:
+    """``weight0`` f32[64, 64], ``bias0`` f32[64], ``weight1`` f32[64, 10] and ``bias1`` f32[10]."""
+    arrays: dict[str, npt.NDArray[np.float32]] = {}
     for layer, (weight, bias) in enumerate(zip(net.coefs_, net.intercepts_, strict=True)):
         arrays |= {f"weight{layer}": _rounded(weight), f"bias{layer}": _rounded(bias)}
-    return [numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()]
+    return arrays
 
 
-def _rounded(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.round(values * GRAIN) / GRAIN
+def _constants(net: MLPClassifier) -> list[TensorProto]:
+    arrays = {"white": np.array(WHITE, np.float32), **weights(net)}
+    return [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+
+
+def _rounded(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    return (np.round(values * GRAIN) / GRAIN).astype(np.float32)
 
 
 def _pixels(digits: Digits) -> npt.NDArray[np.float64]:

@@ -93,7 +93,8 @@ def test_the_client_of_the_readme_reads_its_picture_as_a_three(digits: Headrace)
 
 
 @pytest.mark.parametrize(
-    "client", ["classify.py", "text/client.py", "stream/client.py", "choose/client.py", "read_rows.py"]
+    "client",
+    ["classify.py", "text/client.py", "stream/client.py", "choose/client.py", "read_rows.py", "engines/ask.py"],
 )
 def test_a_client_says_how_to_start_a_server_that_is_not_there(client: str) -> None:
     protocol = "grpc" if client.startswith("stream") else "http"

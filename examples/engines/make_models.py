@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Train one small net on handwritten digits and write it in every format that Headrace serves: a model repository.
+
+Needs scikit-learn and onnx. A format whose engine is not installed is left out, and said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.neural_network import MLPClassifier
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what all examples with digits share
+
+from digits import training_digits
+from train_digits import WHITE, export, train, weights
+
+if TYPE_CHECKING:
+    from torch_net import DigitsNet
+
+HERE = Path(__file__).resolve().parent
+#: In all configs. ONNX, OpenVINO and SavedModel files would do with none, and be given batches of up to 4.
+BATCHES = "max_batch_size: 64\ndynamic_batching { }\n"
+#: What other files do not tell, without the axis of the rows.
+TENSORS = """\
+input [ { name: "image" data_type: TYPE_UINT8 dims: [ 8, 8 ] } ]
+output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 10 ] } ]
+"""
+
+
+def write_onnx(net: MLPClassifier, version: Path) -> None:
+    (version / "model.onnx").write_bytes(export(net).SerializeToString(deterministic=True))
+
+
+def write_openvino(net: MLPClassifier, version: Path) -> None:
+    """Converted from ONNX, weights as they are."""
+    import openvino
+
+    model = openvino.Core().read_model(export(net).SerializeToString())
+    openvino.save_model(model, str(version / "model.xml"), compress_to_fp16=False)
+
+
+def write_torchscript(net: MLPClassifier, version: Path) -> None:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer models had better be exported
+        torch.jit.script(torch_net(net)).save(str(version / "model.pt"))  # type: ignore[no-untyped-call]
+
+
+def torch_net(net: MLPClassifier) -> DigitsNet:
+    import torch
+    from torch_net import DigitsNet
+
+    arrays = weights(net)
+    module = DigitsNet()
+    for layer, linear in enumerate((module.hidden, module.scores)):
+        linear.weight.data = torch.tensor(arrays[f"weight{layer}"].T)
+        linear.bias.data = torch.tensor(arrays[f"bias{layer}"])
+    return module.eval()
+
+
+def write_saved_model(net: MLPClassifier, version: Path) -> None:
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.arrays = {name: tf.Variable(array) for name, array in weights(net).items()}
+
+    def read(image: Any) -> dict[str, Any]:
+        return {"probabilities": _probabilities(tf, image, module.arrays)}
+
+    takes = [tf.TensorSpec([None, 8, 8], tf.uint8, name="image")]
+    module.read = tf.function(read, input_signature=takes)
+    tf.saved_model.save(module, str(version / "model.savedmodel"), signatures=module.read)
+
+
+def write_graphdef(net: MLPClassifier, version: Path) -> None:
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        image = tf.compat.v1.placeholder(tf.uint8, [None, 8, 8], name="image")
+        tf.identity(_probabilities(tf, image, weights(net)), name="probabilities")
+    (version / "model.graphdef").write_bytes(graph.as_graph_def().SerializeToString())
+
+
+def _probabilities(tf: Any, image: Any, arrays: Any) -> Any:
+    pixels = tf.reshape(tf.cast(image, tf.float32), [-1, 64]) / WHITE
+    hidden = tf.nn.relu(pixels @ arrays["weight0"] + arrays["bias0"])
+    return tf.nn.softmax(hidden @ arrays["weight1"] + arrays["bias1"])
+
+
+def write_tensorrt(net: MLPClassifier, version: Path) -> None:
+    """Built from ONNX, for the GPU of this machine."""
+    import tensorrt
+
+    builder = tensorrt.Builder(tensorrt.Logger(tensorrt.Logger.WARNING))
+    network, config = builder.create_network(0), builder.create_builder_config()
+    tensorrt.OnnxParser(network, builder.logger).parse(export(net).SerializeToString())
+    profile = builder.create_optimization_profile()
+    profile.set_shape("image", (1, 8, 8), (16, 8, 8), (64, 8, 8))
+    config.add_optimization_profile(profile)
+    (version / "model.plan").write_bytes(bytes(builder.build_serialized_network(network, config)))
+
+
+def write_python(net: MLPClassifier, version: Path) -> None:
+    shutil.copy(HERE / "numpy_model.py", version / "model.py")
+    arrays: dict[str, Any] = {**weights(net)}
+    np.savez(version / "weights.npz", **arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """``write`` puts the files into the directory of a version, by the module ``engine``, which ``package`` brings."""
+
+    write: Callable[[MLPClassifier, Path], None]
+    engine: str = ""
+    package: str = ""
+    config: str = BATCHES
+
+
+#: By the name that comes behind ``digits_`` in a model's.
+FORMATS = {
+    "onnx": Format(write_onnx),
+    "openvino": Format(write_openvino, "openvino", "openvino"),
+    "torchscript": Format(write_torchscript, "torch", "torch", BATCHES + TENSORS),
+    "savedmodel": Format(write_saved_model, "tensorflow", "tensorflow-cpu"),
+    "graphdef": Format(write_graphdef, "tensorflow", "tensorflow-cpu", BATCHES + TENSORS),
+    "tensorrt": Format(write_tensorrt, "tensorrt", "tensorrt-cu13"),
+    "python": Format(write_python, config=BATCHES + TENSORS),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    net = train(training_digits())
+    for name in options.formats:
+        form, model = FORMATS[name], options.models / f"digits_{name}"
+        shutil.rmtree(model, ignore_errors=True)
+        if form.engine and importlib.util.find_spec(form.engine) is None:
+            print(f"{model.name:20} left out: {form.engine} is not installed; run: pip install {form.package}")
+            continue
+        began, version = time.monotonic(), model / "1"
+        version.mkdir(parents=True)
+        form.write(net, version)
+        (model / "config.pbtxt").write_text(form.config)
+        files = ", ".join(sorted(path.name for path in version.iterdir()))
+        print(f"{model.name:20} {files} ({time.monotonic() - began:.1f} s)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--models", metavar="DIR", type=Path, default=HERE / "models", help="where to write (default: %(default)s)")
+    add("--formats", nargs="+", choices=FORMATS, default=FORMATS, help="what to write (default: all)", metavar="FORMAT")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""One net in the format of every engine (examples/engines), all served by one server: they answer alike.
+
+The oracle is arithmetic with the net's weights, in twice the precision.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+if TYPE_CHECKING:
+    from tests.conftest import Headrace
+    from tests.e2e.conftest import Reply
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+EXAMPLE = Path(__file__).parents[2] / "examples/engines"
+
+
+@dataclass(frozen=True)
+class Format:
+    """``engine`` is a module, ``file`` the one to break, ``told`` how errors name it, ``names`` the tensors' names."""
+
+    backend: str
+    engine: str
+    file: str
+    told: str = ""
+    names: tuple[str, str] = ("image", "probabilities")
+
+
+FORMATS = {
+    "onnx": Format("onnxruntime", "onnxruntime", "model.onnx"),
+    "openvino": Format("openvino", "openvino", "model.xml"),
+    "torchscript": Format("pytorch", "torch", "model.pt"),
+    "savedmodel": Format(
+        "tensorflow", "tensorflow", "model.savedmodel/saved_model.pb", "model.savedmodel|saved_model.pb"
+    ),
+    "graphdef": Format("tensorflow", "tensorflow", "model.graphdef"),
+    "python": Format("python", "", "model.py", "model.py|module '1.model'"),
+}
+ENGINES = {form.engine for form in FORMATS.values()} - {""} | {"tensorrt"}
+#: What each is served as, by the end of its name: instances, and where they live.
+VARIANTS = {"": (1, "thread"), "_four": (4, "thread"), "_apart": (1, "process")}
+CONFIG = """
+instance_group {{ kind: KIND_CPU count: {} }}
+parameters {{ key: "isolation" value {{ string_value: "{}" }} }}
+"""
+MODELS = [f"digits_{name}{variant}" for name in FORMATS for variant in VARIANTS]
+#: What engines may be apart that add up in another order, in single precision.
+TOLERANCE = 1e-5
+
+
+def format_of(model: str) -> Format:
+    return FORMATS[model.split("_")[1]]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What make_models.py writes, once for all processes that run tests."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with (root / "engines.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / "engines").exists():
+            make_models(root / "engines")
+    return root / "engines"
+
+
+def make_models(models: Path) -> None:
+    command = [sys.executable, str(EXAMPLE / "make_models.py"), f"--models={models}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = dict(re.findall(r"^digits_(\w+) +(.*)$", done.stdout, re.MULTILINE))
+    assert said.keys() == FORMATS.keys() | {"tensorrt"}, "this suite has every format"
+    assert {name for name, text in said.items() if "left out" in text} <= {"tensorrt"}, done.stdout
+
+
+@pytest.fixture(scope="session")
+def repository(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every format in every variant."""
+    root = tmp_path_factory.mktemp("repository")
+    for name in FORMATS:
+        for variant, wanted in VARIANTS.items():
+            model = shutil.copytree(made / f"digits_{name}", root / f"digits_{name}{variant}")
+            with (model / "config.pbtxt").open("a") as file:
+                file.write(CONFIG.format(*wanted))
+    return root
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path, keep_serving: Callable[..., Headrace]) -> Headrace:
+    loads = [f"--load-model={model}" for model in MODELS]
+    return keep_serving(f"--model-repository={repository}", "--model-control-mode=explicit", *loads)
+
+
+@pytest.fixture(scope="session")
+def arithmetic(made: Path) -> Callable[[Array], Array]:
+    """``images`` u8[rows, 8, 8] -> probabilities f64[rows, 10]."""
+    with np.load(made / "digits_python/1/weights.npz") as arrays:
+        names = ("weight0", "bias0", "weight1", "bias1")
+        weight0, bias0, weight1, bias1 = (arrays[name].astype(np.float64) for name in names)
+
+    def compute(images: Array) -> Array:
+        scores = np.maximum(images.reshape(-1, 64) / 16 @ weight0 + bias0, 0) @ weight1 + bias1
+        powers = np.exp(scores)
+        result: Array = powers / powers.sum(1, keepdims=True)
+        return result
+
+    return compute
+
+
+def pictures(rows: int, seed: int = 0) -> Array:
+    """u8[rows, 8, 8] of noise with the values of the digits."""
+    return np.random.default_rng(seed).integers(0, 17, (rows, 8, 8)).astype(np.uint8)
+
+
+@pytest.fixture(params=["http", "grpc"])
+def client(request: pytest.FixtureRequest, server: Headrace) -> Iterator[Any]:
+    module = getattr(tritonclient, request.param)
+    with module.InferenceServerClient(f"127.0.0.1:{getattr(server, request.param)}") as client:
+        yield client
+
+
+def ask(client: Any, model: str, images: Array, name: str = "") -> Array:
+    """What ``model`` answers to one request, over the protocol of ``client``."""
+    module = sys.modules[type(client).__module__.rpartition(".")[0]]
+    takes, gives = format_of(model).names
+    tensor = module.InferInput(name or takes, list(images.shape), np_to_triton_dtype(images.dtype))
+    tensor.set_data_from_numpy(images)
+    answer: Array = client.infer(model, [tensor]).as_numpy(gives)
+    assert answer.dtype == np.float32
+    return answer
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_engine_answers_what_arithmetic_says(
+    client: Any, model: str, arithmetic: Callable[[Array], Array]
+) -> None:
+    for rows in (1, 3, 64):
+        images = pictures(rows, rows)
+        np.testing.assert_allclose(ask(client, model, images), arithmetic(images), atol=TOLERANCE)
+
+
+def test_many_callers_of_all_engines_at_once_each_get_the_answer_to_their_own_request(
+    server: Headrace, arithmetic: Callable[[Array], Array]
+) -> None:
+    def call(caller: int) -> None:
+        choose = random.Random(caller)
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+            for number in range(30):
+                images = pictures(choose.randint(1, 8), 1000 * caller + number)
+                answer = ask(client, choose.choice(MODELS), images)
+                np.testing.assert_allclose(answer, arithmetic(images), atol=TOLERANCE)
+
+    with ThreadPoolExecutor(12) as pool:
+        for _ in pool.map(call, range(12)):
+            pass
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_of_many_requests_are_executed_together(server: Headrace, name: str) -> None:
+    """With one instance, of which all but the first request of a crowd find it busy at some time."""
+    model = f"digits_{name}"
+
+    def counts() -> tuple[float, float]:
+        return server.metric("nv_inference_count", model), server.metric("nv_inference_exec_count", model)
+
+    before = counts()
+    images = pictures(2)
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
+        takes, _ = format_of(model).names
+        tensor = tritonclient.grpc.InferInput(takes, list(images.shape), "UINT8")
+        tensor.set_data_from_numpy(images)
+        with ThreadPoolExecutor(16) as pool:
+            for _ in pool.map(lambda _: client.infer(model, [tensor]), range(200)):
+                pass
+    rows, executions = (after - had for after, had in zip(counts(), before, strict=True))
+    assert rows == 400
+    assert executions < 200
+
+
+#: What is wrong with a request: its tensor's name and array, and what is said.
+WRONG: dict[str, tuple[str, Array, str]] = {
+    "shape": ("", np.zeros((2, 8, 9), np.uint8), r"shape for input '{input}' .*Expected \[-1,8,8\], got \[2,8,9\]"),
+    "rank": ("", np.zeros(64, np.uint8), r"'{input}'.*\[64\]"),
+    "data type": ("", np.zeros((1, 8, 8), np.float32), "input '{input}' data-type is 'FP32', .* expects 'UINT8'"),
+    "name": ("picture", np.zeros((1, 8, 8), np.uint8), "'picture'"),
+    "rows": ("", np.zeros((65, 8, 8), np.uint8), "batch-size must be <= 64"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_request_that_is_wrong_is_told_why_and_disturbs_nobody(
+    server: Headrace, name: str, arithmetic: Callable[[Array], Array]
+) -> None:
+    model = f"digits_{name}"
+
+    def well(seed: int) -> None:
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+            for number in range(10):
+                images = pictures(2, 100 * seed + number)
+                np.testing.assert_allclose(ask(client, model, images), arithmetic(images), atol=TOLERANCE)
+
+    def badly(what: str) -> None:
+        other, images, words = WRONG[what]
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+            for _ in range(5):
+                with pytest.raises(InferenceServerException) as refused:
+                    ask(client, model, images, other)
+                assert refused.value.status() == "400"
+                assert re.search(words.format(input=format_of(model).names[0]), refused.value.message())
+                assert model in refused.value.message()
+
+    with ThreadPoolExecutor(9) as pool:
+        for done in [*(pool.submit(badly, what) for what in WRONG), *(pool.submit(well, seed) for seed in range(4))]:
+            done.result(60)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[: len(content) // 3],
+    "noise": lambda content: random.Random(0).randbytes(4096),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_broken_file_stops_its_own_model_only_and_the_error_names_it(
+    server: Headrace,
+    repository: Path,
+    made: Path,
+    post: Callable[..., Reply],
+    arithmetic: Callable[[Array], Array],
+    name: str,
+    damage: str,
+) -> None:
+    model = f"broken_{name}_{damage}"
+    path = shutil.copytree(made / f"digits_{name}", repository / model) / "1" / FORMATS[name].file
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    reply = post(server, f"/v2/repository/models/{model}/load", {})
+    assert reply.status == 400
+    assert model in reply.error
+    assert re.search(FORMATS[name].told or path.name, reply.error)
+    assert str(repository) not in reply.error  # docs/spec/security.md C7
+    images = pictures(2)
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        assert not client.is_model_ready(model)
+        np.testing.assert_allclose(ask(client, f"digits_{name}", images), arithmetic(images), atol=TOLERANCE)
+
+
+def test_an_engine_that_is_not_there_is_named_with_the_command_that_installs_it(
+    serve: Callable[..., Headrace], made: Path, tmp_path: Path, post: Callable[..., Reply]
+) -> None:
+    """All engines but that of Python models are hidden by modules which cannot be imported."""
+    for engine in ENGINES:
+        (tmp_path / f"{engine}.py").write_text(f"raise ImportError(\"No module named '{engine}'\")")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    flags = ["--model-control-mode=explicit", "--load-model=digits_python"]
+    server = serve(f"--model-repository={made}", *flags, environ={"PYTHONPATH": path})
+    for name, form in FORMATS.items():
+        reply = post(server, f"/v2/repository/models/digits_{name}/load", {})
+        assert reply.status == (400 if form.engine else 200)
+        if form.engine:
+            assert re.search(
+                rf"'{form.backend}' needs the package {form.engine}.*pip install {form.engine}", reply.error
+            )
+
+
+IMPORTED = """
+import sys
+import numpy as np
+import headrace
+
+with headrace.Server(sys.argv[1], model_control_mode="explicit", load_model=(sys.argv[2],)) as server:
+    server.infer(sys.argv[2], {sys.argv[3]: np.zeros((1, 8, 8), np.uint8)})
+    print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_server_imports_the_engine_of_its_model_and_no_other(made: Path, name: str) -> None:
+    command = [sys.executable, "-c", IMPORTED, str(made), f"digits_{name}", FORMATS[name].names[0]]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ENGINES & set(done.stdout.split()) == {FORMATS[name].engine} - {""}
+
+
+def test_a_format_whose_engine_is_not_installed_is_left_out_and_said(tmp_path: Path) -> None:
+    if find_spec("tensorrt") is not None:
+        pytest.skip("tensorrt is installed")
+    command = [sys.executable, str(EXAMPLE / "make_models.py"), f"--models={tmp_path}", "--formats", "tensorrt", "onnx"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "left out: tensorrt is not installed; run: pip install tensorrt-cu13" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["digits_onnx"]
+
+
+def test_ask_finds_that_all_read_the_held_out_digits_alike(server: Headrace) -> None:
+    command = [sys.executable, str(EXAMPLE / "ask.py"), f"--http=127.0.0.1:{server.http}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert {line[0] for line in lines} == set(MODELS)
+    assert {line[1] for line in lines} == {form.backend for form in FORMATS.values()}
+    assert all(int(line[2]) > 0.95 * 360 and line[4] == "360" for line in lines)
