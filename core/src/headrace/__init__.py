@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from headrace.backends.cores import available_cores, threads_per_instance
     from headrace.backends.graph import Graph, GraphTensor
+    from headrace.backends.onnx_references import check_onnx_references
     from headrace.backends.services import LOG_LEVELS, LogLevel, Services
     from headrace.backends.sharing import Shared
     from headrace.caches.base import CachedResponse, ResponseCache
@@ -130,6 +131,7 @@ _HOMES = {
     ),
     "headrace.backends.cores": ("available_cores", "threads_per_instance"),
     "headrace.backends.graph": ("Graph", "GraphTensor"),
+    "headrace.backends.onnx_references": ("check_onnx_references",),
     "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "Services"),
     "headrace.backends.sharing": ("Shared",),
     "headrace.caches.base": ("CachedResponse", "ResponseCache"),
@@ -282,6 +284,7 @@ __all__ = [
     "backend_settings",
     "check_against_graph",
     "check_metric_update",
+    "check_onnx_references",
     "child_command",
     "complete_from_graph",
     "config_to_json",

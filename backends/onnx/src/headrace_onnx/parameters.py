@@ -56,6 +56,25 @@ OPENVINO = frozenset(
         "precision", "reshape_input",
     )
 )
+
+#: Options of the XNNPACK execution provider.
+XNNPACK = frozenset(("intra_op_num_threads",))
+
+#: Options of the CoreML execution provider.
+COREML = frozenset(
+    (
+        "AllowLowPrecisionAccumulationOnGPU", "EnableOnSubgraphs", "MLComputeUnits", "ModelCacheDirectory",
+        "ModelFormat", "ProfileComputePlan", "RequireStaticInputShapes", "SpecializationStrategy",
+    )
+)
+
+#: Options of the DirectML execution provider.
+DIRECTML = frozenset(
+    (
+        "device_filter", "device_id", "disable_metacommands", "enable_dynamic_graph_fusion", "enable_graph_capture",
+        "performance_preference",
+    )
+)
 # fmt: on
 
 _CONV_SEARCH = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
@@ -85,6 +104,9 @@ class Parameters:
     gpu_mem_limit: int = 0
     arena_extend_strategy: int = 0
     do_copy_in_default_stream: bool = True
+    #: Whether ONNX Runtime writes down how long each operator takes, into the directory that the backend option
+    #: ``profiling-directory`` names.
+    enable_profiling: bool = False
 
     def __post_init__(self) -> None:
         _check_session(self.session)
@@ -134,9 +156,19 @@ def check_options(accelerator: str, options: Mapping[str, str], known: frozenset
 def place_files(model: Model, options: Mapping[str, str]) -> dict[str, str]:
     """``options`` of a provider with every path in it absolute: a relative one counts from the version's directory.
 
-    Raises `ConfigError` for one that leaves the model's directory.
+    Raises `ConfigError` for one that leaves the model's directory, and, if the config came with a load request, for one
+    that loads code or names further files.
     """
+    for key in options:
+        if key in _REPOSITORY_ONLY:
+            refuse_if_sent(model, key)
     return {key: _PLACED[key](model, key, value) if key in _PLACED else value for key, value in options.items()}
+
+
+def refuse_if_sent(model: Model, key: str) -> None:
+    """Raise `ConfigError` if the setting ``key`` was not written by whoever keeps the repository."""
+    if model.is_sent:
+        raise ConfigError(f"'{key}' of model '{model.name}' came with a load request: it counts in the repository only")
 
 
 def _path(model: Model, key: str, value: str) -> str:
@@ -184,7 +216,10 @@ _PLACED: Mapping[str, Callable[[Model, str, str], str]] = {
     "trt_int8_calibration_table_name": _name,
     "cache_dir": _path,
     "load_config": _json,
+    "ModelCacheDirectory": _path,
 }
+#: Native code, and settings that may name any file.
+_REPOSITORY_ONLY = ("trt_extra_plugin_lib_paths", "load_config")
 
 
 def _hint(key: str, known: frozenset[str]) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from headrace import ConfigError, Device, LoadError, Model, ModelInstanceGroup
+from headrace import ConfigError, Device, LoadError, Model, ModelInstanceGroup, one_line
 from headrace_onnx import parameters
 from headrace_onnx.parameters import check_options, place_files
 
@@ -17,8 +18,36 @@ Providers: TypeAlias = "list[tuple[str, dict[str, str]]]"
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 TENSORRT, OPENVINO = "TensorrtExecutionProvider", "OpenVINOExecutionProvider"
+XNNPACK, COREML, DIRECTML = "XnnpackExecutionProvider", "CoreMLExecutionProvider", "DmlExecutionProvider"
 
-_PACKAGES = {CUDA: "onnxruntime-gpu", TENSORRT: "onnxruntime-gpu and TensorRT", OPENVINO: "onnxruntime-openvino"}
+#: Which build of the engine has a provider.
+_BUILDS = {
+    CUDA: "run: pip install onnxruntime-gpu",
+    TENSORRT: "run: pip install onnxruntime-gpu and TensorRT",
+    OPENVINO: "run: pip install onnxruntime-openvino",
+    XNNPACK: "no wheel of PyPI has it: build onnxruntime with --use_xnnpack",
+    COREML: "the wheels of onnxruntime for macOS have it",
+    DIRECTML: "the wheel onnxruntime-directml, for Windows, has it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One that needs no CUDA. Errors call it ``title``; ``known`` are its options, ``given`` those it begins with."""
+
+    provider: str
+    title: str
+    known: frozenset[str]
+    given: Mapping[str, str] = field(default_factory=dict)
+
+
+#: Triton's, and what else builds of the engine have, by what a ``cpu_execution_accelerator`` is called.
+_CPU_ACCELERATORS = {
+    "openvino": Accelerator(OPENVINO, "OpenVINO", parameters.OPENVINO, {"device_type": "CPU"}),
+    "xnnpack": Accelerator(XNNPACK, "XNNPACK", parameters.XNNPACK),
+    "coreml": Accelerator(COREML, "CoreML", parameters.COREML),
+    "directml": Accelerator(DIRECTML, "DirectML", parameters.DIRECTML),
+}
 
 #: Keys of the ``tensorrt`` accelerator that ONNX Runtime spells differently.
 _TENSORRT_RENAMED = {
@@ -96,7 +125,7 @@ def require(onnxruntime: Any, provider: str, model: str) -> None:
     if provider not in available:
         raise LoadError(
             f"model '{model}' needs {provider}, but onnxruntime {onnxruntime.__version__} offers only "
-            f"{', '.join(available)}; run: pip install {_PACKAGES[provider]}"
+            f"{', '.join(available)}; {_BUILDS[provider]}"
         )
 
 
@@ -106,13 +135,13 @@ def tensorrt_options(parameters: Mapping[str, str]) -> dict[str, str]:
     for key, value in parameters.items():
         if key == "precision_mode":
             if value not in _TENSORRT_PRECISIONS:
-                raise ConfigError(f"unsupported precision mode '{value}' is requested")
+                raise ConfigError(f"unsupported precision mode '{one_line(value)}' is requested")
             if (flag := _TENSORRT_PRECISIONS[value]) is not None:
                 options[flag] = "1"
         elif key in _TENSORRT_RENAMED or key in _TENSORRT_PASSED:
             options[_TENSORRT_RENAMED.get(key, key)] = value
         else:
-            raise ConfigError(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
+            raise ConfigError(f"unknown parameter '{one_line(key)}' is provided for TensorRT Execution Accelerator")
     return options
 
 
@@ -131,15 +160,15 @@ def _gpu(accelerators: Iterable[Any], model: Model, device: Device) -> Providers
     return [*chosen, (CUDA, cuda | {"device_id": str(device.id)})]
 
 
-def _cpu(accelerators: Sequence[Any], model: Model) -> Providers:
+def _cpu(accelerators: Iterable[Any], model: Model) -> Providers:
     chosen: Providers = []
     for accelerator in accelerators:
-        if accelerator.name != "openvino":
+        if (found := _CPU_ACCELERATORS.get(accelerator.name)) is None:
             raise _unknown(accelerator.name)
-        check_options("OpenVINO", accelerator.parameters, parameters.OPENVINO)
-        chosen.append((OPENVINO, {"device_type": "CPU", **place_files(model, accelerator.parameters)}))
+        check_options(found.title, accelerator.parameters, found.known)
+        chosen.append((found.provider, {**found.given, **place_files(model, accelerator.parameters)}))
     return chosen
 
 
 def _unknown(name: str) -> ConfigError:
-    return ConfigError(f"unknown Execution Accelerator '{name}' is requested")
+    return ConfigError(f"unknown Execution Accelerator '{one_line(name)}' is requested")

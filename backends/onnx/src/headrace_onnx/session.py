@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace import ConfigError, Device, LoadError, Model, threads_per_instance
-from headrace_onnx import providers, references
+from headrace import ConfigError, Device, LoadError, Model, check_onnx_references, one_line, threads_per_instance
+from headrace_onnx import providers
+from headrace_onnx.parameters import refuse_if_sent
 
 log = logging.getLogger("headrace.onnxruntime")
 
@@ -104,16 +105,41 @@ def _session_options(onnxruntime: Any, model: Model, backend_options: Mapping[st
         options.inter_op_num_threads = parameters.inter_op_thread_count
     for key, value in parameters.session.items():
         options.add_session_config_entry(key, value)
+    if parameters.enable_profiling:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(_profile(model, backend_options))
     _register_libraries(options, model)
     return options
+
+
+def _profile(model: Model, backend_options: Mapping[str, str]) -> Path:
+    """How the name of a session's profile begins; the engine adds when it was opened, and ``.json``.
+
+    Raises `ConfigError` unless whoever runs the server has named a directory, which is not in the model repository: a
+    file that appears there would have the model loaded again.
+    """
+    refuse_if_sent(model, "enable_profiling")
+    option = "profiling-directory"
+    if not (told := backend_options.get(option, "")):
+        raise ConfigError(
+            f"parameter 'enable_profiling' of model '{model.name}' needs a directory for what is written: "
+            f"--backend-config=onnxruntime,{option}=<directory>"
+        )
+    folder = Path(told).resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"backend option {option} of 'onnxruntime' is '{one_line(told)}', which is no directory")
+    if folder.is_relative_to(model.path.parent.parent.resolve()):
+        raise ConfigError(f"backend option {option} of 'onnxruntime' is '{one_line(told)}', in the model repository")
+    return folder / f"{model.instance_name}_{model.version}"
 
 
 def _register_libraries(options: Any, model: Model) -> None:
     """Load the config's libraries of custom operators, from the version's directory or the model's.
 
-    An absolute path is refused by validation: a config may come over the network.
+    They are native code: an absolute path is refused by validation, and any in a config that was sent here.
     """
     for library in model.config.model_operations.op_library_filename:
+        refuse_if_sent(model, "op_library_filename")
         path = model.resource(library if (model.path / library).exists() else f"../{library}")
         try:
             options.register_custom_ops_library(str(path))
@@ -123,7 +149,7 @@ def _register_libraries(options: Any, model: Model) -> None:
 
 def _open(onnxruntime: Any, model: Model, options: Any, chosen: providers.Providers) -> Any:
     path = _file_of(model.file("model.onnx"))
-    references.check(path, len(path.relative_to(model.path.parent).parts) - 1)
+    check_onnx_references(path, len(path.relative_to(model.path.parent).parts) - 1)
     try:
         # The engine's own fallback would print to stdout and run elsewhere than asked.
         return onnxruntime.InferenceSession(str(path), options, chosen, enable_fallback=0)

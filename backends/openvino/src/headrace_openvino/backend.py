@@ -15,8 +15,10 @@ from headrace import (
     dtypes,
     names_all_tensors,
 )
-from headrace_openvino.compiled_model import compile_model, load_engine, open_core, read_model
+from headrace_openvino.compiled_model import compile_model
 from headrace_openvino.instance import OpenVinoInstance
+from headrace_openvino.openvino_api import load_engine, open_core
+from headrace_openvino.openvino_files import read_model
 from headrace_openvino.parameters import Parameters
 from headrace_openvino.ports import graph_of
 

@@ -1,58 +1,16 @@
-"""OpenVINO itself, imported when the first model needs it, and its models: read, and compiled for a device."""
+"""A model compiled for a device, as its parameters say."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from headrace import ConfigError, LoadError, Model, available_cores, one_line
+from headrace_openvino.openvino_api import load_engine, open_core, reword
+from headrace_openvino.openvino_files import read_model
+from headrace_openvino.ports import narrowed
 
 log = logging.getLogger("headrace.openvino")
-
-
-def load_engine() -> Any:
-    """The module ``openvino``; raises `LoadError` saying how to install it."""
-    try:
-        import openvino
-    except ImportError as error:
-        raise LoadError(
-            "backend 'openvino' needs the package openvino, which cannot be imported "
-            f"({one_line(str(error))}); run: pip install openvino"
-        ) from error
-    return openvino
-
-
-def reword(error: BaseException) -> str:
-    """What an OpenVINO error says, without the lines about places in its own source."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
-    return one_line(" ".join(said) or type(error).__name__)
-
-
-def open_core(openvino: Any) -> Any:
-    core = openvino.Core()
-    # A mapped file that somebody shortens while the model is served would end the process.
-    core.set_property({"ENABLE_MMAP": False})
-    return core
-
-
-def read_model(core: Any, model: Model) -> Any:
-    """The ``openvino.Model`` of the version's file; raises `LoadError` naming the file at fault."""
-    path = model.file("model.xml")
-    if path.suffix == ".xml":
-        weights = path.with_suffix(".bin")
-        if not weights.is_file():
-            raise LoadError(f"unable to load model '{model.name}': no file '{weights}', the weights of '{path}'")
-        files = [str(path), str(model.resource(str(weights.relative_to(model.path))))]
-    else:
-        _refuse_references(model, path)
-        files = [str(path)]
-    try:
-        return core.read_model(*files)
-    except Exception as error:  # pybind raises classes of its own
-        told = "', '".join(files)
-        raise LoadError(f"unable to load model '{model.name}': '{told}': {reword(error)}") from error
 
 
 def compile_model(model: Model) -> Any:
@@ -65,6 +23,14 @@ def compile_model(model: Model) -> Any:
     opened = read_model(core, model)
     if parameters.reshape_io_layers:
         _reshape(opened, model)
+    if parameters.target_device == "CPU" and (names := narrowed(opened, model.config)):
+        log.warning(
+            "model '%s': OpenVINO's CPU computes INT64 and UINT64 with 32 bits, clipping what is larger, and FP64 as "
+            "FP32: %s",
+            model.name,
+            one_line(", ".join(names)),
+            extra={"model": model.name},
+        )
     try:
         return core.compile_model(opened, parameters.target_device, _properties(model))
     except Exception as error:  # pybind raises classes of its own
@@ -146,12 +112,3 @@ def _add_extension(core: Any, model: Model) -> None:
         core.add_extension(str(path))
     except Exception as error:  # pybind raises classes of its own
         raise LoadError(f"unable to load model '{model.name}': '{path}': {reword(error)}") from error
-
-
-def _refuse_references(model: Model, path: Path) -> None:
-    """An ONNX file may name others, anywhere, by the key ``location``; OpenVINO would read them."""
-    if path.suffix == ".onnx" and path.is_file() and b"location" in path.read_bytes():
-        raise LoadError(
-            f"unable to load model '{model.name}': '{path}' keeps weights in other files, which is not supported here: "
-            "convert it with openvino.save_model, or serve it with the backend 'onnxruntime'"
-        )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import BackendError, Code, Instance, InvalidArgument, Model, Tensor, Tensors, dtypes
-from headrace_openvino.compiled_model import reword
+from headrace_openvino.openvino_api import reword
 from headrace_openvino.ports import fixed_batch, graph_of, names_of
 
 

@@ -23,6 +23,8 @@ ELEMENT_TYPES: Mapping[str, DataType] = {
     "u64": dtypes.UINT64,
     "boolean": dtypes.BOOL,
 }
+#: What OpenVINO's CPU computes as INT32, UINT32 or FP32.
+_NARROWED = (dtypes.INT64, dtypes.UINT64, dtypes.FP64)
 
 
 def graph_of(opened: Any, config: ModelConfig) -> Graph:
@@ -44,6 +46,12 @@ def fixed_batch(opened: Any, config: ModelConfig) -> int:
     rows: int = config.max_batch_size
     shapes = [_shape(port) for port in (*opened.inputs, *opened.outputs)]
     return rows if rows > 0 and all(shape is not None and shape[:1] == (rows,) for shape in shapes) else 0
+
+
+def narrowed(opened: Any, config: ModelConfig) -> list[str]:
+    """The tensors, with their types, that OpenVINO's CPU computes with half of their bits."""
+    described = [_describe(port, "tensor", config) for port in (*opened.inputs, *opened.outputs)]
+    return [f"{info.name} ({info.datatype.name})" for info in described if info.datatype in _NARROWED]
 
 
 def names_of(ports: Iterable[Any], config: ModelConfig) -> list[str]:

@@ -1,8 +1,8 @@
-"""The files that a graph names beside its own: weights, and what an accelerator compiled before.
+"""The files that an ONNX graph names beside its own: weights, and what an accelerator compiled before.
 
-They must lie in the model's directory, as all files of a model. The engine itself has seen to that
-for weights since 1.23 or so; before, it read any file of the server, and even its memory, where a
-graph gave an address for a name. We take engines from 1.18 on, so the graph is looked at here.
+They must lie in the model's directory, as all files of a model. Several engines read ONNX, and not all see to that:
+ONNX Runtime before 1.23 or so read any file of the server, and even its memory, where a graph gave an address for a
+name. So the graph is looked at here, for whichever backend is about to hand it to its engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from headrace import LoadError, one_line, why_path_leaves
+from headrace.config.confinement import one_line, why_path_leaves
+from headrace.errors import LoadError
 
 #: What the engine takes for an address in its own memory begins so.
 _ADDRESS = "*/_ORT_MEM_ADDR_"
@@ -48,10 +49,11 @@ _SCHEMA: dict[str, dict[str, tuple[int, str | int]]] = {
 }
 
 
-def check(path: Path, levels: int) -> None:
-    """Raise `LoadError` if the graph in the file ``path`` names a file outside the model's directory.
+def check_onnx_references(path: Path, levels: int) -> None:
+    """Raise `LoadError` if the ONNX graph in the file ``path`` names a file outside the model's directory.
 
-    ``levels`` is how many directories ``path``'s own lies below that one.
+    ``levels`` is how many directories ``path``'s own lies below that one. A file that is no ONNX graph passes, whatever
+    it is called: to read it, or to refuse it, is the engine's matter.
     """
     for name in _names(path):
         reason = "it is an address in memory" if name.startswith(_ADDRESS) else why_path_leaves(name, levels)

@@ -1,0 +1,54 @@
+"""The files that a model is made of: which kinds there are, and that none of them leads to others elsewhere.
+
+OpenVINO looks at what a file holds, and not at its name only, so that what is asked of ONNX is asked of every file.
+What it reads beside a file lies where the file lies, under a name that the file does not choose: ``.bin``,
+``.pdiparams``, the ``variables`` of a SavedModel, whose ``assets`` it does not read. Only ONNX names files, and a
+folder of PaddlePaddle without ``.pdmodel``, which is refused. Where links lead is core's matter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headrace import LoadError, Model, check_onnx_references
+from headrace_openvino.openvino_api import reword
+
+#: Endings of the names of files that are whole models, or have at their side what they need.
+_ENDINGS = (".xml", ".onnx", ".pb", ".pdmodel", ".tflite")
+_SAVED_MODEL = "saved_model.pb"
+#: What makes a folder one of PaddlePaddle, whose variables are files of any name that it says.
+_PADDLE = "__model__"
+
+
+def read_model(core: Any, model: Model) -> Any:
+    """The ``openvino.Model`` of the version's file; raises `LoadError` naming the file at fault."""
+    path = model.file("model.xml")
+    files = _files_of(model, path)
+    if not path.is_dir():
+        check_onnx_references(path, len(path.relative_to(model.path.parent).parts) - 1)
+    try:
+        return core.read_model(*files)
+    except Exception as error:  # pybind raises classes of its own
+        told = "', '".join(files)
+        raise LoadError(f"unable to load model '{model.name}': '{told}': {reword(error)}") from error
+
+
+def _files_of(model: Model, path: Path) -> list[str]:
+    """What OpenVINO is given: the model, and the weights of a ``.xml``. Raises `LoadError` for what is no model."""
+    lead = f"unable to load model '{model.name}'"
+    if path.is_dir():
+        if not (path / _SAVED_MODEL).is_file() or (path / _PADDLE).exists():
+            raise LoadError(f"{lead}: '{path}' is a folder, but not a SavedModel, which has {_SAVED_MODEL} in it")
+        return [str(path)]
+    if path.suffix not in _ENDINGS:
+        raise LoadError(
+            f"{lead}: '{path}' is of no kind that is served here: the file's name ends in {', '.join(_ENDINGS)}, or it "
+            "is the folder of a SavedModel"
+        )
+    if path.suffix != ".xml":
+        return [str(path)]
+    weights = path.with_suffix(".bin")
+    if not weights.is_file():
+        raise LoadError(f"{lead}: no file '{weights}', the weights of '{path}'")
+    return [str(path), str(model.resource(str(weights.relative_to(model.path))))]

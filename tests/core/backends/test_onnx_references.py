@@ -1,0 +1,66 @@
+"""What an ONNX graph names, judged by the graph alone. Backends' tests ask it of every place that a name can be in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from headrace import LoadError, check_onnx_references
+
+SHAPE: list[str | int | None] = ["n", 4]
+
+
+def write(path: Path, nodes: list[onnx.NodeProto], weights: list[TensorProto]) -> Path:
+    inputs, outputs = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE)] for name in "xy")
+    path.write_bytes(helper.make_model(helper.make_graph(nodes, "g", inputs, outputs, weights)).SerializeToString())
+    return path
+
+
+def with_weights(path: Path, **entries: str) -> Path:
+    """``y = x + W`` whose W lies where ``entries`` say."""
+    tensor = TensorProto(name="W", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    return write(path, [helper.make_node("Add", ["x", "W"], ["y"])], [tensor])
+
+
+def compiled(path: Path, context: str, **attributes: Any) -> Path:
+    """A graph that an accelerator has compiled, into ``context``."""
+    node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", ep_cache_context=context, **attributes)
+    return write(path, [node], [])
+
+
+@pytest.mark.parametrize("levels", [0, 1, 2])
+def test_a_graph_may_name_files_up_to_the_model_s_directory(tmp_path: Path, levels: int) -> None:
+    check_onnx_references(with_weights(tmp_path / "m", location="../" * levels + "weights.bin", offset="0"), levels)
+    climbing = with_weights(tmp_path / "m", location="../" * (levels + 1) + "weights.bin")
+    with pytest.raises(LoadError) as refusal:
+        check_onnx_references(climbing, levels)
+    assert refusal.value.message == (
+        f"'{climbing}' names the file '{'../' * (levels + 1)}weights.bin', which must stay in the model directory: "
+        "it climbs out with '..'"
+    )
+
+
+def test_only_what_is_called_the_location_is_one(tmp_path: Path) -> None:
+    check_onnx_references(with_weights(tmp_path / "m", checksum="/location"), 1)
+
+
+def test_what_an_accelerator_compiled_is_a_file_unless_it_is_embedded(tmp_path: Path) -> None:
+    check_onnx_references(compiled(tmp_path / "m", "/not/a/path but bytes", embed_mode=1), 1)
+    for graph in (
+        compiled(tmp_path / "a", "/etc/passwd", embed_mode=0),
+        compiled(tmp_path / "b", "x", onnx_model_filename="/etc/passwd"),
+    ):
+        with pytest.raises(LoadError, match=r"names the file '/etc/passwd', .*: it is absolute"):
+            check_onnx_references(graph, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"location", b"\x0a\xff no graph, but location", b"<net>location</net>"])
+def test_what_is_no_graph_is_left_to_the_engine(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m").write_bytes(content)
+    check_onnx_references(tmp_path / "m", 1)
