@@ -188,7 +188,7 @@ path = Path(sys.argv[1])
 backend = OnnxRuntime({"enable-global-threadpool": "1", "intra_op_thread_count": "2", "inter_op_thread_count": "1"})
 threads = []
 for number in range(3):
-    model = Model("m", 1, path, ModelConfig(name="m"), Parameters())
+    model = Model("m", 1, path, ModelConfig(name="m"), Parameters(), backend.share(None))
     backend.complete_config(model)
     instance = backend.load(model)
     ones = np.ones((1, 16), np.float32)
