@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
-EXAMPLE = Path(__file__).parents[2] / "examples/engines"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples/engines"
 
 
 @dataclass(frozen=True)
@@ -300,6 +301,30 @@ def test_a_server_imports_the_engine_of_its_model_and_no_other(made: Path, name:
     command = [sys.executable, "-c", IMPORTED, str(made), f"digits_{name}", FORMATS[name].names[0]]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ENGINES & set(done.stdout.split()) == {FORMATS[name].engine} - {""}
+
+
+def test_the_page_says_which_config_each_format_needs(
+    made: Path,
+    repository: Path,
+    server: Headrace,
+    post: Callable[..., Reply],
+    arithmetic: Callable[[Array], Array],
+) -> None:
+    page = (ROOT / "docs/getting-started.md").read_text()
+    rows = re.findall(r"^\|.*\|.*\| `(model\.\w+)`.*\|.*\| (none|as below).*\|$", page, re.MULTILINE)
+    (config,) = re.findall(r"```\n(max_batch_size: 64\n.*?)```", page, re.DOTALL)
+    assert {file for file, _ in rows} == {form.file.partition("/")[0] for form in FORMATS.values()} | {"model.plan"}
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        for name, form in FORMATS.items():
+            (wanted,) = (wanted for file, wanted in rows if form.file.startswith(file))
+            model = shutil.copytree(made / f"digits_{name}", repository / f"page_{name}")
+            (model / "config.pbtxt").unlink()
+            if wanted == "as below":
+                (model / "config.pbtxt").write_text(config)
+            assert post(server, f"/v2/repository/models/page_{name}/load", {}).status == 200
+            np.testing.assert_allclose(
+                ask(client, f"page_{name}", pictures(3)), arithmetic(pictures(3)), atol=TOLERANCE
+            )
 
 
 def test_a_format_whose_engine_is_not_installed_is_left_out_and_said(tmp_path: Path) -> None:
