@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import InvalidArgument
 from headrace.testing.serving import serve
 
 openvino = pytest.importorskip("openvino")
@@ -28,13 +27,6 @@ def test_a_file_that_is_not_there_is_named(models: Any, file: str) -> None:
     (models.add() / file).unlink()
     models.config('backend: "openvino"')
     assert f"m/1/{file}" in reason(models)
-
-
-def test_weights_that_are_cut_off_are_named(models: Any) -> None:
-    weights = np.arange(64, dtype=np.float32).reshape(1, 64)
-    version = models.save(lambda x: {"y": opset.add(x, opset.constant(weights))}, {"x": (openvino.Type.f32, [-1, 64])})
-    (version / "model.bin").write_bytes(b"short")
-    assert "m/1/model.bin" in reason(models)
 
 
 def test_text_that_is_no_graph_is_named(models: Any) -> None:
@@ -77,49 +69,6 @@ def test_a_parameter_is_taken(models: Any, key: str, value: str) -> None:
     models.parameter(key, value)
     with serve(models.root) as server:
         np.testing.assert_array_equal(server.infer("m", ones(2)).outputs["S"], np.full((2, 16), 2))
-
-
-def test_a_string_is_refused(models: Any) -> None:
-    models.save(lambda x: {"y": opset.reshape(x, opset.shape_of(x), False)}, {"x": (openvino.Type.string, [-1, 1])})
-    assert "unsupported datatype string for input 'x'" in reason(models)
-
-
-def test_a_batch_of_another_size_than_the_graphs_is_refused(models: Any) -> None:
-    models.add(rows=4)
-    models.config("max_batch_size: 4")
-    with serve(models.root) as server:
-        with pytest.raises(InvalidArgument, match="expected requests with batch size '4', got '3'"):
-            server.infer("m", ones(3))
-        assert server.infer("m", ones(4)).outputs["S"].shape == (4, 16)
-
-
-def test_a_smaller_batch_is_filled_up_if_the_config_says_so(models: Any) -> None:
-    models.add(rows=4)
-    models.parameter("ENABLE_BATCH_PADDING", "YES", "max_batch_size: 4")
-    with serve(models.root) as server:
-        np.testing.assert_array_equal(server.infer("m", ones(3)).outputs["S"], np.full((3, 16), 2))
-
-
-def test_inputs_are_given_the_dims_of_the_config(models: Any) -> None:
-    models.add()
-    tensors = " ".join(
-        f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [8] }}'
-        for kind, name in (("input", "A"), ("input", "B"), ("output", "S"), ("output", "D"))
-    )
-    models.parameter("RESHAPE_IO_LAYERS", "YES", f"max_batch_size: 4 {tensors}")
-    with serve(models.root) as server:
-        inputs = {name: np.ones((2, 8), np.float32) for name in "AB"}
-        assert server.infer("m", inputs).outputs["S"].shape == (2, 8)
-
-
-@pytest.mark.parametrize("device", ["GPU", "AUTO:GPU,CPU", "HETERO:GPU.1,CPU"])
-def test_a_device_that_is_not_there_is_named_with_those_that_are(models: Any, device: str) -> None:
-    if len(openvino.Core().available_devices) > 1:
-        pytest.skip("this machine has more than a CPU")
-    models.add()
-    models.parameter("TARGET_DEVICE", device)
-    assert f"on device '{device}': there is no 'GPU" in (told := reason(models))
-    assert told.endswith("only CPU")
 
 
 def test_a_tensor_may_be_called_by_any_of_its_names(models: Any) -> None:

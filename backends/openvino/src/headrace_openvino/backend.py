@@ -38,7 +38,7 @@ class OpenVino(Backend):
         """Everything that the graph knows; nothing if the config names inputs and outputs."""
         if names_all_tensors(model.config):
             return
-        opened = read_model(open_core(load_engine()), model)
+        opened = read_model(open_core(model), model)
         graph = graph_of(opened, model.config)
         complete_from_graph(model.config, graph, default_max_batch_size(self.name, self.options))
 

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from headrace import ConfigError, LoadError, Model, available_cores, one_line
-from headrace_openvino.openvino_api import load_engine, open_core, reword
+from headrace_openvino.openvino_api import open_core, reword
 from headrace_openvino.openvino_files import read_model
 from headrace_openvino.ports import narrowed
 
@@ -16,9 +16,7 @@ log = logging.getLogger("headrace.openvino")
 def compile_model(model: Model) -> Any:
     """A ``CompiledModel``; raises `LoadError`, or `ConfigError` for parameters that do not go together."""
     parameters = model.parameters
-    core = open_core(load_engine())
-    if parameters.cpu_extension_path:
-        _add_extension(core, model)
+    core = open_core(model)
     _require_devices(core, model)
     opened = read_model(core, model)
     if parameters.reshape_io_layers:
@@ -42,17 +40,18 @@ def compile_model(model: Model) -> Any:
 def _require_devices(core: Any, model: Model) -> None:
     """Raise `LoadError` for a device that is not there, with those that are."""
     told = model.parameters.target_device
+    lead = f"unable to load model '{model.name}' on device '{one_line(told)}'"
     group, colon, names = told.partition(":")
     available = core.available_devices
+    if told == "AUTO":
+        return
+    if told in ("MULTI", "HETERO"):
+        raise LoadError(f"{lead}: it is made of devices, which must be named: {told}:{','.join(available)}")
     for name in names.split(",") if colon else [group]:
-        bare = name.lstrip("-").partition("(")[0]
-        if not colon and bare in ("AUTO", "MULTI", "HETERO"):
-            continue
-        if bare not in available and bare not in {each.partition(".")[0] for each in available}:
-            raise LoadError(
-                f"unable to load model '{model.name}' on device '{one_line(told)}': there is no "
-                f"'{one_line(bare)}' here, only {', '.join(available)}"
-            )
+        bare = name.partition("(")[0]  # behind it: how many requests MULTI gives it
+        is_there = bare in available or bare in {each.partition(".")[0] for each in available}
+        if not is_there and not name.startswith("-"):  # AUTO:-GPU is AUTO without GPU, whether there is one or not
+            raise LoadError(f"{lead}: there is no '{one_line(bare)}' here, only {', '.join(available)}")
 
 
 def _properties(model: Model) -> dict[str, Any]:
@@ -98,17 +97,3 @@ def _reshape(opened: Any, model: Model) -> None:
         opened.reshape(shapes)
     except Exception as error:  # pybind raises classes of its own
         raise LoadError(f"unable to load model '{model.name}': RESHAPE_IO_LAYERS: {reword(error)}") from error
-
-
-def _add_extension(core: Any, model: Model) -> None:
-    name = model.parameters.cpu_extension_path
-    if model.is_sent:
-        raise ConfigError(
-            f"parameter 'CPU_EXTENSION_PATH' of model '{model.name}' came with a load request: it counts in the "
-            "repository only"
-        )
-    path = model.resource(name if (model.path / name).exists() else f"../{name}")
-    try:
-        core.add_extension(str(path))
-    except Exception as error:  # pybind raises classes of its own
-        raise LoadError(f"unable to load model '{model.name}': '{path}': {reword(error)}") from error

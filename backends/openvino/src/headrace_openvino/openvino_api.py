@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace import LoadError, one_line
+from headrace import ConfigError, LoadError, Model, one_line
 
 #: How the lines of an error begin that say where in its own source OpenVINO raised it.
 _PLACES = ("Exception from ", "Check '")
@@ -22,12 +22,32 @@ def load_engine() -> Any:
     return openvino
 
 
-def open_core(openvino: Any) -> Any:
-    """An ``openvino.Core`` of one model's own, whose settings and extensions are nobody else's."""
-    core = openvino.Core()
+def open_core(model: Model) -> Any:
+    """An ``openvino.Core`` of ``model``'s own, with the operators that it brings along, which are nobody else's.
+
+    Raises `LoadError` naming a library that cannot be loaded, and `ConfigError` for one that came with a load request.
+    """
+    core = load_engine().Core()
     # A mapped file that somebody shortens while the model is served would end the process.
     core.set_property({"ENABLE_MMAP": False})
+    if model.parameters.cpu_extension_path:
+        _add_extension(core, model)
     return core
+
+
+def _add_extension(core: Any, model: Model) -> None:
+    """Native code: from the version's directory or the model's, and written there by whoever keeps the repository."""
+    name = model.parameters.cpu_extension_path
+    if model.is_sent:
+        raise ConfigError(
+            f"parameter 'CPU_EXTENSION_PATH' of model '{model.name}' came with a load request: it counts in the "
+            "repository only"
+        )
+    path = model.resource(name if (model.path / name).exists() else f"../{name}")
+    try:
+        core.add_extension(str(path))
+    except Exception as error:  # pybind raises classes of its own
+        raise LoadError(f"unable to load model '{model.name}': '{path}': {reword(error)}") from error
 
 
 def reword(error: BaseException) -> str:

@@ -27,11 +27,14 @@ def read_model(core: Any, model: Model) -> Any:
     files = _files_of(model, path)
     if not path.is_dir():
         check_onnx_references(path, len(path.relative_to(model.path.parent).parts) - 1)
+    lead = f"unable to load model '{model.name}': '" + "', '".join(files) + "':"
     try:
-        return core.read_model(*files)
+        opened = core.read_model(*files)
     except Exception as error:  # pybind raises classes of its own
-        told = "', '".join(files)
-        raise LoadError(f"unable to load model '{model.name}': '{told}': {reword(error)}") from error
+        raise LoadError(f"{lead} {reword(error)}") from error
+    if not opened.outputs:
+        raise LoadError(f"{lead} it has no outputs")
+    return opened
 
 
 def _files_of(model: Model, path: Path) -> list[str]:

@@ -1,0 +1,62 @@
+"""TARGET_DEVICE on a machine that has a CPU and nothing else: right answers, or what is there instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+
+from headrace.testing.serving import serve
+
+pytestmark = pytest.mark.skipif(
+    openvino.Core().available_devices != ["CPU"], reason="this machine has more than a CPU for OpenVINO"
+)
+
+
+def settings(**parameters: str) -> str:
+    return " ".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "device", ["CPU", "AUTO", "AUTO:CPU", "AUTO:-GPU", "MULTI:CPU", "MULTI:CPU(2)", "HETERO:CPU", "BATCH:CPU"]
+)
+@pytest.mark.parametrize(("count", "more"), [(1, {}), (3, {"NUM_STREAMS": "2", "INFERENCE_NUM_THREADS": "2"})])
+def test_whatever_chooses_the_cpu_answers_alike(models: Any, device: str, count: int, more: dict[str, str]) -> None:
+    models.add()
+    group = f"instance_group {{ count: {count} kind: KIND_CPU }}"
+    models.config(f"{group} {settings(TARGET_DEVICE=device, **more)}")
+    a, b = np.random.default_rng(3).normal(size=(2, 3, 16)).astype(np.float32)
+    with serve(models.root) as server:
+        outputs = server.infer("m", {"A": a, "B": b}).outputs
+    np.testing.assert_array_equal(outputs["S"], a + b)
+    np.testing.assert_array_equal(outputs["D"], a - b)
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("GPU", "there is no 'GPU' here, only CPU"),
+        ("GPU.1", "there is no 'GPU.1' here, only CPU"),
+        ("NPU", "there is no 'NPU' here, only CPU"),
+        ("CPU.1", "there is no 'CPU.1' here, only CPU"),
+        ("AUTO:GPU,CPU", "there is no 'GPU' here, only CPU"),
+        ("MULTI:CPU,NPU", "there is no 'NPU' here, only CPU"),
+        ("HETERO:GPU.1,CPU", "there is no 'GPU.1' here, only CPU"),
+        ("AUTO:-CPU", "no supported devices"),
+        ("MULTI", "it is made of devices, which must be named: MULTI:CPU"),
+        ("HETERO", "it is made of devices, which must be named: HETERO:CPU"),
+        ("AUTO:", "there is no '' here, only CPU"),
+        ("cpu", "there is no 'cpu' here, only CPU"),
+    ],
+)
+def test_a_device_that_is_not_there_is_named_with_those_that_are(models: Any, device: str, told: str) -> None:
+    models.add()
+    models.config(settings(TARGET_DEVICE=device))
+    with serve(models.root, exit_on_error=False) as server:
+        (entry,) = server.index()
+    assert f"on device '{device}': " in entry.reason
+    assert told in entry.reason

@@ -1,0 +1,103 @@
+"""Instances side by side, in threads and processes, asked in every way: right answers, and few threads."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+from openvino import opset13
+
+from headrace import available_cores
+from headrace.testing.serving import infer, serve
+
+COLUMNS = 64
+CALLERS, REQUESTS = 8, 25
+
+
+@pytest.fixture
+def weights() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(5).normal(size=(COLUMNS, COLUMNS)).astype(np.float32)
+
+
+def write(models: Any, weights: np.ndarray[Any, Any], config: str) -> None:
+    """``y = tanh(x @ weights)``."""
+    models.save(
+        lambda x: {"y": opset13.tanh(opset13.matmul(x, opset13.constant(weights), False, False))},
+        {"x": (openvino.Type.f32, [-1, COLUMNS])},
+    )
+    models.config(config)
+
+
+def settings(count: int, batching: str = "", **parameters: str) -> str:
+    told = " ".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
+    )
+    return f"max_batch_size: 8 instance_group {{ count: {count} kind: KIND_CPU }} {batching} {told}"
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("batching", ["", "dynamic_batching { max_queue_delay_microseconds: 500 }"])
+def test_every_caller_gets_the_answer_to_its_own_rows(
+    models: Any, weights: np.ndarray[Any, Any], count: int, isolation: str, batching: str
+) -> None:
+    write(models, weights, settings(count, batching, isolation=isolation))
+    with serve(models.root) as server:
+
+        def call(number: int) -> None:
+            rng = np.random.default_rng(number)
+            for _ in range(REQUESTS):
+                x = rng.normal(size=(int(rng.integers(1, 5)), COLUMNS)).astype(np.float32)
+                y = server.infer("m", {"x": x}).outputs["y"]
+                np.testing.assert_allclose(y, np.tanh(x @ weights), rtol=1e-4, atol=1e-5)
+
+        with ThreadPoolExecutor(CALLERS) as pool:
+            list(pool.map(call, range(CALLERS)))
+
+
+@pytest.mark.parametrize("parameters", [{"NUM_STREAMS": "AUTO"}, {"NUM_STREAMS": "NUMA"}, {"NUM_STREAMS": "1"},
+    {"PERFORMANCE_HINT": "LATENCY"}, {"PERFORMANCE_HINT": "THROUGHPUT"}, {"INFERENCE_NUM_THREADS": "1"}])  # fmt: skip
+def test_whatever_the_streams_the_answers_are_right(
+    models: Any, weights: np.ndarray[Any, Any], parameters: dict[str, str]
+) -> None:
+    write(models, weights, settings(2, **parameters))
+    given = np.random.default_rng(1).normal(size=(40, 3, COLUMNS)).astype(np.float32)
+    with serve(models.root) as server, ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: server.infer("m", {"x": x}).outputs["y"], given))
+    for x, y in zip(given, found, strict=True):
+        np.testing.assert_allclose(y, np.tanh(x @ weights), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_model_answers_over_http_and_grpc_wherever_its_instances_are(
+    models: Any, weights: np.ndarray[Any, Any], isolation: str
+) -> None:
+    write(models, weights, settings(1, isolation=isolation))
+    x = np.random.default_rng(2).normal(size=(3, COLUMNS)).astype(np.float32)
+    with serve(models.root, listen=True) as server:
+        for over in ("http-json", "http-binary", "grpc"):
+            y = infer(server, "m", {"x": x}, over)["y"]
+            np.testing.assert_allclose(y, np.tanh(x @ weights), rtol=1e-4, atol=1e-5)
+
+
+def test_many_instances_and_models_start_no_more_threads_than_there_are_cores_for_each(
+    models: Any, weights: np.ndarray[Any, Any]
+) -> None:
+    """OpenVINO's threads: those of the instances are the server's own, and bear its names."""
+    before = _threads_of_engine()
+    write(models, weights, settings(4))
+    with serve(models.root) as server:
+        with ThreadPoolExecutor(4) as pool:
+            x = np.ones((1, COLUMNS), np.float32)
+            list(pool.map(lambda _: server.infer("m", {"x": x}), range(200)))
+        assert _threads_of_engine() - before <= available_cores() + 4  # one that waits for each stream
+
+
+def _threads_of_engine() -> int:
+    """Threads of this process that Python did not start."""
+    return sum(1 for _ in Path("/proc/self/task").iterdir()) - threading.active_count()
