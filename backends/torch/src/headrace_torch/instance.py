@@ -1,90 +1,136 @@
-"""How an instance runs a TorchScript module."""
+"""How an instance runs the ``forward`` of a model, whatever kind of file that came from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from headrace import BackendError, Code, HeadraceError, Instance, Tensors
+from headrace import BackendError, Code, HeadraceError, Instance, Model, Tensors
 from headrace_torch.conversion import TensorConverter
 from headrace_torch.naming import check_arguments, positions
 from headrace_torch.parameters import Parameters
-from headrace_torch.script import Script
 from headrace_torch.torch_process import first_line
 
 
-class ScriptInstance(Instance):
-    """Runs ``script`` on ``device``. ``inputs`` and ``outputs`` are the names that the config gives, in its order."""
+def _nothing() -> None:
+    """Nothing is to be released."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """What an instance calls: ``run``, with tensors on ``device``, one of PyTorch's names.
+
+    ``arguments`` are forward's without ``self``, None if it takes any number of them; ``required`` are those without a
+    default, and ``keywords_only`` says that none can be given by its place. ``takes_dict``: its only argument is a
+    dictionary of tensors. ``writes``: it may write to its inputs. ``is_compiled``: it is compiled when it is called,
+    and again for other shapes. ``any_thread`` is that of the instance. ``explain`` says of what it raises what the
+    caller is told, and ``close`` forgets the model.
+    """
+
+    run: Callable[..., Any]
+    device: str
+    arguments: Sequence[str] | None
+    required: Sequence[str] = ()
+    keywords_only: bool = False
+    takes_dict: bool = False
+    writes: bool = True
+    is_compiled: bool = False
+    any_thread: bool = False
+    explain: Callable[[BaseException], str] = first_line
+    close: Callable[[], None] = _nothing
+
+
+class ForwardInstance(Instance):
+    """Runs ``forward``. ``inputs`` and ``outputs`` are the names that the config gives, in its order. ``owns``: nobody
+    else uses ``forward``, which `close` then closes. ``stream`` is the CUDA stream of this instance, if it has one."""
 
     def __init__(
         self,
         torch: Any,
-        script: Script,
-        model: str,
+        forward: Forward,
+        model: Model,
         inputs: Sequence[str],
         outputs: Sequence[str],
-        parameters: Parameters,
-        device: str,
+        *,
+        owns: bool,
+        stream: Any = None,
     ) -> None:
-        self._torch, self._script, self._device, self._parameters = torch, script, device, parameters
-        self._forward: Callable[..., Any] = script.module.forward
+        parameters: Parameters = model.parameters
+        self.model = model
+        self._run = forward.run
+        self._takes_dict, self._explain = forward.takes_dict, forward.explain
+        self._close = forward.close if owns else _nothing
         places_of_outputs = dict(zip(outputs, positions(outputs, "output"), strict=True))
-        converter = TensorConverter(torch, device, places_of_outputs, script.writes)
+        converter = TensorConverter(torch, forward.device, places_of_outputs, forward.writes)
         self._tensor, self._results = converter.tensor, converter.results
         self._names: Sequence[str] = inputs
         self._arguments: Mapping[str, str] = {}
-        if not script.takes_dict:
-            places = positions(inputs, "input", script.arguments)
-            check_arguments(model, places, script.arguments, script.required)
-            self._names = [inputs[places.index(place)] for place in range(len(places))]
-            self._arguments = {name: script.arguments[place] for name, place in zip(inputs, places, strict=True)}
-        self._is_plain = not (parameters.autocast or parameters.disable_optimized_execution) and device == "cpu"
+        #: How many inputs a request must have for each to be given by its place; -1 if none can be.
+        self._in_places = -1
+        if not forward.takes_dict:
+            self._name_arguments(model.name, forward, inputs)
         self._mode = torch.inference_mode(parameters.inference_mode)
+        self._contexts = _contexts(torch, forward.device, parameters, stream)
         #: Whoever waits for a GPU, or starts threads of its own, does not do so on the event loop.
-        self.any_thread = self._is_plain
+        self.any_thread = forward.any_thread and not self._contexts
+        is_cleaning = parameters.enable_cache_cleaning and forward.device != "cpu"
+        self._clean: Callable[[], None] = torch.cuda.empty_cache if is_cleaning else _nothing
+
+    def _name_arguments(self, model: str, forward: Forward, inputs: Sequence[str]) -> None:
+        places = positions(inputs, "input", forward.arguments)
+        arguments = [f"argument {place}" for place in places] if forward.arguments is None else forward.arguments
+        check_arguments(model, places, arguments, forward.required)
+        by_place = sorted(zip(places, inputs, strict=True))
+        self._names = [name for _, name in by_place]
+        self._arguments = {name: arguments[place] for place, name in by_place}
+        if not forward.keywords_only and sorted(places) == list(range(len(places))):
+            self._in_places = len(places)
 
     def execute(self, inputs: Tensors) -> Tensors:
         try:
             with self._mode:
-                if self._script.takes_dict:
-                    result = self._run(
-                        {name: self._tensor(name, inputs[name]) for name in self._names if name in inputs}
-                    )
-                elif len(inputs) == len(self._names):
-                    result = self._run(*[self._tensor(name, inputs[name]) for name in self._names])
-                else:
-                    result = self._run(
-                        **{
-                            self._arguments[name]: self._tensor(name, inputs[name])
-                            for name in self._names
-                            if name in inputs
-                        }
-                    )
-                return self._results(result)
+                if not self._contexts:
+                    return self._answer(inputs)
+                with ExitStack() as stack:
+                    for make in self._contexts:
+                        stack.enter_context(make())
+                    return self._answer(inputs)
         except HeadraceError:
             raise
-        except Exception as error:  # pybind raises classes of its own
-            raise BackendError(f"PyTorch execute failure: {first_line(error)}", Code.INTERNAL) from error
+        except (Exception, SystemExit) as error:  # pybind raises classes of its own, and a model may raise anything
+            raise BackendError(f"PyTorch execute failure: {self._explain(error)}", Code.INTERNAL) from error
         finally:
-            if self._parameters.enable_cache_cleaning and self._device != "cpu":
-                self._torch.cuda.empty_cache()
+            self._clean()
 
     def close(self) -> None:
-        del self._forward, self._script
+        del self._run
+        self._close()
 
-    def _run(self, *arguments: Any, **named: Any) -> Any:
-        if self._is_plain:
-            return self._forward(*arguments, **named)
-        with ExitStack() as stack:
-            torch, asked = self._torch, self._parameters
-            kind = self._device.partition(":")[0]
-            if kind == "cuda":
-                stack.enter_context(torch.cuda.device(self._device))
-            if kind == "cuda" and asked.disable_cudnn:
-                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-            if asked.autocast:
-                stack.enter_context(torch.autocast(kind, getattr(torch, asked.autocast)))
-            if asked.disable_optimized_execution:
-                stack.enter_context(torch.jit.optimized_execution(False))
-            return self._forward(*arguments, **named)
+    def _answer(self, inputs: Tensors) -> Tensors:
+        if len(inputs) == self._in_places:
+            return self._results(self._run(*[self._tensor(name, inputs[name]) for name in self._names]))
+        given = {name: self._tensor(name, inputs[name]) for name in self._names if name in inputs}
+        if self._takes_dict:
+            return self._results(self._run(given))
+        return self._results(self._run(**{self._arguments[name]: tensor for name, tensor in given.items()}))
+
+
+def _contexts(
+    torch: Any, device: str, asked: Parameters, stream: Any
+) -> Sequence[Callable[[], AbstractContextManager[Any]]]:
+    """What an execution enters, each time anew, beside the inference mode."""
+    kind = device.partition(":")[0]
+    found: list[Callable[[], AbstractContextManager[Any]]] = []
+    if kind == "cuda":
+        found.append(partial(torch.cuda.device, device))
+        found.append(partial(torch.cuda.stream, stream) if stream is not None else nullcontext)
+    if kind == "cuda" and asked.disable_cudnn:
+        found.append(partial(torch.backends.cudnn.flags, enabled=False))
+    if asked.autocast:
+        found.append(partial(torch.autocast, kind, getattr(torch, asked.autocast)))
+    if asked.disable_optimized_execution:
+        found.append(partial(torch.jit.optimized_execution, False))
+    return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace import ConfigError, one_line
+from headrace import ConfigError, Model, one_line
+from headrace_torch.compile_options import parse_options
 
 #: What ``AUTOCAST`` may be; empty computes in the model's own types.
 AUTOCAST = ("", "bfloat16", "float16")
@@ -29,10 +30,20 @@ class Parameters:
     inter_op_thread_count: int = field(default=0, metadata={"key": "INTER_OP_THREAD_COUNT"})
     #: Mixed precision: ``bfloat16`` or ``float16`` where PyTorch holds that to be safe.
     autocast: str = field(default="", metadata={"key": "AUTOCAST"})
-    #: Load a file whose code could write files or reach other libraries. Only for files from people you trust.
+    #: `intra_op_thread_count` and `inter_op_thread_count`, as Triton calls them for modules in a ``model.py``.
+    num_threads: int = field(default=0, metadata={"key": "NUM_THREADS"})
+    num_interop_threads: int = field(default=0, metadata={"key": "NUM_INTEROP_THREADS"})
+    #: How TorchScript runs: PyTorch's own way unless said otherwise. For the whole process; the first model wins.
+    enable_jit_executor: bool | None = field(default=None, metadata={"key": "ENABLE_JIT_EXECUTOR"})
+    enable_jit_profiling: bool | None = field(default=None, metadata={"key": "ENABLE_JIT_PROFILING"})
+    enable_tensor_fuser: bool | None = field(default=None, metadata={"key": "ENABLE_TENSOR_FUSER"})
+    #: Compile a module in a ``model.py`` with these arguments of ``torch.compile``, as JSON; empty does not compile.
+    torch_compile: str = field(default="", metadata={"key": "TORCH_COMPILE_OPTIONAL_PARAMETERS"})
+    #: Load a file that could run code, write files or reach other libraries. Only for files from people you trust.
     trust: bool = False
 
     def __post_init__(self) -> None:
+        parse_options(self.torch_compile, self.trust)
         if self.autocast not in AUTOCAST:
             raise ConfigError(
                 f"parameter 'AUTOCAST' is '{one_line(self.autocast)}', expected bfloat16 or float16",
@@ -41,8 +52,34 @@ class Parameters:
         for key, value in (
             ("INTRA_OP_THREAD_COUNT", self.intra_op_thread_count),
             ("INTER_OP_THREAD_COUNT", self.inter_op_thread_count),
+            ("NUM_THREADS", self.num_threads),
+            ("NUM_INTEROP_THREADS", self.num_interop_threads),
         ):
             if value < 0:
                 raise ConfigError(
                     f"parameter '{key}' is {value}, but a number of threads is 0 or more", field=f"parameters[{key!r}]"
                 )
+
+    @property
+    def threads_within(self) -> int:
+        """Threads within an operator by either name; 0 lets Headrace choose."""
+        return self.intra_op_thread_count or self.num_threads
+
+    @property
+    def threads_across(self) -> int:
+        """Threads across operators by either name; 0 leaves PyTorch's own number."""
+        return self.inter_op_thread_count or self.num_interop_threads
+
+
+#: What an error about something that needs trust ends with.
+HOW_TO_TRUST = "if you trust who made it, set the model's parameter 'trust' to 'true'"
+
+
+def is_trusted(model: Model) -> bool:
+    """Whether ``model`` may do more than compute. Raises `ConfigError` where whoever asked for the load says so."""
+    if model.parameters.trust and model.is_sent:
+        raise ConfigError(
+            f"parameter 'trust' of model '{model.name}' came with a load request: it counts in the repository only",
+            field="parameters['trust']",
+        )
+    return bool(model.parameters.trust)

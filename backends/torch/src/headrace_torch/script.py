@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import LoadError, Model
+from headrace import HeadraceError, LoadError, Model
 from headrace_torch import script_code
+from headrace_torch.instance import Forward
+from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
 from headrace_torch.torch_process import first_line
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A TorchScript module on its device. ``arguments`` are forward's without ``self``, ``required`` those without a
-    default. ``takes_dict``: its only argument is a dictionary of tensors. ``writes``: it may write to its inputs."""
+def open_script(torch: Any, model: Model, device: str) -> Forward:
+    """The module of the file on ``device``; on a device of kind ``model``, where it was when it was saved.
 
-    module: Any
-    arguments: Sequence[str]
-    required: Sequence[str]
-    takes_dict: bool
-    writes: bool
-
-
-def open_script(torch: Any, model: Model, device: str) -> Script:
-    """Raises `LoadError` naming the file at fault."""
+    Raises `LoadError` naming the file at fault."""
     path = model.file("model.pt")
     _check(torch, model, path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's advice to export, for who made the file
-            module = torch.jit.load(str(path), map_location=device)
+            module = torch.jit.load(str(path), map_location=None if model.device.kind == "model" else device)
     except Exception as error:  # pybind raises classes of its own
         raise _failure(model, path, error) from error
     module.eval()
@@ -41,12 +32,14 @@ def open_script(torch: Any, model: Model, device: str) -> Script:
     if not hasattr(module, "forward"):
         raise LoadError(f"failed to load model '{model.name}': '{path}' has no method 'forward'")
     declared = module.forward.schema.arguments[1:]
-    return Script(
-        module,
-        [argument.name for argument in declared],
-        [argument.name for argument in declared if not argument.has_default_value()],
-        _takes_dict(model, declared),
-        _writes(torch, module),
+    return Forward(
+        run=module.forward,
+        device=device,
+        arguments=[argument.name for argument in declared],
+        required=[argument.name for argument in declared if not argument.has_default_value()],
+        takes_dict=_takes_dict(model, declared),
+        writes=_writes(torch, module),
+        any_thread=True,
     )
 
 
@@ -54,7 +47,9 @@ def _check(torch: Any, model: Model, path: Path) -> None:
     try:
         reader = torch._C.PyTorchFileReader(str(path))
         records = reader.get_all_records()
-        found = "" if model.parameters.trust else script_code.finding(reader)
+        found = "" if is_trusted(model) else script_code.finding(reader)
+    except HeadraceError:
+        raise
     except Exception as error:  # pybind raises classes of its own
         raise _failure(model, path, error) from error
     if "constants.pkl" not in records:
@@ -63,8 +58,7 @@ def _check(torch: Any, model: Model, path: Path) -> None:
         )
     if found:
         raise LoadError(
-            f"failed to load model '{model.name}': '{path}' may do more than compute: {found}. If you trust who made "
-            "it, set the model's parameter 'trust' to 'true'"
+            f"failed to load model '{model.name}': '{path}' may do more than compute: {found}; {HOW_TO_TRUST}"
         )
 
 

@@ -44,7 +44,9 @@ def _warn_of_inputs_now(torch: Any) -> None:
 
 
 def device_of(torch: Any, model: Model) -> str:
-    """PyTorch's name for ``model.device``. Raises `LoadError` for a GPU that is not there."""
+    """PyTorch's name for ``model.device``; ``cpu`` if the model chooses its device.
+
+    Raises `LoadError` for a GPU that is not there."""
     device: Device = model.device
     if device.kind != "gpu":
         return "cpu"
@@ -62,20 +64,48 @@ def set_threads(torch: Any, model: Model, default_instances: int) -> None:
 
     With OpenMP, which PyTorch is built with on Linux, the former is a setting of each thread that calls.
     """
-    asked = model.parameters.intra_op_thread_count
+    asked = model.parameters.threads_within
     count = asked or threads_per_instance(model.config, default_instances)
     torch.set_num_threads(count)
     log.info("model '%s', instance '%s': %d threads within an operator", model.name, model.instance_name, count)
-    across = model.parameters.inter_op_thread_count
+    across = model.parameters.threads_across
     if across and across != torch.get_num_interop_threads():
         try:
             torch.set_num_interop_threads(across)
         except RuntimeError:
             log.warning(
-                "model '%s': INTER_OP_THREAD_COUNT stays at %d, not %d: another model has begun to run",
+                "model '%s': the threads across operators stay at %d, not %d: another model has begun to run",
                 model.name,
                 torch.get_num_interop_threads(),
                 across,
+            )
+
+
+#: The settings of TorchScript that are the process's, and what changes each. Source: what Triton's backend calls.
+_JIT = {
+    "ENABLE_JIT_EXECUTOR": ("enable_jit_executor", "_jit_set_profiling_executor"),
+    "ENABLE_JIT_PROFILING": ("enable_jit_profiling", "_jit_set_profiling_mode"),
+    "ENABLE_TENSOR_FUSER": ("enable_tensor_fuser", "_jit_set_texpr_fuser_enabled"),
+}
+_jit_chosen: dict[str, bool] = {}
+
+
+def set_jit(torch: Any, model: Model) -> None:
+    """Set how TorchScript runs in this process, as the first model that says so wants it."""
+    for key, (field, setter) in _JIT.items():
+        asked = getattr(model.parameters, field)
+        if asked is None:
+            continue
+        with _lock:
+            if key not in _jit_chosen:
+                _jit_chosen[key] = asked
+                getattr(torch._C, setter)(asked)
+        if _jit_chosen[key] is not asked:
+            log.warning(
+                "model '%s': %s stays %s, as another model has set it for the whole process",
+                model.name,
+                key,
+                str(not asked).lower(),
             )
 
 

@@ -1,0 +1,142 @@
+"""``torch.compile`` for modules in a ``model.py``: what it needs, where its code lies, and when it compiles.
+
+PyTorch compiles when a module is called with shapes that it has not been called with. So an instance is called
+once, before the model is ready, for each batch that makes PyTorch compile anew: with zeros, of the dims of the config.
+Sizes of 1 are compiled for themselves, a size that changes is taken as one that varies from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace import BackendError, LoadError, Model, ModelConfig, Tensors, dtypes
+from headrace_torch.compile_options import KEY, parse_options
+from headrace_torch.instance import ForwardInstance
+from headrace_torch.parameters import is_trusted
+from headrace_torch.torch_process import first_line
+
+log = logging.getLogger("headrace.pytorch")
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_lock = threading.Lock()
+
+
+def compile_module(torch: Any, model: Model, module: Any, device: str) -> Any:
+    """``module``, compiled as soon as it is called, if the config of ``model`` says so; else as it is.
+
+    Raises `LoadError` if what that needs is missing, and for a backend or a mode that PyTorch does not have."""
+    options = parse_options(model.parameters.torch_compile, model.parameters.trust and is_trusted(model))
+    if options is None or options.get("disable"):
+        return module
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's of its own modules, as it imports them
+        return _compile(torch, model, module, device, options)
+
+
+def _compile(torch: Any, model: Model, module: Any, device: str, options: dict[str, Any]) -> Any:
+    backend = options.get("backend", "inductor")
+    known = torch._dynamo.list_backends(exclude_tags=())
+    if backend not in known:
+        raise LoadError(
+            f"model '{model.name}': parameter '{KEY}' has backend '{backend}', known here: {', '.join(sorted(known))}"
+        )
+    if backend == "inductor":
+        _prepare_inductor(model, device)
+    try:
+        return torch.compile(module, **options)
+    except Exception as error:  # a mode or an option that PyTorch does not have
+        raise LoadError(f"model '{model.name}': parameter '{KEY}': {first_line(error)}") from error
+
+
+def _prepare_inductor(model: Model, device: str) -> None:
+    """Raises `LoadError` without a compiler, or without a directory of our own for what it makes."""
+    from torch._inductor import cpp_builder
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    with _lock:
+        if os.environ.get(_CACHE, "") in ("", default_cache_dir()):  # PyTorch sets the latter when it is imported
+            os.environ[_CACHE] = str(_own_directory())
+    if device != "cpu":
+        return  # PyTorch compiles for GPUs with the package triton, which wheels for GPUs bring along
+    try:
+        cpp_builder.get_cpp_compiler()
+    except Exception as error:  # of which kind has changed between versions
+        raise LoadError(
+            f"model '{model.name}': torch.compile needs a C++ compiler, and there is none: install g++, or name one by "
+            f"the environment variable CXX; or leave out the parameter '{KEY}'"
+        ) from error
+
+
+def _own_directory() -> Path:
+    """``$HEADRACE_CACHE/torchinductor``. PyTorch loads libraries and pickles from there, and its own default lies in
+    ``/tmp`` under a name that anybody can take first. Raises `LoadError` if others may write there."""
+    given = os.environ.get("HEADRACE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "headrace")
+    folder = Path(given).expanduser().absolute() / "torchinductor"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise LoadError(
+            f"no compiled code can be kept in '{error.filename}': {error.strerror}; HEADRACE_CACHE or {_CACHE} may "
+            "name another directory"
+        ) from error
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise LoadError(f"directory '{folder}' must belong to the server's user, and to nobody else (mode 700)")
+    return folder
+
+
+class CompiledInstance(ForwardInstance):
+    """An instance whose module compiles itself: all that the config foretells before the first request."""
+
+    def warm_up(self) -> None:
+        """Raises `LoadError` with the compiler's words if it fails."""
+        config, name = self.model.config, self.model.name
+        batches, why = _batches(config)
+        if why:
+            log.warning("model '%s': %s, so the first requests wait until torch.compile is done", name, why)
+        begin = time.monotonic()
+        for inputs in batches:
+            try:
+                self.execute(inputs)
+            except BackendError as error:
+                if type(error.__cause__).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                    said = " ".join(str(error.__cause__).split())[:2000]  # its first line alone tells little
+                    raise LoadError(f"model '{name}': torch.compile fails: {said}") from error
+                log.warning("model '%s' fails for zeros, with which torch.compile is tried: %s", name, error.message)
+                return
+        if batches:
+            log.info(
+                "model '%s', instance '%s': compiled for %s in %.1f s",
+                name,
+                self.model.instance_name,
+                f"batches of 1 to {config.max_batch_size}" if config.max_batch_size else "the dims of its config",
+                time.monotonic() - begin,
+            )
+
+
+def _batches(config: ModelConfig) -> tuple[Sequence[Tensors], str]:
+    """Inputs that make PyTorch compile all that requests will need; and what stands in the way, if anything does."""
+    if config.HasField("sequence_batching"):
+        return (), "it keeps state"
+    found: dict[str, tuple[tuple[int, ...], Any]] = {}
+    for each in config.input:
+        dims = tuple(each.reshape.shape) if each.HasField("reshape") else tuple(each.dims)
+        kind = dtypes.BY_CONFIG_VALUE[each.data_type]
+        if any(dim < 1 for dim in dims):
+            return (), f"the dims of input '{each.name}' vary"
+        if kind is dtypes.BYTES:
+            return (), f"input '{each.name}' is strings"
+        found[each.name] = dims, kind.numpy
+    most = config.max_batch_size
+    sizes: list[tuple[int, ...]] = [(rows,) for rows in dict.fromkeys((most, min(most, 2), 1))] if most else [()]
+    return [{name: np.zeros((*rows, *dims), kind) for name, (dims, kind) in found.items()} for rows in sizes], ""

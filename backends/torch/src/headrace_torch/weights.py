@@ -1,0 +1,100 @@
+"""The weights of a module: ``model.pt`` or ``model.safetensors`` beside its ``model.py``.
+
+A ``.pt`` file is a pickle, and a pickle is a program. PyTorch's own reader of weights (``weights_only``) makes nothing
+of it but tensors and what holds them. What it refuses is refused, unless the model's parameter ``trust`` is set.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace import HeadraceError, LoadError, Model, one_line
+from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
+
+_GLOBAL = re.compile(r"GLOBAL (\S+)")
+
+
+def load_weights(torch: Any, model: Model, code: Path, module: Any) -> None:
+    """Give ``module``, which ``code`` has made, its weights; nothing if there is no such file.
+
+    Raises `LoadError` naming the file, and every weight that is missing or that the module does not have."""
+    path = _find(model, code)
+    if path is None:
+        return
+    try:
+        state = _read(torch, model, path)
+    except HeadraceError:
+        raise
+    except Exception as error:  # a damaged file has PyTorch raise almost anything
+        said = str(error).strip()
+        if not said or said.startswith("Weights only load failed"):  # and then advice to switch that off
+            said = "it is damaged, or no file of torch.save"
+        raise _failure(model, path, one_line(said)[:500]) from error
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        text = " ".join(str(error).split()).replace("Error(s) in loading state_dict for", "does not fit the class")
+        raise _failure(model, path, text[:4000]) from error
+
+
+def _find(model: Model, code: Path) -> Path | None:
+    found = [path for path in (code.with_suffix(".pt"), code.with_suffix(".safetensors")) if path.exists()]
+    if len(found) > 1:
+        raise _failure(model, found[0], f"'{found[1].name}' lies beside it, and only one of them can be the weights")
+    return found[0] if found else None
+
+
+def _read(torch: Any, model: Model, path: Path) -> Mapping[str, Any]:
+    state = _read_safetensors(model, path) if path.suffix == ".safetensors" else _read_pickle(torch, model, path)
+    if isinstance(state, torch.nn.Module):
+        state = state.state_dict()
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise _failure(model, path, f"it holds a {type(state).__name__}, not the weights of a module by their names")
+    return state
+
+
+def _read_safetensors(model: Model, path: Path) -> Any:
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise LoadError(
+            f"model '{model.name}': '{path.name}' needs the package safetensors, which cannot be imported ({error}); "
+            "run: pip install 'headrace-torch[safetensors]'"
+        ) from error
+    return load_file(path)
+
+
+def _read_pickle(torch: Any, model: Model, path: Path) -> Any:
+    """On the CPU: from there each weight is copied to where the module has it. The file is mapped, so that a large one
+    is not in memory twice."""
+    can_map = zipfile.is_zipfile(path)
+    if is_trusted(model):
+        return _run_pickle(torch, path, can_map)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of TorchScript, which is refused
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)
+    except Exception as error:  # pickle's own among others, and this must not import it
+        named = _GLOBAL.search(str(error))
+        if named is None:
+            raise
+        raise _failure(
+            model,
+            path,
+            f"it is more than weights: it names '{one_line(named[1])[:200]}', which could run code. Save the weights "
+            f"alone, torch.save(module.state_dict(), ...), or, {HOW_TO_TRUST}",
+        ) from None
+
+
+def _run_pickle(torch: Any, path: Path, can_map: bool) -> Any:
+    """Whatever the pickle makes; it can do anything, so only for models with ``trust``."""
+    return torch.load(path, map_location="cpu", weights_only=False, mmap=can_map)
+
+
+def _failure(model: Model, path: Path, problem: str) -> LoadError:
+    return LoadError(f"failed to load model '{model.name}': '{path}': {problem}")
