@@ -45,7 +45,7 @@ def test_an_altered_request_differs_in_what_was_altered_only() -> None:
     for name in ("inputs", "outputs", "parameters"):
         other: Any = object()
         altered = getattr(request, f"with_{name}")(other)
-        assert {each: getattr(altered, each) for each in FIELDS} == {**given, name: other}
+        assert {each: getattr(altered, each) for each in FIELDS} == {**given, name: other, "alike": None}
 
 
 def test_a_request_that_is_executed_knows_whether_it_is_cancelled_and_knows_it_afterwards() -> None:

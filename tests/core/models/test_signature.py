@@ -223,3 +223,57 @@ def test_a_shape_tensor_that_does_not_fit_is_told_without_a_batch_axis(shape: An
 def test_rows_beside_a_shape_tensor_are_still_bounded() -> None:
     with pytest.raises(InvalidArgument, match="batch-size must be <= 4"):
         signature(SHAPED).check(ticket(shape=np.zeros(2, np.int32), x=x(5, 3)))
+
+
+PLAIN = """
+name: "m" max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: TYPE_FP32 dims: [-1] }
+"""
+
+
+def alike(token: object, **inputs: Any) -> Ticket:
+    return make_ticket("m", inputs, alike=token)
+
+
+def test_of_requests_alike_one_is_looked_at() -> None:
+    model, token = signature(PLAIN), object()
+    first, second, other = alike(token, x=x(2, 3)), alike(token, x=x(2, 3)), alike(object(), x=x(1, 5))
+    model.check(first)
+    model._checks.clear()  # nothing could be checked any more
+    model.check(second)
+    assert (first.rows, first.batch_key) == (second.rows, second.batch_key) == (2, ("x", (3,)))
+    with pytest.raises(InvalidArgument):
+        model.check(other)
+
+
+def test_what_is_refused_is_refused_again_when_something_like_it_comes() -> None:
+    model, token = signature(PLAIN), object()
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match="batch-size must be <= 4"):
+            model.check(alike(token, x=x(5, 3)))
+
+
+def test_requests_alike_are_looked_at_where_values_count_or_a_shape_is_replaced() -> None:
+    shaped, token = signature(SHAPED), object()
+    tickets = [alike(token, x=x(2, 3), shape=np.array(values, np.int32)) for values in ([5, 6], [6, 5])]
+    for each in tickets:
+        shaped.check(each)
+    assert tickets[0].batch_key != tickets[1].batch_key
+    replaced, token = signature(PLAIN.replace("dims: [-1] }", "dims: [6] reshape { shape: [2, 3] } }", 1)), object()
+    for _ in range(2):
+        each = alike(token, x=x(2, 6))
+        replaced.check(each)
+        assert each.request.inputs["x"].shape == (2, 2, 3)
+
+
+def test_what_is_remembered_to_fit_is_bounded() -> None:
+    model = signature(PLAIN)
+    for _ in range(1000):
+        model.check(alike(object(), x=x(1, 3)))
+    assert len(model._fitting) <= 256
+
+
+def test_a_request_that_was_altered_is_like_no_other() -> None:
+    request = alike(object(), x=x(1, 3)).request
+    assert request.alike is not None
+    assert request.with_inputs({"x": x(2, 3)}).alike is request.with_outputs(["y"]).alike is None

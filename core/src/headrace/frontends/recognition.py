@@ -57,6 +57,8 @@ class RequestLayout(NamedTuple):
     timeout_us: int
     #: Its id, and whether it begins and ends with such a request; None for one that is of no sequence.
     sequence: tuple[int | str, bool, bool] | None
+    #: `InferRequest.alike` of these requests.
+    alike: object
 
     @classmethod
     def of(cls, request: InferRequest) -> RequestLayout | None:
@@ -77,6 +79,7 @@ class RequestLayout(NamedTuple):
             request.priority,
             request.timeout_us,
             sequence if request.is_in_sequence else None,
+            None if any(place.dtype is None for place in places) else object(),
         )
 
     def request(self, model: str, version: str, request_id: str, body: memoryview) -> InferRequest:
@@ -89,8 +92,9 @@ class RequestLayout(NamedTuple):
                 inputs[name] = np.ndarray(shape, dtype, body, begin)
         parameters = {**self.parameters}  # its own, whatever a careless model does with it
         if self.sequence is None:
+            priority, timeout_us, alike = self.priority, self.timeout_us, self.alike
             return InferRequest(
-                model, inputs, self.outputs, request_id, version, parameters, self.priority, self.timeout_us
+                model, inputs, self.outputs, request_id, version, parameters, priority, timeout_us, alike=alike
             )
         return InferRequest(
             model, inputs, self.outputs, request_id, version, parameters, self.priority, self.timeout_us, *self.sequence

@@ -106,7 +106,7 @@ class BatchReader:
             return [
                 ReceivedRequest(
                     name, each, outputs, ids[place] if ids else "", version, {}, 0, 0, 0, False, False, callers, None,
-                    False, call + place, rows, False,
+                    False, None, call + place, rows, False,
                 )
                 for place, each in enumerate(inputs)
             ]  # fmt: skip

@@ -274,6 +274,7 @@ class Decoder:
             tuple(names),
             None if caller is None else caller.request,
             bool(flags & 4),
+            None,
             call,
             rows,
             bool(flags & 8),

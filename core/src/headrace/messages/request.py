@@ -60,6 +60,9 @@ class InferRequest:
     caller: Final[InferRequest | None] = None
     #: Whether the sender takes any number of responses. Clients' requests leave it to their transport.
     decoupled: Final[bool] = False
+    #: The same for requests that differ in their ids and the bytes of their tensors only, of which none are strings;
+    #: None where nobody has noticed. Whether a model takes one of them, it takes all.
+    alike: Final[object] = None
     #: Set by `expire_at`, for the few that are to be answered by a time.
     _deadline_ns: int = field(init=False, repr=False)
     #: Set by `Ticket.begin`; by `Ticket.end`, because they would keep each other, to whether it was cancelled.
@@ -135,7 +138,7 @@ class InferRequest:
             self.callers,
             self.caller,
             self.decoupled,
-            *(() if kind is InferRequest else self._further()),
+            *(() if kind is InferRequest else (None, *self._further())),
         )
         if hasattr(self, "_deadline_ns"):
             altered._deadline_ns = self._deadline_ns

@@ -32,6 +32,8 @@ from headrace.messages.ticket import Ticket
 
 #: The rows of an input that says nothing of rows: a shape tensor of a model that batches.
 _ANY_ROWS = 1 << 62
+#: Kinds of requests that are remembered to fit.
+_MOST_ALIKE = 256
 #: Names that a message lists; who sends more gets their number.
 _MAX_NAMES = 100
 _BATCH_NOTE = (
@@ -75,6 +77,9 @@ class Signature:
             self._key = partial(_shape_tensor_key, shape_tensors, self._key)
             self._has_key = True
         self._reshaped = tuple(spec for spec in self.inputs.values() if reshapes and spec.reshape is not None)
+        #: Rows and batch key by `InferRequest.alike`; not used where more than types and shapes counts.
+        self._fitting: dict[object, tuple[int, Any]] = {}
+        self._remembers = not (self._reshaped or shape_tensors or padding)
 
     def check(self, ticket: Ticket) -> None:
         """Accept the request of ``ticket`` and set ``rows`` and ``batch_key``, or raise `InvalidArgument`.
@@ -82,6 +87,10 @@ class Signature:
         Applies the config's input reshapes, which replace the request by one with other views.
         """
         request = ticket.request
+        alike = request.alike
+        if alike is not None and alike in self._fitting:
+            ticket.rows, ticket.batch_key = self._fitting[alike]
+            return
         inputs, checks = request.inputs, self._checks
         rows = -1
         fits = self.required <= len(inputs) <= len(checks) and (not request.outputs or self._knows(request.outputs))
@@ -110,6 +119,10 @@ class Signature:
                 if spec.name in inputs
             }
             ticket.request = request.with_inputs({**inputs, **reshaped})
+        if alike is not None and self._remembers:
+            if len(self._fitting) >= _MOST_ALIKE:
+                self._fitting.clear()
+            self._fitting[alike] = ticket.rows, ticket.batch_key
 
     def wire_shape(self, spec: Spec) -> tuple[int, ...]:
         """The dims as metadata shows them: with -1 in front when the model batches."""

@@ -247,6 +247,17 @@ def test_messages_alike_are_not_walked_over(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(walked) <= 1
 
 
+def test_messages_alike_are_said_to_be_and_others_are_not() -> None:
+    usual._layouts.clear()
+    made = [two_inputs(value=value) for value in (1.0, 2.0, 3.0)]
+    first, *alike = [usual.decode(usual.unpack(body)).request.alike for body in made]
+    assert first is None
+    assert alike[0] is alike[1] is not None
+    other = made[0].replace(b"INT32", b"INT64", 1)  # another message of the same size
+    usual.unpack(other)
+    assert usual.decode(usual.unpack(other)).request.alike not in alike
+
+
 def test_what_is_known_of_messages_is_bounded() -> None:
     for number in range(1000):
         usual.unpack(message(model=f"model-{number}"))

@@ -18,8 +18,10 @@ from headrace.frontends.http import inference
 from headrace.frontends.http.infer_request import BodyLayoutCache, DecodedBody, decode
 from headrace.frontends.http.message import HttpRequest
 from headrace.frontends.http.outputs import JSON
+from headrace.frontends.recognition import RequestLayout
 from headrace.messages import dtypes
 from headrace.messages.request import InferRequest
+from headrace.messages.tensor import BytesTensor
 
 MakeCaller = Callable[..., Any]
 FIXED = [datatype for datatype in dtypes.ALL if datatype is not dtypes.BYTES]
@@ -445,6 +447,17 @@ def keep(known: BodyLayoutCache, body: memoryview, json_bytes: int) -> None:
 
 def is_known(known: BodyLayoutCache, body: memoryview, json_bytes: int) -> bool:
     return known.find(body, json_bytes)[0] is not None
+
+
+@pytest.mark.parametrize(
+    ("tensor", "is_noticed"), [(np.zeros(4, np.uint8), True), (BytesTensor(b"\1\0\0\0a", (1,)), False)]
+)
+def test_requests_alike_are_said_to_be_unless_there_are_strings(tensor: Any, is_noticed: bool) -> None:
+    layout = RequestLayout.of(InferRequest("m", {"X": tensor}))
+    assert layout is not None
+    found = [layout.request("m", "", name, memoryview(bytes(8))).alike for name in ("a", "b")]
+    assert found[0] is found[1]
+    assert (found[0] is not None) == is_noticed
 
 
 def test_number_of_layouts_is_bounded_and_the_latest_is_known() -> None:

@@ -72,6 +72,7 @@ class UsualMessage(NamedTuple):
     outputs: Sequence[str]
     classes: Mapping[str, int]
     parameters: RequestParameters | None
+    alike: object = None
 
     @property
     def message(self) -> UsualMessage:
@@ -92,7 +93,7 @@ def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = Non
     """What ``message`` asks for, as `headrace.frontends.grpc.decode.decode` says; `Large` is for that itself."""
     if not isinstance(message, UsualMessage):
         return decode_unusual(message, forwarded, LARGE_BYTES)
-    body, name, version, request_id, heads, outputs, classes, read = message
+    body, name, version, request_id, heads, outputs, classes, read, alike = message
     inputs: dict[str, Tensor | Undecoded] = {}
     for head, begin, end in heads:
         if head.numpy is None:
@@ -100,7 +101,9 @@ def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = Non
         else:
             inputs[head.name] = np.ndarray(head.shape, head.numpy, body, begin)
     if read is None:
-        request = InferRequest(name, inputs, outputs, request_id, version, {**forwarded} if forwarded else {})
+        request = InferRequest(
+            name, inputs, outputs, request_id, version, {**forwarded} if forwarded else {}, alike=alike
+        )
         return Decoded(request, classes)
     request = InferRequest(
         name,
@@ -134,6 +137,7 @@ class _Layout(NamedTuple):
     inputs: Sequence[tuple[_InputHead, int, int]]
     outputs: Sequence[str]
     classes: Mapping[str, int]
+    alike: object
 
 
 #: By the size of a message and what it begins with, which is nearly always the model's name.
@@ -147,9 +151,9 @@ def _read_alike(body: Buffer) -> UsualMessage | None:
     layout = _layouts.get((len(body), body[: body[1] + 2]))
     if layout is None or layout.unpack(body) != layout.common:
         return None
-    _, _, begin, end, name, version, inputs, outputs, classes = layout
+    _, _, begin, end, name, version, inputs, outputs, classes, alike = layout
     try:
-        return UsualMessage(body, name, version, body[begin:end].decode(), inputs, outputs, classes, None)
+        return UsualMessage(body, name, version, body[begin:end].decode(), inputs, outputs, classes, None, alike)
     except UnicodeDecodeError:
         return None
 
@@ -173,6 +177,7 @@ def _keep_layout(message: UsualMessage, id_begin: int, id_end: int) -> None:
         message.inputs,
         message.outputs,
         message.classes,
+        object(),
     )
 
 
