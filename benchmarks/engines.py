@@ -1,94 +1,141 @@
-"""Headrace beside ONNX Runtime called in a loop with the batch sizes that Headrace ran."""
+"""Headrace beside each engine called in a loop, with the batch sizes that Headrace ran and as many threads.
+
+What two cores allow: at one connection, client, server and engine work one after the other; at more they
+share the cores. With the CPU time of the load generator and of the engine as measured, and the 40 us a request that the
+server may take, that is a bound for the rate, and at most what the engine does alone.
+"""
 
 from __future__ import annotations
 
+import os
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
+import frameworks
 import load
 import servers
-from measure import Case, Run, as_json, compare, median
-from report import LOAD_COLUMNS, Section, Target, load_row
+from frameworks import FRAMEWORKS, Alone, Direct, config_of, write_networks
+from measure import Case, Run, as_json, compare
+from networks import NETWORKS, SHAPES
+from report import Section, Target
+from servers import Running
 from settings import Settings, need_wrk
 
-CONNECTIONS = 16
-SHARE_OF_DIRECT = 0.95
-SHAPES = {"mlp": (256,), "convnet": (3, 224, 224)}
-#: A batch of the convnet takes about a second: a run must hold many.
-LENGTHS = {"mlp": 1, "convnet": 4}
-#: As the models' config.pbtxt says.
+CONNECTIONS = (1, 16)
+SHARE_WANTED = 0.95
+OWN_US_WANTED = 40.0
+#: Of every engine and its instance, so that what is compared computes alike.
 THREADS = 1
+COLUMNS = (
+    "network", "engine", "connections", "requests/s", "the engine alone", "share", "bound", "share of the bound",
+    "CPU µs beyond the engine's", "the engine's", "mean batch",
+)  # fmt: skip
+#: Instances and threads of each; 0 threads are what Headrace chooses.
+SETTINGS = ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (4, 0), (4, 1))
+THREADS_COLUMNS = ("network", "engine", *(f"{n} x {threads or 'default'}" for n, threads in SETTINGS))
 
 
 def engines(settings: Settings) -> Section:
-    """mlp and convnet over HTTP at 16 connections."""
+    """Each network on each engine that is installed, over HTTP."""
     need_wrk()
-    section = Section("ONNX models: Headrace and ONNX Runtime called directly", LOAD_COLUMNS)
-    for model, shape in SHAPES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            repository = settings.repository(Path(folder), model)
-            _model(settings, section, model, shape, repository)
+    section = Section("Each engine behind Headrace, and called directly", COLUMNS)
+    with tempfile.TemporaryDirectory() as made:
+        folder = write_networks(Path(made))
+        for engine in frameworks.installed():
+            _set_config(folder, engine, 1, THREADS)
+            with _server(folder, engine) as server, Alone(engine, folder, THREADS) as alone:
+                for network in NETWORKS:
+                    for connections in CONNECTIONS:
+                        _measure(settings, section, server, alone, engine, network, connections)
+    section.rows.sort(key=lambda row: (list(NETWORKS).index(row[0]), int(row[2])))
     return section
 
 
-def _model(settings: Settings, section: Section, model: str, shape: tuple[int, ...], repository: Path) -> None:
-    body = load.binary_body(model, {"INPUT0": (1, *shape)})
-    case = Case(
-        f"{model} binary, {CONNECTIONS} connections",
-        lambda server: model,
-        lambda server, seconds: load.wrk(server, body, CONNECTIONS, seconds),
-    )
-    seconds = settings.seconds * LENGTHS[model]
-    ours: list[Run] = []
-    direct: list[float] = []
-    session = _session(repository / model / "1" / "model.onnx")
-    with servers.headrace(repository) as headrace:
-        for _ in range(settings.runs):
-            [run] = compare(case, [headrace], 1, seconds)["headrace"]
-            ours.append(run)
-            direct.append(_rows_per_second(session, shape, run.batches, seconds))
-    share = sorted(run.rps / rate for run, rate in zip(ours, direct, strict=True))[len(ours) // 2]
-    section.rows.append(load_row(case.name, "headrace", ours))
-    rate = sorted(direct)[len(direct) // 2]
-    spread = f"{rate:,.0f} ({min(direct):,.0f}..{max(direct):,.0f})"
-    batch = f"{median(ours, 'batch'):.1f}"
-    section.rows.append((case.name, "ONNX Runtime in a loop", spread, "", "", "", "", batch, ""))
-    section.raw[case.name] = {"direct_rows_per_second": direct, **as_json({"headrace": ours})}
-    section.targets.append(
-        Target(
-            f"{case.name}: share of ONNX Runtime alone",
-            f">= {SHARE_OF_DIRECT:.0%}",
-            f"{share:.1%}",
-            share >= SHARE_OF_DIRECT,
+def _measure(
+    settings: Settings, section: Section, server: Running, alone: Alone, engine: str, network: str, connections: int
+) -> None:
+    case = _case(engine, network, connections)
+    runs: list[Run] = []
+    direct: list[Direct] = []
+    for _ in range(settings.runs):
+        [run] = compare(case, [server], 1, settings.seconds)[server.name]
+        runs.append(run)
+        direct.append(alone.loop(network, settings.seconds, run.batches))
+    shares = [run.rps / each.rows_per_s for run, each in zip(runs, direct, strict=True)]
+    bounds = [bound(run, each, connections) / each.rows_per_s for run, each in zip(runs, direct, strict=True)]
+    reached = median(share / most for share, most in zip(shares, bounds, strict=True))
+    own_us = median(run.server_us - each.cpu_us for run, each in zip(runs, direct, strict=True))
+    section.rows.append(
+        (
+            network, engine, str(connections), f"{median(run.rps for run in runs):,.0f}",
+            f"{median(each.rows_per_s for each in direct):,.0f}", f"{median(shares):.0%}", f"{median(bounds):.0%}",
+            _bold(f"{reached:.0%}", reached < SHARE_WANTED), _bold(f"{own_us:.0f}", own_us > OWN_US_WANTED),
+            f"{median(each.cpu_us for each in direct):.0f}", f"{median(run.batch for run in runs):.1f}",
         )
-    )
+    )  # fmt: skip
+    section.raw[case.name] = {
+        "alone": [[each.rows_per_s, each.cpu_us] for each in direct],
+        **as_json({"headrace": runs}),
+    }
+    is_met = reached >= SHARE_WANTED
+    section.targets += [
+        Target(f"{case.name}: share of the bound", f">= {SHARE_WANTED:.0%}", f"{reached:.0%}", is_met),
+        Target(f"{case.name}: CPU beyond the engine's", "<= 40 µs", f"{own_us:.0f} µs", own_us <= OWN_US_WANTED),
+    ]
 
 
-def _session(path: Path):  # type: ignore[no-untyped-def]
-    import onnxruntime
+def bound(run: Run, alone: Direct, connections: int) -> float:
+    """Requests a second that this machine allows, if the server takes the CPU time that it may and no more."""
+    each_us = alone.cpu_us + run.client_us + OWN_US_WANTED
+    if connections == 1:
+        return 1e6 / (each_us - alone.cpu_us + 1e6 / alone.rows_per_s)
+    return min(alone.rows_per_s, (os.cpu_count() or 1) * 1e6 / each_us)
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = THREADS
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+def threads(settings: Settings) -> Section:
+    """Requests a second at 16 connections, by instances and threads of each."""
+    need_wrk()
+    section = Section("Instances and threads: requests/s (CPU µs a request)", THREADS_COLUMNS)
+    with tempfile.TemporaryDirectory() as made:
+        folder = write_networks(Path(made))
+        found: dict[tuple[str, str], list[str]] = {}
+        for engine in frameworks.installed():
+            for instances, count in SETTINGS:
+                _set_config(folder, engine, instances, count)
+                with _server(folder, engine) as server:
+                    for network in ("mlp", "transformer"):
+                        case = _case(engine, network, max(CONNECTIONS))
+                        runs = compare(case, [server], settings.runs, settings.seconds)[server.name]
+                        rate, cpu_us = median(run.rps for run in runs), median(run.server_us for run in runs)
+                        found.setdefault((network, engine), []).append(f"{rate:,.0f} ({cpu_us:,.0f})")
+    section.rows += [(network, engine, *cells) for (network, engine), cells in sorted(found.items())]
+    return section
 
 
-def _rows_per_second(session, shape: Sequence[int], batches: dict[str, int], seconds: float) -> float:  # type: ignore[no-untyped-def]
-    """Rows per second over ``seconds`` of batches, their sizes in the proportions of ``batches``."""
-    import numpy as np
+def _set_config(folder: Path, engine: str, instances: int, count: int) -> None:
+    parameters: Mapping[str, str] = FRAMEWORKS[engine].threads_of(instances, count) if count else {}
+    for network in NETWORKS:
+        path = folder / f"{network}_{engine}" / "config.pbtxt"
+        path.write_text(config_of(engine, network, instances, parameters))
 
-    total = sum(batches.values())
-    inputs = {int(size): np.zeros((int(size), *shape), np.float32) for size in batches}
-    # The least frequent size once or more per round, the others in proportion, a round of about 100.
-    sizes = [int(size) for size, count in batches.items() for _ in range(max(1, round(100 * count / total)))]
-    for array in inputs.values():
-        session.run(None, {"INPUT0": array})
-    started, rows = time.perf_counter(), 0
-    while time.perf_counter() - started < seconds:
-        for size in sizes:
-            session.run(None, {"INPUT0": inputs[size]})
-            rows += size
-            if time.perf_counter() - started > seconds:
-                break
-    return rows / (time.perf_counter() - started)
+
+@contextmanager
+def _server(folder: Path, engine: str) -> Iterator[Running]:
+    """One with the models of one engine."""
+    flags = ["--model-control-mode=explicit", *(f"--load-model={network}_{engine}" for network in NETWORKS)]
+    with servers.headrace(folder, *flags) as server:
+        yield server
+
+
+def _case(engine: str, network: str, connections: int) -> Case:
+    model = f"{network}_{engine}"
+    body = load.binary_body(model, {"INPUT0": (1, *SHAPES[network])})
+    name = f"{network}, {engine}, {connections}"
+    return Case(name, lambda server: model, lambda server, seconds: load.wrk(server, body, connections, seconds))
+
+
+def _bold(text: str, is_missed: bool) -> str:
+    return f"**{text}**" if is_missed else text

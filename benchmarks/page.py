@@ -27,7 +27,7 @@ import python_models
 import report
 import servers
 from batching import batching
-from engines import engines
+from engines import engines, threads
 from large_tensors import large_tensors
 from measure import Case, Run, median
 from models import ENSEMBLES, write_models
@@ -56,7 +56,9 @@ FACTORS: Mapping[tuple[str, int], Mapping[str, tuple[float, float]]] = {
 #: Cases of compare.py whose models both servers have.
 SCHEDULERS = r"three_pyidents16/(http|grpc)/c(1|16|64)$|sequences-python/http/c(1|16|64)$|cached-python16/http/c16$"
 #: Sections of run.py: their targets are what stands on the page.
-WANTED = {"start": start_up, "engines": engines, "batching": batching, "large": large_tensors}
+WANTED = {"start": start_up, "batching": batching, "large": large_tensors}
+#: Sections whose rows stand on the page.
+ENGINES = {"engines": engines, "threads": threads}
 PYTHON = {
     "python-large": python_models.large,
     "python-strings": python_models.strings,
@@ -233,11 +235,26 @@ def main() -> None:
     cache = "--cache-config=local,size=67108864"
     tables = tables_of(options.page.read_text()) if options.page.exists() else {}
 
-    def show() -> None:
-        tables["machine"] = (
-            f"{report.machine_line()}; `python benchmarks/page.py`, {options.runs} runs of {options.seconds:g} s."
-        )
+    def write() -> None:
         options.page.write_text(fill(PROSE.read_text(), tables))
+
+    def runs(only: str = "") -> str:
+        words = f"`python benchmarks/page.py{only}`, {options.runs} runs of {options.seconds:g} s."
+        return f"{report.machine_line()}; {words}"
+
+    def show() -> None:
+        tables["machine"] = runs()
+        write()
+
+    if "engines" in options.only:
+        # It needs neither Triton nor the models of the others, and has a machine line of its own.
+        alone = Settings(options.runs, options.seconds, 0, BENCHMARKS, options.yardsticks)
+        for name, of in ENGINES.items():
+            section = of(alone)
+            tables[name] = f"{runs(' --only engines')}\n\n{table(section.columns, section.rows)}"
+            write()
+    if options.only == ["engines"]:
+        return
 
     with tempfile.TemporaryDirectory() as made:
         settings = Settings(
@@ -272,7 +289,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--headrace", type=_named, action="append", default=[], metavar="[NAME=]PROGRAM [FLAGS]")
-    groups = ("small", "schedulers", "wanted", "python-wanted")
+    groups = ("small", "schedulers", "wanted", "python-wanted", "engines")
     parser.add_argument("--only", nargs="+", choices=groups, default=groups, help="tables that are made anew")
     parser.add_argument("--runs", type=int, default=3, help="per case and server, interleaved")
     parser.add_argument("--seconds", type=float, default=3, help="per run")
@@ -280,7 +297,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--yardsticks", type=Path, default=DEFAULT)
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
-    if not options.headrace:
+    if not options.headrace and options.only != ["engines"]:
         parser.error("name the headrace that is measured: --headrace .venv/bin/headrace")
     return options
 

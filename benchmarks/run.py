@@ -14,7 +14,7 @@ from pathlib import Path
 import python_models
 import report
 from batching import batching
-from engines import engines
+from engines import engines, threads
 from large_tensors import large_tensors
 from load import LoadFailed
 from mixed_load import mixed_load
@@ -30,6 +30,7 @@ SECTIONS = {
     "tiny": tiny_add,
     "triton": pyident,
     "engines": engines,
+    "threads": threads,
     "batching": batching,
     "large": large_tensors,
     "mixed": mixed_load,
