@@ -36,6 +36,8 @@ TENSORS = """\
 input [ { name: "image" data_type: TYPE_UINT8 dims: [ 8, 8 ] } ]
 output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 10 ] } ]
 """
+#: A ``model.py`` is a Python model's otherwise.
+EAGER = 'backend: "pytorch"\nruntime: "model.py"\n'
 
 
 def write_onnx(net: MLPClassifier, version: Path) -> None:
@@ -58,6 +60,14 @@ def write_torchscript(net: MLPClassifier, version: Path) -> None:
         torch.jit.script(torch_net(net)).save(str(version / "model.pt"))  # type: ignore[no-untyped-call]
 
 
+def write_eager(net: MLPClassifier, version: Path) -> None:
+    """The class and its weights."""
+    from safetensors.torch import save_file
+
+    shutil.copy(HERE / "torch_net.py", version / "model.py")
+    save_file(torch_net(net).state_dict(), version / "model.safetensors")
+
+
 def torch_net(net: MLPClassifier) -> DigitsNet:
     import torch
     from torch_net import DigitsNet
@@ -65,7 +75,7 @@ def torch_net(net: MLPClassifier) -> DigitsNet:
     arrays = weights(net)
     module = DigitsNet()
     for layer, linear in enumerate((module.hidden, module.scores)):
-        linear.weight.data = torch.tensor(arrays[f"weight{layer}"].T)
+        linear.weight.data = torch.tensor(arrays[f"weight{layer}"].T).contiguous()
         linear.bias.data = torch.tensor(arrays[f"bias{layer}"])
     return module.eval()
 
@@ -133,6 +143,7 @@ FORMATS = {
     "onnx": Format(write_onnx),
     "openvino": Format(write_openvino, "openvino", "openvino"),
     "torchscript": Format(write_torchscript, "torch", "torch", BATCHES + TENSORS),
+    "eager": Format(write_eager, "torch", "torch safetensors", EAGER + BATCHES + TENSORS),
     "savedmodel": Format(write_saved_model, "tensorflow", "tensorflow-cpu"),
     "graphdef": Format(write_graphdef, "tensorflow", "tensorflow-cpu", BATCHES + TENSORS),
     "tensorrt": Format(write_tensorrt, "tensorrt", "tensorrt-cu13"),

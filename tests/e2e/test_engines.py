@@ -51,6 +51,7 @@ FORMATS = {
     "onnx": Format("onnxruntime", "onnxruntime", "model.onnx"),
     "openvino": Format("openvino", "openvino", "model.xml"),
     "torchscript": Format("pytorch", "torch", "model.pt"),
+    "eager": Format("pytorch", "torch", "model.py"),
     "savedmodel": Format(
         "tensorflow", "tensorflow", "model.savedmodel/saved_model.pb", "model.savedmodel|saved_model.pb"
     ),
@@ -311,16 +312,17 @@ def test_the_page_says_which_config_each_format_needs(
     arithmetic: Callable[[Array], Array],
 ) -> None:
     page = (ROOT / "docs/getting-started.md").read_text()
-    rows = re.findall(r"^\|.*\|.*\| `(model\.\w+)`.*\|.*\| (none|as below).*\|$", page, re.MULTILINE)
+    rows = re.findall(r"^\|.*\|.*\|(.*)\|.*\| ((?:none|as below).*)\|$", page, re.MULTILINE)
+    wanted = {frozenset(re.findall(r"`(model\.\w+)`", files)): text for files, text in rows}
     (config,) = re.findall(r"```\n(max_batch_size: 64\n.*?)```", page, re.DOTALL)
-    assert {file for file, _ in rows} == {form.file.partition("/")[0] for form in FORMATS.values()} | {"model.plan"}
+    assert len(wanted) == len(FORMATS) + 1, "TensorRT's, too"
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
-        for name, form in FORMATS.items():
-            (wanted,) = (wanted for file, wanted in rows if form.file.startswith(file))
+        for name in FORMATS:
             model = shutil.copytree(made / f"digits_{name}", repository / f"page_{name}")
             (model / "config.pbtxt").unlink()
-            if wanted == "as below":
-                (model / "config.pbtxt").write_text(config)
+            text = wanted[frozenset(path.name for path in (model / "1").glob("model.*"))]
+            if text.startswith("as below"):
+                (model / "config.pbtxt").write_text(config + "".join(re.findall(r"`(\w+: .*?)`", text)))
             assert post(server, f"/v2/repository/models/page_{name}/load", {}).status == 200
             np.testing.assert_allclose(
                 ask(client, f"page_{name}", pictures(3)), arithmetic(pictures(3)), atol=TOLERANCE
