@@ -14,7 +14,7 @@ nodes' (``image``) or tensors' (``image:0``). These are the settings that belong
     optimization { execution_accelerators { gpu_execution_accelerator { name: "auto_mixed_precision" } } }
 
 `headrace_tf.parameters.Parameters` lists the parameters with their defaults. A graph that reads or writes
-files, or runs Python, is refused unless its parameter ``trust`` is true (`headrace_tf.operators`). Backend
+files, or runs Python, is refused unless its parameter ``trust`` is true (`headrace_tf.operator_rules`). Backend
 options, for all models: ``--backend-config=tensorflow,default-max-batch-size=4``,
 ``...,gpu-memory-fraction=0.5``, ``...,allow-growth=true``, ``...,allow-soft-placement=true``.
 """

@@ -12,23 +12,24 @@ from typing import Any
 import numpy as np
 
 from headrace import BackendError, BytesTensor, Code, Instance, LoadError, Model, Tensors
-from headrace_tf.session_pool import OpenSession, TensorFlowSessions
-from headrace_tf.tensorflow_module import reword
+from headrace_tf.model_graph import output_names
+from headrace_tf.tensorflow_process import reword
+from headrace_tf.tensorflow_session import OpenSession, SessionPool
 
 
 class TensorFlowInstance(Instance):
     """Runs a session with NumPy arrays on both sides. Outputs are fresh for every call."""
 
-    def __init__(self, model: Model, opened: OpenSession, pool: TensorFlowSessions | None) -> None:
+    def __init__(self, model: Model, opened: OpenSession, pool: SessionPool) -> None:
         from tensorflow.core.protobuf import config_pb2
 
         graph, config = opened.graph, model.config
-        batching = config.sequence_batching
-        outputs = [io.name for io in config.output] + [state.output_name for state in batching.state]
+        infos = {**graph.graph.inputs, **graph.graph.optional}
         self._inputs = tuple(graph.inputs)
-        self._outputs = tuple(dict.fromkeys(outputs))
+        self._defaults = {name: graph.defaults[name] for name in graph.graph.optional}
+        self._outputs = output_names(config)
         dims = {io.name: tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims) for io in config.output}
-        self._scalar_inputs = {name for name in self._inputs if not graph.graph.inputs[name].shape}
+        self._scalar_inputs = {name for name in self._inputs if not infos[name].shape}
         self._scalar_outputs: Mapping[str, tuple[int, ...]] = {
             name: dims[name] for name in self._outputs if not graph.graph.outputs[name].shape and name in dims
         }
@@ -45,6 +46,8 @@ class TensorFlowInstance(Instance):
             raise LoadError(f"unable to load model '{model.name}': '{graph.path}': {reword(error)}") from error
 
     def execute(self, inputs: Tensors) -> Tensors:
+        if self._defaults:
+            inputs = {**self._defaults, **inputs}
         feed: list[Any] = [inputs[name] for name in self._inputs]
         for index, tensor in enumerate(feed):
             if isinstance(tensor, BytesTensor):
@@ -65,7 +68,4 @@ class TensorFlowInstance(Instance):
 
     def close(self) -> None:
         del self._call
-        if self._pool is None:
-            self._opened.session.close()
-        else:
-            self._pool.give_back(self._device, self._opened)
+        self._pool.give_back(self._device, self._opened)

@@ -1,4 +1,4 @@
-"""What is read from a model's file before anything runs: the graph, its inputs and outputs, and what loading does.
+"""What a model file says, whichever kind it is: the graph, its inputs and outputs, and what loading does.
 
 A SavedModel tells its inputs and outputs by signatures; of a frozen graph the config must say which of its nodes they
 are (docs/spec/behaviours.md section 10.4).
@@ -6,13 +6,27 @@ are (docs/spec/behaviours.md section 10.4).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from headrace import DataType, Graph, GraphTensor, ModelConfig, ModelInput, ModelOutput, dtypes
+import numpy as np
+import numpy.typing as npt
+
+from headrace import (
+    ConfigError,
+    DataType,
+    Graph,
+    GraphTensor,
+    LoadError,
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+    dtypes,
+    one_line,
+)
 
 #: TensorFlow's number of an element type (``DataType`` in its types.proto), and ours. Others are not in the protocol.
 ELEMENT_TYPES: Mapping[int, DataType] = {
@@ -31,6 +45,8 @@ ELEMENT_TYPES: Mapping[int, DataType] = {
     22: dtypes.UINT32,
     23: dtypes.UINT64,
 }
+#: What a type has more if it is that of a variable of TensorFlow 1, which is given by its value.
+_REFERENCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +64,10 @@ class ModelGraph:
     """The graph of one version. Tensors are named as TensorFlow names them, ``node:0``.
 
     ``inputs`` and ``outputs`` map the names of the config to tensors, and ``graph`` describes them; a shape that is
-    None there is that of the config. ``assets`` maps tensors to the files of the model that they name while it
-    loads, and ``init_ops`` are the operators that then run, once, after the variables are restored.
+    None there is that of the config. ``unranked`` are those of which the file does not know the number of axes, and
+    ``defaults`` what inputs are fed that a request leaves out. ``assets`` maps tensors to the files of the model that
+    they name while it loads, and ``init_ops`` are the operators that then run, once, after the variables are restored.
+    ``producer_operators`` are those of the TensorFlow that wrote the file, where it says so.
     """
 
     path: Path
@@ -57,9 +75,55 @@ class ModelGraph:
     graph: Graph
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
+    unranked: Set[str] = frozenset()
+    defaults: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     assets: Mapping[str, Path] = field(default_factory=dict)
     init_ops: tuple[str, ...] = ()
+    producer_operators: Any = None
+
+
+def node_of(tensor: str) -> str:
+    """The node that ``tensor``, or what waits for a node (``^node``), names."""
+    return tensor.lstrip("^").partition(":")[0]
+
+
+def needed_nodes(graph_def: Any, roots: Iterable[str], fed: Set[str] = frozenset()) -> list[Any]:
+    """The nodes that run for ``roots``, nodes or tensors. Those that are ``fed`` do not run, and need nothing."""
+    nodes = {node.name: node for node in graph_def.node}
+    waiting, found = [node_of(root) for root in roots], dict[str, Any]()
+    while waiting:
+        name = waiting.pop()
+        if name not in found and name not in fed and name in nodes:
+            found[name] = nodes[name]
+            waiting += map(node_of, nodes[name].input)
+    return list(found.values())
+
+
+def require_fed(model: str, graph: ModelGraph, outputs: Iterable[str]) -> None:
+    """Raise `LoadError` for a placeholder that ``outputs`` need and no input feeds: every request would fail."""
+    roots = [graph.outputs[name] for name in outputs]
+    for node in needed_nodes(graph.graph_def, roots, {node_of(tensor) for tensor in graph.inputs.values()}):
+        if node.op == "Placeholder":
+            raise LoadError(
+                f"unable to load model '{model}': the outputs of '{graph.path}' need the placeholder "
+                f"'{one_line(node.name)}', which is none of the inputs {', '.join(sorted(graph.inputs))}"
+            )
+
+
+def input_names(config: ModelConfig) -> Iterator[str]:
+    """Every tensor that an execution may be given."""
+    batching = config.sequence_batching
+    yield from (io.name for io in config.input)
+    yield from (control.name for control in batching.control_input)
+    yield from (state.input_name for state in batching.state)
+    yield from (target for each in config.batch_input for target in each.target_name)
+
+
+def output_names(config: ModelConfig) -> tuple[str, ...]:
+    """Every tensor that an execution gives."""
+    states = (state.output_name for state in config.sequence_batching.state)
+    return tuple(dict.fromkeys((*(io.name for io in config.output), *states)))
 
 
 def tensor_of(tensorflow: Any, name: str, enum: int, shape: Any, is_tensor: bool, config: ModelConfig) -> GraphTensor:
@@ -69,6 +133,7 @@ def tensor_of(tensorflow: Any, name: str, enum: int, shape: Any, is_tensor: bool
     and empty if the config says nothing.
     """
     dims = shape_in_config(config, name) if shape.unknown_rank else tuple(dim.size for dim in shape.dim)
+    enum %= _REFERENCE
     return GraphTensor(name, ELEMENT_TYPES.get(enum), tensorflow.dtypes.as_dtype(enum).name, dims, is_tensor)
 
 
@@ -86,4 +151,40 @@ def shape_in_config(config: ModelConfig, name: str) -> tuple[int, ...]:
     made = {target for each in config.batch_input for target in each.target_name}
     if name in told:
         return (*batch, 1)
+    for state in config.sequence_batching.state:
+        if name in (state.input_name, state.output_name):
+            return (*batch, *state.dims)
     return (-1,) if name in made else ()
+
+
+def default_of(tensorflow: Any, graph_def: Any, tensor: str) -> npt.NDArray[Any] | None:
+    """What ``tensor`` is if nobody feeds it: the constant of a ``PlaceholderWithDefault``; None for everything else."""
+    nodes = {node.name: node for node in graph_def.node}
+    node = nodes.get(node_of(tensor))
+    if node is None or node.op != "PlaceholderWithDefault":
+        return None
+    source = nodes.get(node_of(node.input[0]))
+    if source is None or source.op != "Const":
+        return None
+    return np.asarray(tensorflow.make_ndarray(source.attr["value"].tensor))
+
+
+def graph_of(
+    config: ModelConfig,
+    inputs: Mapping[str, GraphTensor],
+    outputs: Mapping[str, GraphTensor],
+    defaults: Set[str],
+) -> Graph:
+    """What core holds the config against: an input with a default is optional unless the config asks for it."""
+    required = {io.name for io in config.input if not io.optional}
+    optional = {name: info for name, info in inputs.items() if name in defaults - required}
+    return Graph({name: info for name, info in inputs.items() if name not in optional}, outputs, optional)
+
+
+def require_ranks(config: ModelConfig, graph: ModelGraph) -> None:
+    """Raise `ConfigError` for a tensor of which neither file nor config knows the rank: nothing can be completed."""
+    given: Iterable[ModelInput | ModelOutput] = chain(config.input, config.output)
+    for name in sorted(graph.unranked - {io.name for io in given}):
+        raise ConfigError(
+            f"unable to autofill for '{config.name}': the rank of model tensor '{name}' is 0 which is not supported"
+        )

@@ -1,13 +1,14 @@
-"""What a config may tell TensorFlow: the ``parameters`` of a model.
+"""What a config may tell TensorFlow, the ``parameters`` of a model, and what ``--backend-config`` may.
 
 Source: docs/spec/behaviours.md section 10.4.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace import ConfigError
+from headrace import ConfigError, one_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Parameters:
     max_session_share_count: int = field(default=1, metadata={"key": "MAX_SESSION_SHARE_COUNT"})
     #: A file ``{"init_ops": ["name", ...]}``, in the version or the model: operators that run once, at load.
     init_ops_file: str = field(default="", metadata={"key": "TF_INIT_OPS_FILE"})
-    #: Whether the graph may do what `headrace_tf.operators` refuses.
+    #: Whether the graph may do what `headrace_tf.operator_rules` refuses. Counts in the repository only.
     trust: bool = False
 
     def __post_init__(self) -> None:
@@ -38,3 +39,49 @@ class Parameters:
                 raise ConfigError(f"parameter '{key}' must be non-negative number for TensorFlow model")
         if self.max_session_share_count <= 0:
             raise ConfigError("parameter 'MAX_SESSION_SHARE_COUNT' must be positive number for TensorFlow model")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """``--backend-config=tensorflow,...``, for all models."""
+
+    #: The part of a GPU's memory that TensorFlow may take, 0 to 1; 0 is no bound.
+    gpu_memory_fraction: float
+    #: Whether it takes that memory as it needs it, and not at once. Unless said: if there is no bound.
+    allow_growth: bool
+    #: Whether an operator may run elsewhere than its graph says.
+    allow_soft_placement: bool
+
+    @classmethod
+    def read(cls, options: Mapping[str, str]) -> BackendOptions:
+        """Raises `ConfigError` for a value that is none."""
+        if (version := options.get("version", "2")) != "2":
+            raise ConfigError(
+                f"backend option version of 'tensorflow' must be 2, got '{one_line(version)}': graphs of TensorFlow 1 "
+                "are run by TensorFlow 2 as well"
+            )
+        fraction = _fraction(options.get("gpu-memory-fraction", "0"))
+        return cls(
+            fraction,
+            _is_on(options, "allow-growth", not fraction),
+            _is_on(options, "allow-soft-placement", True),
+        )
+
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ConfigError(
+            f"backend option gpu-memory-fraction of 'tensorflow' must be from 0 to 1, got '{one_line(text)}'"
+        )
+    return value
+
+
+def _is_on(options: Mapping[str, str], key: str, default: bool) -> bool:
+    text = options.get(key, str(default)).lower()
+    if text not in ("true", "false", "1", "0"):
+        raise ConfigError(f"backend option {key} of 'tensorflow' must be true or false, got '{one_line(text)}'")
+    return text in ("true", "1")

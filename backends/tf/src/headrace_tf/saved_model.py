@@ -10,14 +10,16 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
-from headrace import ConfigError, Graph, GraphTensor, LoadError, Model, one_line, why_path_leaves
-from headrace_tf.model_graph import Checkpoint, ModelGraph, tensor_of
+from headrace import GraphTensor, LoadError, Model, one_line, why_path_leaves
+from headrace_tf.model_graph import Checkpoint, ModelGraph, default_of, graph_of, needed_nodes, tensor_of
 
 log = logging.getLogger("headrace.tensorflow")
 
 _TAG, _SIGNATURE = "serve", "serving_default"
 #: Signatures that are not for callers: what runs at load, and a training step.
 _INIT, _TRAIN = "__saved_model_init_op", "__saved_model_train_op"
+#: Operators that hold a variable.
+_VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
 #: Collections in which older files name what runs at load.
 _INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
 
@@ -32,15 +34,20 @@ def read_saved_model(tensorflow: Any, model: Model, path: Path) -> ModelGraph:
     config = model.config
     inputs = {name: signature.inputs[name] for name in sorted(signature.inputs)}
     outputs = {name: signature.outputs[name] for name in sorted(signature.outputs)}
+    defaults = _defaults(tensorflow, meta.graph_def, signature, inputs)
+    producer = meta.meta_info_def.stripped_op_list
     return ModelGraph(
         path,
         meta.graph_def,
-        Graph(_tensors(tensorflow, inputs, config), _tensors(tensorflow, outputs, config)),
+        graph_of(config, _tensors(tensorflow, inputs, config), _tensors(tensorflow, outputs, config), defaults.keys()),
         {name: info.name for name, info in inputs.items()},
         {name: info.name for name, info in outputs.items()},
-        _checkpoint(meta, path),
+        {name for name, info in (inputs | outputs).items() if info.tensor_shape.unknown_rank},
+        defaults,
+        _checkpoint(model, meta, path, [info.name for info in outputs.values()]),
         _assets(model, meta, path),
         tuple(_init_ops(meta)),
+        producer if producer.op else None,
     )
 
 
@@ -52,12 +59,18 @@ def _parse(model: Model, path: Path) -> Any:
     lead = f"unable to load model '{model.name}': '{found}'"
     try:
         if found is text:
-            return text_format.Parse(text.read_text(), saved_model_pb2.SavedModel())
-        return saved_model_pb2.SavedModel.FromString(binary.read_bytes())
+            saved = text_format.Parse(text.read_text(), saved_model_pb2.SavedModel())
+        else:
+            saved = saved_model_pb2.SavedModel.FromString(binary.read_bytes())
     except OSError as error:
         raise LoadError(f"{lead}: {error.strerror}; a SavedModel is a directory with that file") from error
     except (DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
         raise LoadError(f"{lead} is no SavedModel: {one_line(str(error))}") from error
+    if not saved.meta_graphs:
+        raise LoadError(
+            f"{lead} is no SavedModel: there is no graph in it. A frozen graph is served as model.graphdef, a file"
+        )
+    return saved
 
 
 def _choose_graph(model: Model, path: Path, saved: Any) -> Any:
@@ -101,11 +114,23 @@ def _tensors(tensorflow: Any, infos: Mapping[str, Any], config: Any) -> dict[str
     }
 
 
-def _checkpoint(meta: Any, path: Path) -> Checkpoint | None:
+def _defaults(tensorflow: Any, graph_def: Any, signature: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What inputs are that nobody gives: by the signature, or by the graph."""
+    found = {name: default_of(tensorflow, graph_def, info.name) for name, info in inputs.items()}
+    found |= {name: tensorflow.make_ndarray(proto) for name, proto in signature.defaults.items() if name in inputs}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _checkpoint(model: Model, meta: Any, path: Path, outputs: Iterable[str]) -> Checkpoint | None:
+    """What restores the variables. Raises `LoadError` if the outputs need some and their files are not there."""
+    restore = meta.saver_def.restore_op_name
     prefix = path / "variables" / "variables"
-    if not meta.saver_def.restore_op_name or not prefix.with_suffix(".index").is_file():
-        return None
-    return Checkpoint(meta.saver_def.restore_op_name, meta.saver_def.filename_tensor_name, prefix)
+    index = prefix.with_suffix(".index")
+    if restore and index.is_file():
+        return Checkpoint(restore, meta.saver_def.filename_tensor_name, prefix)
+    if restore and any(node.op in _VARIABLES for node in needed_nodes(meta.graph_def, outputs)):
+        raise LoadError(f"unable to load model '{model.name}': no file '{index}', and the graph has variables")
+    return None
 
 
 def _assets(model: Model, meta: Any, path: Path) -> dict[str, Path]:
@@ -128,12 +153,3 @@ def _init_ops(meta: Any) -> Iterable[str]:
         if collection in meta.collection_def:
             return list(meta.collection_def[collection].node_list.value)
     return []
-
-
-def require_shapes(graph: Graph, model: str) -> None:
-    """Raise `ConfigError` for a tensor of which the file does not know the rank: the config must name it."""
-    for info in (*graph.inputs.values(), *graph.outputs.values()):
-        if not info.shape:
-            raise ConfigError(
-                f"unable to autofill for '{model}': the rank of model tensor '{info.name}' is 0 which is not supported"
-            )

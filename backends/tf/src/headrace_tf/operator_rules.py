@@ -1,4 +1,4 @@
-"""Which operators a graph may use without its model being trusted.
+"""Which of TensorFlow's operators a graph may use without its model being trusted.
 
 A graph is a program: TensorFlow has operators that read and write files anywhere, run Python of the process, speak to
 other machines, or are given addresses in memory. A model file that somebody else made must not do that by being
@@ -92,6 +92,7 @@ REFUSED_WORDS: Mapping[str, str] = {
     "Collective": _CALLS_OTHERS,
     "Nccl": _CALLS_OTHERS,
     "TPU": "it is of another machine",
+    "Tpu": "it is of another machine",
     "Summary": _WRITES,
 }
 #: What computes though a word of it is refused.

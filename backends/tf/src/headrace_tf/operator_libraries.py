@@ -1,0 +1,67 @@
+"""Libraries of operators, which a config names: ``model_operations { op_library_filename: "libmine.so" }``.
+
+They are native code, and the process's: TensorFlow unloads none, and an operator that is registered stays as it is. So
+the same contents are loaded once, wherever they lie, and other contents in the place of a library that a model has
+loaded are refused: a second set of kernels would break what is served.
+"""
+
+from __future__ import annotations
+
+import threading
+from hashlib import sha256
+from typing import Any
+
+from headrace import ConfigError, LoadError, Model, one_line
+from headrace_tf.tensorflow_process import log, own_operators, registered_operators, reword
+
+_lock = threading.Lock()
+#: What is loaded: the digest of a file, and the operators that came with it.
+_operators: dict[str, frozenset[str]] = {}
+#: Which contents each model has loaded by which name.
+_contents: dict[tuple[str, str], str] = {}
+
+
+def load_libraries(tensorflow: Any, model: Model) -> frozenset[str]:
+    """Load what the config names, from the version's directory or the model's; the operators that came with it.
+
+    Raises `LoadError` naming the file, and `ConfigError` if the config came with a load request: native code is
+    loaded from the repository only.
+    """
+    names = model.config.model_operations.op_library_filename
+    if not names:
+        return frozenset()
+    if model.is_sent:
+        raise ConfigError(
+            f"op_library_filename '{one_line(names[0])}' of model '{model.name}' came with a load request: libraries "
+            "of operators count in the repository only",
+            field="model_operations.op_library_filename",
+        )
+    with _lock:
+        own_operators()  # as they are before anybody adds to them
+        return frozenset().union(*(_load(tensorflow, model, name) for name in names))
+
+
+def _load(tensorflow: Any, model: Model, name: str) -> frozenset[str]:
+    path = model.resource(name if (model.path / name).exists() else f"../{name}")
+    lead = f"unable to load model '{model.name}': '{path}'"
+    try:
+        digest = sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise LoadError(f"{lead}: {error.strerror}") from error
+    if _contents.get((model.name, name), digest) != digest:
+        raise LoadError(
+            f"{lead} is not the library of that name that this process has loaded, and TensorFlow cannot put the one "
+            "in the place of the other: restart the server, or give the instances processes of their own: "
+            'parameters { key: "isolation" value { string_value: "process" } }'
+        )
+    if digest not in _operators:
+        before = registered_operators()
+        try:
+            tensorflow.load_library(str(path))
+        except Exception as error:  # TensorFlow's own, and RuntimeError
+            raise LoadError(f"{lead}: {reword(error)}") from error
+        _operators[digest] = frozenset(registered_operators().keys() - before.keys())
+        found = ", ".join(sorted(_operators[digest])) or "no operator that was not there before"
+        log.info("model '%s': '%s' has %s", model.name, path, found)
+    _contents[model.name, name] = digest
+    return _operators[digest]

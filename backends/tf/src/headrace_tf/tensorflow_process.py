@@ -1,0 +1,116 @@
+"""TensorFlow itself, imported when the first model needs it, and what is the same for all models of a process:
+threads, operators, the GPUs that it sees. Its errors in our words."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from headrace import Device, LoadError, Model, ModelInstanceGroup, one_line, paced
+
+log = logging.getLogger("headrace.tensorflow")
+
+#: Its own lines about each operator that fails are warnings, and callers cause them: what failed is in the answer.
+_ERRORS_ONLY = "2"
+#: Lets ``optimization.graph.level`` turn XLA on for a session on the CPU; without such a level it changes nothing.
+_XLA_ON_CPU = "--tf_xla_cpu_global_jit"
+
+_NODE = re.compile(r"\{\{node ([^}]*)\}\}")
+_import_lock = threading.Lock()
+_threads_lock = threading.Lock()
+_threads_of_process: int | None = None
+
+
+def load_engine() -> Any:
+    """The module ``tensorflow``; raises `LoadError` saying how to install it. Any thread; takes seconds once.
+
+    What is set here in the environment, unless it is set already, TensorFlow reads while it is imported.
+    """
+    with _import_lock:
+        if "tensorflow" in sys.modules:
+            return sys.modules["tensorflow"]
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _ERRORS_ONLY)
+        flags = os.environ.get("TF_XLA_FLAGS", "")
+        if _XLA_ON_CPU not in flags:
+            os.environ["TF_XLA_FLAGS"] = f"{flags} {_XLA_ON_CPU}".strip()
+        try:
+            import tensorflow
+        except ImportError as error:
+            raise LoadError(
+                "backend 'tensorflow' needs the package tensorflow, which cannot be imported "
+                f"({one_line(str(error))}); run: pip install tensorflow-cpu (or tensorflow[and-cuda] for GPUs)"
+            ) from error
+        # Its logger writes to stderr by a handler of its own; the server's log has what it says, in bounds.
+        logger = paced("tensorflow")
+        for handler in tuple(logger.handlers):
+            logger.removeHandler(handler)
+        logger.propagate = True
+        return tensorflow
+
+
+def reword(error: BaseException) -> str:
+    """The first line of a TensorFlow error, and the node that it concerns."""
+    text = str(getattr(error, "message", "") or error).strip() or type(error).__name__
+    line = one_line(text.splitlines()[0])
+    node = _NODE.search(text)
+    return line if node is None or node[1] in line else f"{line} (node '{node[1]}')"
+
+
+def device_of(tensorflow: Any, model: Model) -> Device:
+    """Where an instance really runs: the CPU if no group asked for GPUs by name and TensorFlow sees none.
+
+    Raises `LoadError` for a GPU that was asked for and is not there.
+    """
+    if model.device.kind != "gpu" or model.device.id < len(tensorflow.config.list_physical_devices("GPU")):
+        return model.device
+    if any(group.kind == ModelInstanceGroup.KIND_GPU for group in model.config.instance_group):
+        raise LoadError(
+            f"model '{model.name}' needs GPU {model.device.id}, which TensorFlow {tensorflow.__version__} does not "
+            "see; run: pip install 'tensorflow[and-cuda]'"
+        )
+    log.warning("instance '%s' runs on the CPU: TensorFlow sees no GPU", model.instance_name)
+    return Device("cpu")
+
+
+def threads_of_process(asked: int, model: str) -> int:
+    """``asked`` for the first model of the process; TensorFlow has the threads of its operators once."""
+    global _threads_of_process
+    with _threads_lock:
+        if _threads_of_process is None:
+            _threads_of_process = asked
+            log.info("model '%s': TensorFlow runs the operators of all models on %d threads", model, asked)
+        elif _threads_of_process != asked:
+            log.warning(
+                "model '%s': TF_NUM_INTRA_THREADS stays at %d, not %d: another model was loaded before",
+                model,
+                _threads_of_process,
+                asked,
+            )
+        return _threads_of_process
+
+
+def has_xla_on_cpu() -> bool:
+    """Whether TensorFlow was told, before it was imported, that XLA may run on the CPU."""
+    return _XLA_ON_CPU in os.environ.get("TF_XLA_FLAGS", "")
+
+
+def registered_operators() -> Mapping[str, bool]:
+    """The operators that there are now, those of libraries included, and whether each has state."""
+    from tensorflow.core.framework import op_def_pb2
+    from tensorflow.python.client import pywrap_tf_session
+
+    buffer = pywrap_tf_session.TF_GetAllOpList()
+    listed = op_def_pb2.OpList.FromString(pywrap_tf_session.TF_GetBuffer(buffer))
+    return {each.name: each.is_stateful for each in listed.op}
+
+
+@cache
+def own_operators() -> Mapping[str, bool]:
+    """The operators that TensorFlow has of its own: asked for first before any library is loaded."""
+    return registered_operators()
