@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from headrace import ConfigError, LoadError, Model, one_line
@@ -17,8 +18,8 @@ from headrace_tf.tensorflow_process import log, own_operators, registered_operat
 _lock = threading.Lock()
 #: What is loaded: the digest of a file, and the operators that came with it.
 _operators: dict[str, frozenset[str]] = {}
-#: Which contents each model has loaded by which name.
-_contents: dict[tuple[str, str], str] = {}
+#: Which contents the versions of each model, by its directory, have loaded by which name.
+_contents: dict[tuple[Path, str], str] = {}
 
 
 def load_libraries(tensorflow: Any, model: Model) -> frozenset[str]:
@@ -48,7 +49,8 @@ def _load(tensorflow: Any, model: Model, name: str) -> frozenset[str]:
         digest = sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise LoadError(f"{lead}: {error.strerror}") from error
-    if _contents.get((model.name, name), digest) != digest:
+    place = (model.path.parent, name)
+    if _contents.get(place, digest) != digest:
         raise LoadError(
             f"{lead} is not the library of that name that this process has loaded, and TensorFlow cannot put the one "
             "in the place of the other: restart the server, or give the instances processes of their own: "
@@ -63,5 +65,5 @@ def _load(tensorflow: Any, model: Model, name: str) -> frozenset[str]:
         _operators[digest] = frozenset(registered_operators().keys() - before.keys())
         found = ", ".join(sorted(_operators[digest])) or "no operator that was not there before"
         log.info("model '%s': '%s' has %s", model.name, path, found)
-    _contents[model.name, name] = digest
+    _contents[place] = digest
     return _operators[digest]
