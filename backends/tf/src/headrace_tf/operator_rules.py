@@ -16,6 +16,7 @@ _PYTHON = "it runs Python of the process"
 _DATA = "it is an input pipeline, which reads and writes files"
 _MACHINE = "it may be given addresses in memory, or compiled code"
 _STRINGS = "it runs what is in a tensor, which nobody has looked at"
+_ANOTHER = "it is of another machine"
 _CALLS_OTHERS = "it speaks to other devices and machines"
 
 #: Stateless operators that do more than compute, and why each is refused. Stateful ones have their reason here, too.
@@ -80,6 +81,7 @@ REFUSED: Mapping[str, str] = {
     "XlaCustomCall": _MACHINE,
     "XlaCustomCallV2": _MACHINE,
     "XlaCallModule": _MACHINE,
+    "MlirPassthroughOp": _MACHINE,
     "TPUExecute": _MACHINE,
     "SnapshotDatasetReader": _READS,
     "SnapshotNestedDatasetReader": _READS,
@@ -91,8 +93,11 @@ REFUSED_WORDS: Mapping[str, str] = {
     "Rpc": _CALLS_OTHERS,
     "Collective": _CALLS_OTHERS,
     "Nccl": _CALLS_OTHERS,
-    "TPU": "it is of another machine",
-    "Tpu": "it is of another machine",
+    "DTensor": _CALLS_OTHERS,
+    "TPU": _ANOTHER,
+    "Tpu": _ANOTHER,
+    "Infeed": _ANOTHER,
+    "Outfeed": _ANOTHER,
     "Summary": _WRITES,
 }
 #: What computes though a word of it is refused.

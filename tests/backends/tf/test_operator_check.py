@@ -1,0 +1,277 @@
+"""Graphs that would do more than compute: what is refused, and by which way round it could not be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import HeadraceError
+from headrace.testing.serving import on_loop, serve
+
+tf = pytest.importorskip("tensorflow")
+
+SPEC = tf.TensorSpec([None, 2], tf.float32, name="x")
+GRAPH = """platform: "tensorflow_graphdef" max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: [2] } output { name: "y" data_type: TYPE_FP32 dims: [2] } """
+
+
+def placeholder() -> Any:
+    return tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
+
+
+def writing(target: Path) -> Callable[[Any], Any]:
+    def write(x: Any) -> Any:
+        tf.io.write_file(str(target), "by a model")
+        return {"y": x + 1}
+
+    return write
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_graph_that_writes_a_file_is_refused_unless_it_is_trusted(models: Any, tmp_path: Path, trusted: bool) -> None:
+    target = tmp_path / "written"
+    models.save(writing(target), SPEC)
+    models.config(models.parameters(trust="true") if trusted else "")
+    with serve(models.root, exit_on_error=False) as server:
+        said = next(entry.reason for entry in server.index())
+        if trusted:
+            server.infer("m", {"x": np.zeros((1, 2), np.float32)})
+    assert target.exists() == trusted
+    assert ("'WriteFile'" in said and "it writes files" in said) != trusted
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_trust_that_is_sent_does_not_count(models: Any, tmp_path: Path, isolation: str) -> None:
+    target = tmp_path / "written"
+    models.save(writing(target), SPEC)
+    sent = {key: {"string_value": value} for key, value in (("trust", "true"), ("isolation", isolation))}
+    tensor = {"data_type": "TYPE_FP32", "dims": [2]}
+    config = {
+        "platform": "tensorflow_savedmodel",
+        "max_batch_size": 4,
+        "input": [{"name": "x", **tensor}],
+        "output": [{"name": "y", **tensor}],
+        "parameters": sent,
+    }
+    with serve(models.root, exit_on_error=False, model_control_mode="explicit") as server:
+        with pytest.raises(HeadraceError, match="parameter 'trust' of model 'm' came with a load request"):
+            on_loop(server, asyncio.wait_for(server.load("m", {"config": json.dumps(config)}), 60))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("operator", "add"),
+    [
+        ("ReadFile", lambda x: tf.strings.length(tf.io.read_file("/etc/hostname"))),
+        ("MatchingFiles", lambda x: tf.size(tf.io.matching_files("/etc/*"))),
+        ("EagerPyFunc", lambda x: tf.py_function(lambda y: y, [x], tf.float32)),
+        ("PyFunc", lambda x: tf.numpy_function(lambda y: y, [x], tf.float32)),
+        ("PrintV2", lambda x: printed(x)),
+        ("TensorSliceDataset", lambda x: tf.data.Dataset.from_tensors(tf.constant(1.0)).reduce(0.0, lambda a, b: a)),
+        ("WriteFile", lambda x: tf.cond(x[0, 0] > 0, lambda: hidden(x), lambda: x)),
+        ("WriteFile", lambda x: tf.while_loop(lambda y: y[0, 0] < 1, hidden, [x], maximum_iterations=1)),
+        ("WriteFile", lambda x: tf.map_fn(hidden, x)),
+    ],
+)
+def test_what_touches_files_or_runs_python_is_refused(models: Any, operator: str, add: Any) -> None:
+    models.save(lambda x: {"y": x, "z": tf.reshape(tf.cast(add(x), tf.float32), [-1, 1])}, SPEC)
+    said = models.reason()
+    assert f"'{operator}'" in said or (operator == "TensorSliceDataset" and "Dataset'" in said), said
+
+
+def printed(x: Any) -> Any:
+    with tf.control_dependencies([tf.print(x, output_stream="file:///tmp/never")]):
+        return tf.identity(x)
+
+
+def hidden(x: Any) -> Any:
+    """Writes within a function that something calls."""
+    with tf.control_dependencies([tf.io.write_file("/tmp/never", "x")]):
+        return tf.identity(x)
+
+
+def test_what_nothing_asks_for_is_not_looked_at(models: Any) -> None:
+    """Every SavedModel has the operators that saved it; and here is a signature that is not the one that is served."""
+    models.save(lambda x: {"y": x}, SPEC, other=lambda x: {"y": hidden(x)})
+    assert models.reason() == ""
+    models.config(models.parameters(TF_SIGNATURE_DEF="other"))
+    assert "'WriteFile'" in models.reason()
+
+
+def test_an_operator_that_reads_does_not_run_while_shapes_are_inferred(models: Any, tmp_path: Path) -> None:
+    """TensorFlow runs parts of a graph when it imports one: here, to know the shape, it would read the file."""
+    file = tmp_path / "shape"
+    file.write_text("3")
+
+    def build() -> None:
+        size = tf.strings.to_number(tf.io.read_file(str(file)), tf.int32)
+        tf.reshape(placeholder(), [-1, size], name="y")
+
+    models.frozen(build)
+    models.config(GRAPH)
+    said = models.reason()
+    assert "'ReadFile'" in said
+    assert "complete shape" not in said
+
+
+def test_an_operator_of_init_ops_is_looked_at(models: Any, tmp_path: Path) -> None:
+    target = tmp_path / "written"
+
+    def build() -> None:
+        tf.identity(placeholder(), name="y")
+        tf.io.write_file(str(target), "x", name="init")
+
+    version = models.frozen(build)
+    (version / "init.json").write_text('{"init_ops": ["init"]}')
+    models.config(GRAPH + models.parameters(TF_INIT_OPS_FILE="init.json"))
+    assert "'WriteFile'" in models.reason()
+    assert not target.exists()
+
+
+def test_a_function_by_the_name_of_an_operator_is_refused(models: Any) -> None:
+    models.save(lambda x: {"y": tf.identity(x)}, SPEC)
+
+    def rename(meta: Any) -> None:
+        function = meta.graph_def.library.function.add()
+        function.signature.name = "RestoreV2"
+
+    models.edit(rename)
+    assert "'RestoreV2'), and it is a function by the name of an operator" in models.reason()
+
+
+# ---------------------------------------------------------------------- files that a model may read: its own
+
+
+def vocabulary(models: Any, tmp_path: Path) -> None:
+    """A SavedModel that looks words up; its table is read from an asset."""
+    file = tmp_path / "words.txt"
+    file.write_text("zero\none\ntwo\n")
+    module = tf.Module()
+    whole, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+    initializer = tf.lookup.TextFileInitializer(str(file), tf.string, whole, tf.int64, number)
+    module.table = tf.lookup.StaticHashTable(initializer, -1)
+    words = tf.TensorSpec([None, 1], tf.string, name="x")
+    models.save(lambda x: {"y": module.table.lookup(x)}, words, module=module)
+    file.unlink()
+
+
+def add_text(meta: Any, name: str, text: str) -> str:
+    node = meta.graph_def.node.add(name=name, op="Const")
+    node.attr["dtype"].type = 7
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(text))
+    return name
+
+
+def initializer_call(meta: Any) -> Any:
+    return next(node for node in meta.graph_def.node if "initializer" in node.attr["f"].func.name)
+
+
+def initializer_of(meta: Any) -> Any:
+    """The function that fills the table."""
+    for function in meta.graph_def.library.function:
+        for node in function.node_def:
+            if node.op.startswith("InitializeTableFromTextFile"):
+                return function, node
+    raise AssertionError("no function fills a table")
+
+
+def test_a_table_that_reads_another_file_is_refused(models: Any, tmp_path: Path) -> None:
+    """The file's initializer is given the name of a file elsewhere instead of the asset's."""
+    vocabulary(models, tmp_path)
+
+    def change(meta: Any) -> None:
+        initializer_call(meta).input[0] = add_text(meta, "elsewhere", "/etc/hostname")
+
+    models.edit(change)
+    assert "'/etc/hostname', which is none of its assets" in models.reason()
+
+
+def test_a_function_that_names_a_file_itself_is_refused(models: Any, tmp_path: Path) -> None:
+    vocabulary(models, tmp_path)
+
+    def change(meta: Any) -> None:
+        function, reader = initializer_of(meta)
+        node = function.node_def.add(name="elsewhere", op="Const")
+        node.attr["dtype"].type = 7
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto("/etc/hostname"))
+        reader.input[1] = "elsewhere:output:0"
+
+    models.edit(change)
+    assert "it reads files that are not the model's own" in models.reason()
+
+
+@pytest.mark.parametrize("operator", ["For", "While", "StatelessWhile", "_If", "MapDefun", "BatchFunction"])
+def test_a_function_that_reads_is_called_once_and_with_what_was_looked_at(
+    models: Any, tmp_path: Path, operator: str
+) -> None:
+    """A loop hands its function other arguments the second time, and others number them in ways of their own."""
+    vocabulary(models, tmp_path)
+
+    def change(meta: Any) -> None:
+        initializer_call(meta).op = operator
+
+    models.edit(change)
+    assert "it reads files by a function that it may call more than once" in models.reason()
+
+
+def test_variables_that_are_read_from_other_files_are_refused(models: Any) -> None:
+    module = tf.Module()
+    module.weights = tf.Variable([[1.0, 2.0]])
+    models.save(lambda x: {"y": x * module.weights}, SPEC, module=module)
+
+    def change(meta: Any) -> None:
+        (restore,) = (node for node in meta.graph_def.node if node.name == meta.saver_def.restore_op_name)
+        assert restore.op == "StatefulPartitionedCall"
+        restore.input[0] = add_text(meta, "elsewhere", "/tmp/other/variables")
+
+    models.edit(change)
+    assert "it reads files other than the model's variables" in models.reason()
+
+
+def test_variables_of_tensorflow_1_that_are_read_from_other_files_are_refused(models: Any) -> None:
+    write_of_old(models)
+
+    def change(meta: Any) -> None:
+        elsewhere = add_text(meta, "elsewhere", "/tmp/other/variables")
+        for node in meta.graph_def.node:
+            if node.op == "RestoreV2":
+                node.input[0] = elsewhere
+
+    models.edit(change)
+    assert "it reads files other than the model's variables" in models.reason()
+
+
+def write_of_old(models: Any) -> None:
+    """``y = x * v`` as TensorFlow 1 saves it."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = placeholder()
+        y = x * v1.get_variable("v", initializer=[3.0, 4.0], use_resource=False)
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, str(models.root / "m/1/model.savedmodel"), {"x": x}, {"y": y})
+
+
+@pytest.mark.parametrize("name", ["../../../../etc/hostname", "/etc/hostname", "a/../../x"])
+def test_an_asset_elsewhere_is_refused(models: Any, tmp_path: Path, name: str) -> None:
+    vocabulary(models, tmp_path)
+
+    def change(meta: Any) -> None:
+        meta.asset_file_def[0].filename = name
+
+    models.edit(change)
+    assert f"names the asset '{name}', which must stay in its directory 'assets'" in models.reason()
+
+
+def test_a_graph_of_another_machine_does_not_load(models: Any) -> None:
+    def build() -> None:
+        tf.identity(placeholder(), name="y").op._set_device_from_string("/job:worker/task:7/device:CPU:0")
+
+    models.frozen(build)
+    models.config(GRAPH)
+    assert "m/1/model.graphdef': " in models.reason()
