@@ -59,9 +59,9 @@ def test_trust_that_is_sent_does_not_count(models: Any, tmp_path: Path, isolatio
         "output": [{"name": "y", **tensor}],
         "parameters": sent,
     }
-    with serve(models.root, exit_on_error=False, model_control_mode="explicit") as server:
-        with pytest.raises(HeadraceError, match="parameter 'trust' of model 'm' came with a load request"):
-            on_loop(server, asyncio.wait_for(server.load("m", {"config": json.dumps(config)}), 60))
+    refused = pytest.raises(HeadraceError, match="parameter 'trust' of model 'm' came with a load request")
+    with serve(models.root, exit_on_error=False, model_control_mode="explicit") as server, refused:
+        on_loop(server, asyncio.wait_for(server.load("m", {"config": json.dumps(config)}), 60))
     assert not target.exists()
 
 

@@ -49,7 +49,8 @@ COMPUTES: Mapping[str, frozenset[str]] = {
         "XlaSparseDenseMatmulCustomCombinerOnTcGradWithAdamAndCsrInput "
         "XlaSparseDenseMatmulCustomCombinerOnTcGradWithCsrInput "
         "XlaSparseDenseMatmulCustomCombinerOnTcGradWithFtrlAndCsrInput "
-        "XlaSparseDenseMatmulCustomCombinerOnTcGradWithSgdAndCsrInput XlaSparseDenseMatmulCustomCombinerOnTcWithCsrInput",
+        "XlaSparseDenseMatmulCustomCombinerOnTcGradWithSgdAndCsrInput "
+        "XlaSparseDenseMatmulCustomCombinerOnTcWithCsrInput",
     }.items()
 }
 

@@ -40,7 +40,7 @@ def check_operators(
     walk.go(graph.outputs.values(), may_read=False)
     if graph.checkpoint is not None:
         for tensor in walk.go([graph.checkpoint.restore_op], may_read=True):
-            if _tensor(walk.passed_on(tensor)) != _tensor(graph.checkpoint.filename_tensor):
+            if not walk.is_passed_on(_tensor(graph.checkpoint.filename_tensor), tensor):
                 walk.refuse("RestoreV2", tensor, "it reads files other than the model's variables")
     return tuple(walk.go(graph.init_ops, may_read=True))
 
@@ -66,16 +66,16 @@ class _Walk:
             names += [node.input[index] for index in self._file_inputs(node, may_read)]
         return names
 
-    def passed_on(self, tensor: str) -> str:
-        """Where ``tensor`` comes from, if nothing computes on the way."""
+    def is_passed_on(self, origin: str, tensor: str) -> bool:
+        """Whether ``tensor`` is ``origin``, and nothing computes on the way from the one to the other."""
         seen = set[str]()
-        while tensor not in seen:
+        while tensor not in seen and _tensor(tensor) != origin:
             seen.add(tensor)
             node = self._nodes.get(node_of(tensor))
             if node is None or node.op not in _PASSES_ON or not node.input:
-                break
+                return False
             tensor = node.input[0]
-        return tensor
+        return _tensor(tensor) == origin
 
     def refuse(self, operator: str, node: str, reason: str) -> None:
         raise LoadError(

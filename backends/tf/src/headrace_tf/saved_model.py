@@ -20,8 +20,8 @@ _TAG, _SIGNATURE = "serve", "serving_default"
 _INIT, _TRAIN = "__saved_model_init_op", "__saved_model_train_op"
 #: Operators that hold a variable.
 _VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
-#: Collections in which older files name what runs at load.
-_INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
+#: Collections in which files of TensorFlow 1 name what runs at load, and what that reads.
+_INIT_COLLECTIONS, _ASSETS_COLLECTION = ("saved_model_main_op", "legacy_init_op"), "saved_model_assets"
 
 
 def read_saved_model(tensorflow: Any, model: Model, path: Path) -> ModelGraph:
@@ -136,7 +136,7 @@ def _checkpoint(model: Model, meta: Any, path: Path, outputs: Iterable[str]) -> 
 def _assets(model: Model, meta: Any, path: Path) -> dict[str, Path]:
     """The files that the graph reads while it loads, which lie in ``assets``."""
     assets = {}
-    for asset in meta.asset_file_def:
+    for asset in _asset_files(meta):
         if reason := why_path_leaves(asset.filename):
             raise LoadError(
                 f"unable to load model '{model.name}': '{path}' names the asset '{one_line(asset.filename)}', which "
@@ -144,6 +144,19 @@ def _assets(model: Model, meta: Any, path: Path) -> dict[str, Path]:
             )
         assets[asset.tensor_info.name] = path / "assets" / asset.filename
     return assets
+
+
+def _asset_files(meta: Any) -> list[Any]:
+    from tensorflow.core.protobuf import meta_graph_pb2
+
+    if meta.asset_file_def or _ASSETS_COLLECTION not in meta.collection_def:
+        return list(meta.asset_file_def)
+    found = []
+    for packed in meta.collection_def[_ASSETS_COLLECTION].any_list.value:
+        asset = meta_graph_pb2.AssetFileDef()
+        if packed.Unpack(asset):
+            found.append(asset)
+    return found
 
 
 def _init_ops(meta: Any) -> Iterable[str]:

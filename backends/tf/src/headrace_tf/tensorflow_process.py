@@ -21,6 +21,8 @@ _ERRORS_ONLY = "2"
 #: Lets ``optimization.graph.level`` turn XLA on for a session on the CPU; without such a level it changes nothing.
 _XLA_ON_CPU = "--tf_xla_cpu_global_jit"
 
+#: What it says of an operator that nobody has: the name of the machine, and what to do about TensorFlow 1.
+_HOST = re.compile(r" in binary running on \S+\. Make sure .*")
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 _import_lock = threading.Lock()
 _threads_lock = threading.Lock()
@@ -57,7 +59,7 @@ def load_engine() -> Any:
 def reword(error: BaseException) -> str:
     """The first line of a TensorFlow error, and the node that it concerns."""
     text = str(getattr(error, "message", "") or error).strip() or type(error).__name__
-    line = one_line(text.splitlines()[0])
+    line = one_line(_HOST.sub("", text.splitlines()[0]))
     node = _NODE.search(text)
     return line if node is None or node[1] in line else f"{line} (node '{node[1]}')"
 
