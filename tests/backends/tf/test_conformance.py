@@ -13,7 +13,7 @@ from headrace.testing import BackendConformance, Example, extreme_values
 tf = pytest.importorskip("tensorflow")
 
 
-class TestTensorFlow(BackendConformance):
+class TestSavedModel(BackendConformance):
     plugin, backend, heavy = "headrace_tf", "tensorflow", ("tensorflow",)
 
     @pytest.fixture
@@ -33,3 +33,31 @@ class TestTensorFlow(BackendConformance):
         )
         tf.saved_model.save(module, str(directory / "model.savedmodel"), signatures=module.function)
         return Example(directory, {"x": x}, {"y": x})
+
+
+class TestFrozenGraph(BackendConformance):
+    """The same of frozen graphs, whose inputs and outputs the config names."""
+
+    plugin, backend, heavy = "headrace_tf", "tensorflow", ("tensorflow",)
+    platform = 'platform: "tensorflow_graphdef"'
+
+    @pytest.fixture
+    def example(self, models: Any) -> Example:
+        def build() -> None:
+            a, b = (tf.compat.v1.placeholder(tf.float32, [None, 16], name=name) for name in "AB")
+            tf.add(a, b, name="S")
+            tf.subtract(a, b, name="D")
+
+        a, b = np.random.default_rng(7).normal(size=(2, 5, 16)).astype(np.float32)
+        outputs = {"S": a + b, "D": a - b}
+        return Example(models.frozen(build), {"A": a, "B": b}, outputs, damage="model.graphdef", config=self.platform)
+
+    def example_of(self, kind: str, directory: Path) -> Example | None:
+        """``y = x`` by way of a Reshape."""
+        x = extreme_values(kind)
+        with tf.Graph().as_default() as graph:
+            dtype = tf.string if kind == "BYTES" else tf.dtypes.as_dtype(x.dtype)
+            placeholder = tf.compat.v1.placeholder(dtype, [None, *x.shape[1:]], name="x")
+            tf.reshape(placeholder, tf.shape(placeholder), name="y")
+        (directory / "model.graphdef").write_bytes(graph.as_graph_def().SerializeToString())
+        return Example(directory, {"x": x}, {"y": x}, config=self.platform)

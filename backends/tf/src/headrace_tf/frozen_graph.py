@@ -17,6 +17,9 @@ from headrace import ConfigError, Graph, GraphTensor, LoadError, Model, ModelCon
 from headrace_tf.model_graph import ModelGraph, default_of, graph_of, input_names, node_of, output_names, tensor_of
 
 _PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault")
+#: A placeholder without dims is a scalar in graphs of this version and later, and of any shape in those before
+#: (TensorFlow's array_ops.cc, Placeholder).
+_SCALARS_SINCE = 24
 _LISTED = 10
 
 
@@ -41,7 +44,7 @@ def read_frozen_graph(tensorflow: Any, model: Model, path: Path) -> ModelGraph:
         )
     tensors = {name: _tensor_named(name, placeholders, "input") for name in input_names(config)}
     outputs = {name: _tensor_named(name, others, "output") for name in output_names(config)}
-    inputs = {name: _placeholder(tensorflow, name, placeholders[node_of(name)], config) for name in tensors}
+    inputs = {name: _placeholder(tensorflow, name, graph_def, placeholders[node_of(name)], config) for name in tensors}
     found = {name: default_of(tensorflow, graph_def, tensor) for name, tensor in tensors.items()}
     defaults = {name: value for name, value in found.items() if value is not None}
     graph = graph_of(config, inputs, {}, defaults.keys())
@@ -93,12 +96,9 @@ def _tensor_named(name: str, known: Iterable[str], direction: str) -> str:
     )
 
 
-def _placeholder(tensorflow: Any, name: str, node: Any, config: ModelConfig) -> GraphTensor:
+def _placeholder(tensorflow: Any, name: str, graph_def: Any, node: Any, config: ModelConfig) -> GraphTensor:
     shape = node.attr["shape"].shape
-    if "shape" not in node.attr or (not shape.dim and not shape.unknown_rank and not _is_scalar(config, name)):
-        shape = type(shape)(unknown_rank=True)  # graphs of old say so by no dims at all
+    is_of_old = graph_def.versions.producer < _SCALARS_SINCE and not shape.dim
+    if "shape" not in node.attr or is_of_old:
+        shape = type(shape)(unknown_rank=True)
     return tensor_of(tensorflow, name, node.attr["dtype"].type, shape, True, config)
-
-
-def _is_scalar(config: ModelConfig, name: str) -> bool:
-    return any(io.name == name and not io.reshape.shape and io.HasField("reshape") for io in config.input)

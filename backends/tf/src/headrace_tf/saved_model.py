@@ -63,7 +63,10 @@ def _parse(model: Model, path: Path) -> Any:
         else:
             saved = saved_model_pb2.SavedModel.FromString(binary.read_bytes())
     except OSError as error:
-        raise LoadError(f"{lead}: {error.strerror}; a SavedModel is a directory with that file") from error
+        raise LoadError(
+            f"{lead}: {error.strerror}; a SavedModel is a directory with that file, and a frozen "
+            'graph has platform: "tensorflow_graphdef"'
+        ) from error
     except (DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
         raise LoadError(f"{lead} is no SavedModel: {one_line(str(error))}") from error
     if not saved.meta_graphs:

@@ -64,8 +64,7 @@ def is_frozen(model: Model) -> bool:
         raise ConfigError(f"platform {platform} not supported for TensorFlow model '{model.name}'")
     if platform:
         return platform == "tensorflow_graphdef"
-    named = model.config.default_model_filename
-    return (model.path / named).is_file() if named else (model.path / "model.graphdef").is_file()
+    return (model.path / (model.config.default_model_filename or "model.graphdef")).is_file()
 
 
 def open_session(model: Model, options: BackendOptions) -> OpenSession:
