@@ -25,9 +25,9 @@ def weighted(models: Any, **signatures: Any) -> Path:
     return version
 
 
-def directly(version: Path, signature: str = "serving_default", **inputs: Any) -> dict[str, Any]:
+def directly(version: Path, **inputs: Any) -> dict[str, Any]:
     """What TensorFlow itself answers."""
-    function = tf.saved_model.load(str(version / "model.savedmodel")).signatures[signature]
+    function = tf.saved_model.load(str(version / "model.savedmodel")).signatures["serving_default"]
     return {name: value.numpy() for name, value in function(**{k: tf.constant(v) for k, v in inputs.items()}).items()}
 
 
