@@ -19,7 +19,7 @@ from typing import Any
 from headrace import HeadraceError, LoadError, Model, one_line
 from headrace_torch.instance import Forward
 from headrace_torch.private_modules import PrivateModules
-from headrace_torch.torch_compile import compile_module
+from headrace_torch.torch_compile import compile_module, forget_compiled
 from headrace_torch.torch_process import first_line
 from headrace_torch.weights import load_weights
 
@@ -79,16 +79,23 @@ def _open(torch: Any, model: Model, modules: PrivateModules, file: Path, device:
         arguments, keywords_only = [*arguments, *(name for name in inputs if name not in arguments)], True
     takes_any_number = takes_any is inspect.Parameter.VAR_POSITIONAL and not keywords_only
     run = compile_module(torch, model, module, device)
+    is_compiled = run is not module
+
+    def close() -> None:
+        if is_compiled:
+            forget_compiled(torch, modules.functions())
+        modules.close()
+
     return Forward(
         run=run,
-        is_compiled=run is not module,
+        is_compiled=is_compiled,
         device=device,
         arguments=None if takes_any_number else arguments,
         required=[each.name for each in parameters if each.default is each.empty and not takes_any_number],
         keywords_only=keywords_only,
         takes_dict=takes_dict,
         explain=lambda error: told(error, modules.package),
-        close=modules.close,
+        close=close,
     )
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 #: What a file beside a model cannot stand in for.
@@ -46,6 +46,15 @@ class PrivateModules:
     def has(self, module: str) -> bool:
         """Whether the module of this name is one of these."""
         return module.partition(".")[0] == self.package
+
+    def functions(self) -> Iterator[FunctionType]:
+        """Every function and method that the modules define under a name."""
+        for name in [name for name in tuple(sys.modules) if self.has(name)]:
+            named = list(vars(sys.modules[name]).values())
+            classes = [each for each in named if isinstance(each, type) and each.__module__ == name]
+            for each in [*named, *(member for kind in classes for member in vars(kind).values())]:
+                if isinstance(each, FunctionType):
+                    yield each
 
     def close(self) -> None:
         """Forget the modules. Code that still runs keeps them, and can import no more of them."""

@@ -13,8 +13,9 @@ import stat
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,13 @@ def _compile(torch: Any, model: Model, module: Any, device: str, options: dict[s
         return torch.compile(module, **options)
     except Exception as error:  # a mode or an option that PyTorch does not have
         raise LoadError(f"model '{model.name}': parameter '{KEY}': {first_line(error)}") from error
+
+
+def forget_compiled(torch: Any, functions: Iterable[FunctionType]) -> None:
+    """Have PyTorch forget what it has compiled of ``functions``. It would keep it as long as these live, and these as
+    long as it keeps that."""
+    for each in functions:
+        torch._dynamo.eval_frame.remove_from_cache(each)
 
 
 def _prepare_inductor(model: Model, device: str) -> None:
