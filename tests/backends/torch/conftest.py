@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -14,6 +15,7 @@ import torch
 from google.protobuf import text_format
 
 from headrace import Device, Instance, Model
+from headrace.config.derive import derive
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace_torch import Parameters, PyTorch
 
@@ -91,6 +93,79 @@ class Modules:
     def close_all(self) -> None:
         while self._open:
             self.close(self._open[-1])
+
+
+def save_program(
+    module: torch.nn.Module,
+    arguments: tuple[Any, ...],
+    path: Path,
+    named: dict[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> Path:
+    """``module`` as a program of torch.export in the file ``path``; its directory is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    program = torch.export.export(module.eval(), arguments, named, dynamic_shapes=dynamic_shapes)
+    torch.export.save(program, str(path))
+    return path
+
+
+class Programs:
+    """Writes ``<root>/<name>/1/model.pt2`` and loads it as a server does: what the config leaves out is completed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = ModelConfig()
+
+    def save(
+        self,
+        module: torch.nn.Module,
+        *arguments: Any,
+        name: str = "m",
+        named: dict[str, Any] | None = None,
+        dynamic_shapes: Any = None,
+    ) -> Path:
+        return save_program(module, arguments, self.root / name / "1" / "model.pt2", named, dynamic_shapes)
+
+    def load(self, config: str = "", device: str = "cpu", name: str = "m", **parameters: Any) -> Instance:
+        """An instance; `config` is then what it was completed to."""
+        self.config = text_format.Parse(config, ModelConfig())
+        self.config.name = name
+        derive(self.config, self.root / name)
+        backend, where = PyTorch({}), Device("gpu" if device == "gpu" else "cpu")
+        path = self.root / name / "1"
+        model = Model(name, 1, path, self.config, Parameters(**parameters), instance_name=f"{name}_0", device=where)
+        backend.complete_config(model)
+        return backend.load(replace(model, shared=backend.share(model)))
+
+
+def rewrite_archive(path: Path, changes: Mapping[str, Any]) -> None:
+    """Change the zip file ``path``. ``changes`` says of the end of a name what the content becomes: a function of it,
+    or other content. A name that is new is put into the folder of the others."""
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    folder = next(iter(content)).partition("/")[0]
+    for end, change in changes.items():
+        names = [name for name in content if name.endswith(end)] or [f"{folder}/{end}"]
+        for name in names:
+            content[name] = change(content[name]) if callable(change) else change
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+
+
+@pytest.fixture
+def rewrite() -> Callable[[Path, Mapping[str, Any]], None]:
+    return rewrite_archive
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Programs:
+    return Programs(tmp_path / "repository")
+
+
+@pytest.fixture
+def write_program() -> Callable[..., Path]:
+    return save_program
 
 
 @pytest.fixture

@@ -1,18 +1,33 @@
-"""The backend ``pytorch``: TorchScript files, and modules in a ``model.py``."""
+"""The backend ``pytorch``: TorchScript files, programs of torch.export, and modules in a ``model.py``."""
 
 from __future__ import annotations
 
-from headrace import Backend, ConfigError, Instance, LoadError, Model, ModelConfig, Shared
+from headrace import (
+    Backend,
+    ConfigError,
+    Instance,
+    Model,
+    ModelConfig,
+    Shared,
+    complete_from_graph,
+    default_max_batch_size,
+    names_all_tensors,
+)
 from headrace_torch.eager import find_code, open_eager
+from headrace_torch.exported import Program, describe_program, open_program
 from headrace_torch.instance import Forward, ForwardInstance
+from headrace_torch.leaf_names import LeafNames
 from headrace_torch.parameters import Parameters
+from headrace_torch.program_instance import ProgramInstance
+from headrace_torch.pt2_archive import Pt2Archive
 from headrace_torch.script import open_script
 from headrace_torch.torch_compile import CompiledInstance
 from headrace_torch.torch_process import device_of, load_engine, set_jit, set_threads
 
 
 class PyTorch(Backend):
-    """Serves ``<version>/model.pt``, a TorchScript file; with ``runtime: "model.py"``, the module in that file."""
+    """Serves ``<version>/model.pt``, a TorchScript file; ``<version>/model.pt2``, a program of torch.export; with
+    ``runtime: "model.py"``, the module in that file."""
 
     name = "pytorch"
     Parameters = Parameters
@@ -23,28 +38,28 @@ class PyTorch(Backend):
     outputs_as_given = True  # as Triton: the file does not tell what it gives
 
     def complete_config(self, model: Model) -> None:
-        """Nothing: neither a TorchScript file nor code tells data types and shapes.
+        """What a program tells; neither a TorchScript file nor code tells data types and shapes.
 
-        Raises `ConfigError` in Triton's words."""
-        _require_tensors(model.config)
+        Raises `ConfigError` in Triton's words where nothing does."""
+        if not _is_pt2(model.config):
+            _require_tensors(model.config)
+        elif not names_all_tensors(model.config):
+            _complete_from_program(model, default_max_batch_size(self.name, self.options))
 
-    def share(self, model: Model) -> Shared[str, Forward]:
+    def share(self, model: Model) -> Shared[str, Forward | Program]:
         """Modules by device. ``forward`` of a TorchScript module may be called by many threads at once; whoever sets
         ENABLE_WEIGHT_SHARING for a module in a ``model.py`` says so of it."""
         return Shared()
 
-    def unshare(self, shared: Shared[str, Forward]) -> None:
+    def unshare(self, shared: Shared[str, Forward | Program]) -> None:
         for module in shared.made.values():
             module.close()
         shared.close()
 
     def load(self, model: Model) -> Instance:
+        if _is_pt2(model.config):
+            return self._load_program(model)
         _require_tensors(model.config)
-        if model.config.platform == "torch_aoti":
-            raise LoadError(
-                f"model '{model.name}': packages of AOTInductor (platform torch_aoti, model.pt2) are not served yet; "
-                "save the model as TorchScript"
-            )
         torch = load_engine()
         device = device_of(torch, model)
         set_threads(torch, model, self.default_cpu_instances)
@@ -67,6 +82,38 @@ class PyTorch(Backend):
             if not is_shared:
                 forward.close()
             raise
+
+    def _load_program(self, model: Model) -> Instance:
+        torch = load_engine()
+        device = device_of(torch, model)
+        set_threads(torch, model, self.default_cpu_instances)
+
+        def make() -> Program:
+            with Pt2Archive(model.name, model.file("model.pt2")) as archive:
+                return open_program(torch, model, archive, device)
+
+        is_shared = model.parameters.enable_weight_sharing
+        program: Program = model.shared.get(device, make) if is_shared else make()
+        stream = torch.cuda.Stream(device) if model.device.kind == "gpu" else None
+        return ProgramInstance(torch, program, model, owns=not is_shared, stream=stream)
+
+
+def _is_pt2(config: ModelConfig) -> bool:
+    """Whether the model's file is a ``.pt2``, of torch.export or AOTInductor."""
+    if config.runtime:
+        return False
+    return config.default_model_filename.endswith(".pt2") or (
+        not config.default_model_filename and config.platform == "torch_aoti"
+    )
+
+
+def _complete_from_program(model: Model, default_rows: int) -> None:
+    """Fill in what the program tells. Raises `LoadError` or `ConfigError`."""
+    with Pt2Archive(model.name, model.file("model.pt2")) as archive:
+        signature = describe_program(archive)
+    most = signature.most_rows
+    rows = default_rows if most is None else min(default_rows, most)
+    complete_from_graph(model.config, LeafNames(model.config, signature).graph(), rows)
 
 
 def _names(config: ModelConfig) -> tuple[list[str], list[str]]:

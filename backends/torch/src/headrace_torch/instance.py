@@ -44,8 +44,9 @@ class Forward:
 
 
 class ForwardInstance(Instance):
-    """Runs ``forward``. ``inputs`` and ``outputs`` are the names that the config gives, in its order. ``owns``: nobody
-    else uses ``forward``, which `close` then closes. ``stream`` is the CUDA stream of this instance, if it has one."""
+    """Runs ``forward``. ``inputs`` and ``outputs`` are the names that the config gives, in its order; of the outputs it
+    may be known already which results they are. ``owns``: nobody else uses ``forward``, which `close` then closes.
+    ``stream`` is the CUDA stream of this instance, if it has one."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class ForwardInstance(Instance):
         forward: Forward,
         model: Model,
         inputs: Sequence[str],
-        outputs: Sequence[str],
+        outputs: Sequence[str] | Mapping[str, int],
         *,
         owns: bool,
         stream: Any = None,
@@ -63,8 +64,9 @@ class ForwardInstance(Instance):
         self._run = forward.run
         self._takes_dict, self._explain = forward.takes_dict, forward.explain
         self._close = forward.close if owns else _nothing
-        places_of_outputs = dict(zip(outputs, positions(outputs, "output"), strict=True))
-        converter = TensorConverter(torch, forward.device, places_of_outputs, forward.writes)
+        if not isinstance(outputs, Mapping):
+            outputs = dict(zip(outputs, positions(outputs, "output"), strict=True))
+        converter = TensorConverter(torch, forward.device, outputs, forward.writes)
         self._tensor, self._results = converter.tensor, converter.results
         self._names: Sequence[str] = inputs
         self._arguments: Mapping[str, str] = {}

@@ -1,0 +1,141 @@
+"""Programs of torch.export, ``model.pt2``: described without PyTorch, and opened as a function on a device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from headrace import Model
+from headrace_torch.instance import Forward
+from headrace_torch.program_check import Distrusted
+from headrace_torch.program_graph import ProgramGraph, devices
+from headrace_torch.program_signature import Signature, read_signature
+from headrace_torch.program_weights import ProgramWeights
+from headrace_torch.pt2_archive import Pt2Archive
+from headrace_torch.torch_process import first_line
+
+#: Of the schema of programs, which PyTorch counts up when old readers would misunderstand it.
+_SCHEMA = 8
+#: What a file that PyTorch did not write can raise where it is taken apart.
+_MISREAD = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, OverflowError)
+_Read = TypeVar("_Read")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """``forward.run(*tensors)`` gives the results; ``signature`` has tensors and results in their order."""
+
+    forward: Forward
+    signature: Signature
+
+    def close(self) -> None:
+        """Forget the program."""
+        self.forward.close()
+
+
+def describe_program(archive: Pt2Archive) -> Signature:
+    """What the program in ``archive`` takes and gives. Raises `LoadError`."""
+    return _Reader(archive).signature
+
+
+def open_program(torch: Any, model: Model, archive: Pt2Archive, device: str) -> Program:
+    """The program in ``archive``, on ``device``. Raises `LoadError` naming the file and what is wrong with it.
+
+    With ``trust`` PyTorch loads it, which runs whatever the file has PyTorch run."""
+    reader = _Reader(archive)
+    return reader.load_by_torch(torch, device) if model.parameters.trust else reader.load(torch, device)
+
+
+class _Reader:
+    def __init__(self, archive: Pt2Archive) -> None:
+        self._archive = archive
+        self._name = archive.choose("programs", archive.programs)
+        self._document: Mapping[str, Any] = archive.document(f"models/{self._name}.json")
+        self.signature = self._reading(self._read_signature)
+
+    def load(self, torch: Any, device: str) -> Program:
+        try:
+            return self._reading(partial(self._load, torch, device))
+        except RuntimeError as error:  # PyTorch's, about sizes and memory
+            raise self._archive.failure(first_line(error)) from error
+
+    def load_by_torch(self, torch: Any, device: str) -> Program:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of what it does itself
+                program = torch.export.load(str(self._archive.path))
+                if device != "cpu" or self._devices() - {"cpu"}:
+                    from torch.export.passes import move_to_device_pass
+
+                    program = move_to_device_pass(program, device)
+                call = program.module()
+            inputs = program.call_spec.in_spec
+        except Exception as error:  # whatever the file has PyTorch do
+            raise self._archive.failure(first_line(error)) from error
+        pytree = torch.utils._pytree
+
+        def run(*tensors: Any) -> Sequence[Any]:
+            arguments, named = pytree.tree_unflatten(tensors, inputs)
+            leaves: list[Any] = pytree.tree_leaves(call(*arguments, **named))
+            return leaves
+
+        return self._program_of(run, device, writes=True)
+
+    def _reading(self, what: Callable[[], _Read]) -> _Read:
+        try:
+            return what()
+        except Distrusted as error:
+            raise self._archive.distrust(str(error)) from None
+        except _MISREAD as error:
+            told = str(error) if type(error) is ValueError else f"{type(error).__name__} {error}"
+            raise self._archive.failure(f"is no program of torch.export that can be read: {told}") from error
+
+    def _read_signature(self) -> Signature:
+        version = self._document["schema_version"]["major"]
+        if version != _SCHEMA:
+            raise ValueError(f"it has version {version} of the schema, and Headrace reads {_SCHEMA}")
+        return read_signature(self._document)
+
+    def _load(self, torch: Any, device: str) -> Program:
+        place = self._placement(device)
+        graph = ProgramGraph(torch, self._document, place)
+        weights = ProgramWeights(torch, self._archive, self._name)
+        state = [weights.read(folder, name, device) for folder, name in graph.state]
+        run = partial(graph.function.forward, *state)  # type: ignore[attr-defined]
+        if graph.kept:
+            names = [name for _, name in graph.state]
+            run = partial(_run_and_keep, run, [state[names.index(name)] for name in graph.kept])
+        return self._program_of(run, device, writes=graph.writes)
+
+    def _program_of(self, run: Callable[..., Any], device: str, *, writes: bool) -> Program:
+        forward = Forward(run=run, device=device, arguments=None, writes=writes, any_thread=device == "cpu")
+        return Program(forward, self.signature)
+
+    def _devices(self) -> set[str]:
+        return set(devices(self._document))
+
+    def _placement(self, device: str) -> Callable[[str], str]:
+        """Where each device of the file is to be: accelerators become ``device``, and all if there was only the CPU.
+
+        Raises `LoadError` for a program that was spread over several."""
+        found = self._devices()
+        accelerators = found - {"cpu"}
+        if len({each.partition(":")[2] or "0" for each in accelerators}) > 1:
+            raise self._archive.failure(
+                f"was exported on several devices, {', '.join(sorted(found))}, and an instance runs on one"
+            )
+        if device == "cpu" or not accelerators:
+            return lambda _: device
+        return lambda told: "cpu" if told == "cpu" else device
+
+
+def _run_and_keep(run: Callable[..., Sequence[Any]], buffers: Sequence[Any], *tensors: Any) -> Sequence[Any]:
+    """Results of ``run`` without those at its end, which are the new values of ``buffers``."""
+    results = run(*tensors)
+    count = len(results) - len(buffers)
+    for buffer, value in zip(buffers, results[count:], strict=True):
+        buffer.copy_(value)
+    return results[:count]

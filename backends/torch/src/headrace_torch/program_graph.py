@@ -1,0 +1,337 @@
+"""A program of torch.export as a function: the graph in its JSON, made a ``torch.fx`` graph of checked calls.
+
+The names in the graph that is made are its own, and what it calls is what `find_operator` finds, so that nothing of
+the file becomes code. Sizes are computed by the operators that ask tensors for them; the texts of sizes in the file are
+not needed to run.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headrace_torch.program_check import Distrusted, find_operator
+from headrace_torch.program_signature import SCALAR_TYPES
+
+_LAYOUTS: Mapping[int, str] = {1: "sparse_coo", 2: "sparse_csr", 3: "sparse_csc", 4: "sparse_bsr", 5: "sparse_bsc"}
+_MEMORY_FORMATS: Mapping[int, str] = {
+    1: "contiguous_format",
+    2: "channels_last",
+    3: "channels_last_3d",
+    4: "preserve_format",
+}
+#: Operators that return their input where they have nothing to do, and whose schema does not say so.
+_MAY_RETURN_INPUT = frozenset(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"))
+_HIGHER_ORDER = "torch.ops.higher_order."
+
+
+class ProgramGraph:
+    """``function(*state, *inputs)`` gives the results in the order of the file's.
+
+    ``state`` names the parameters, buffers and constants that it takes first, and where they are kept; ``kept`` are the
+    buffers whose new values come behind the results. ``place`` moves a device of the file to where the program is to
+    run. ``writes``: it may write to its inputs.
+    """
+
+    def __init__(self, torch: Any, program: Mapping[str, Any], place: Callable[[str], str]) -> None:
+        self._torch, self._place = torch, place
+        module = program["graph_module"]
+        signature, graph = module["signature"], module["graph"]
+        self.state: list[tuple[str, str]] = []
+        self.kept: list[str] = []
+        self.writes = False
+        builder = _Builder(torch, self._place)
+        user = self._bind_inputs(builder, signature["input_specs"], graph["inputs"])
+        builder.watched = set(user)
+        for node in graph["nodes"]:
+            builder.add(node)
+        self.function: Callable[..., Sequence[Any]] = builder.finish(self._results(builder, signature, graph))
+        self.writes = builder.writes
+
+    def _bind_inputs(self, builder: _Builder, specs: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        user = []
+        for spec, argument in zip(specs, arguments, strict=True):
+            ((kind, told),) = spec.items()
+            if kind == "constant_input":
+                builder.values[told["name"]] = builder.constant(told["value"])
+                continue
+            if kind in ("custom_obj", "token"):
+                raise Distrusted(f"it needs an object of its own ({kind}), which may be of any library")
+            ((type_, content),) = argument.items()
+            if type_ != "as_tensor":
+                if kind != "user_input":
+                    raise ValueError(f"its {kind} is no tensor")
+                if "sym" in type_:
+                    raise ValueError("it takes a number that varies, and requests have tensors only")
+                continue  # a constant, which is in the graph wherever it is used
+            node = builder.graph.placeholder(f"in_{len(builder.values)}")
+            builder.values[content["name"]] = node
+            if kind == "user_input":
+                user.append(node)
+            elif kind == "parameter":
+                self.state.append(("weights", told["parameter_name"]))
+            elif kind == "buffer":
+                self.state.append(("weights" if told["persistent"] else "constants", told["buffer_name"]))
+            elif kind == "tensor_constant":
+                self.state.append(("constants", told["tensor_constant_name"]))
+            else:
+                raise ValueError(f"it has an input of the kind '{kind}'")
+        return user
+
+    def _results(self, builder: _Builder, signature: Mapping[str, Any], graph: Mapping[str, Any]) -> list[Any]:
+        results, kept = [], []
+        for spec, argument in zip(signature["output_specs"], graph["outputs"], strict=True):
+            ((kind, told),) = spec.items()
+            if kind in ("user_output", "loss_output"):
+                results.append(builder.argument(argument))
+            elif kind in ("buffer_mutation", "parameter_mutation"):
+                kept.append(builder.argument(argument))
+                self.kept.append(told.get("buffer_name") or told["parameter_name"])
+            elif kind not in ("user_input_mutation", "token"):
+                raise ValueError(f"it has a result of the kind '{kind}'")
+        return results + kept
+
+
+class _Builder:
+    """Makes one ``torch.fx`` graph. ``values`` has what stands for each name in the file."""
+
+    def __init__(self, torch: Any, place: Callable[[str], str]) -> None:
+        self._torch, self._place = torch, place
+        self.graph = torch.fx.Graph()
+        self.values: dict[str, Any] = {}
+        #: What may be an input, or a view of one.
+        self.watched: set[Any] = set()
+        self.writes = False
+        self._parts: dict[str, Any] = {}
+
+    def finish(self, results: Sequence[Any] | Any) -> Any:
+        self.graph.output(results if self._is_node(results) else tuple(results))
+        return self._torch.fx.GraphModule(self._parts, self.graph)
+
+    # ------------------------------------------------------------------ nodes
+
+    def add(self, node: Mapping[str, Any]) -> None:
+        target = node["target"]
+        if target.startswith(_HIGHER_ORDER):
+            value = self._call_with_graphs(target.removeprefix(_HIGHER_ORDER), node)
+        else:
+            value = self._call(find_operator(self._torch, target), node)
+        outputs = node["outputs"]
+        if len(outputs) == 1 and target.startswith(_HIGHER_ORDER) and node.get("is_hop_single_tensor_return") is False:
+            self._bind_all(outputs, value)
+        elif len(outputs) == 1:
+            self._bind(outputs[0], value)
+        else:
+            self._bind_all(outputs, value)
+
+    def _call(self, called: Any, node: Mapping[str, Any]) -> Any:
+        arguments: list[Any] = []
+        named: dict[str, Any] = {}
+        schema = getattr(called, "_schema", None)
+        known = {argument.name for argument in schema.arguments} if schema else set()
+        for each in node["inputs"]:
+            value = self.argument(each["arg"])
+            if each.get("kind") == 2 or (
+                each.get("kind") is None and arguments and each["name"] in _named_only(schema)
+            ):
+                if each["name"] not in known:  # it would be a word in the code of the graph
+                    raise ValueError(f"it calls '{node['target']}' with '{each['name']}', which that does not take")
+                named[each["name"]] = value
+            else:
+                arguments.append(value)
+        result = self.graph.call_function(called, tuple(arguments), named)
+        if schema:
+            self._watch(result, schema, arguments, named)
+        return result
+
+    def _watch(self, result: Any, schema: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Note what is written to, and what ``result`` may share memory with."""
+        given = dict(zip([argument.name for argument in schema.arguments], arguments, strict=False)) | dict(named)
+        touched = [each for value in given.values() for each in _nodes(value) if each in self.watched]
+        if not touched:
+            return
+        aliases = {argument.name: argument.alias_info for argument in schema.arguments if argument.alias_info}
+        written = {name for name, alias in aliases.items() if alias.is_write}
+        if any(each in self.watched for name in written for each in _nodes(given.get(name))):
+            self.writes = True
+        if any(each.alias_info for each in schema.returns) or schema.name.partition("::")[2] in _MAY_RETURN_INPUT:
+            self.watched.add(result)
+
+    def _bind_all(self, outputs: Sequence[Any], value: Any) -> None:
+        for index, output in enumerate(outputs):
+            if "as_none" not in output:
+                self._bind(output, self._item(value, index))
+
+    def _bind(self, output: Mapping[str, Any], value: Any) -> None:
+        if set(output) == {"name"}:  # an element of as_tensors
+            self.values[output["name"]] = value
+            return
+        ((kind, content),) = output.items()
+        if kind == "as_none":
+            return
+        if isinstance(content, list):
+            for index, each in enumerate(content):
+                self._bind(each, self._item(value, index))
+        elif kind == "as_tensor":
+            self.values[content["name"]] = value
+        elif kind == "as_name":
+            self.values[content] = value
+        elif kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
+            self.values[content["as_name"]] = value
+        else:
+            raise ValueError(f"it has a result of the type '{kind}'")
+
+    def _item(self, value: Any, index: int) -> Any:
+        item = self.graph.call_function(operator.getitem, (value, index))
+        if value in self.watched:
+            self.watched.add(item)
+        return item
+
+    # ------------------------------------------------------------------ arguments
+
+    def argument(self, argument: Mapping[str, Any]) -> Any:
+        ((kind, content),) = argument.items()
+        if kind == "as_tensor":
+            return self.values[content["name"]]
+        if kind in ("as_tensors", "as_sym_ints", "as_sym_floats", "as_sym_bools", "as_optional_tensors"):
+            return [self._element(each) for each in content]
+        if kind in ("as_sym_int", "as_sym_float", "as_sym_bool", "as_optional_tensor"):
+            return self._element(content)
+        if kind == "as_nested_tensors":
+            return [[self._element(each) for each in inner] for inner in content]
+        return self.constant(argument)
+
+    def _element(self, element: Mapping[str, Any]) -> Any:
+        if "name" in element:
+            return self.values[element["name"]]
+        ((kind, content),) = element.items()
+        if kind == "as_name":
+            return self.values[content]
+        return self.values[content["name"]] if kind == "as_tensor" else self.constant(element)
+
+    def constant(self, argument: Mapping[str, Any]) -> Any:
+        """What ``argument`` says, of the type that it names; nothing else becomes part of the graph."""
+        ((kind, content),) = argument.items()
+        if kind == "as_none":
+            return None
+        if kind in _PLAIN:
+            return _PLAIN[kind](content)
+        torch = self._torch
+        if kind == "as_scalar_type":
+            return getattr(torch, SCALAR_TYPES[content][0])
+        if kind == "as_memory_format":
+            return getattr(torch, _MEMORY_FORMATS[content])
+        if kind == "as_layout":
+            return getattr(torch, _LAYOUTS.get(content, "strided"))
+        if kind == "as_device":
+            return torch.device(self._place(_device(content)))
+        raise Distrusted(f"it gives an operator what is no tensor and no number ({kind})")
+
+    # ------------------------------------------------------------------ graphs within the graph
+
+    def _call_with_graphs(self, name: str, node: Mapping[str, Any]) -> Any:
+        if name not in HIGHER_ORDER:
+            raise Distrusted(f"it calls '{node['target'][:200]}', which runs graphs in a way of its own")
+        arguments = []
+        for each in node["inputs"]:
+            if each["name"] and each.get("kind") == 2:
+                raise ValueError(f"it calls '{node['target']}' with '{each['name']}', which that does not take")
+            argument = each["arg"]
+            arguments.append(self._part(argument["as_graph"]) if "as_graph" in argument else self.argument(argument))
+        if any(each in self.watched for each in _nodes(arguments)):
+            self.writes = True  # what the graphs within do with an input is not looked at
+        if name == "wrap_with_autocast":
+            arguments[0] = self._place(arguments[0]).partition(":")[0]
+        return self.graph.call_function(HIGHER_ORDER[name], tuple(arguments))
+
+    def _part(self, told: Mapping[str, Any]) -> Any:
+        inner = _Builder(self._torch, self._place)
+        graph = told["graph"]
+        for argument in graph["inputs"]:
+            ((kind, content),) = argument.items()
+            name = content["name"] if kind == "as_tensor" else content["as_name"]
+            inner.values[name] = inner.graph.placeholder(f"in_{len(inner.values)}")
+        for node in graph["nodes"]:
+            inner.add(node)
+        results = [inner.argument(argument) for argument in graph["outputs"]]
+        name = f"part_{len(self._parts)}"
+        self._parts[name] = inner.finish(results[0] if graph.get("is_single_tensor_return") else results)
+        return self.graph.get_attr(name)
+
+    def _is_node(self, value: Any) -> bool:
+        return isinstance(value, self._torch.fx.Node)
+
+
+def _cond(condition: Any, then: Any, otherwise: Any, operands: Sequence[Any]) -> Any:
+    return (then if condition else otherwise)(*operands)
+
+
+def _while_loop(condition: Any, body: Any, carried: Sequence[Any], others: Sequence[Any]) -> Any:
+    while condition(*carried, *others):
+        carried = body(*carried, *others)
+    return tuple(carried)
+
+
+def _map(function: Any, arrays: Sequence[Any], others: Sequence[Any]) -> Any:
+    import torch
+
+    results = [function(*elements, *others) for elements in zip(*arrays, strict=True)]
+    return tuple(torch.stack(column) for column in zip(*results, strict=True))
+
+
+def _with_gradients(enabled: bool, function: Any, *arguments: Any) -> Any:
+    import torch
+
+    with torch.set_grad_enabled(enabled):
+        return function(*arguments)
+
+
+def _with_autocast(kind: str, dtype: Any, enabled: bool, cached: bool | None, function: Any, *arguments: Any) -> Any:
+    import torch
+
+    with torch.autocast(kind, dtype, enabled, cached):
+        return function(*arguments)
+
+
+#: What runs graphs of the program, by the name that PyTorch has for it. Each computes what PyTorch's does.
+HIGHER_ORDER: Mapping[str, Callable[..., Any]] = {
+    "cond": _cond,
+    "while_loop": _while_loop,
+    "map_impl": _map,
+    "wrap_with_set_grad_enabled": _with_gradients,
+    "wrap_with_autocast": _with_autocast,
+}
+#: Constants by the name that the file has for their type.
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {
+    "as_int": int,
+    "as_float": float,
+    "as_bool": bool,
+    "as_string": str,
+    "as_complex": lambda value: complex(float(value["real"]), float(value["imag"])),
+    "as_ints": lambda values: [int(value) for value in values],
+    "as_floats": lambda values: [float(value) for value in values],
+    "as_bools": lambda values: [bool(value) for value in values],
+    "as_strings": lambda values: [str(value) for value in values],
+    "as_int_lists": lambda values: [[int(value) for value in inner] for inner in values],
+    "as_float_lists": lambda values: [[float(value) for value in inner] for inner in values],
+}
+
+
+def _nodes(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [each for item in value for each in _nodes(item)]
+    return [] if value is None or isinstance(value, (bool, int, float, str, complex)) else [value]
+
+
+def _named_only(schema: Any) -> set[str]:
+    return {argument.name for argument in schema.arguments if argument.kwarg_only} if schema else set()
+
+
+def _device(device: Mapping[str, Any]) -> str:
+    return device["type"] if device.get("index") is None else f"{device['type']}:{int(device['index'])}"
+
+
+def devices(program: Mapping[str, Any]) -> set[str]:
+    """Where the tensors of a program were when it was exported, as PyTorch names devices."""
+    return {_device(meta["device"]) for meta in program["graph_module"]["graph"]["tensor_values"].values()}

@@ -1,0 +1,42 @@
+"""How an instance runs what a ``model.pt2`` holds: a function of tensors, in the order of its signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from headrace import Model, Tensor, Tensors
+from headrace_torch.exported import Program
+from headrace_torch.instance import ForwardInstance
+from headrace_torch.leaf_names import LeafNames
+from headrace_torch.program_signature import SizeCheck
+
+
+class ProgramInstance(ForwardInstance):
+    """Runs ``program``; ``owns`` and ``stream`` are `ForwardInstance`'s.
+
+    Raises `ConfigError` for a config that the program's signature contradicts."""
+
+    def __init__(self, torch: Any, program: Program, model: Model, *, owns: bool, stream: Any = None) -> None:
+        signature = program.signature
+        names = LeafNames(model.config, signature)
+        names.require_agreement()
+        inputs = names.ordered_inputs
+        forward = replace(program.forward, arguments=inputs)
+        super().__init__(torch, forward, model, inputs, names.outputs, owns=owns, stream=stream)
+        self._scalars = {
+            name for name, leaf in zip(inputs, signature.inputs, strict=True) if leaf.is_known and not leaf.tensor.shape
+        }
+        check = SizeCheck(signature)
+        self._check: Callable[[Sequence[str], Sequence[Tensor]], None] | None = check.require if check else None
+
+    def _answer(self, inputs: Tensors) -> Tensors:
+        arrays = [inputs[name] for name in self._names]
+        if self._check is not None:
+            self._check(self._names, arrays)
+        if self._scalars:
+            given = zip(self._names, arrays, strict=True)
+            arrays = [array.reshape(()) if name in self._scalars else array for name, array in given]
+        tensors = [self._tensor(name, array) for name, array in zip(self._names, arrays, strict=True)]
+        return self._results(self._run(*tensors))

@@ -1,0 +1,266 @@
+"""What a program of torch.export takes and gives, as its file tells: names, types, shapes, and which shapes it allows.
+
+Names are Triton's for packages of AOTInductor (docs/spec/behaviours.md section 10.3): ``INPUT__0``, or the place in
+the call, ``ARGS[0]``, ``KWARGS[scale]``, ``RESULT[0]``, with a further index or key for each level of nesting. Besides,
+an input has the name of its argument, and an output of a dictionary its key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace import DataType, GraphTensor, InvalidArgument, Tensor, dtypes
+from headrace_torch.program_check import Arithmetic
+
+#: PyTorch's number of a data type in such a file, its name, and ours where the protocol has it.
+SCALAR_TYPES: Mapping[int, tuple[str, DataType | None]] = {
+    1: ("uint8", dtypes.UINT8),
+    2: ("int8", dtypes.INT8),
+    3: ("int16", dtypes.INT16),
+    4: ("int32", dtypes.INT32),
+    5: ("int64", dtypes.INT64),
+    6: ("float16", dtypes.FP16),
+    7: ("float32", dtypes.FP32),
+    8: ("float64", dtypes.FP64),
+    9: ("complex32", None),
+    10: ("complex64", None),
+    11: ("complex128", None),
+    12: ("bool", dtypes.BOOL),
+    13: ("bfloat16", dtypes.BF16),
+    28: ("uint16", dtypes.UINT16),
+    29: ("float8_e4m3fn", None),
+    30: ("float8_e5m2", None),
+    31: ("float8_e4m3fnuz", None),
+    32: ("float8_e5m2fnuz", None),
+    33: ("float8_e8m0fnu", None),
+    34: ("uint32", dtypes.UINT32),
+    35: ("uint64", dtypes.UINT64),
+}
+#: Below this a lower bound of a size says only that PyTorch did not look at sizes 0 and 1 (as its own check has it).
+_LEAST_BOUND = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One tensor that goes in or comes out: its name, its place in Triton's words, and what is known of it.
+
+    ``sizes`` has an `Arithmetic` where a size may vary. ``guard`` is how conditions in the file name it. ``is_known``:
+    the file tells type and shape."""
+
+    tensor: GraphTensor
+    path: str
+    sizes: Sequence[int | Arithmetic] = ()
+    guard: str = ""
+    is_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """``inputs`` and ``outputs`` in the order of the program's arguments and results. ``ranges`` has the least and the
+    largest value of each symbol; None for no bound. ``conditions`` are for all sizes together."""
+
+    inputs: Sequence[Leaf]
+    outputs: Sequence[Leaf]
+    ranges: Mapping[str, tuple[int | None, int | None]]
+    conditions: Sequence[Arithmetic] = ()
+
+    @property
+    def most_rows(self) -> int | None:
+        """The largest batch that all inputs take on their first axis; None for no bound."""
+        bounds = [self._most(leaf.sizes[0]) for leaf in self.inputs if leaf.tensor.batches]
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def _most(self, size: int | Arithmetic) -> int | None:
+        if isinstance(size, int):
+            return size
+        most = {symbol: self.ranges.get(symbol, (None, None))[1] for symbol in size.symbols}
+        known = {symbol: bound for symbol, bound in most.items() if bound is not None}
+        return size.value(known) if len(known) == len(most) else None
+
+
+class SizeCheck:
+    """Whether inputs have sizes that the program was made for, as ``ExportedProgram.module()`` checks them; the rest
+    of a shape has been held against the config. Empty (False) where there is nothing that could fail."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._ranges = signature.ranges
+        #: Where a symbol stands alone, so that an input tells it: its input, and the axis.
+        self._told: dict[str, tuple[int, int]] = {}
+        self._places: list[tuple[int, int, Arithmetic]] = []
+        for place, leaf in enumerate(signature.inputs):
+            for axis, size in enumerate(leaf.sizes):
+                if isinstance(size, Arithmetic):
+                    self._places.append((place, axis, size))
+                    if size.symbol is not None:
+                        self._told.setdefault(size.symbol, (place, axis))
+        self._guarded = {
+            f"L{leaf.guard}.size()[{axis}]": (place, axis)
+            for place, leaf in enumerate(signature.inputs)
+            for axis in range(len(leaf.sizes))
+        }
+        self._conditions = signature.conditions
+
+    def __bool__(self) -> bool:
+        repeats = len(self._places) > len(self._told)
+        bounds = [self._ranges.get(symbol, (None, None)) for symbol in self._told]
+        is_bounded = any((low or 0) >= _LEAST_BOUND or high is not None for low, high in bounds)
+        return repeats or is_bounded or bool(self._conditions)
+
+    def require(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        """Raises `InvalidArgument` with the input, the size and the rule."""
+        shapes = [tensor.shape for tensor in tensors]
+        sizes = {symbol: shapes[place][axis] for symbol, (place, axis) in self._told.items()}
+        for symbol, (place, axis) in self._told.items():
+            low, high = self._ranges.get(symbol, (None, None))
+            size = sizes[symbol]
+            if (low is not None and low >= _LEAST_BOUND and size < low) or (high is not None and size > high):
+                raise InvalidArgument(
+                    f"input '{names[place]}': axis {axis} is {size} long, but the program was exported for "
+                    f"{_range(low, high)}"
+                )
+        for place, axis, size_of in self._places:
+            if size_of.symbols <= sizes.keys() and size_of.value(sizes) != shapes[place][axis]:
+                raise InvalidArgument(
+                    f"input '{names[place]}': axis {axis} is {shapes[place][axis]} long, but with the other sizes of "
+                    f"the request the program takes {size_of.value(sizes)} ({size_of.text})"
+                )
+        seen = {key: shapes[place][axis] for key, (place, axis) in self._guarded.items()}
+        for condition in self._conditions:
+            if not condition.value(seen):
+                raise InvalidArgument(f"the program was exported for inputs with {condition.text}")
+
+
+def _range(low: int | None, high: int | None) -> str:
+    if high is None:
+        return f"{low} and more"
+    return f"{low or 0} to {high}"
+
+
+# ---------------------------------------------------------------------- from the file
+
+
+def read_signature(program: Mapping[str, Any]) -> Signature:
+    """The signature in a program's JSON.
+
+    Raises `Distrusted` for sizes that are no arithmetic, and `ValueError`, `KeyError` or `TypeError` for what PyTorch
+    does not write."""
+    module = program["graph_module"]
+    graph, signature = module["graph"], module["signature"]
+    call = module["module_call_graph"][0]["signature"] if module["module_call_graph"] else None
+    given = [spec["user_input"]["arg"] for spec in signature["input_specs"] if "user_input" in spec]
+    results = [
+        spec[kind]["arg"]
+        for spec in signature["output_specs"]
+        for kind in ("user_output", "loss_output")
+        if kind in spec
+    ]
+    is_user = [spec.keys() & {"user_input", "constant_input"} for spec in signature["input_specs"]]
+    places = [
+        bool(spec.get("user_input")) for spec, user in zip(signature["input_specs"], is_user, strict=True) if user
+    ]
+    paths = _input_paths(call, len(places))
+    inputs = [
+        _leaf(graph, argument, f"INPUT__{index}", path, guard)
+        for index, (argument, (path, guard)) in enumerate(
+            zip(given, [path for path, is_given in zip(paths, places, strict=True) if is_given], strict=True)
+        )
+    ]
+    outputs = [
+        _leaf(graph, argument, name, path)
+        for argument, (name, path) in zip(results, _output_names(call, len(results)), strict=True)
+    ]
+    ranges = {
+        name: (_bound(bounds["min_val"]), _bound(bounds["max_val"]))
+        for name, bounds in program["range_constraints"].items()
+    }
+    return Signature(inputs, outputs, ranges, [Arithmetic(text) for text in program.get("guards_code", ())])
+
+
+def _leaf(graph: Mapping[str, Any], argument: Mapping[str, Any], name: str, path: str, guard: str = "") -> Leaf:
+    ((kind, content),) = argument.items()
+    if kind in _NO_TENSORS:
+        return Leaf(GraphTensor(name, None, _NO_TENSORS[kind], (), is_tensor=False), path)
+    if kind != "as_tensor":
+        raise ValueError(f"an argument or result is of the type '{kind}'")
+    own = content["name"] if guard and content["name"].isidentifier() else name
+    meta = graph["tensor_values"][content["name"]]
+    type_name, datatype = SCALAR_TYPES[meta["dtype"]]
+    sizes = [size["as_int"] if "as_int" in size else size["as_expr"]["expr_str"] for size in meta["sizes"]]
+    shape = tuple(size if type(size) is int else -1 for size in sizes)
+    parsed = [size if type(size) is int else Arithmetic(size) for size in sizes] if guard else []
+    return Leaf(GraphTensor(own, datatype, type_name, shape), path, parsed, guard)
+
+
+_NO_TENSORS = {
+    **dict.fromkeys(("as_sym_int", "as_sym_float", "as_sym_bool"), "a number"),
+    **dict.fromkeys(("as_none", "as_int", "as_float", "as_bool", "as_string"), "a constant"),
+}
+
+
+def _bound(value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise ValueError(f"{value!r} is no bound of a size")
+    return value
+
+
+def _input_paths(call: Mapping[str, Any] | None, count: int) -> list[tuple[str, str]]:
+    if call is None:
+        return [(f"ARGS[{index}]", f"[{index}]") for index in range(count)]
+    found = argument_paths(json.loads(call["in_spec"])[1], call.get("forward_arg_names") or [])
+    if len(found) != count:
+        raise ValueError(f"it describes {len(found)} arguments and has {count}")
+    return found
+
+
+def argument_paths(spec: Mapping[str, Any], names: Sequence[str]) -> list[tuple[str, str]]:
+    """For each leaf of the arguments its place in the call, and how conditions name it. ``spec`` is PyTorch's
+    description of their nesting, and ``names`` those of the arguments."""
+    arguments, named = spec["children_spec"]
+    found: list[tuple[str, str]] = []
+    for index, spec in enumerate(arguments["children_spec"]):
+        name = names[index] if index < len(names) else str(index)
+        found += [(f"ARGS[{index}]{path}", f"['{name}']{guard}") for path, guard in _paths(spec)]
+    for key, spec in zip(_keys(named), named["children_spec"], strict=True):
+        found += [(f"KWARGS[{key}]{path}", f"['{key}']{guard}") for path, guard in _paths(spec)]
+    return found
+
+
+def _output_names(call: Mapping[str, Any] | None, count: int) -> list[tuple[str, str]]:
+    if call is None:
+        return [(f"OUTPUT__{index}", f"RESULT[{index}]") for index in range(count)]
+    found = result_names(json.loads(call["out_spec"])[1])
+    if len(found) != count:
+        raise ValueError(f"it describes {len(found)} results and has {count}")
+    return found
+
+
+def result_names(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """For each leaf of the result its name, and its place."""
+    paths = [f"RESULT{path}" for path, _ in _paths(spec)]
+    keys = _keys(spec) if spec["type"] in _DICTIONARIES else []
+    names = keys if len(keys) == len(paths) else [f"OUTPUT__{index}" for index in range(len(paths))]
+    return list(zip(names, paths, strict=True))
+
+
+_DICTIONARIES = ("builtins.dict", "collections.OrderedDict")
+
+
+def _paths(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The places of the leaves under ``spec``, a node of PyTorch's description of nested values: as Triton writes
+    them, and as Python does."""
+    if spec["type"] is None:
+        yield "", ""
+        return
+    quoted = spec["type"] in _DICTIONARIES
+    for key, child in zip(_keys(spec), spec["children_spec"], strict=True):
+        for path, guard in _paths(child):
+            yield f"[{key}]{path}", f"['{key}']{guard}" if quoted else f"[{key}]{guard}"
+
+
+def _keys(spec: Mapping[str, Any]) -> list[str]:
+    if spec["type"] in _DICTIONARIES:
+        return [str(key) for key in json.loads(spec["context"])]
+    return [str(index) for index in range(len(spec["children_spec"]))]
