@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch_net import DigitsNet
 
 HERE = Path(__file__).resolve().parent
-#: In all configs. ONNX, OpenVINO and SavedModel files would do with none, and be given batches of up to 4.
+#: In all configs. ONNX, OpenVINO, SavedModel and exported files would do with none, and be given batches of up to 4.
 BATCHES = "max_batch_size: 64\ndynamic_batching { }\n"
 #: What other files do not tell, without the axis of the rows.
 TENSORS = """\
@@ -66,6 +66,24 @@ def write_eager(net: MLPClassifier, version: Path) -> None:
 
     shutil.copy(HERE / "torch_net.py", version / "model.py")
     save_file(torch_net(net).state_dict(), version / "model.safetensors")
+
+
+def write_exported(net: MLPClassifier, version: Path) -> None:
+    """Its result is a dictionary, whose keys are the names of outputs."""
+    import torch
+
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch_net(net)
+
+        def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"probabilities": self.net(image)}
+
+    rows = torch.export.Dim("rows", min=1, max=64)
+    example = torch.zeros(2, 8, 8, dtype=torch.uint8)
+    program = torch.export.export(Named(), (example,), dynamic_shapes={"image": {0: rows}})
+    torch.export.save(program, str(version / "model.pt2"))
 
 
 def torch_net(net: MLPClassifier) -> DigitsNet:
@@ -144,6 +162,7 @@ FORMATS = {
     "openvino": Format(write_openvino, "openvino", "openvino"),
     "torchscript": Format(write_torchscript, "torch", "torch", BATCHES + TENSORS),
     "eager": Format(write_eager, "torch", "torch safetensors", EAGER + BATCHES + TENSORS),
+    "exported": Format(write_exported, "torch", "torch"),
     "savedmodel": Format(write_saved_model, "tensorflow", "tensorflow-cpu"),
     "graphdef": Format(write_graphdef, "tensorflow", "tensorflow-cpu", BATCHES + TENSORS),
     "tensorrt": Format(write_tensorrt, "tensorrt", "tensorrt-cu13"),

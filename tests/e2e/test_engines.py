@@ -52,6 +52,7 @@ FORMATS = {
     "openvino": Format("openvino", "openvino", "model.xml"),
     "torchscript": Format("pytorch", "torch", "model.pt"),
     "eager": Format("pytorch", "torch", "model.py"),
+    "exported": Format("pytorch", "torch", "model.pt2"),
     "savedmodel": Format(
         "tensorflow", "tensorflow", "model.savedmodel/saved_model.pb", "model.savedmodel|saved_model.pb"
     ),
