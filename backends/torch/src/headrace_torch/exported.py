@@ -12,7 +12,7 @@ from headrace import Model
 from headrace_torch.instance import Forward
 from headrace_torch.program_check import Distrusted
 from headrace_torch.program_graph import ProgramGraph, devices
-from headrace_torch.program_signature import Signature, read_signature
+from headrace_torch.program_signature import ProgramSignature, read_signature
 from headrace_torch.program_weights import ProgramWeights
 from headrace_torch.pt2_archive import Pt2Archive
 from headrace_torch.torch_process import first_line
@@ -29,27 +29,27 @@ class Program:
     """``forward.run(*tensors)`` gives the results; ``signature`` has tensors and results in their order."""
 
     forward: Forward
-    signature: Signature
+    signature: ProgramSignature
 
     def close(self) -> None:
         """Forget the program."""
         self.forward.close()
 
 
-def describe_program(archive: Pt2Archive) -> Signature:
+def describe_program(archive: Pt2Archive) -> ProgramSignature:
     """What the program in ``archive`` takes and gives. Raises `LoadError`."""
-    return _Reader(archive).signature
+    return _ProgramReader(archive).signature
 
 
 def open_program(torch: Any, model: Model, archive: Pt2Archive, device: str) -> Program:
     """The program in ``archive``, on ``device``. Raises `LoadError` naming the file and what is wrong with it.
 
     With ``trust`` PyTorch loads it, which runs whatever the file has PyTorch run."""
-    reader = _Reader(archive)
+    reader = _ProgramReader(archive)
     return reader.load_by_torch(torch, device) if model.parameters.trust else reader.load(torch, device)
 
 
-class _Reader:
+class _ProgramReader:
     def __init__(self, archive: Pt2Archive) -> None:
         self._archive = archive
         self._name = archive.choose("programs", archive.programs)
@@ -93,7 +93,7 @@ class _Reader:
             told = str(error) if type(error) is ValueError else f"{type(error).__name__} {error}"
             raise self._archive.failure(f"is no program of torch.export that can be read: {told}") from error
 
-    def _read_signature(self) -> Signature:
+    def _read_signature(self) -> ProgramSignature:
         version = self._document["schema_version"]["major"]
         if version != _SCHEMA:
             raise ValueError(f"it has version {version} of the schema, and Headrace reads {_SCHEMA}")

@@ -18,7 +18,7 @@ from headrace import (
     inputs_of_padding,
 )
 from headrace_torch.naming import positions
-from headrace_torch.program_signature import Leaf, Signature
+from headrace_torch.program_signature import Leaf, ProgramSignature
 
 _PLACES = ("ARGS[", "KWARGS[", "RESULT[")
 
@@ -29,7 +29,7 @@ class LeafNames:
 
     Raises `ConfigError` for names that follow no convention, or two."""
 
-    def __init__(self, config: ModelConfig, signature: Signature) -> None:
+    def __init__(self, config: ModelConfig, signature: ProgramSignature) -> None:
         batching = config.sequence_batching
         taken = [io.name for io in config.input] + [name for each in config.batch_input for name in each.target_name]
         taken += [control.name for control in batching.control_input] + [state.input_name for state in batching.state]

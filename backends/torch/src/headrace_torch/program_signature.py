@@ -58,7 +58,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class ProgramSignature:
     """``inputs`` and ``outputs`` in the order of the program's arguments and results. ``ranges`` has the least and the
     largest value of each symbol; None for no bound. ``conditions`` are for all sizes together."""
 
@@ -85,7 +85,7 @@ class SizeCheck:
     """Whether inputs have sizes that the program was made for, as ``ExportedProgram.module()`` checks them; the rest
     of a shape has been held against the config. Empty (False) where there is nothing that could fail."""
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: ProgramSignature) -> None:
         self._ranges = signature.ranges
         #: Where a symbol stands alone, so that an input tells it: its input, and the axis.
         self._told: dict[str, tuple[int, int]] = {}
@@ -142,7 +142,7 @@ def _range(low: int | None, high: int | None) -> str:
 # ---------------------------------------------------------------------- from the file
 
 
-def read_signature(program: Mapping[str, Any]) -> Signature:
+def read_signature(program: Mapping[str, Any]) -> ProgramSignature:
     """The signature in a program's JSON.
 
     Raises `Distrusted` for sizes that are no arithmetic, and `ValueError`, `KeyError` or `TypeError` for what PyTorch
@@ -176,7 +176,7 @@ def read_signature(program: Mapping[str, Any]) -> Signature:
         name: (_bound(bounds["min_val"]), _bound(bounds["max_val"]))
         for name, bounds in program["range_constraints"].items()
     }
-    return Signature(inputs, outputs, ranges, [Arithmetic(text) for text in program.get("guards_code", ())])
+    return ProgramSignature(inputs, outputs, ranges, [Arithmetic(text) for text in program.get("guards_code", ())])
 
 
 def _leaf(graph: Mapping[str, Any], argument: Mapping[str, Any], name: str, path: str, guard: str = "") -> Leaf:
