@@ -102,6 +102,19 @@ def test_deep_elements_are_no_graph(models: Any) -> None:
     assert "it has no outputs" in reason(models)
 
 
+def test_weights_that_are_shortened_while_they_are_served_end_nothing(models: Any) -> None:
+    """OpenVINO would map the file. In a process, so that a broken guard ends that and not the tests."""
+    weights = np.arange(1 << 21, dtype=np.float32)
+    version = models.save(
+        lambda x: {"y": opset13.multiply(x, opset13.constant(weights))}, {"x": (openvino.Type.f32, [1])}
+    )
+    models.parameter("isolation", "process")
+    with serve(models.root) as server:
+        (version / "model.bin").write_bytes(b"")
+        y = server.infer("m", {"x": np.array([2], np.float32)}).outputs["y"]
+    np.testing.assert_array_equal(y, 2 * weights)
+
+
 # ---------------------------------------------------------------------------- ONNX
 
 

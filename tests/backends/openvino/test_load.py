@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace import Model, ModelConfig
 from headrace.testing.serving import serve
+from headrace_openvino import OpenVino, Parameters
+from headrace_openvino.compiled_model import compile_model
 
 openvino = pytest.importorskip("openvino")
 opset = pytest.importorskip("openvino.opset13")
@@ -92,9 +95,6 @@ def test_a_tensor_may_be_called_by_any_of_its_names(models: Any) -> None:
 def test_instances_share_a_compiled_model_with_a_stream_for_each(tmp_path: Any, models: Any, count: int) -> None:
     from google.protobuf import text_format
 
-    from headrace import Model, ModelConfig
-    from headrace_openvino import OpenVino, Parameters
-
     config = text_format.Parse(f'name: "m" instance_group {{ count: {count} kind: KIND_CPU }}', ModelConfig())
     backend = OpenVino({})
     model = Model("m", 1, models.add(), config, Parameters(), backend.share(None))  # type: ignore[arg-type]
@@ -103,6 +103,12 @@ def test_instances_share_a_compiled_model_with_a_stream_for_each(tmp_path: Any, 
     (compiled,) = model.shared.made.values()
     assert compiled.get_property("NUM_STREAMS") == count
     assert [instance.any_thread for instance in instances] == [count == 1] * count
+
+
+@pytest.mark.parametrize(("hint", "precision"), [(False, "f32"), (True, "bf16")])
+def test_the_cpu_computes_in_fp32_unless_it_is_told_otherwise(models: Any, hint: bool, precision: str) -> None:
+    model = Model("m", 1, models.add(), ModelConfig(name="m"), Parameters(hint_bf16=hint))
+    assert compile_model(model).get_property("INFERENCE_PRECISION_HINT").get_type_name() == precision
 
 
 def test_inputs_that_lie_in_memory_with_gaps_are_copied(models: Any) -> None:

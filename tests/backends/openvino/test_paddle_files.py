@@ -120,11 +120,16 @@ def test_a_damaged_program_is_refused_by_name(models: Any, damage: str) -> None:
     assert "m/1/model.pdmodel" in reason(models)
 
 
-def test_a_folder_whose_variables_are_files_of_any_name_is_refused(models: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("disguised", [False, True])
+def test_a_folder_whose_variables_are_files_of_any_name_is_refused(
+    models: Any, tmp_path: Path, disguised: bool
+) -> None:
     """Without ``.pdmodel`` PaddlePaddle keeps each variable in a file of its name."""
     folder = models.root / "m" / "1" / "model.pdfolder"
     folder.mkdir(parents=True)
     (tmp_path / "secret").write_bytes(parameters())
     (folder / "__model__").write_bytes(program("../../../../secret"))
+    if disguised:
+        (folder / "saved_model.pb").touch()
     models.config(CONFIG.replace("model.pdmodel", "model.pdfolder"))
     assert "is a folder, but not a SavedModel" in reason(models)
