@@ -73,6 +73,15 @@ def test_an_onnx_file_that_names_others_elsewhere_is_refused_whatever_it_is_call
     assert f"m/1/{file}' names the file '{location}', which must stay in the model directory" in reason(models)
 
 
+def test_a_folder_that_is_no_saved_model_is_refused(models: Any) -> None:
+    save_onnx(models)
+    folder = models.root / "m" / "1" / "model.saved_model"
+    folder.mkdir()
+    (folder.parent / "model.onnx").rename(folder / "model.onnx")
+    models.config('backend: "openvino" default_model_filename: "model.saved_model"')
+    assert "m/1/model.saved_model' is a folder, but not a SavedModel, which has saved_model.pb in it" in reason(models)
+
+
 def test_a_kind_of_file_that_is_not_served_is_refused_with_those_that_are(models: Any) -> None:
     save_onnx(models)
     (models.root / "m" / "1" / "model.onnx").rename(models.root / "m" / "1" / "model.bytes")

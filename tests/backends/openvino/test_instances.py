@@ -1,10 +1,8 @@
-"""Instances side by side, in threads and processes, asked in every way: right answers, and few threads."""
+"""Instances side by side, in threads and processes, asked in every way: right answers."""
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import openvino
 import pytest
 from openvino import opset13
 
-from headrace import available_cores
 from headrace.testing.serving import infer, serve
 
 COLUMNS = 64
@@ -83,21 +80,3 @@ def test_a_model_answers_over_http_and_grpc_wherever_its_instances_are(
         for over in ("http-json", "http-binary", "grpc"):
             y = infer(server, "m", {"x": x}, over)["y"]
             np.testing.assert_allclose(y, np.tanh(x @ weights), rtol=1e-4, atol=1e-5)
-
-
-def test_many_instances_and_models_start_no_more_threads_than_there_are_cores_for_each(
-    models: Any, weights: np.ndarray[Any, Any]
-) -> None:
-    """OpenVINO's threads: those of the instances are the server's own, and bear its names."""
-    before = _threads_of_engine()
-    write(models, weights, settings(4))
-    with serve(models.root) as server:
-        with ThreadPoolExecutor(4) as pool:
-            x = np.ones((1, COLUMNS), np.float32)
-            list(pool.map(lambda _: server.infer("m", {"x": x}), range(200)))
-        assert _threads_of_engine() - before <= available_cores() + 4  # one that waits for each stream
-
-
-def _threads_of_engine() -> int:
-    """Threads of this process that Python did not start."""
-    return sum(1 for _ in Path("/proc/self/task").iterdir()) - threading.active_count()

@@ -111,6 +111,14 @@ def test_the_cpu_computes_in_fp32_unless_it_is_told_otherwise(models: Any, hint:
     assert compile_model(model).get_property("INFERENCE_PRECISION_HINT").get_type_name() == precision
 
 
+def test_all_streams_together_have_the_cores_of_the_server(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = models.add()
+    for cores in (1, 2):
+        monkeypatch.setattr("headrace_openvino.compiled_model.available_cores", lambda cores=cores: cores)
+        compiled = compile_model(Model("m", 1, version, ModelConfig(name="m"), Parameters()))
+        assert compiled.get_property("INFERENCE_NUM_THREADS") == cores
+
+
 def test_inputs_that_lie_in_memory_with_gaps_are_copied(models: Any) -> None:
     models.add()
     wide = np.random.default_rng(5).normal(size=(16, 6)).astype(np.float32)
