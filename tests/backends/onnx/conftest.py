@@ -34,8 +34,10 @@ class Graphs:
         initializers: Sequence[onnx.TensorProto] = (),
         name: str = "m",
         file: str = "model.onnx",
+        domains: Sequence[str] = (),
     ) -> Path:
-        """The version's directory. ``inputs`` and ``outputs`` map names to element type and shape."""
+        """The version's directory. ``inputs`` and ``outputs`` map names to element type and shape; ``domains`` are
+        those of operators that are not ONNX's."""
         graph = helper.make_graph(
             list(nodes),
             "g",
@@ -43,7 +45,8 @@ class Graphs:
             [helper.make_tensor_value_info(key, *io) for key, io in outputs.items()],
             list(initializers),
         )
-        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+        imports = [helper.make_opsetid("", 21), *(helper.make_opsetid(domain, 1) for domain in domains)]
+        proto = helper.make_model(graph, opset_imports=imports, ir_version=10)
         directory = self.root / name / "1"
         directory.mkdir(parents=True, exist_ok=True)
         (directory / file).write_bytes(proto.SerializeToString())

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from headrace import Code, ConfigError, Device, LoadError
-from headrace_onnx import OnnxRuntime, Parameters, providers, session
+from headrace_onnx import OnnxRuntime, Parameters, session
 from headrace_onnx.session import open_session
 
 AB = """
@@ -219,147 +219,8 @@ def test_without_the_option_there_is_no_global_pool() -> None:
     assert session.share_threads(onnxruntime, {"enable-global-threadpool": "0"}) is False
 
 
-# ---------------------------------------------------------------------------- accelerators
-
-
-def accelerated(kind: str, name: str, **parameters: str) -> str:
-    entries = "".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
-    accelerator = f'{kind}_execution_accelerator {{ name: "{name}" {entries} }}'
-    return f"{AB} optimization {{ execution_accelerators {{ {accelerator} }} }}"
-
-
-def test_an_unknown_accelerator_is_refused(graphs: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        graphs.serve(graphs.add(), accelerated("cpu", "abacus"))
-    assert caught.value.message == "unknown Execution Accelerator 'abacus' is requested"
-
-
-def test_an_unknown_gpu_accelerator_is_refused(graphs: Any) -> None:
-    model = graphs.model(graphs.add(), accelerated("gpu", "abacus"))
-    with pytest.raises(ConfigError, match="unknown Execution Accelerator 'abacus' is requested"):
-        providers.choose(onnxruntime, model, Device("gpu"))
-
-
-@pytest.mark.skipif(providers.OPENVINO in onnxruntime.get_available_providers(), reason="openvino is installed")
-def test_a_missing_accelerator_says_how_to_install_it(graphs: Any) -> None:
-    with pytest.raises(LoadError, match=r"needs OpenVINOExecutionProvider.*pip install onnxruntime-openvino"):
-        graphs.serve(graphs.add(), accelerated("cpu", "openvino"))
-
-
-class GpuEngine:
-    """An engine that says it has the GPU providers."""
-
-    __version__ = "1.31"
-
-    @staticmethod
-    def get_available_providers() -> list[str]:
-        return [providers.TENSORRT, providers.CUDA, providers.CPU]
-
-
-def chosen(graphs: Any, config: str, **parameters: Any) -> dict[str, dict[str, str]]:
-    model = graphs.model(graphs.add(), config, Parameters(**parameters))
-    return dict(providers.choose(GpuEngine, model, Device("gpu", 3)))
-
-
-def test_cuda_options_pass_through_and_name_the_device(graphs: Any) -> None:
-    options = chosen(graphs, accelerated("gpu", "cuda", cudnn_conv_use_max_workspace="0"))[providers.CUDA]
-    assert options["cudnn_conv_use_max_workspace"] == "0"
-    assert options["device_id"] == "3"
-
-
-def test_deprecated_cuda_parameters_become_options(graphs: Any) -> None:
-    options = chosen(
-        graphs,
-        AB,
-        cudnn_conv_algo_search=1,
-        gpu_mem_limit=1 << 30,
-        arena_extend_strategy=1,
-        do_copy_in_default_stream=False,
-    )[providers.CUDA]
-    assert options == {
-        "cudnn_conv_algo_search": "HEURISTIC",
-        "gpu_mem_limit": "1073741824",
-        "arena_extend_strategy": "kSameAsRequested",
-        "do_copy_in_default_stream": "0",
-        "device_id": "3",
-    }
-
-
-def test_the_accelerators_options_win_over_the_deprecated_ones(graphs: Any) -> None:
-    config = accelerated("gpu", "cuda", cudnn_conv_algo_search="DEFAULT")
-    assert chosen(graphs, config)[providers.CUDA]["cudnn_conv_algo_search"] == "DEFAULT"
-
-
-@pytest.mark.parametrize("key", ["cudnn_conv_algo_search", "arena_extend_strategy"])
-def test_a_deprecated_parameter_outside_its_table_is_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"unsupported {key} value '7' is requested"):
-        Parameters(**{key: 7})  # type: ignore[arg-type]
-
-
-def test_tensorrt_comes_before_cuda_and_the_cpu(graphs: Any) -> None:
-    config = accelerated(
-        "gpu", "tensorrt", precision_mode="FP16", max_workspace_size_bytes="1073741824", trt_engine_cache_enable="1"
-    )
-    found = chosen(graphs, config)
-    assert list(found) == [providers.TENSORRT, providers.CUDA, providers.CPU]
-    assert found[providers.TENSORRT] == {
-        "trt_fp16_enable": "1",
-        "trt_max_workspace_size": "1073741824",
-        "trt_engine_cache_enable": "1",
-        "device_id": "3",
-    }
-
-
-def test_an_unknown_tensorrt_key_is_refused(graphs: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        chosen(graphs, accelerated("gpu", "tensorrt", speed="11"))
-    assert caught.value.message == "unknown parameter 'speed' is provided for TensorRT Execution Accelerator"
-
-
-def test_an_unknown_precision_is_refused(graphs: Any) -> None:
-    with pytest.raises(ConfigError, match="unsupported precision mode 'FP4' is requested"):
-        chosen(graphs, accelerated("gpu", "tensorrt", precision_mode="FP4"))
-
-
-def test_a_provider_that_does_not_start_is_a_load_error(graphs: Any) -> None:
-    class Session(onnxruntime.InferenceSession):  # type: ignore[misc]
-        """Does what onnxruntime-gpu does where the CUDA libraries are missing: runs on the CPU."""
-
-        def __init__(self, path: str, options: Any, chosen: Any, enable_fallback: int) -> None:
-            super().__init__(path, options, [providers.CPU])
-
-    class Engine(GpuEngine):
-        SessionOptions = onnxruntime.SessionOptions
-        GraphOptimizationLevel = onnxruntime.GraphOptimizationLevel
-        ExecutionMode = onnxruntime.ExecutionMode
-        InferenceSession = Session
-
-    with pytest.raises(LoadError, match="CUDAExecutionProvider could not be started; active are CPUExecutionProvider"):
-        open_session(Engine, graphs.model(graphs.add(), AB), Device("gpu"), {})
-
-
 def test_the_engine_does_not_fall_back_to_other_settings(graphs: Any, capfd: pytest.CaptureFixture[str]) -> None:
     affinities = {"session.intra_op_thread_affinities": "no processors"}
     with pytest.raises(LoadError, match="onnx runtime error"):
         options_of(graphs, intra_op_thread_count=2, session=affinities)
     assert "Falling back" not in capfd.readouterr().out
-
-
-class CpuEngine:
-    __version__ = "1.31"
-
-    @staticmethod
-    def get_available_providers() -> list[str]:
-        return [providers.CPU]
-
-
-def test_a_gpu_that_was_asked_for_is_not_replaced_by_the_cpu(graphs: Any) -> None:
-    model = graphs.model(graphs.add(), AB + "instance_group { kind: KIND_GPU }", device=Device("gpu", 0))
-    with pytest.raises(LoadError, match=r"needs CUDAExecutionProvider.*pip install onnxruntime-gpu"):
-        providers.device_of(CpuEngine, model)
-
-
-def test_a_gpu_that_nobody_asked_for_gives_way_to_the_cpu(graphs: Any) -> None:
-    model = graphs.model(graphs.add(), AB + "instance_group { kind: KIND_AUTO }", device=Device("gpu", 0))
-    assert providers.device_of(CpuEngine, model) == Device("cpu")
-    assert providers.device_of(GpuEngine, model) == Device("gpu", 0)
