@@ -67,6 +67,7 @@ instance_group {{ kind: KIND_CPU count: {} }}
 parameters {{ key: "isolation" value {{ string_value: "{}" }} }}
 """
 MODELS = [f"digits_{name}{variant}" for name in FORMATS for variant in VARIANTS]
+PROTOCOLS = ("http", "grpc")
 #: What engines may be apart that add up in another order, in single precision.
 TOLERANCE = 1e-5
 
@@ -135,10 +136,15 @@ def pictures(rows: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).integers(0, 17, (rows, 8, 8)).astype(np.uint8)
 
 
-@pytest.fixture(params=["http", "grpc"])
+def connect(server: Headrace, protocol: str) -> Any:
+    """A stock client, as a context manager."""
+    module = getattr(tritonclient, protocol)
+    return module.InferenceServerClient(f"127.0.0.1:{getattr(server, protocol)}")
+
+
+@pytest.fixture(params=PROTOCOLS)
 def client(request: pytest.FixtureRequest, server: Headrace) -> Iterator[Any]:
-    module = getattr(tritonclient, request.param)
-    with module.InferenceServerClient(f"127.0.0.1:{getattr(server, request.param)}") as client:
+    with connect(server, request.param) as client:
         yield client
 
 
@@ -167,7 +173,7 @@ def test_many_callers_of_all_engines_at_once_each_get_the_answer_to_their_own_re
 ) -> None:
     def call(caller: int) -> None:
         choose = random.Random(caller)
-        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        with connect(server, "http") as client:
             for number in range(30):
                 images = pictures(choose.randint(1, 8), 1000 * caller + number)
                 answer = ask(client, choose.choice(MODELS), images)
@@ -179,25 +185,30 @@ def test_many_callers_of_all_engines_at_once_each_get_the_answer_to_their_own_re
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_rows_of_many_requests_are_executed_together(server: Headrace, name: str) -> None:
-    """With one instance, of which all but the first request of a crowd find it busy at some time."""
-    model = f"digits_{name}"
+def test_rows_of_many_requests_are_executed_together(
+    server: Headrace,
+    repository: Path,
+    made: Path,
+    post: Callable[..., Reply],
+    arithmetic: Callable[[Array], Array],
+    name: str,
+) -> None:
+    model = f"together_{name}"
+    path = shutil.copytree(made / f"digits_{name}", repository / model) / "config.pbtxt"
+    batching = "dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 500000 }"
+    path.write_text(path.read_text().replace("dynamic_batching { }", batching))
+    assert post(server, f"/v2/repository/models/{model}/load", {}).status == 200
 
-    def counts() -> tuple[float, float]:
-        return server.metric("nv_inference_count", model), server.metric("nv_inference_exec_count", model)
+    def call(seed: int) -> None:
+        with connect(server, "http") as client:
+            images = pictures(1, seed)
+            np.testing.assert_allclose(ask(client, model, images), arithmetic(images), atol=TOLERANCE)
 
-    before = counts()
-    images = pictures(2)
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
-        takes, _ = format_of(model).names
-        tensor = tritonclient.grpc.InferInput(takes, list(images.shape), "UINT8")
-        tensor.set_data_from_numpy(images)
-        with ThreadPoolExecutor(16) as pool:
-            for _ in pool.map(lambda _: client.infer(model, [tensor]), range(200)):
-                pass
-    rows, executions = (after - had for after, had in zip(counts(), before, strict=True))
-    assert rows == 400
-    assert executions < 200
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(call, range(8)):
+            pass
+    assert server.metric("nv_inference_count", model) == 8
+    assert server.metric("nv_inference_exec_count", model) < 8
 
 
 #: What is wrong with a request: its tensor's name and array, and what is said.
@@ -217,23 +228,25 @@ def test_a_request_that_is_wrong_is_told_why_and_disturbs_nobody(
     model = f"digits_{name}"
 
     def well(seed: int) -> None:
-        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        with connect(server, "http") as client:
             for number in range(10):
                 images = pictures(2, 100 * seed + number)
                 np.testing.assert_allclose(ask(client, model, images), arithmetic(images), atol=TOLERANCE)
 
-    def badly(what: str) -> None:
+    def badly(what: str, protocol: str) -> None:
         other, images, words = WRONG[what]
-        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+        with connect(server, protocol) as client:
             for _ in range(5):
                 with pytest.raises(InferenceServerException) as refused:
                     ask(client, model, images, other)
-                assert refused.value.status() == "400"
+                assert refused.value.status() == {"http": "400", "grpc": "StatusCode.INVALID_ARGUMENT"}[protocol]
                 assert re.search(words.format(input=format_of(model).names[0]), refused.value.message())
                 assert model in refused.value.message()
 
-    with ThreadPoolExecutor(9) as pool:
-        for done in [*(pool.submit(badly, what) for what in WRONG), *(pool.submit(well, seed) for seed in range(4))]:
+    with ThreadPoolExecutor(14) as pool:
+        asked = [pool.submit(well, seed) for seed in range(4)]
+        asked += [pool.submit(badly, what, protocol) for what in WRONG for protocol in PROTOCOLS]
+        for done in asked:
             done.result(60)
 
 
@@ -264,7 +277,7 @@ def test_a_broken_file_stops_its_own_model_only_and_the_error_names_it(
     assert re.search(FORMATS[name].told or path.name, reply.error)
     assert str(repository) not in reply.error  # docs/spec/security.md C7
     images = pictures(2)
-    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+    with connect(server, "http") as client:
         assert not client.is_model_ready(model)
         np.testing.assert_allclose(ask(client, f"digits_{name}", images), arithmetic(images), atol=TOLERANCE)
 
@@ -317,7 +330,7 @@ def test_the_page_says_which_config_each_format_needs(
     wanted = {frozenset(re.findall(r"`(model\.\w+)`", files)): text for files, text in rows}
     (config,) = re.findall(r"```\n(max_batch_size: 64\n.*?)```", page, re.DOTALL)
     assert len(wanted) == len(FORMATS) + 1, "TensorRT's, too"
-    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http}") as client:
+    with connect(server, "http") as client:
         for name in FORMATS:
             model = shutil.copytree(made / f"digits_{name}", repository / f"page_{name}")
             (model / "config.pbtxt").unlink()
