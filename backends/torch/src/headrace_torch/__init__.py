@@ -1,4 +1,4 @@
-"""The backend ``pytorch`` of Headrace: TorchScript models, run by PyTorch.
+"""The backend ``pytorch`` of Headrace: TorchScript models and modules in Python, run by PyTorch.
 
 A model is a directory with a config and a version, and the version holds the file::
 
@@ -12,6 +12,10 @@ The file does not tell its shapes and data types, so that the config names input
     input [{ name: "image" data_type: TYPE_FP32 dims: [64] }]  # an argument of forward, or image__0
     output [{ name: "scores__0" data_type: TYPE_FP32 dims: [10] }]
     parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "2" } }
+
+With ``runtime: "model.py"`` that file has a class that extends ``torch.nn.Module``, and ``model.pt`` or
+``model.safetensors`` beside it has its weights (`headrace_torch.eager`). It is compiled if the parameter
+``TORCH_COMPILE_OPTIONAL_PARAMETERS`` says so (`headrace_torch.torch_compile`).
 
 `headrace_torch.parameters.Parameters` lists the parameters with their defaults, and
 `headrace_torch.naming` says how names belong to arguments and results.

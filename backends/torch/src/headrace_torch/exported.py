@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from headrace import Model
 from headrace_torch.instance import Forward
+from headrace_torch.parameters import is_trusted
 from headrace_torch.program_check import Distrusted
 from headrace_torch.program_graph import ProgramGraph, devices
 from headrace_torch.program_signature import ProgramSignature, read_signature
@@ -46,7 +47,7 @@ def open_program(torch: Any, model: Model, archive: Pt2Archive, device: str) -> 
 
     With ``trust`` PyTorch loads it, which runs whatever the file has PyTorch run."""
     reader = _ProgramReader(archive)
-    return reader.load_by_torch(torch, device) if model.parameters.trust else reader.load(torch, device)
+    return reader.load_by_torch(torch, device) if is_trusted(model) else reader.load(torch, device)
 
 
 class _ProgramReader:

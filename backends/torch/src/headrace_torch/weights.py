@@ -6,6 +6,7 @@ of it but tensors and what holds them. What it refuses is refused, unless the mo
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 import zipfile
@@ -16,6 +17,8 @@ from typing import Any
 from headrace import HeadraceError, LoadError, Model, one_line
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
 
+log = logging.getLogger("headrace.pytorch")
+
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 
@@ -25,6 +28,11 @@ def load_weights(torch: Any, model: Model, code: Path, module: Any) -> None:
     Raises `LoadError` naming the file, and every weight that is missing or that the module does not have."""
     path = _find(model, code)
     if path is None:
+        count = sum(parameter.numel() for parameter in module.parameters())
+        if count:
+            log.info(
+                "model '%s' has no file of weights: its %d parameters are as '%s' makes them", model.name, count, code
+            )
         return
     try:
         state = _read(torch, model, path)
