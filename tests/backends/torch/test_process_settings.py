@@ -78,5 +78,6 @@ def test_parameters_have_the_keys_of_triton() -> None:
 
 @pytest.mark.parametrize("name", ["num_threads", "num_interop_threads"])
 def test_a_number_of_threads_below_zero_is_refused(name: str) -> None:
+    given: dict[str, Any] = {name: -1}
     with pytest.raises(ConfigError, match=f"parameter '{name.upper()}' is -1, but a number of threads is 0 or more"):
-        Parameters(**{name: -1})
+        Parameters(**given)
