@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from headrace import ConfigError, Device, LoadError
+from headrace.testing.serving import serve
 from headrace_onnx import Parameters, providers
 from headrace_onnx.parameters import CUDA, OPENVINO, SESSION
 
@@ -47,6 +49,16 @@ def in_branch(location: str) -> onnx.ModelProto:
         helper.make_node("Add", ["x", "W2"], ["y"]),
     ]
     return graph(nodes)
+
+
+def in_initializer_of_branch(location: str) -> onnx.ModelProto:
+    model = in_branch(location)
+    for attribute in model.graph.node[1].attribute:
+        attribute.g.ClearField("node")
+        attribute.g.node.append(helper.make_node("Identity", ["V"], ["W"]))
+        attribute.g.initializer.append(outside(location))
+        attribute.g.initializer[0].name = "V"
+    return model
 
 
 def in_function(location: str) -> onnx.ModelProto:
@@ -94,7 +106,16 @@ def write(graphs: Any, model: onnx.ModelProto, name: str = "model.onnx") -> Path
 
 
 @pytest.mark.parametrize(
-    "make", [in_initializer, in_attribute, in_branch, in_function, in_sparse_initializer, in_a_second_graph]
+    "make",
+    [
+        in_initializer,
+        in_attribute,
+        in_branch,
+        in_initializer_of_branch,
+        in_function,
+        in_sparse_initializer,
+        in_a_second_graph,
+    ],
 )
 @pytest.mark.parametrize(
     ("location", "reason"),
@@ -246,3 +267,34 @@ def test_settings_in_json_are_no_path(graphs: Any) -> None:
 def test_an_option_that_holds_an_address_or_is_not_known_is_refused(graphs: Any, name: str, key: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown parameter '{key}' is provided for"):
         options(graphs, name, key, "4096")
+
+
+@pytest.mark.skipif(
+    tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 31), reason="before 1.31 ONNX Runtime maps weights"
+)
+@pytest.mark.parametrize("make", [in_initializer, in_attribute, in_initializer_of_branch])
+@pytest.mark.parametrize("location", ["weights.bin", "./w//weights.bin"])
+def test_weights_that_are_shortened_while_they_are_served_end_nothing(graphs: Any, make: Any, location: str) -> None:
+    """The engine would map the file. In a process, so that a broken guard ends that and not the tests."""
+    model = make(location)
+    version = write(graphs, model)
+    (version.parent / "config.pbtxt").write_text(
+        'parameters { key: "isolation" value { string_value: "process" } } instance_group { count: 1 kind: KIND_CPU }'
+    )
+    file = version / location
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    with serve(graphs.root) as server:
+        file.write_bytes(b"")
+        y = server.infer("m", {"x": np.ones((1, 4), np.float32)}).outputs["y"]
+    np.testing.assert_array_equal(y, [[1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize("content", [b"", b"short", None])
+@pytest.mark.parametrize("make", [in_initializer, in_branch])
+def test_weights_that_are_too_few_are_refused(graphs: Any, make: Any, content: bytes | None) -> None:
+    version = write(graphs, make("weights.bin"))
+    if content is not None:
+        (version / "weights.bin").write_bytes(content)
+    with pytest.raises(LoadError, match=r"unable to load model 'm': .*(weights\.bin|model\.onnx)"):
+        graphs.serve(version)

@@ -46,8 +46,19 @@ def test_a_graph_may_name_files_up_to_the_model_s_directory(tmp_path: Path, leve
     )
 
 
+def test_files_with_weights_are_named_once_each_and_no_others(tmp_path: Path) -> None:
+    weights = [
+        TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+        for name in ("V", "W", "X")
+    ]
+    for tensor, location in zip(weights, ("b.bin", "w/a.bin", "b.bin"), strict=True):
+        tensor.external_data.add(key="location", value=location)
+    assert check_onnx_references(write(tmp_path / "m", [], weights), 1) == ["b.bin", "w/a.bin"]
+    assert check_onnx_references(compiled(tmp_path / "m", "engine.bin", embed_mode=0, location="x"), 1) == []
+
+
 def test_only_what_is_called_the_location_is_one(tmp_path: Path) -> None:
-    check_onnx_references(with_weights(tmp_path / "m", checksum="/location"), 1)
+    assert check_onnx_references(with_weights(tmp_path / "m", checksum="/location"), 1) == []
 
 
 def test_what_an_accelerator_compiled_is_a_file_unless_it_is_embedded(tmp_path: Path) -> None:

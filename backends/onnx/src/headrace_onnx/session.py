@@ -6,9 +6,12 @@ Source: docs/spec/behaviours.md section 10.2. Errors of the engine are told in o
 from __future__ import annotations
 
 import logging
+import mmap
+import posixpath
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,9 @@ log = logging.getLogger("headrace.onnxruntime")
 
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : ")
 _BUILD_PATH = re.compile(r"(?<!\S)\S+\.(?:cc|cpp|cu|cuh|h|hpp):\d+ ")
+
+#: From here on the engine takes weights of every part of a graph from memory; 1.24 fails for those of branches.
+_COPIES_WEIGHTS = (1, 31)
 
 _pool_lock = threading.Lock()
 _pool_sizes: tuple[int, int] | None = None
@@ -57,7 +63,7 @@ def open_session(onnxruntime: Any, model: Model, device: Device, options: Mappin
     chosen = providers.choose(onnxruntime, model, device)
     if device.kind == "gpu" and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # finds the CUDA libraries that pip has installed
-    session = _open(onnxruntime, model, session_options, chosen)
+    session = _open(onnxruntime, model, session_options, chosen, copies_weights=True)
     active = session.get_providers()
     for name, _ in chosen:
         if name not in active:
@@ -147,15 +153,43 @@ def _register_libraries(options: Any, model: Model) -> None:
             raise LoadError(f"unable to load model '{model.name}': '{path}': {reword(error)}") from error
 
 
-def _open(onnxruntime: Any, model: Model, options: Any, chosen: providers.Providers) -> Any:
+def _open(
+    onnxruntime: Any, model: Model, options: Any, chosen: providers.Providers, copies_weights: bool = False
+) -> Any:
+    """``copies_weights``: into memory, those that lie in other files, which the engine would map. A mapped file that
+    somebody shortens while the model is served ends the process. It still maps what constants in branches and functions
+    name, which no exporter is known to write."""
     path = _file_of(model.file("model.onnx"))
-    check_onnx_references(path, len(path.relative_to(model.path.parent).parts) - 1)
+    names = check_onnx_references(path, len(path.relative_to(model.path.parent).parts) - 1)
+    with ExitStack() as opened:
+        if copies_weights and names and _version(onnxruntime) >= _COPIES_WEIGHTS:
+            contents = [opened.enter_context(_contents(model, path, name)) for name in names]
+            options.add_external_initializers_from_files_in_memory(names, contents, [len(each) for each in contents])
+        try:
+            # The engine's own fallback would print to stdout and run elsewhere than asked.
+            return onnxruntime.InferenceSession(str(path), options, chosen, enable_fallback=0)
+        except Exception as error:  # pybind raises classes of its own
+            reason = reword(error).replace(f"Load model from {path} failed:", "")
+            raise LoadError(f"unable to load model '{model.name}': '{path}': {reason}") from error
+
+
+@contextmanager
+def _contents(model: Model, path: Path, name: str) -> Iterator[Any]:
+    """The bytes of the file ``name`` beside ``path``, for as long as a session is being opened."""
+    file = path.parent / posixpath.normpath(name)
     try:
-        # The engine's own fallback would print to stdout and run elsewhere than asked.
-        return onnxruntime.InferenceSession(str(path), options, chosen, enable_fallback=0)
-    except Exception as error:  # pybind raises classes of its own
-        reason = reword(error).replace(f"Load model from {path} failed:", "")
-        raise LoadError(f"unable to load model '{model.name}': '{path}': {reason}") from error
+        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            yield content
+    except ValueError:  # an empty file
+        yield b""
+    except OSError as error:
+        raise LoadError(
+            f"unable to load model '{model.name}': '{file}', which '{path.name}' names: {error.strerror}"
+        ) from error
+
+
+def _version(onnxruntime: Any) -> tuple[int, ...]:
+    return tuple(int(part) for part in onnxruntime.__version__.split(".")[:2] if part.isdecimal())
 
 
 def _file_of(path: Path) -> Path:

@@ -49,13 +49,17 @@ _SCHEMA: dict[str, dict[str, tuple[int, str | int]]] = {
 }
 
 
-def check_onnx_references(path: Path, levels: int) -> None:
-    """Raise `LoadError` if the ONNX graph in the file ``path`` names a file outside the model's directory.
+def check_onnx_references(path: Path, levels: int) -> list[str]:
+    """The names of files that hold weights of the ONNX graph in the file ``path``, as the graph has them, once each.
 
-    ``levels`` is how many directories ``path``'s own lies below that one. A file that is no ONNX graph passes, whatever
-    it is called: to read it, or to refuse it, is the engine's matter.
+    Raises `LoadError` if it names a file outside the model's directory. ``levels`` is how many directories ``path``'s
+    own lies below that one. A file that is no ONNX graph passes, whatever it is called: to read it, or to refuse it, is
+    the engine's matter.
     """
-    for name in _names(path):
+    weights = {}
+    for name, is_weights in _names(path):
+        if is_weights:
+            weights[name] = True
         reason = "it is an address in memory" if name.startswith(_ADDRESS) else why_path_leaves(name, levels)
         if not reason and ".." in name.lstrip("./").split("/"):
             reason = "it goes up again with '..'"  # behind a link, that is anywhere
@@ -63,10 +67,11 @@ def check_onnx_references(path: Path, levels: int) -> None:
             raise LoadError(
                 f"'{path}' names the file '{one_line(name)}', which must stay in the model directory: {reason}"
             )
+    return list(weights)
 
 
-def _names(path: Path) -> Iterator[str]:
-    """Most graphs name no file, and are not parsed to know it."""
+def _names(path: Path) -> Iterator[tuple[str, bool]]:
+    """Names, and whether weights are there. Most graphs name no file, and are not parsed to know it."""
     with path.open("rb") as file:
         try:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -83,12 +88,12 @@ def _names(path: Path) -> Iterator[str]:
     yield from _in_message(model)
 
 
-def _in_message(message: Any) -> Iterator[str]:
+def _in_message(message: Any) -> Iterator[tuple[str, bool]]:
     kind = message.DESCRIPTOR.name
     if kind == "Entry" and message.key == b"location":
-        yield message.value.decode(errors="replace")
+        yield message.value.decode(errors="replace"), True
     elif kind == "Node" and message.op_type == _COMPILED:
-        yield from _in_compiled(message.attribute)
+        yield from ((name, False) for name in _in_compiled(message.attribute))
     for field, value in message.ListFields():
         if field.message_type is not None:
             for part in value:
