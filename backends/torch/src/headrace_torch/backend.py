@@ -1,4 +1,4 @@
-"""The backend ``pytorch``: TorchScript files, programs of torch.export, and modules in a ``model.py``."""
+"""The backend ``pytorch``: which file it serves, and what opens that."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from headrace import (
     default_max_batch_size,
     names_all_tensors,
 )
+from headrace_torch.aoti import open_package
 from headrace_torch.eager import find_code, open_eager
 from headrace_torch.exported import Program, describe_program, open_program
 from headrace_torch.instance import Forward, ForwardInstance
@@ -26,8 +27,8 @@ from headrace_torch.torch_process import device_of, load_engine, set_jit, set_th
 
 
 class PyTorch(Backend):
-    """Serves ``<version>/model.pt``, a TorchScript file; ``<version>/model.pt2``, a program of torch.export; with
-    ``runtime: "model.py"``, the module in that file."""
+    """Serves ``<version>/model.pt``, a TorchScript file; ``<version>/model.pt2``, a program of torch.export or a
+    package of AOTInductor; with ``runtime: "model.py"``, the module in that file."""
 
     name = "pytorch"
     Parameters = Parameters
@@ -90,9 +91,12 @@ class PyTorch(Backend):
 
         def make() -> Program:
             with Pt2Archive(model.name, model.file("model.pt2")) as archive:
+                if archive.packages:
+                    return open_package(torch, model, archive, device, count)
                 return open_program(torch, model, archive, device)
 
         is_shared = model.parameters.enable_weight_sharing
+        count = sum(group.count or 1 for group in model.config.instance_group) or 1 if is_shared else 1
         program: Program = model.shared.get(device, make) if is_shared else make()
         stream = torch.cuda.Stream(device) if model.device.kind == "gpu" else None
         return ProgramInstance(torch, program, model, owns=not is_shared, stream=stream)
@@ -108,8 +112,11 @@ def _is_pt2(config: ModelConfig) -> bool:
 
 
 def _complete_from_program(model: Model, default_rows: int) -> None:
-    """Fill in what the program tells. Raises `LoadError` or `ConfigError`."""
+    """Fill in what the program tells. Raises `LoadError`, or `ConfigError` for a package without a program, which tells
+    less than a config must say."""
     with Pt2Archive(model.name, model.file("model.pt2")) as archive:
+        if not archive.programs:
+            _require_tensors(model.config)
         signature = describe_program(archive)
     most = signature.most_rows
     rows = default_rows if most is None else min(default_rows, most)

@@ -48,6 +48,11 @@ class LeafNames:
         """Raises `ConfigError`, or `LoadError` for a type that cannot be served, where the config says otherwise than
         the file, in Triton's words."""
         config, most = self._config, self._signature.most_rows
+        if config.max_batch_size > 1 and any(not leaf.is_known for leaf in self._signature.inputs):
+            raise ConfigError(
+                f"unable to load model '{config.name}', configuration specified max-batch {config.max_batch_size} but "
+                "the package does not tell whether its first dimension may vary: max_batch_size may be 1, or 0"
+            )
         if most is not None and config.max_batch_size > most:
             raise ConfigError(
                 f"unable to load model '{config.name}', configuration specified max-batch {config.max_batch_size} but "
@@ -81,12 +86,12 @@ def _places(config: ModelConfig, names: Sequence[str], leaves: Sequence[Leaf], d
     own, paths = [leaf.tensor.name for leaf in leaves], [leaf.path for leaf in leaves]
     if names and all(name in paths for name in names):
         return {name: paths.index(name) for name in names}
-    for name in names:
-        if name.startswith(_PLACES):
-            raise ConfigError(
-                f"{direction} '{name}' does not follow the naming convention of all, or is not in the program, which "
-                f"has {', '.join(paths)}"
-            )
+    misfits = [name for name in names if name not in paths]
+    if any(name.startswith(_PLACES) for name in names):
+        raise ConfigError(
+            f"{direction} '{misfits[0]}' does not follow the naming convention of the others, or is not in the model, "
+            f"which has {', '.join(paths)}"
+        )
     found = positions(names, direction, own)
     if any(place >= len(leaves) for place in found):
         raise ConfigError(

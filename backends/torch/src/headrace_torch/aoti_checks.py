@@ -1,0 +1,131 @@
+"""What a package of AOTInductor takes, as far as it tells.
+
+Its library knows the nesting of arguments and results. Types and sizes of the arguments stand in the checks in its
+source, which is in the package beside the library; of the results nothing is told, and the config must say it. Where
+the package has the program of torch.export, too, that tells all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace import DataType, GraphTensor, dtypes
+from headrace_torch.exported import describe_program
+from headrace_torch.program_check import Arithmetic
+from headrace_torch.program_signature import Leaf, ProgramSignature, argument_paths, result_names
+from headrace_torch.pt2_archive import Pt2Archive
+
+_TYPES: Mapping[str, tuple[str, DataType | None]] = {
+    "kByte": ("uint8", dtypes.UINT8),
+    "kChar": ("int8", dtypes.INT8),
+    "kShort": ("int16", dtypes.INT16),
+    "kInt": ("int32", dtypes.INT32),
+    "kLong": ("int64", dtypes.INT64),
+    "kHalf": ("float16", dtypes.FP16),
+    "kFloat": ("float32", dtypes.FP32),
+    "kDouble": ("float64", dtypes.FP64),
+    "kBool": ("bool", dtypes.BOOL),
+    "kBFloat16": ("bfloat16", dtypes.BF16),
+    "kUInt16": ("uint16", dtypes.UINT16),
+    "kUInt32": ("uint32", dtypes.UINT32),
+    "kUInt64": ("uint64", dtypes.UINT64),
+}
+#: One line of the checks that AOTInductor writes into the source, with what it says of which input.
+_CHECK = re.compile(
+    r'"input_handles\[(?P<input>\d+)\]: (?P<what>unmatched dtype|unmatched dim value|unmatched stride value|'
+    r"dim value is too small|dim value is too large)(?: at (?P<axis>\d+))?, \"\s*<<\s*\"expected(?: it)?(?: to be)?:?"
+    r'(?: [<>]=)? ?(?:"\s*<<\s*\w+\s*<<\s*"\(at::(?P<type>\w+)\)|(?P<value>-?\d+))'
+)
+
+
+@dataclass
+class _Input:
+    """What the checks say of one input: fixed sizes and strides, and bounds of others, by their axes."""
+
+    type: str = ""
+    sizes: dict[int, int] = field(default_factory=dict)
+    strides: dict[int, int] = field(default_factory=dict)
+    least: dict[int, int] = field(default_factory=dict)
+    most: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        axes = {*self.sizes, *self.strides, *self.least, *self.most}
+        return tuple(self.sizes.get(axis, -1) for axis in range(max(axes, default=-1) + 1))
+
+
+def package_signature(
+    archive: Pt2Archive, name: str, call_spec: tuple[str, str], count: int | None
+) -> ProgramSignature:
+    """The signature of the package ``name``, whose library has ``call_spec`` and takes ``count`` tensors.
+
+    Raises `ValueError` for arguments that are no tensors, and for another memory layout than requests have."""
+    if archive.programs:
+        return describe_program(archive)
+    takes, gives = (json.loads(text)[1] for text in call_spec)
+    paths = [path for path, _ in argument_paths(takes, [])]
+    if count is not None and len(paths) != count:
+        raise ValueError(f"takes {len(paths)} arguments, of which {count} are tensors: compile it without the others")
+    checks = _read_checks(archive, name)
+    ranges: dict[str, tuple[int | None, int | None]] = {}
+    inputs = []
+    for index, path in enumerate(paths):
+        told = checks.get(index)
+        if told is None:
+            inputs.append(Leaf(_unknown(f"INPUT__{index}"), path, is_known=False))
+            continue
+        _require_contiguous(index, told)
+        for axis in (axis for axis, size in enumerate(told.shape) if size == -1):
+            ranges[_symbol(index, axis)] = (told.least.get(axis), told.most.get(axis))
+        type_name, datatype = _TYPES.get(told.type, (told.type, None))
+        sizes = [Arithmetic(_symbol(index, axis)) if size == -1 else size for axis, size in enumerate(told.shape)]
+        inputs.append(Leaf(GraphTensor(f"INPUT__{index}", datatype, type_name, told.shape), path, sizes))
+    outputs = [Leaf(_unknown(own), path, is_known=False) for own, path in result_names(gives)]
+    return ProgramSignature(inputs, outputs, ranges)
+
+
+def _unknown(name: str) -> GraphTensor:
+    return GraphTensor(name, None, "unknown", ())
+
+
+def _symbol(index: int, axis: int) -> str:
+    return f"input_{index}_axis_{axis}"
+
+
+def _read_checks(archive: Pt2Archive, name: str) -> Mapping[int, _Input]:
+    """What the source in the package says of each input; empty if there is none, or it is written otherwise."""
+    found: dict[int, _Input] = {}
+    for match in _matches(archive, name):
+        told = found.setdefault(int(match["input"]), _Input())
+        if match["type"]:
+            told.type = match["type"]
+        elif match["axis"]:
+            kinds = {
+                "unmatched dim value": told.sizes,
+                "unmatched stride value": told.strides,
+                "dim value is too small": told.least,
+                "dim value is too large": told.most,
+            }
+            kinds[match["what"]][int(match["axis"])] = int(match["value"])
+    return {index: told for index, told in found.items() if told.type}
+
+
+def _matches(archive: Pt2Archive, name: str) -> Iterator[re.Match[str]]:
+    for record in archive.names(f"data/aotinductor/{name}/"):
+        if record.endswith(".wrapper.cpp"):
+            yield from _CHECK.finditer(archive.read(record).decode("latin-1"))
+
+
+def _require_contiguous(index: int, told: _Input) -> None:
+    """Requests have rows one after the other; what was compiled for other strides would read beside the tensor."""
+    for axis, stride in told.strides.items():
+        inner: Sequence[int] = told.shape[axis + 1 :]
+        if -1 not in inner and stride != math.prod(inner):
+            raise ValueError(
+                f"was compiled for an input {index} of strides {list(told.strides.values())}, and requests have "
+                "contiguous tensors: compile it with contiguous examples"
+            )
