@@ -126,14 +126,17 @@ class Programs:
     ) -> Path:
         return save_program(module, arguments, self.root / name / "1" / "model.pt2", named, dynamic_shapes)
 
-    def load(self, config: str = "", device: str = "cpu", name: str = "m", **parameters: Any) -> Instance:
+    def load(
+        self, config: str = "", device: str = "cpu", name: str = "m", is_sent: bool = False, **parameters: Any
+    ) -> Instance:
         """An instance; `config` is then what it was completed to."""
         self.config = text_format.Parse(config, ModelConfig())
         self.config.name = name
         derive(self.config, self.root / name)
         backend, where = PyTorch({}), Device("gpu" if device == "gpu" else "cpu")
         path = self.root / name / "1"
-        model = Model(name, 1, path, self.config, Parameters(**parameters), instance_name=f"{name}_0", device=where)
+        given = Parameters(**parameters)
+        model = Model(name, 1, path, self.config, given, instance_name=f"{name}_0", device=where, is_sent=is_sent)
         backend.complete_config(model)
         return backend.load(replace(model, shared=backend.share(model)))
 

@@ -88,6 +88,11 @@ def test_native_code_is_not_loaded_without_trust(programs: Any, package: Path) -
         programs.load(CONFIG % NAMES)
 
 
+def test_trust_that_came_with_a_load_request_does_not_count(programs: Any, package: Path) -> None:
+    with pytest.raises(ConfigError, match="'trust' of model 'm' came with a load request"):
+        programs.load(CONFIG % NAMES, trust=True, is_sent=True)
+
+
 @pytest.mark.parametrize(
     "names",
     [NAMES, ("ARGS[0]", "KWARGS[b]", "RESULT[0]", "RESULT[1]"), ("x", "y", "s", "d"), ("a__0", "b__1", "c__0", "d__1")],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import LoadError, one_line, why_path_leaves
+from headrace_torch.parameters import HOW_TO_TRUST
 
 #: Documents are text, and become objects of some ten times their size.
 _MOST_BYTES_OF_A_DOCUMENT = 256 << 20
@@ -113,9 +114,7 @@ class Pt2Archive:
 
     def distrust(self, found: str) -> LoadError:
         """The error for a file that would have to be trusted, which ``found`` says why."""
-        return self.failure(
-            f"may do more than compute: {found}. If you trust who made it, set the model's parameter 'trust' to 'true'"
-        )
+        return self.failure(f"may do more than compute: {found}; {HOW_TO_TRUST}")
 
     def _find(self, name: str) -> zipfile.ZipInfo:
         if name not in self._records:
