@@ -29,7 +29,8 @@ class Shifted(torch.nn.Module):
         self.layer = torch.nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) + torch.arange(8, device=x.device)
+        y: torch.Tensor = self.layer(x) + torch.arange(8, device=x.device)
+        return y
 
 
 def expected() -> np.ndarray[Any, Any]:
