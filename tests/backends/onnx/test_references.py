@@ -14,8 +14,10 @@ from onnx import TensorProto, helper
 from headrace import ConfigError, Device, LoadError
 from headrace.testing.serving import serve
 from headrace_onnx import Parameters, providers
-from headrace_onnx.parameters import CUDA, OPENVINO, SESSION
+from headrace_onnx.parameters import COREML, CUDA, DIRECTML, OPENVINO, SESSION, XNNPACK
 
+COMPLETE = """input { name: "x" data_type: TYPE_FP32 dims: [-1, 4] }
+    output { name: "y" data_type: TYPE_FP32 dims: [-1, 4] }"""
 IO: tuple[int, list[Any]] = (TensorProto.FLOAT, ["n", 4])
 
 
@@ -178,10 +180,13 @@ def test_a_misspelt_session_entry_names_the_nearest() -> None:
 
 
 def test_nothing_that_is_passed_on_names_a_file_or_an_address() -> None:
-    """``cache_dir`` and ``load_config`` are placed in the model's directory."""
-    suspicious = ("file", "path", "_dir", "folder", "stream", "context", "external", "alloc", "config")
-    named = {name for name in SESSION | CUDA | OPENVINO if any(word in name for word in suspicious)}
+    """``cache_dir``, ``load_config`` and ``ModelCacheDirectory`` are placed in the model's directory."""
+    suspicious = ("file", "path", "_dir", "directory", "folder", "stream", "context", "external", "alloc", "config")
+    passed = SESSION | CUDA | OPENVINO | XNNPACK | COREML | DIRECTML
+    named = {name for name in passed if any(word in name.lower() for word in suspicious)}
     assert named == {
+        "ModelCacheDirectory",
+        "ProfileComputePlan",
         "cache_dir",
         "load_config",
         "do_copy_in_default_stream",
@@ -200,18 +205,23 @@ class EveryEngine:
 
     @staticmethod
     def get_available_providers() -> list[str]:
-        return [providers.TENSORRT, providers.CUDA, providers.OPENVINO, providers.CPU]
+        return [providers.TENSORRT, providers.CUDA, providers.OPENVINO, providers.COREML, providers.CPU]
 
 
 def options(graphs: Any, name: str, key: str, value: str) -> dict[str, str]:
     """What the provider of the accelerator ``name`` is given."""
-    kind = "cpu" if name == "openvino" else "gpu"
+    kind = "gpu" if name in ("tensorrt", "cuda") else "cpu"
     config = (
         f'optimization {{ execution_accelerators {{ {kind}_execution_accelerator {{ name: "{name}" '
         f'parameters {{ key: "{key}" value: {value!r} }} }} }} }}'
     )
     device = Device("cpu") if kind == "cpu" else Device("gpu", 0)
-    provider = {"openvino": providers.OPENVINO, "tensorrt": providers.TENSORRT, "cuda": providers.CUDA}[name]
+    provider = {
+        "openvino": providers.OPENVINO,
+        "coreml": providers.COREML,
+        "tensorrt": providers.TENSORRT,
+        "cuda": providers.CUDA,
+    }[name]
     chosen: dict[str, dict[str, str]] = dict(providers.choose(EveryEngine, graphs.model(graphs.add(), config), device))
     return chosen[provider]
 
@@ -223,6 +233,7 @@ FILES = [
     ("tensorrt", "trt_extra_plugin_lib_paths"),
     ("openvino", "cache_dir"),
     ("openvino", "load_config"),
+    ("coreml", "ModelCacheDirectory"),
 ]
 
 
@@ -292,9 +303,10 @@ def test_weights_that_are_shortened_while_they_are_served_end_nothing(graphs: An
 
 @pytest.mark.parametrize("content", [b"", b"short", None])
 @pytest.mark.parametrize("make", [in_initializer, in_branch])
-def test_weights_that_are_too_few_are_refused(graphs: Any, make: Any, content: bytes | None) -> None:
+@pytest.mark.parametrize("config", ["", COMPLETE])
+def test_weights_that_are_too_few_are_refused(graphs: Any, make: Any, content: bytes | None, config: str) -> None:
     version = write(graphs, make("weights.bin"))
     if content is not None:
         (version / "weights.bin").write_bytes(content)
     with pytest.raises(LoadError, match=r"unable to load model 'm': .*(weights\.bin|model\.onnx)"):
-        graphs.serve(version)
+        graphs.serve(version, config)
