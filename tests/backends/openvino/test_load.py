@@ -44,7 +44,6 @@ def test_text_that_is_no_graph_is_named(models: Any) -> None:
         ("PERFORMANCE_HINT", "FAST", "must be LATENCY or THROUGHPUT, got 'FAST'"),
         ("NUM_STREAMS", "some", "must be a number above 0, AUTO or NUMA, got 'some'"),
         ("INFERENCE_NUM_THREADS", "-1", "must be 0 or more, got -1"),
-        ("SKIP_OV_DYNAMIC_BATCHSIZE", "NO", "must be YES"),
         ("COMPILATION_NUM_THREADS", "1", "is for other devices"),
         ("CPU_EXTENSION_PATH", "../../../libother.so", "libother.so"),
         ("CPU_EXTENSION_PATH", "model.bin", "m/1/model.bin"),
@@ -65,6 +64,7 @@ def test_a_parameter_that_cannot_be_had_is_told(models: Any, key: str, value: st
         ("INFERENCE_NUM_THREADS", "1"),
         ("HINT_BF16", "YES"),
         ("SKIP_OV_DYNAMIC_BATCHSIZE", "YES"),
+        ("SKIP_OV_DYNAMIC_BATCHSIZE", "NO"),
     ],
 )
 def test_a_parameter_is_taken(models: Any, key: str, value: str) -> None:

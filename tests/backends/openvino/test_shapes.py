@@ -121,13 +121,51 @@ def test_without_padding_only_whole_batches_are_taken(models: Any) -> None:
         server.infer("m", {"A": ones, "B": ones})
 
 
-def test_a_graph_of_another_batch_than_the_config_s_is_refused(models: Any) -> None:
-    """SKIP_OV_DYNAMIC_BATCHSIZE NO, by which Triton would make the axis dynamic, is refused: so is what needs it."""
-    models.add(rows=4)
-    models.parameter("SKIP_OV_DYNAMIC_BATCHSIZE", "YES", "max_batch_size: 8")
+FIXED = """max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [3, 8, 8] }
+    output { name: "y" data_type: TYPE_FP32 dims: [4, 8, 8] }"""
+
+
+@pytest.mark.parametrize("config", ["max_batch_size: 8", FIXED])
+@pytest.mark.parametrize("axis", [1, 5])
+def test_a_batch_axis_that_the_file_has_fixed_is_made_variable(models: Any, axis: int, config: str) -> None:
+    convolution(models, [axis, 3, 8, 8])
+    models.config(config)
+    with serve(models.root) as server:
+        for rows in (1, 3, 8):
+            x = RNG.normal(size=(rows, 3, 8, 8)).astype(np.float32)
+            y = server.infer("m", {"x": x}).outputs["y"]
+            expected = of_engine(models, x, shapes=openvino.PartialShape([-1, 3, 8, 8]))
+            np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def refusal(models: Any) -> str:
     with serve(models.root, exit_on_error=False) as server:
         (entry,) = server.index()
-    assert "'m'" in entry.reason
+    return entry.reason
+
+
+def test_it_stays_fixed_where_the_config_says_so_and_is_then_refused(models: Any) -> None:
+    convolution(models, [1, 3, 8, 8])
+    models.parameter("SKIP_OV_DYNAMIC_BATCHSIZE", "YES", FIXED)
+    assert "'m', tensor 'x'" in refusal(models)
+
+
+@pytest.mark.parametrize("shape", [[1, 6], [2, 3]])
+def test_a_graph_whose_middle_is_made_for_one_batch_is_refused(models: Any, shape: list[int]) -> None:
+    """By the engine, or because its output stays as it is."""
+    models.save(
+        lambda x: {"y": opset13.reshape(x, opset13.constant(np.array(shape, np.int64)), False)},
+        {"x": (openvino.Type.f32, [1, 6])},
+    )
+    models.config(f"""max_batch_size: 8 input {{ name: "x" data_type: TYPE_FP32 dims: [6] }}
+        output {{ name: "y" data_type: TYPE_FP32 dims: [{shape[1]}] }}""")
+    assert "unable to load model 'm'" in (told := refusal(models)) or "'m', tensor 'y'" in told
+
+
+def test_a_graph_without_batches_keeps_its_shape(models: Any) -> None:
+    convolution(models, [1, 3, 8, 8])
+    with serve(models.root) as server:
+        assert list(server.resolve("m").config.input[0].dims) == [1, 3, 8, 8]
 
 
 @pytest.mark.parametrize("element", ["i64", "u64", "f64"])

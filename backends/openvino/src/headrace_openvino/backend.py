@@ -16,9 +16,9 @@ from headrace import (
     names_all_tensors,
 )
 from headrace_openvino.compiled_model import compile_model
+from headrace_openvino.input_shapes import open_model
 from headrace_openvino.instance import OpenVinoInstance
 from headrace_openvino.openvino_api import load_engine, open_core
-from headrace_openvino.openvino_files import read_model
 from headrace_openvino.parameters import Parameters
 from headrace_openvino.ports import graph_of
 
@@ -38,7 +38,7 @@ class OpenVino(Backend):
         """Everything that the graph knows; nothing if the config names inputs and outputs."""
         if names_all_tensors(model.config):
             return
-        opened = read_model(open_core(model), model)
+        opened = open_model(open_core(model), model)
         graph = graph_of(opened, model.config)
         complete_from_graph(model.config, graph, default_max_batch_size(self.name, self.options))
 

@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from headrace import ConfigError, LoadError, Model, available_cores, one_line
+from headrace_openvino.input_shapes import open_model
 from headrace_openvino.openvino_api import open_core, reword
-from headrace_openvino.openvino_files import read_model
 from headrace_openvino.ports import narrowed
 
 log = logging.getLogger("headrace.openvino")
@@ -18,9 +18,7 @@ def compile_model(model: Model) -> Any:
     parameters = model.parameters
     core = open_core(model)
     _require_devices(core, model)
-    opened = read_model(core, model)
-    if parameters.reshape_io_layers:
-        _reshape(opened, model)
+    opened = open_model(core, model)
     if parameters.target_device == "CPU" and (names := narrowed(opened, model.config)):
         log.warning(
             "model '%s': OpenVINO's CPU computes INT64 and UINT64 with 32 bits, clipping what is larger, and FP64 as "
@@ -81,19 +79,3 @@ def _properties(model: Model) -> dict[str, Any]:
     if parameters.hint_bf16 or is_cpu:  # left alone, some CPUs compute an FP32 graph in BF16
         found["INFERENCE_PRECISION_HINT"] = "bf16" if parameters.hint_bf16 else "f32"
     return found
-
-
-def _reshape(opened: Any, model: Model) -> None:
-    """Give the inputs the dims of the config; the batch axis stays."""
-    skipped = 1 if model.config.max_batch_size > 0 else 0
-    dims = {io.name: [*(io.reshape.shape if io.HasField("reshape") else io.dims)] for io in model.config.input}
-    shapes = {
-        name: [*list(port.get_partial_shape())[:skipped], *dims[name]]
-        for port in opened.inputs
-        for name in port.get_names()
-        if name in dims
-    }
-    try:
-        opened.reshape(shapes)
-    except Exception as error:  # pybind raises classes of its own
-        raise LoadError(f"unable to load model '{model.name}': RESHAPE_IO_LAYERS: {reword(error)}") from error

@@ -26,8 +26,9 @@ class Parameters:
     hint_bf16: bool = field(default=False, metadata={"key": "HINT_BF16"})
     #: Executions side by side: a number, ``AUTO`` or ``NUMA``. OpenVINO chooses unless said.
     num_streams: str = field(default="", metadata={"key": "NUM_STREAMS"})
-    #: ``YES``: the batch axis stays as the file has it. It always does, and ``NO`` is refused.
-    skip_dynamic_batchsize: bool = field(default=True, metadata={"key": "SKIP_OV_DYNAMIC_BATCHSIZE"})
+    #: ``YES``: the batch axis stays as the file has it. Otherwise one that is fixed at another number than
+    #: ``max_batch_size`` is made variable.
+    skip_dynamic_batchsize: bool = field(default=False, metadata={"key": "SKIP_OV_DYNAMIC_BATCHSIZE"})
     #: Whether the graph's inputs are given the dims of the config before it is compiled.
     reshape_io_layers: bool = field(default=False, metadata={"key": "RESHAPE_IO_LAYERS"})
     #: Whether a batch smaller than that of a graph with a fixed one is filled up with zeros.
@@ -50,9 +51,4 @@ class Parameters:
         if streams not in ("", "AUTO", "NUMA") and not (streams.isascii() and streams.isdigit() and int(streams) > 0):
             raise ConfigError(
                 f"parameter 'NUM_STREAMS' must be a number above 0, AUTO or NUMA, got '{one_line(streams)}'"
-            )
-        if not self.skip_dynamic_batchsize:
-            raise ConfigError(
-                "parameter 'SKIP_OV_DYNAMIC_BATCHSIZE' must be YES: the batch axis stays as the model file has it; "
-                "export the model with a dynamic one, or leave the parameter out"
             )
