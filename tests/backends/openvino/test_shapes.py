@@ -162,6 +162,17 @@ def test_a_graph_whose_middle_is_made_for_one_batch_is_refused(models: Any, shap
     assert "unable to load model 'm'" in (told := refusal(models)) or "'m', tensor 'y'" in told
 
 
+def test_inputs_whose_first_axes_differ_have_no_batch_in_common(models: Any) -> None:
+    io = {name: (openvino.Type.f32, [rows, 16]) for name, rows in (("A", 1), ("B", 4))}
+    models.save(lambda a, b: {"S": opset13.add(a, b)}, io)
+    tensors = " ".join(
+        f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [16] }}'
+        for kind, name in (("input", "A"), ("input", "B"), ("output", "S"))
+    )
+    models.config(f"max_batch_size: 8 {tensors}")
+    assert "'m', tensor 'A'" in refusal(models)
+
+
 def test_a_graph_without_batches_keeps_its_shape(models: Any) -> None:
     convolution(models, [1, 3, 8, 8])
     with serve(models.root) as server:
