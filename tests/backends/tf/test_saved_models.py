@@ -169,17 +169,17 @@ def test_a_saved_model_in_text_form_is_served(models: Any) -> None:
 
 def test_a_graph_of_a_newer_tensorflow_loads_if_what_it_adds_is_left_at_its_default(models: Any) -> None:
     """The file says which operators wrote it, with their defaults."""
-    models.save(lambda x: {"y": tf.nn.relu(x)}, SPEC)
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 2], name="x")
+        y = tf.nn.relu(x)
+        v1.saved_model.simple_save(session, str(models.root / "m/1/model.savedmodel"), {"x": x}, {"y": y})
 
     def add_attribute(meta: Any) -> None:
-        operators = meta.meta_info_def.stripped_op_list.op
-        (relu,) = (each for each in operators if each.name == "Relu")
-        attribute = relu.attr.add(name="of_the_future", type="bool")
-        attribute.default_value.b = False
-        for function in meta.graph_def.library.function:
-            for node in function.node_def:
-                if node.op == "Relu":
-                    node.attr["of_the_future"].b = False
+        (relu,) = (each for each in meta.meta_info_def.stripped_op_list.op if each.name == "Relu")
+        relu.attr.add(name="of_the_future", type="bool").default_value.b = False
+        (node,) = (each for each in meta.graph_def.node if each.op == "Relu")
+        node.attr["of_the_future"].b = False
 
     models.edit(add_attribute)
     with serve(models.root) as server:
@@ -354,6 +354,7 @@ def test_a_scalar_has_dims_one(models: Any) -> None:
         config = server.resolve("m").config
         assert (list(config.input[0].dims), config.max_batch_size) == ([1], 0)
         found = server.infer("m", {"x": np.array([2.5], np.float32)}).outputs["y"]
+    assert found.shape == (1,)
     np.testing.assert_array_equal(found, np.array([-2.5], np.float32))
 
 

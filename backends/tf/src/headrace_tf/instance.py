@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace import BackendError, BytesTensor, Code, Instance, LoadError, Model, Tensors
+from headrace import BackendError, BytesTensor, Code, Instance, LoadError, Model, Tensors, dtypes
 from headrace_tf.model_graph import output_names
 from headrace_tf.tensorflow_process import reword
 from headrace_tf.tensorflow_session import OpenSession, SessionPool
@@ -29,7 +29,8 @@ class TensorFlowInstance(Instance):
         self._defaults = {name: graph.defaults[name] for name in graph.graph.optional}
         self._outputs = output_names(config)
         dims = {io.name: tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims) for io in config.output}
-        self._scalar_inputs = {name for name in self._inputs if not infos[name].shape}
+        self._string_inputs = [n for n, name in enumerate(self._inputs) if infos[name].datatype is dtypes.BYTES]
+        self._scalar_inputs = [n for n, name in enumerate(self._inputs) if not infos[name].shape]
         self._scalar_outputs: Mapping[str, tuple[int, ...]] = {
             name: dims[name] for name in self._outputs if not graph.graph.outputs[name].shape and name in dims
         }
@@ -41,6 +42,7 @@ class TensorFlowInstance(Instance):
             self.any_thread = model.device.kind == "cpu"
         self._pool, self._opened, self._device = pool, opened, model.device
         try:
+            # What Session.make_callable is made of, which takes no options.
             self._call: Callable[..., list[Any]] = opened.session._make_callable_from_options(options)
         except Exception as error:  # TensorFlow's own
             raise LoadError(f"unable to load model '{model.name}': '{graph.path}': {reword(error)}") from error
@@ -49,14 +51,11 @@ class TensorFlowInstance(Instance):
         if self._defaults:
             inputs = {**self._defaults, **inputs}
         feed: list[Any] = [inputs[name] for name in self._inputs]
-        for index, tensor in enumerate(feed):
-            if isinstance(tensor, BytesTensor):
-                feed[index] = tensor.to_objects()
-        if self._scalar_inputs:
-            feed = [
-                each.reshape(()) if name in self._scalar_inputs else each
-                for name, each in zip(self._inputs, feed, strict=True)
-            ]
+        for index in self._string_inputs:
+            if isinstance(feed[index], BytesTensor):  # and not a default
+                feed[index] = feed[index].to_objects()
+        for index in self._scalar_inputs:
+            feed[index] = feed[index].reshape(())
         try:
             results = self._call(*feed)
         except Exception as error:  # TensorFlow's own

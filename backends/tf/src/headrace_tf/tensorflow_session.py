@@ -97,7 +97,8 @@ def open_session(model: Model, options: BackendOptions) -> OpenSession:
     except BaseException:
         session.close()
         raise
-    return OpenSession(session, graph)
+    # The session has the graph: what was read of it, all constants included, need not stay in memory as well.
+    return OpenSession(session, replace(graph, graph_def=None, producer_operators=None))
 
 
 def _import(tensorflow: Any, model: Model, graph: ModelGraph) -> None:
