@@ -167,23 +167,17 @@ def test_a_saved_model_in_text_form_is_served(models: Any) -> None:
         assert server.infer("m", {"x": X}).outputs["y"].shape == (3, 3)
 
 
-def test_a_graph_of_a_newer_tensorflow_loads_if_what_it_adds_is_left_at_its_default(models: Any) -> None:
-    """The file says which operators wrote it, with their defaults."""
+def test_a_variable_of_tensorflow_1_is_given_by_its_value(models: Any) -> None:
+    """Its type is a reference, ``float32_ref``."""
     v1 = tf.compat.v1
-    with tf.Graph().as_default(), v1.Session() as session:
-        x = v1.placeholder(tf.float32, [None, 2], name="x")
-        y = tf.nn.relu(x)
-        v1.saved_model.simple_save(session, str(models.root / "m/1/model.savedmodel"), {"x": x}, {"y": y})
-
-    def add_attribute(meta: Any) -> None:
-        (relu,) = (each for each in meta.meta_info_def.stripped_op_list.op if each.name == "Relu")
-        relu.attr.add(name="of_the_future", type="bool").default_value.b = False
-        (node,) = (each for each in meta.graph_def.node if each.op == "Relu")
-        node.attr["of_the_future"].b = False
-
-    models.edit(add_attribute)
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        v1.get_variable("v", initializer=[3.0, 4.0], use_resource=False)
+        session.run(v1.global_variables_initializer())
+        x, v = v1.placeholder(tf.float32, [2], name="x"), graph.get_tensor_by_name("v:0")
+        assert v.dtype.name == "float32_ref"
+        v1.saved_model.simple_save(session, str(models.root / "m/1/model.savedmodel"), {"x": x}, {"y": x + 1, "v": v})
     with serve(models.root) as server:
-        np.testing.assert_array_equal(server.infer("m", {"x": X}).outputs["y"], np.maximum(X, 0))
+        np.testing.assert_array_equal(server.infer("m", {"x": X[0]}).outputs["v"], [3, 4])
 
 
 # ---------------------------------------------------------------------- broken

@@ -37,9 +37,8 @@ class TensorFlowInstance(Instance):
         options = config_pb2.CallableOptions()
         options.feed.extend(graph.inputs.values())
         options.fetch.extend(graph.outputs[name] for name in self._outputs)
-        if not (model.parameters.inter_threads or model.parameters.per_session_threads):
-            options.run_options.inter_op_thread_pool = -1
-            self.any_thread = model.device.kind == "cpu"
+        has_pool = model.parameters.inter_threads or model.parameters.per_session_threads
+        self.any_thread = model.device.kind == "cpu" and not has_pool
         self._pool, self._opened, self._device = pool, opened, model.device
         try:
             # What Session.make_callable is made of, which takes no options.

@@ -67,7 +67,6 @@ class ModelGraph:
     None there is that of the config. ``unranked`` are those of which the file does not know the number of axes, and
     ``defaults`` what inputs are fed that a request leaves out. ``assets`` maps tensors to the files of the model that
     they name while it loads, and ``init_ops`` are the operators that then run, once, after the variables are restored.
-    ``producer_operators`` are those of the TensorFlow that wrote the file, where it says so.
     """
 
     path: Path
@@ -80,7 +79,6 @@ class ModelGraph:
     checkpoint: Checkpoint | None = None
     assets: Mapping[str, Path] = field(default_factory=dict)
     init_ops: tuple[str, ...] = ()
-    producer_operators: Any = None
 
 
 def node_of(tensor: str) -> str:

@@ -35,7 +35,6 @@ def read_saved_model(tensorflow: Any, model: Model, path: Path) -> ModelGraph:
     inputs = {name: signature.inputs[name] for name in sorted(signature.inputs)}
     outputs = {name: signature.outputs[name] for name in sorted(signature.outputs)}
     defaults = _defaults(tensorflow, meta.graph_def, signature, inputs)
-    producer = meta.meta_info_def.stripped_op_list
     return ModelGraph(
         path,
         meta.graph_def,
@@ -47,7 +46,6 @@ def read_saved_model(tensorflow: Any, model: Model, path: Path) -> ModelGraph:
         _checkpoint(model, meta, path, [info.name for info in outputs.values()]),
         _assets(model, meta, path),
         tuple(_init_ops(meta)),
-        producer if producer.op else None,
     )
 
 

@@ -98,7 +98,7 @@ def open_session(model: Model, options: BackendOptions) -> OpenSession:
         session.close()
         raise
     # The session has the graph: what was read of it, all constants included, need not stay in memory as well.
-    return OpenSession(session, replace(graph, graph_def=None, producer_operators=None))
+    return OpenSession(session, replace(graph, graph_def=None))
 
 
 def _import(tensorflow: Any, model: Model, graph: ModelGraph) -> None:
@@ -106,7 +106,7 @@ def _import(tensorflow: Any, model: Model, graph: ModelGraph) -> None:
     device = f"/device:GPU:{model.device.id}" if model.device.kind == "gpu" else None
     with tensorflow.device(device):
         try:
-            tensorflow.graph_util.import_graph_def(graph.graph_def, name="", producer_op_list=graph.producer_operators)
+            tensorflow.import_graph_def(graph.graph_def, name="")
         except Exception as error:  # ValueError, TypeError, KeyError and TensorFlow's own
             raise LoadError(f"unable to load model '{model.name}': '{graph.path}': {reword(error)}") from error
 
