@@ -238,9 +238,13 @@ def test_a_process_has_the_threads_and_the_compiler_that_models_ask_for(models: 
 # ---------------------------------------------------------------------- threads
 
 
-def test_threads_of_the_process_are_the_cores_unless_said(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("group", "instances"), [("", 2), ("count: 1", 1), ("count: 2", 2), ("count: 64", 64)])
+def test_the_cores_are_divided_by_the_instances_of_the_first_model(
+    models: Any, monkeypatch: pytest.MonkeyPatch, group: str, instances: int
+) -> None:
     monkeypatch.setattr(tensorflow_process, "_threads_of_process", None)
-    assert told(models).intra_op_parallelism_threads == available_cores()
+    config = f"instance_group {{ kind: KIND_CPU {group} }}" if group else ""
+    assert told(models, config).intra_op_parallelism_threads == max(1, available_cores() // instances)
 
 
 def test_the_first_model_decides_about_threads_and_the_next_is_told(
@@ -252,6 +256,10 @@ def test_the_first_model_decides_about_threads_and_the_next_is_told(
     assert "TensorFlow runs the operators of all models on 3 threads" in caplog.text
     assert told(models, intra_threads=5).intra_op_parallelism_threads == 3
     assert "TF_NUM_INTRA_THREADS stays at 3, not 5" in caplog.text
+    caplog.clear()
+    assert told(models).intra_op_parallelism_threads == 3
+    assert told(models, intra_threads=3).intra_op_parallelism_threads == 3
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from headrace_tf.instance import TensorFlowInstance
 from headrace_tf.model_graph import require_ranks
 from headrace_tf.parameters import BackendOptions, Parameters
 from headrace_tf.saved_model import read_saved_model
+from headrace_tf.session_config import DEFAULT_CPU_INSTANCES
 from headrace_tf.tensorflow_process import device_of, load_engine
 from headrace_tf.tensorflow_session import SessionPool, is_frozen
 
@@ -27,7 +28,7 @@ class TensorFlow(Backend):
     name = "tensorflow"
     Parameters = Parameters
     devices = ("gpu", "cpu")
-    default_cpu_instances = 2
+    default_cpu_instances = DEFAULT_CPU_INSTANCES
     rungs = (Instance,)
     unproven = "it has never run on a GPU"
     outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own

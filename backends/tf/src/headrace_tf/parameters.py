@@ -16,7 +16,7 @@ class Parameters:
     """What one model tells TensorFlow. A thread count of 0 lets Headrace choose."""
 
     #: Threads within one operator, of all models of the process together: the first model that loads decides.
-    #: 0: the cores of this process.
+    #: 0: the cores of this process, divided by the CPU instances of that model.
     intra_threads: int = field(default=0, metadata={"key": "TF_NUM_INTRA_THREADS"})
     #: Operators side by side, of all models of the process together. 0: none, the instance's thread runs them in turn.
     inter_threads: int = field(default=0, metadata={"key": "TF_NUM_INTER_THREADS"})

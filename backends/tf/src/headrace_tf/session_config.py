@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace import ConfigError, LoadError, Model, available_cores, one_line
+from headrace import ConfigError, LoadError, Model, one_line, threads_per_instance
 from headrace_tf.parameters import BackendOptions
 from headrace_tf.tensorflow_process import has_xla_on_cpu, log, threads_of_process
+
+#: Instances of a CPU group whose config gives no count.
+DEFAULT_CPU_INSTANCES = 2
 
 _TENSORRT, _GPU_IO, _MIXED_PRECISION = "tensorrt", "gpu_io", "auto_mixed_precision"
 
@@ -18,7 +21,8 @@ def session_config(tensorflow: Any, model: Model, options: BackendOptions) -> An
     """Raises `ConfigError` for accelerators that there are not, and `LoadError` for one that is no more."""
     parameters = model.parameters
     config = tensorflow.compat.v1.ConfigProto()
-    config.intra_op_parallelism_threads = threads_of_process(parameters.intra_threads or available_cores(), model.name)
+    default = threads_per_instance(model.config, DEFAULT_CPU_INSTANCES)
+    config.intra_op_parallelism_threads = threads_of_process(parameters.intra_threads, default, model.name)
     config.use_per_session_threads = parameters.per_session_threads
     # Below 0 the instance's own thread runs all operators: no hop, and as many busy threads as instances.
     config.inter_op_parallelism_threads = parameters.inter_threads or (0 if parameters.per_session_threads else -1)

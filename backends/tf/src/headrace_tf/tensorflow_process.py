@@ -80,14 +80,17 @@ def device_of(tensorflow: Any, model: Model) -> Device:
     return Device("cpu")
 
 
-def threads_of_process(asked: int, model: str) -> int:
-    """``asked`` for the first model of the process; TensorFlow has the threads of its operators once."""
+def threads_of_process(asked: int, default: int, model: str) -> int:
+    """What the first model of the process asked for, or its ``default`` for 0: TensorFlow has the threads of its
+    operators once."""
     global _threads_of_process
     with _threads_lock:
         if _threads_of_process is None:
-            _threads_of_process = asked
-            log.info("model '%s': TensorFlow runs the operators of all models on %d threads", model, asked)
-        elif _threads_of_process != asked:
+            _threads_of_process = asked or default
+            log.info(
+                "model '%s': TensorFlow runs the operators of all models on %d threads", model, _threads_of_process
+            )
+        elif asked not in (0, _threads_of_process):
             log.warning(
                 "model '%s': TF_NUM_INTRA_THREADS stays at %d, not %d: another model was loaded before",
                 model,
