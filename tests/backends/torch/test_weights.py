@@ -158,9 +158,12 @@ def test_a_truncated_file_is_named(modules: Any, folder: Path) -> None:
         modules.load(None, CONFIG)
 
 
-def test_what_is_no_dictionary_of_weights_is_told(modules: Any, folder: Path) -> None:
-    torch.save([WEIGHT, BIAS], folder / "model.pt")
-    with pytest.raises(LoadError, match="it holds a list, not the weights of a module by their names"):
+@pytest.mark.parametrize(
+    "content", [[WEIGHT, BIAS], ["layer.weight"], {1: WEIGHT}], ids=["tensors", "names", "numbers"]
+)
+def test_what_is_no_dictionary_of_weights_is_told(modules: Any, folder: Path, content: Any) -> None:
+    torch.save(content, folder / "model.pt")
+    with pytest.raises(LoadError, match=r"it holds a (list|dict), not the weights of a module by their names"):
         modules.load(None, CONFIG)
 
 

@@ -91,10 +91,9 @@ class PrivateModules:
         return sys.modules[f"{self.package}.{top}"]
 
     def _is_beside(self, top: str) -> bool:
-        """Whether a module or a package with an ``__init__`` lies beside the model: a folder may as well hold data."""
+        """Whether a module or a package of this name lies beside the model."""
         full = f"{self.package}.{top}"
-        spec = None if full in sys.modules else _find(full, self._path)
-        return full in sys.modules or (spec is not None and spec.loader is not None)
+        return full in sys.modules or _find(full, self._path) is not None
 
 
 class _UncachedSource(SourceFileLoader):
@@ -121,6 +120,7 @@ class _PrivateFinder(MetaPathFinder):
 
 
 def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
+    """The module or package ``name``; a folder without ``__init__`` is none, it may as well hold data."""
     for folder in path:
         spec = FileFinder(folder, (_UncachedSource, SOURCE_SUFFIXES)).find_spec(name)
         if spec is not None and spec.loader is not None:
