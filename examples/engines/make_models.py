@@ -38,6 +38,8 @@ output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 10 ] } ]
 """
 #: A ``model.py`` is a Python model's otherwise.
 EAGER = 'backend: "pytorch"\nruntime: "model.py"\n'
+#: For native code.
+TRUST = 'parameters { key: "trust" value { string_value: "true" } }\n'
 
 
 def write_onnx(net: MLPClassifier, version: Path) -> None:
@@ -80,10 +82,24 @@ def write_exported(net: MLPClassifier, version: Path) -> None:
         def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"probabilities": self.net(image)}
 
+    torch.export.save(_exported(Named()), str(version / "model.pt2"))
+
+
+def write_aoti(net: MLPClassifier, version: Path) -> None:
+    """Compiled to native code for this kind of machine, which takes half a minute."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's about itself
+        torch._inductor.aoti_compile_and_package(_exported(torch_net(net)), package_path=str(version / "model.pt2"))
+
+
+def _exported(module: Any) -> Any:
+    import torch
+
     rows = torch.export.Dim("rows", min=1, max=64)
     example = torch.zeros(2, 8, 8, dtype=torch.uint8)
-    program = torch.export.export(Named(), (example,), dynamic_shapes={"image": {0: rows}})
-    torch.export.save(program, str(version / "model.pt2"))
+    return torch.export.export(module, (example,), dynamic_shapes={"image": {0: rows}})
 
 
 def torch_net(net: MLPClassifier) -> DigitsNet:
@@ -148,12 +164,22 @@ def write_python(net: MLPClassifier, version: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """``write`` puts the files into the directory of a version, by the module ``engine``, which ``package`` brings."""
+    """``write`` puts the files into the directory of a version, by the module ``engine``, which ``package`` brings, and
+    the program ``compiler``."""
 
     write: Callable[[MLPClassifier, Path], None]
     engine: str = ""
     package: str = ""
     config: str = BATCHES
+    compiler: str = ""
+
+    def why_not(self) -> str:
+        """What is missing here, and how to get it; empty if nothing is."""
+        if self.engine and importlib.util.find_spec(self.engine) is None:
+            return f"{self.engine} is not installed; run: pip install {self.package}"
+        if self.compiler and shutil.which(self.compiler) is None:
+            return f"{self.compiler} is not installed; run: apt-get install {self.compiler}"
+        return ""
 
 
 #: By the name that comes behind ``digits_`` in a model's.
@@ -163,6 +189,7 @@ FORMATS = {
     "torchscript": Format(write_torchscript, "torch", "torch", BATCHES + TENSORS),
     "eager": Format(write_eager, "torch", "torch safetensors", EAGER + BATCHES + TENSORS),
     "exported": Format(write_exported, "torch", "torch"),
+    "aoti": Format(write_aoti, "torch", "torch", TRUST + BATCHES + TENSORS, "g++"),
     "savedmodel": Format(write_saved_model, "tensorflow", "tensorflow-cpu"),
     "graphdef": Format(write_graphdef, "tensorflow", "tensorflow-cpu", BATCHES + TENSORS),
     "tensorrt": Format(write_tensorrt, "tensorrt", "tensorrt-cu13"),
@@ -176,8 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.formats:
         form, model = FORMATS[name], options.models / f"digits_{name}"
         shutil.rmtree(model, ignore_errors=True)
-        if form.engine and importlib.util.find_spec(form.engine) is None:
-            print(f"{model.name:20} left out: {form.engine} is not installed; run: pip install {form.package}")
+        if reason := form.why_not():
+            print(f"{model.name:20} left out: {reason}")
             continue
         began, version = time.monotonic(), model / "1"
         version.mkdir(parents=True)
@@ -191,7 +218,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--models", metavar="DIR", type=Path, default=HERE / "models", help="where to write (default: %(default)s)")
-    add("--formats", nargs="+", choices=FORMATS, default=FORMATS, help="what to write (default: all)", metavar="FORMAT")
+    known = ", ".join(FORMATS)
+    add("--formats", nargs="+", choices=FORMATS, default=FORMATS, metavar="FORMAT", help=f"of {known} (default: all)")
     return parser
 
 
