@@ -141,6 +141,14 @@ def test_weights_outside_the_model_are_refused_wherever_the_graph_names_them(
     )
 
 
+@pytest.mark.parametrize("config", ["", COMPLETE])
+def test_a_graph_above_its_version_names_files_from_there(graphs: Any, config: str) -> None:
+    version = write(graphs, in_initializer("../weights.bin"), "../model.onnx")
+    (graphs.root / "weights.bin").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    with pytest.raises(LoadError, match=r"names the file '\.\./weights\.bin', .*: it climbs out with '\.\.'"):
+        graphs.serve(version, f'default_model_filename: "../model.onnx" {config}')
+
+
 def test_weights_beside_the_graph_are_read(graphs: Any) -> None:
     version = write(graphs, in_initializer("w/weights.bin"))
     (version / "w").mkdir()

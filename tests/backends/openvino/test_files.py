@@ -73,6 +73,16 @@ def test_an_onnx_file_that_names_others_elsewhere_is_refused_whatever_it_is_call
     assert f"m/1/{file}' names the file '{location}', which must stay in the model directory" in reason(models)
 
 
+def test_an_onnx_file_above_its_version_names_files_from_there(models: Any) -> None:
+    save_onnx(models, save_as_external_data=True, location="weights", size_threshold=0)
+    model = models.root / "m"
+    proto = onnx.load(model / "1" / "model.onnx", load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = "../weights"
+    (model / "model.onnx").write_bytes(proto.SerializeToString())
+    models.config('backend: "openvino" default_model_filename: "../model.onnx"')
+    assert "names the file '../weights', which must stay in the model directory: it climbs out" in reason(models)
+
+
 def test_a_folder_that_is_no_saved_model_is_refused(models: Any) -> None:
     save_onnx(models)
     folder = models.root / "m" / "1" / "model.saved_model"

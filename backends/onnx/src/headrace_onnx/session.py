@@ -160,7 +160,7 @@ def _open(
     somebody shortens while the model is served ends the process. It still maps what constants in branches and functions
     name, which no exporter is known to write."""
     path = _file_of(model.file("model.onnx"))
-    names = check_onnx_references(path, len(path.relative_to(model.path.parent).parts) - 1)
+    names = check_onnx_references(path, model.path.parent)
     with ExitStack() as opened:
         if copies_weights and names and _version(onnxruntime) >= _COPIES_WEIGHTS:
             contents = [opened.enter_context(_contents(model, path, name)) for name in names]

@@ -26,7 +26,7 @@ def read_model(core: Any, model: Model) -> Any:
     path = model.file("model.xml")
     files = _files_of(model, path)
     if not path.is_dir():
-        check_onnx_references(path, len(path.relative_to(model.path.parent).parts) - 1)
+        check_onnx_references(path, model.path.parent)
     lead = f"unable to load model '{model.name}': '" + "', '".join(files) + "':"
     try:
         opened = core.read_model(*files)

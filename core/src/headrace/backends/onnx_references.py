@@ -8,6 +8,7 @@ name. So the graph is looked at here, for whichever backend is about to hand it 
 from __future__ import annotations
 
 import mmap
+import posixpath
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,14 @@ _SCHEMA: dict[str, dict[str, tuple[int, str | int]]] = {
 }
 
 
-def check_onnx_references(path: Path, levels: int) -> list[str]:
+def check_onnx_references(path: Path, folder: Path) -> list[str]:
     """The names of files that hold weights of the ONNX graph in the file ``path``, as the graph has them, once each.
 
-    Raises `LoadError` if it names a file outside the model's directory. ``levels`` is how many directories ``path``'s
-    own lies below that one. A file that is no ONNX graph passes, whatever it is called: to read it, or to refuse it, is
-    the engine's matter.
+    Raises `LoadError` if it names a file outside the model's directory, ``folder``, below which ``path`` lies. A file
+    that is no ONNX graph passes, whatever it is called: to read it, or to refuse it, is the engine's matter.
     """
-    weights = {}
+    inside = posixpath.normpath(path.relative_to(folder))  # the version's directory may be left again: 1/../model.onnx
+    levels, weights = inside.count("/"), {}
     for name, is_weights in _names(path):
         if is_weights:
             weights[name] = True
