@@ -164,3 +164,8 @@ def test_a_gpu_that_is_not_there_is_said_to_be_missing(scripts: Any) -> None:
         pytest.skip("there is one")
     with pytest.raises(LoadError, match=r"GPU 0, but PyTorch .* finds 0 GPUs"):
         scripts.load(Difference(), X % "a" + X % "b" + Y % "d", device="gpu")
+
+
+def test_a_script_that_chooses_its_device_is_given_inputs_on_the_cpu(scripts: Any) -> None:
+    instance = scripts.load(Difference(), X % "a" + X % "b" + Y % "d", device="model")
+    np.testing.assert_array_equal(instance.execute({"a": A, "b": B})["d"], A - B)

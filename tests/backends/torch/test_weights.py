@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,17 @@ def test_weights_are_the_modules_own_whatever_becomes_of_the_file(modules: Any, 
     instance = modules.load(None, CONFIG)
     (folder / "model.pt").write_bytes(b"")
     np.testing.assert_array_equal(instance.execute({"x": X})["y"], Y)
+
+
+def test_weights_that_were_compressed_since_are_the_same(modules: Any, folder: Path, tmp_path: Path) -> None:
+    torch.save(STATE, tmp_path / "stored.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "stored.pt") as stored,
+        zipfile.ZipFile(folder / "model.pt", "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for name in stored.namelist():
+            archive.writestr(name, stored.read(name))
+    np.testing.assert_array_equal(modules.load(None, CONFIG).execute({"x": X})["y"], Y)
 
 
 def test_two_files_of_weights_are_one_too_many(modules: Any, folder: Path) -> None:

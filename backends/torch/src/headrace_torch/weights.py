@@ -80,7 +80,7 @@ def _read_safetensors(model: Model, path: Path) -> Any:
 def _read_pickle(torch: Any, model: Model, path: Path) -> Any:
     """On the CPU: from there each weight is copied to where the module has it. The file is mapped, so that a large one
     is not in memory twice."""
-    can_map = zipfile.is_zipfile(path)
+    can_map = _is_stored(path)
     if is_trusted(model):
         return _run_pickle(torch, path, can_map)
     try:
@@ -97,6 +97,15 @@ def _read_pickle(torch: Any, model: Model, path: Path) -> Any:
             f"it is more than weights: it names '{one_line(named[1])[:200]}', which could run code. Save the weights "
             f"alone, torch.save(module.state_dict(), ...), or, {HOW_TO_TRUST}",
         ) from None
+
+
+def _is_stored(path: Path) -> bool:
+    """Whether ``path`` is a zip archive without compression, as PyTorch writes it. What somebody has compressed since,
+    PyTorch would map as it is, and take for numbers."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
 
 
 def _run_pickle(torch: Any, path: Path, can_map: bool) -> Any:
