@@ -45,13 +45,20 @@ def foreign(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "anywhere"),
-    [({}, True), ({"inter_threads": 2}, False), ({"per_session_threads": True}, False)],
+    ("parameters", "level", "anywhere"),
+    [
+        ({}, 0, True),
+        ({}, -1, True),
+        ({}, 1, False),
+        ({"inter_threads": 2}, 0, False),
+        ({"per_session_threads": True}, 0, False),
+    ],
 )
-def test_an_execution_that_waits_for_other_threads_is_not_for_the_event_loop(
-    models: Any, parameters: dict[str, Any], anywhere: bool
+def test_an_execution_that_waits_for_threads_or_a_compiler_is_not_for_the_event_loop(
+    models: Any, parameters: dict[str, Any], level: int, anywhere: bool
 ) -> None:
-    model = models.model(models.add(), parameters=Parameters(**parameters))
+    config = f"optimization {{ graph {{ level: {level} }} }}"
+    model = models.model(models.add(), config, Parameters(**parameters))
     ones = np.ones((2, 16), np.float32)
     with models.loaded(model) as (instance,):
         assert instance.any_thread == anywhere

@@ -220,6 +220,37 @@ def test_a_function_that_reads_is_called_once_and_with_what_was_looked_at(
     assert "it reads files by a function that it may call more than once" in models.reason()
 
 
+def test_a_function_that_reads_and_calls_itself_is_refused(models: Any, tmp_path: Path) -> None:
+    vocabulary(models, tmp_path)
+
+    def change(meta: Any) -> None:
+        function, _ = initializer_of(meta)
+        arguments = [each.name for each in function.signature.input_arg]
+        function.node_def.add(name="again", op=function.signature.name, input=arguments)
+
+    models.edit(change)
+    assert "it calls itself, so that nobody can tell which files it reads" in models.reason()
+
+
+@pytest.mark.parametrize("how", ["api_implements", "gradient"])
+def test_a_function_that_reads_and_stands_in_for_another_is_refused(models: Any, tmp_path: Path, how: str) -> None:
+    """TensorFlow chooses among functions that implement the same, and a function's gradient by another's name."""
+    vocabulary(models, tmp_path)
+
+    def change(meta: Any) -> None:
+        function, _ = initializer_of(meta)
+        other = meta.graph_def.library.function.add()
+        other.CopyFrom(function)
+        other.signature.name = "other"
+        if how == "gradient":
+            meta.graph_def.library.gradient.add(function_name=function.signature.name, gradient_func="other")
+        else:
+            other.attr["api_implements"].s = b"the same"
+
+    models.edit(change)
+    assert "it reads files by a function that stands in for another" in models.reason()
+
+
 def test_variables_that_are_read_from_other_files_are_refused(models: Any) -> None:
     module = tf.Module()
     module.weights = tf.Variable([[1.0, 2.0]])

@@ -168,7 +168,7 @@ def test_where_tensorflow_was_imported_without_xla_the_level_has_a_warning(
 
 
 PROCESS = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 import numpy as np
 from headrace import Model, ModelConfig
@@ -201,17 +201,18 @@ def is_compiled(instance):
 before = threads()
 plain = open_instance(0)
 added = threads() - before
-print(json.dumps({"threads": added, "compiled": [is_compiled(plain), is_compiled(open_instance(1))]}))
+level = os.environ["TF_CPP_MIN_LOG_LEVEL"]
+print(json.dumps({"threads": added, "log_level": level, "compiled": [is_compiled(plain), is_compiled(open_instance(1))]}))
 """
 
 
-def process(models: Any, *arguments: str) -> tuple[Any, str]:
+def process(models: Any, *arguments: str, **environ: str) -> tuple[Any, str]:
     """What a process of its own prints as JSON, and what it says on stderr."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TF_")}
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, str(models.root), *arguments],
         capture_output=True, text=True, timeout=150, check=False,
-        env=environment | {"TF_ENABLE_ONEDNN_OPTS": "0"},
+        env=environment | {"TF_ENABLE_ONEDNN_OPTS": "0"} | environ,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -229,7 +230,8 @@ def test_a_process_has_the_threads_and_the_compiler_that_models_ask_for(models: 
 
     models.save(chain, *spec)
     few, said = process(models, "1", "0")
-    many, _ = process(models, "3", "5")
+    many, _ = process(models, "3", "5", TF_CPP_MIN_LOG_LEVEL="1")
+    assert (few["log_level"], many["log_level"]) == ("2", "1")
     assert few["compiled"] == many["compiled"] == [False, True]
     assert many["threads"] - few["threads"] == (3 - 1) + (5 - 1)
     assert said.count("\n") <= 2, said  # XLA says what it compiles for

@@ -38,7 +38,8 @@ class TensorFlowInstance(Instance):
         options.feed.extend(graph.inputs.values())
         options.fetch.extend(graph.outputs[name] for name in self._outputs)
         has_pool = model.parameters.inter_threads or model.parameters.per_session_threads
-        self.any_thread = model.device.kind == "cpu" and not has_pool
+        compiles = config.optimization.graph.level > 0  # in the midst of an execution, for seconds
+        self.any_thread = model.device.kind == "cpu" and not (has_pool or compiles)
         self._pool, self._opened, self._device = pool, opened, model.device
         try:
             # What Session.make_callable is made of, which takes no options.
