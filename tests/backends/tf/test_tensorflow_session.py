@@ -201,8 +201,8 @@ def is_compiled(instance):
 before = threads()
 plain = open_instance(0)
 added = threads() - before
-level = os.environ["TF_CPP_MIN_LOG_LEVEL"]
-print(json.dumps({"threads": added, "log_level": level, "compiled": [is_compiled(plain), is_compiled(open_instance(1))]}))
+compiled = [is_compiled(plain), is_compiled(open_instance(1))]
+print(json.dumps({"threads": added, "compiled": compiled, "log_level": os.environ["TF_CPP_MIN_LOG_LEVEL"]}))
 """
 
 
