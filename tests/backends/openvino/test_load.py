@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import Model, ModelConfig
+from headrace import Model, ModelConfig, ModelInstanceGroup
 from headrace.testing.serving import serve
 from headrace_openvino import OpenVino, Parameters
 from headrace_openvino.compiled_model import compile_model
@@ -117,6 +117,19 @@ def test_all_streams_together_have_the_cores_of_the_server(models: Any, monkeypa
         monkeypatch.setattr("headrace_openvino.compiled_model.available_cores", lambda cores=cores: cores)
         compiled = compile_model(Model("m", 1, version, ModelConfig(name="m"), Parameters()))
         assert compiled.get_property("INFERENCE_NUM_THREADS") == cores
+
+
+def test_instances_in_processes_divide_the_cores_and_have_a_stream_each(
+    models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = models.add()
+    monkeypatch.setattr("headrace.backends.cores.available_cores", lambda: 4)
+    for count, threads in ((2, 2), (4, 1)):
+        config = ModelConfig(name="m")
+        config.instance_group.add(count=count, kind=ModelInstanceGroup.KIND_CPU)
+        config.parameters["isolation"].string_value = "process"
+        compiled = compile_model(Model("m", 1, version, config, Parameters()))
+        assert (compiled.get_property("NUM_STREAMS"), compiled.get_property("INFERENCE_NUM_THREADS")) == (1, threads)
 
 
 def test_inputs_that_lie_in_memory_with_gaps_are_copied(models: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from headrace import ConfigError, LoadError, Model, available_cores, one_line
+from headrace import ConfigError, LoadError, Model, available_cores, one_line, read_isolation, threads_per_instance
 from headrace_openvino.input_shapes import open_model
 from headrace_openvino.openvino_api import open_core, reword
 from headrace_openvino.ports import narrowed
@@ -56,6 +56,7 @@ def _properties(model: Model) -> dict[str, Any]:
     parameters = model.parameters
     found: dict[str, Any] = {}
     is_cpu = parameters.target_device == "CPU"
+    is_apart = read_isolation(model.config.parameters) == "process"  # an instance in a process shares nothing
     if parameters.compilation_num_threads:
         if is_cpu:
             raise ConfigError(
@@ -69,10 +70,11 @@ def _properties(model: Model) -> dict[str, Any]:
     elif is_cpu and not parameters.performance_hint:
         # Instances execute side by side in streams of the compiled model that they share, or else one after the other.
         groups = model.config.instance_group
-        found["NUM_STREAMS"] = sum(group.count or 1 for group in groups if not group.passive) or 1
+        instances = sum(group.count or 1 for group in groups if not group.passive) or 1
+        found["NUM_STREAMS"] = 1 if is_apart else instances
     threads = parameters.inference_num_threads
     if is_cpu and not threads:
-        threads = available_cores()  # of all streams together
+        threads = threads_per_instance(model.config, 1) if is_apart else available_cores()  # of all streams together
         log.info("model '%s' runs on %d threads", model.name, threads)
     if threads:
         found["INFERENCE_NUM_THREADS"] = threads
