@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -118,6 +119,38 @@ def test_no_batch_is_left_to_compile_when_the_model_is_ready(modules: Any) -> No
             instance.execute({"x": rows(count)})["y"], np.tanh(rows(count)) * 2 + 1, rtol=1e-5, atol=1e-6
         )
     assert graphs() == compiled
+
+
+def test_each_number_of_rows_is_compiled_for_itself_where_none_may_vary(
+    modules: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = '{"backend": "eager", "fullgraph": true, "dynamic": false}'
+    instance = modules.load(TANH, CONFIG, torch_compile=options)
+    instance.warm_up()
+    assert graphs() == 8
+    for count in range(1, 9):
+        instance.execute({"x": rows(count)})
+    assert graphs() == 8
+    with caplog.at_level(logging.WARNING, "headrace.pytorch"):
+        modules.load(TANH, CONFIG.replace("size: 8", "size: 9"), torch_compile=options).warm_up()
+    assert "each number of rows is compiled for itself, and the first 8 that come, only, so the first" in caplog.text
+
+
+def test_modules_that_inherit_their_forward_do_not_use_up_each_others_variants(modules: Any) -> None:
+    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        pytest.skip("this PyTorch cannot tell them apart")
+    code = """
+    class Net(torch.nn.Sequential):
+        def __init__(self):
+            super().__init__(torch.nn.Tanh())
+    """
+    options = '{"backend": "eager", "fullgraph": true}'
+    for instance in [modules.load(code, CONFIG, torch_compile=options) for _ in range(6)]:
+        before = graphs()
+        instance.warm_up()
+        assert graphs() > before
+        for count in range(1, 9):
+            np.testing.assert_allclose(instance.execute({"x": rows(count)})["y"], np.tanh(rows(count)), rtol=1e-5)
 
 
 def test_dims_that_vary_are_said_to_be_compiled_later(modules: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -76,7 +76,10 @@ class PyTorch(Backend):
         is_shared = model.parameters.enable_weight_sharing
         forward: Forward = model.shared.get(device, make) if is_shared else make()
         kind = CompiledInstance if forward.is_compiled else ForwardInstance
-        stream = torch.cuda.Stream(device) if model.device.kind == "gpu" else None
+        stream = None
+        if model.device.kind == "gpu":
+            torch.cuda.synchronize(device)  # what a module computes when it is made, it does not on this stream
+            stream = torch.cuda.Stream(device)
         try:
             return kind(torch, forward, model, inputs, outputs, owns=not is_shared, stream=stream)
         except ConfigError:  # the names of its inputs and outputs

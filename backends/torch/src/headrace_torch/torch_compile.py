@@ -7,6 +7,7 @@ Sizes of 1 are compiled for themselves, a size that changes is taken as one that
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import stat
@@ -30,6 +31,8 @@ log = logging.getLogger("headrace.pytorch")
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _lock = threading.Lock()
+#: Variants of one module that PyTorch compiles (``torch._dynamo.config.recompile_limit``); others run as they are.
+_MOST_VARIANTS = 8
 
 
 def compile_module(torch: Any, model: Model, module: Any, device: str) -> Any:
@@ -53,6 +56,9 @@ def _compile(torch: Any, model: Model, module: Any, device: str, options: dict[s
         )
     if backend == "inductor":
         _prepare_inductor(model, device)
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        # Of one function, PyTorch compiles eight variants. Modules that inherit their forward have that one in common.
+        options["isolate_recompiles"] = True
     try:
         return torch.compile(module, **options)
     except Exception as error:  # a mode or an option that PyTorch does not have
@@ -109,7 +115,8 @@ class CompiledInstance(ForwardInstance):
     def warm_up(self) -> None:
         """Raises `LoadError` with the compiler's words if it fails."""
         config, name = self.model.config, self.model.name
-        batches, why = _batches(config)
+        options = parse_options(self.model.parameters.torch_compile, True) or {}
+        batches, why = _batches(config, options.get("dynamic") is False)
         if why:
             log.warning("model '%s': %s, so the first requests wait until torch.compile is done", name, why)
         begin = time.monotonic()
@@ -132,10 +139,14 @@ class CompiledInstance(ForwardInstance):
             )
 
 
-def _batches(config: ModelConfig) -> tuple[Sequence[Tensors], str]:
-    """Inputs that make PyTorch compile all that requests will need; and what stands in the way, if anything does."""
+def _batches(config: ModelConfig, is_static: bool) -> tuple[Sequence[Tensors], str]:
+    """Inputs that make PyTorch compile all that requests will need; and what stands in the way, if anything does.
+    ``is_static``: each number of rows is compiled for itself."""
+    most = config.max_batch_size
     if config.HasField("sequence_batching"):
         return (), "it keeps state"
+    if is_static and most > _MOST_VARIANTS:
+        return (), f"each number of rows is compiled for itself, and the first {_MOST_VARIANTS} that come, only"
     found: dict[str, tuple[tuple[int, ...], Any]] = {}
     for each in config.input:
         dims = tuple(each.reshape.shape) if each.HasField("reshape") else tuple(each.dims)
@@ -145,6 +156,6 @@ def _batches(config: ModelConfig) -> tuple[Sequence[Tensors], str]:
         if kind is dtypes.BYTES:
             return (), f"input '{each.name}' is strings"
         found[each.name] = dims, kind.numpy
-    most = config.max_batch_size
-    sizes: list[tuple[int, ...]] = [(rows,) for rows in dict.fromkeys((most, min(most, 2), 1))] if most else [()]
+    told = range(1, most + 1) if is_static else dict.fromkeys((most, min(most, 2), 1))
+    sizes: list[tuple[int, ...]] = [(rows,) for rows in told] if most else [()]
     return [{name: np.zeros((*rows, *dims), kind) for name, (dims, kind) in found.items()} for rows in sizes], ""
