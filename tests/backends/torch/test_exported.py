@@ -310,14 +310,15 @@ def test_a_derived_size_holds(programs: Any) -> None:
 
 def test_a_scalar_goes_in_and_comes_out_as_one_element(programs: Any) -> None:
     class Scaled(torch.nn.Module):
-        def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-            return (x * by).sum()
+        def forward(self, x: torch.Tensor, by: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return (x * by).sum(), torch.stack([by, by])
 
     programs.save(Scaled(), torch.ones(3), torch.tensor(2.0))
     instance = programs.load()
     assert [list(io.dims) for io in programs.config.input] == [[3], [1]]
     found = instance.execute({"x": np.ones(3, np.float32), "by": np.array([4], np.float32)})
     np.testing.assert_array_equal(found["OUTPUT__0"], [12])
+    np.testing.assert_array_equal(found["OUTPUT__1"], [4, 4])
 
 
 @pytest.mark.parametrize("decomposed", [False, True])

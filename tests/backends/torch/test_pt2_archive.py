@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.export.pt2_archive._package import package_pt2
 
-from headrace import LoadError
+from headrace import ConfigError, HeadraceError, LoadError
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -149,6 +151,47 @@ def test_a_program_that_pytorch_did_not_write_is_refused(
 ) -> None:
     rewrite(path, {name: change})
     refused(programs, told)
+
+
+#: What a value in a document may become.
+OTHERS: list[Any] = [
+    None,
+    0,
+    -1,
+    10**30,
+    "",
+    "x",
+    "as_tensor",
+    [],
+    {},
+    [[]],
+    {"as_int": 1},
+    True,
+    1.5,
+    {"as_none": True},
+]
+
+
+def values_in(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in a document that holds a value: its container, and the key or the index there."""
+    for key in list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+        yield node, key
+        yield from values_in(node[key])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_a_document_says_is_refused_or_served(programs: Any, path: Path, rewrite: Any, seed: int) -> None:
+    chance = random.Random(seed)
+
+    def change(document: Any) -> None:
+        container, key = chance.choice(list(values_in(document)))
+        container[key] = chance.choice(OTHERS)
+
+    rewrite(path, {chance.choice(["model.json", "model.json", "weights_config.json"]): changed(change)})
+    with contextlib.suppress(LoadError, ConfigError):
+        instance = programs.load()
+        with contextlib.suppress(HeadraceError):
+            instance.execute({io.name: np.ones(3, np.float32) for io in programs.config.input})
 
 
 def test_two_programs_in_one_file_need_a_name(programs: Any, path: Path, rewrite: Any) -> None:

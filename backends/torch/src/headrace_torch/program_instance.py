@@ -16,6 +16,10 @@ from headrace_torch.program_signature import SizeCheck
 class ProgramInstance(ForwardInstance):
     """Runs ``program``; ``owns`` and ``stream`` are `ForwardInstance`'s.
 
+    Measured for two f32[1, 16] inputs and outputs, in microseconds of CPU: two operators called by Python 1.5, the
+    program 3.3, an execution 14; ``ExportedProgram.module()`` of the same file 50. A package of AOTInductor of the same
+    takes 5.5, 4 of which are its C interface, and an execution 19.
+
     Raises `ConfigError` for a config that the program's signature contradicts."""
 
     def __init__(self, torch: Any, program: Program, model: Model, *, owns: bool, stream: Any = None) -> None:
