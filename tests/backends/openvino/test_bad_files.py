@@ -150,6 +150,20 @@ def test_a_file_that_is_cut_off_is_refused(models: Any, cut: Callable[[bytes], b
     assert "m/1/model.onnx" in reason(models)
 
 
+def test_weights_in_another_file_are_not_mapped_either(models: Any) -> None:
+    """One row becomes as many as the weights have, so that they are used as they are."""
+    weights = np.arange(1 << 22, dtype=np.float32).reshape(-1, 4)
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=weights.shape, data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="weights.bin")
+    isolation = 'parameters { key: "isolation" value { string_value: "process" } }'
+    file = write_onnx(models, [helper.make_node("Mul", ["x", "w"], ["y"])], [tensor], isolation)
+    (file.parent / "weights.bin").write_bytes(weights.tobytes())
+    with serve(models.root) as server:
+        (file.parent / "weights.bin").write_bytes(b"")
+        y = server.infer("m", {"x": np.ones((1, 4), np.float32)}).outputs["y"]
+    np.testing.assert_array_equal(y, weights)
+
+
 def huge(models: Any, config: str = "") -> None:
     """A graph with 4 TiB of zeros in the middle, which it makes itself."""
     nodes = [
