@@ -73,6 +73,11 @@ def test_trust_that_is_sent_does_not_count(models: Any, tmp_path: Path, isolatio
         ("EagerPyFunc", lambda x: tf.py_function(lambda y: y, [x], tf.float32)),
         ("PyFunc", lambda x: tf.numpy_function(lambda y: y, [x], tf.float32)),
         ("PrintV2", lambda x: printed(x)),
+        ("Abort", lambda x: ending(x)),
+        (
+            "ImmutableConst",
+            lambda x: tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[4], memory_region_name="/etc/hostname"),
+        ),
         ("TensorSliceDataset", lambda x: tf.data.Dataset.from_tensors(tf.constant(1.0)).reduce(0.0, lambda a, b: a)),
         ("WriteFile", lambda x: tf.cond(x[0, 0] > 0, lambda: hidden(x), lambda: x)),
         ("WriteFile", lambda x: tf.while_loop(lambda y: y[0, 0] < 1, hidden, [x], maximum_iterations=1)),
@@ -87,6 +92,15 @@ def test_what_touches_files_or_runs_python_is_refused(models: Any, operator: str
 
 def printed(x: Any) -> Any:
     with tf.control_dependencies([tf.print(x, output_stream="file:///tmp/never")]):
+        return tf.identity(x)
+
+
+def mapped() -> Any:
+    return tf.raw_ops.ImmutableConst(dtype=tf.uint8, shape=[4], memory_region_name="/etc/hostname")
+
+
+def ending(x: Any) -> Any:
+    with tf.control_dependencies([tf.raw_ops.Abort(error_msg="by a model")]):
         return tf.identity(x)
 
 

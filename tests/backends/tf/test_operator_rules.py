@@ -19,7 +19,7 @@ SUSPECT = re.compile(
     "File|Read|Writ|Save|Restore|Load|Dump|Debug|Checkpoint|Asset|Directory|Path|Socket|Url|Http|Sql|LMDB|Bigtable|Gcs"
     "|Dataset|Iterator|Snapshot|Record|Summary|Print|Proto|Py|Lua|Shell|Exec|Process|Fork|Signal|Environ|Getenv"
     "|Rpc|Remote|Send|Recv|Collective|Nccl|Host|Server|Service|Worker|Distribut|Infeed|Outfeed|Barrier|TPU|Tpu"
-    "|Custom|Module|Pointer|Address|Memory|Session|Queue|Stage|Ifrt|Mlir|Dtensor|DTensor"
+    "|Abort|Immutable|Custom|Module|Pointer|Address|Memory|Session|Queue|Stage|Ifrt|Mlir|Dtensor|DTensor"
 )
 #: What has such a word and only computes, by the word that it has.
 COMPUTES: Mapping[str, frozenset[str]] = {
@@ -65,6 +65,22 @@ def test_every_operator_that_does_more_than_compute_is_refused() -> None:
     assert len(suspects) > 400
     let_through = {name for name in suspects if not reason(name, own[name])}
     assert let_through - frozenset().union(*COMPUTES.values()) == set()
+
+
+def test_every_operator_that_is_given_the_name_of_a_file_is_refused() -> None:
+    """By what its attributes and inputs are called."""
+    from tensorflow.core.framework import op_def_pb2
+    from tensorflow.python.client import pywrap_tf_session
+
+    given = re.compile("file|region|prefix|path|directory|address|url|socket|host_name|hostname")
+    listed = op_def_pb2.OpList.FromString(pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList()))
+    named = {
+        each.name: each.is_stateful
+        for each in listed.op
+        if any(given.search(field.name) and field.name != "top_paths" for field in (*each.attr, *each.input_arg))
+    }
+    assert {"ReadFile", "Skipgram", "ImmutableConst", "SaveV2", "FixedUnigramCandidateSampler"} <= named.keys()
+    assert {name for name, is_stateful in named.items() if not reason(name, is_stateful)} == set()
 
 
 def test_what_is_said_to_compute_is_there_and_let_through() -> None:

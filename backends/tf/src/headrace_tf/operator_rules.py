@@ -24,6 +24,9 @@ REFUSED: Mapping[str, str] = {
     "PyFunc": _PYTHON,
     "PyFuncStateless": _PYTHON,
     "EagerPyFunc": _PYTHON,
+    "Abort": "it ends the process",
+    "ImmutableConst": _READS,
+    "Skipgram": _READS,
     "ReadFile": _READS,
     "MatchingFiles": _READS,
     "InitializeTableFromTextFile": _READS,
@@ -125,7 +128,7 @@ STATEFUL = frozenset(
         "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial",
         "NonDeterministicInts", "RngSkip", "RngReadAndSkip", "StatelessRandomGetAlg", "SampleDistortedBoundingBox",
         "SampleDistortedBoundingBoxV2", "AllCandidateSampler", "LearnedUnigramCandidateSampler",
-        "LogUniformCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler", "Skipgram",
+        "LogUniformCandidateSampler", "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler",
         "StatefulRandomBinomial", "StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal",
         "StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt",
         # the way through the graph; what these call is looked at, too
