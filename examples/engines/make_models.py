@@ -164,19 +164,20 @@ def write_python(net: MLPClassifier, version: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """``write`` puts the files into the directory of a version, by the module ``engine``, which ``package`` brings, and
-    the program ``compiler``."""
+    """``write`` puts the files into the directory of a version. It imports ``modules``, which ``packages`` bring, and
+    runs ``compiler``."""
 
     write: Callable[[MLPClassifier, Path], None]
-    engine: str = ""
-    package: str = ""
     config: str = BATCHES
+    modules: tuple[str, ...] = ()
+    packages: str = ""
     compiler: str = ""
 
     def why_not(self) -> str:
         """What is missing here, and how to get it; empty if nothing is."""
-        if self.engine and importlib.util.find_spec(self.engine) is None:
-            return f"{self.engine} is not installed; run: pip install {self.package}"
+        for module in self.modules:
+            if importlib.util.find_spec(module) is None:
+                return f"{module} is not installed; run: pip install {self.packages}"
         if self.compiler and shutil.which(self.compiler) is None:
             return f"{self.compiler} is not installed; run: apt-get install {self.compiler}"
         return ""
@@ -185,15 +186,15 @@ class Format:
 #: By the name that comes behind ``digits_`` in a model's.
 FORMATS = {
     "onnx": Format(write_onnx),
-    "openvino": Format(write_openvino, "openvino", "openvino"),
-    "torchscript": Format(write_torchscript, "torch", "torch", BATCHES + TENSORS),
-    "eager": Format(write_eager, "torch", "torch safetensors", EAGER + BATCHES + TENSORS),
-    "exported": Format(write_exported, "torch", "torch"),
-    "aoti": Format(write_aoti, "torch", "torch", TRUST + BATCHES + TENSORS, "g++"),
-    "savedmodel": Format(write_saved_model, "tensorflow", "tensorflow-cpu"),
-    "graphdef": Format(write_graphdef, "tensorflow", "tensorflow-cpu", BATCHES + TENSORS),
-    "tensorrt": Format(write_tensorrt, "tensorrt", "tensorrt-cu13"),
-    "python": Format(write_python, config=BATCHES + TENSORS),
+    "openvino": Format(write_openvino, BATCHES, ("openvino",), "openvino"),
+    "torchscript": Format(write_torchscript, BATCHES + TENSORS, ("torch",), "torch"),
+    "eager": Format(write_eager, EAGER + BATCHES + TENSORS, ("torch", "safetensors"), "torch safetensors"),
+    "exported": Format(write_exported, BATCHES, ("torch",), "torch"),
+    "aoti": Format(write_aoti, TRUST + BATCHES + TENSORS, ("torch",), "torch", "g++"),
+    "savedmodel": Format(write_saved_model, BATCHES, ("tensorflow",), "tensorflow-cpu"),
+    "graphdef": Format(write_graphdef, BATCHES + TENSORS, ("tensorflow",), "tensorflow-cpu"),
+    "tensorrt": Format(write_tensorrt, BATCHES, ("tensorrt",), "tensorrt-cu13"),
+    "python": Format(write_python, BATCHES + TENSORS),
 }
 
 
