@@ -22,7 +22,7 @@ from measure import Case, Run, as_json, compare
 from networks import NETWORKS, SHAPES
 from report import Section, Target
 from servers import Running
-from settings import Settings, need_wrk
+from settings import Settings, need_modules, need_wrk
 
 CONNECTIONS = (1, 16)
 SHARE_WANTED = 0.95
@@ -41,6 +41,7 @@ THREADS_COLUMNS = ("network", "engine", *(f"{n} x {threads or 'default'}" for n,
 def engines(settings: Settings) -> Section:
     """Each network on each engine that is installed, over HTTP."""
     need_wrk()
+    need_modules("onnx")
     section = Section("Each engine behind Headrace, and called directly", COLUMNS)
     with tempfile.TemporaryDirectory() as made:
         folder = write_networks(Path(made))
@@ -98,6 +99,7 @@ def bound(run: Run, alone: Direct, connections: int) -> float:
 def threads(settings: Settings) -> Section:
     """Requests a second at 16 connections, by instances and threads of each."""
     need_wrk()
+    need_modules("onnx")
     section = Section("Instances and threads: requests/s (CPU µs a request)", THREADS_COLUMNS)
     with tempfile.TemporaryDirectory() as made:
         folder = write_networks(Path(made))

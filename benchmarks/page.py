@@ -7,7 +7,8 @@
 The prose is that of page.md beside this file; a table takes the place between ``<!-- NAME -->`` and ``<!-- end -->``.
 Those that are not made anew (``--only``) stay as they are on the page. The load varies: each request has an
 id, a header and values of its own; a constant one stands beside it. What is worse than Triton is in bold. Needs what
-yardsticks.py makes, and ``wrk``. Takes three quarters of an hour with the defaults.
+yardsticks.py makes, and ``wrk``. Takes an hour and a quarter with the defaults. Half an hour of it is
+``--only engines``, which needs neither a real Triton nor ``--headrace``.
 """
 
 from __future__ import annotations

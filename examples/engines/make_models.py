@@ -144,12 +144,14 @@ def _probabilities(tf: Any, image: Any, arrays: Any) -> Any:
 
 
 def write_tensorrt(net: MLPClassifier, version: Path) -> None:
-    """Built from ONNX, for the GPU of this machine."""
+    """Built from ONNX, for the GPU of this machine. Not run yet."""
     import tensorrt
 
     builder = tensorrt.Builder(tensorrt.Logger(tensorrt.Logger.WARNING))
     network, config = builder.create_network(0), builder.create_builder_config()
-    tensorrt.OnnxParser(network, builder.logger).parse(export(net).SerializeToString())
+    parser = tensorrt.OnnxParser(network, builder.logger)
+    if not parser.parse(export(net).SerializeToString()):
+        raise SystemExit(f"TensorRT does not read the net: {parser.get_error(0)}")
     profile = builder.create_optimization_profile()
     profile.set_shape("image", (1, 8, 8), (16, 8, 8), (64, 8, 8))
     config.add_optimization_profile(profile)
