@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -365,6 +366,22 @@ def test_a_type_that_the_protocol_lacks_is_said(programs: Any) -> None:
     programs.save(torch.nn.Identity(), torch.ones(2, dtype=torch.complex64))
     with pytest.raises(LoadError, match="unsupported datatype complex64 for input 'input' for model 'm'"):
         programs.load()
+
+
+def test_inputs_may_stand_before_the_weights(programs: Any, rewrite: Any) -> None:
+    path = programs.save(torch.nn.Linear(3, 2), torch.ones(1, 3))
+    given = {"input": np.arange(3, dtype=np.float32).reshape(1, 3)}
+    expected = programs.load().execute(given)["OUTPUT__0"]
+
+    def turned(data: bytes) -> bytes:
+        document = json.loads(data)
+        module = document["graph_module"]
+        for values in (module["graph"]["inputs"], module["signature"]["input_specs"]):
+            values.insert(0, values.pop())
+        return json.dumps(document).encode()
+
+    rewrite(path, {"model.json": turned})
+    np.testing.assert_array_equal(programs.load().execute(given)["OUTPUT__0"], expected)
 
 
 def test_a_program_for_a_gpu_runs_on_the_cpu(programs: Any, rewrite: Any) -> None:

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from headrace import LoadError
-from headrace_torch.program_check import LIBRARIES, REFUSED, Arithmetic, Distrusted
+from headrace_torch.program_check import LIBRARIES, REFUSED, Distrusted
+from headrace_torch.program_sizes import Arithmetic
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning"

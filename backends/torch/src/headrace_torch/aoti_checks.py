@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from headrace import DataType, GraphTensor, dtypes
 from headrace_torch.exported import describe_program
-from headrace_torch.program_check import Arithmetic
 from headrace_torch.program_signature import Leaf, ProgramSignature, argument_paths, result_names
+from headrace_torch.program_sizes import Arithmetic
 from headrace_torch.pt2_archive import Pt2Archive
 
 _TYPES: Mapping[str, tuple[str, DataType | None]] = {

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace_torch.program_check import Distrusted, find_operator
+from headrace_torch.program_check import HIGHER_ORDER, Distrusted, find_operator
 from headrace_torch.program_signature import SCALAR_TYPES
 
 _LAYOUTS: Mapping[int, str] = {1: "sparse_coo", 2: "sparse_csr", 3: "sparse_csc", 4: "sparse_bsr", 5: "sparse_bsc"}
@@ -51,7 +51,8 @@ class ProgramGraph:
 
     def _bind_inputs(self, builder: _Builder, specs: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         user = []
-        for spec, argument in zip(specs, arguments, strict=True):
+        pairs = zip(specs, arguments, strict=True)
+        for spec, argument in sorted(pairs, key=lambda pair: "user_input" in pair[0]):  # the state first
             ((kind, told),) = spec.items()
             if kind == "constant_input":
                 builder.values[told["name"]] = builder.constant(told["value"])
@@ -263,45 +264,6 @@ class _Builder:
         return isinstance(value, self._torch.fx.Node)
 
 
-def _cond(condition: Any, then: Any, otherwise: Any, operands: Sequence[Any]) -> Any:
-    return (then if condition else otherwise)(*operands)
-
-
-def _while_loop(condition: Any, body: Any, carried: Sequence[Any], others: Sequence[Any]) -> Any:
-    while condition(*carried, *others):
-        carried = body(*carried, *others)
-    return tuple(carried)
-
-
-def _map(function: Any, arrays: Sequence[Any], others: Sequence[Any]) -> Any:
-    import torch
-
-    results = [function(*elements, *others) for elements in zip(*arrays, strict=True)]
-    return tuple(torch.stack(column) for column in zip(*results, strict=True))
-
-
-def _with_gradients(enabled: bool, function: Any, *arguments: Any) -> Any:
-    import torch
-
-    with torch.set_grad_enabled(enabled):
-        return function(*arguments)
-
-
-def _with_autocast(kind: str, dtype: Any, enabled: bool, cached: bool | None, function: Any, *arguments: Any) -> Any:
-    import torch
-
-    with torch.autocast(kind, dtype, enabled, cached):
-        return function(*arguments)
-
-
-#: What runs graphs of the program, by the name that PyTorch has for it. Each computes what PyTorch's does.
-HIGHER_ORDER: Mapping[str, Callable[..., Any]] = {
-    "cond": _cond,
-    "while_loop": _while_loop,
-    "map_impl": _map,
-    "wrap_with_set_grad_enabled": _with_gradients,
-    "wrap_with_autocast": _with_autocast,
-}
 #: Constants by the name that the file has for their type.
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "as_int": int,

@@ -10,7 +10,7 @@ from headrace import Model, Tensor, Tensors
 from headrace_torch.exported import Program
 from headrace_torch.instance import ForwardInstance
 from headrace_torch.leaf_names import LeafNames
-from headrace_torch.program_signature import SizeCheck
+from headrace_torch.size_check import SizeCheck
 
 
 class ProgramInstance(ForwardInstance):

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace import DataType, GraphTensor, InvalidArgument, Tensor, dtypes
-from headrace_torch.program_check import Arithmetic
+from headrace import DataType, GraphTensor, dtypes
+from headrace_torch.program_sizes import Arithmetic
 
 #: PyTorch's number of a data type in such a file, its name, and ours where the protocol has it.
 SCALAR_TYPES: Mapping[int, tuple[str, DataType | None]] = {
@@ -39,8 +39,6 @@ SCALAR_TYPES: Mapping[int, tuple[str, DataType | None]] = {
     34: ("uint32", dtypes.UINT32),
     35: ("uint64", dtypes.UINT64),
 }
-#: Below this a lower bound of a size says only that PyTorch did not look at sizes 0 and 1 (as its own check has it).
-_LEAST_BOUND = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,64 +77,6 @@ class ProgramSignature:
         most = {symbol: self.ranges.get(symbol, (None, None))[1] for symbol in size.symbols}
         known = {symbol: bound for symbol, bound in most.items() if bound is not None}
         return size.value(known) if len(known) == len(most) else None
-
-
-class SizeCheck:
-    """Whether inputs have sizes that the program was made for, as ``ExportedProgram.module()`` checks them; the rest
-    of a shape has been held against the config. Empty (False) where there is nothing that could fail."""
-
-    def __init__(self, signature: ProgramSignature) -> None:
-        self._ranges = signature.ranges
-        #: Where a symbol stands alone, so that an input tells it: its input, and the axis.
-        self._told: dict[str, tuple[int, int]] = {}
-        self._places: list[tuple[int, int, Arithmetic]] = []
-        for place, leaf in enumerate(signature.inputs):
-            for axis, size in enumerate(leaf.sizes):
-                if isinstance(size, Arithmetic):
-                    self._places.append((place, axis, size))
-                    if size.symbol is not None:
-                        self._told.setdefault(size.symbol, (place, axis))
-        self._guarded = {
-            f"L{leaf.guard}.size()[{axis}]": (place, axis)
-            for place, leaf in enumerate(signature.inputs)
-            for axis in range(len(leaf.sizes))
-        }
-        self._conditions = signature.conditions
-
-    def __bool__(self) -> bool:
-        repeats = len(self._places) > len(self._told)
-        bounds = [self._ranges.get(symbol, (None, None)) for symbol in self._told]
-        is_bounded = any((low or 0) >= _LEAST_BOUND or high is not None for low, high in bounds)
-        return repeats or is_bounded or bool(self._conditions)
-
-    def require(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
-        """Raises `InvalidArgument` with the input, the size and the rule."""
-        shapes = [tensor.shape for tensor in tensors]
-        sizes = {symbol: shapes[place][axis] for symbol, (place, axis) in self._told.items()}
-        for symbol, (place, axis) in self._told.items():
-            low, high = self._ranges.get(symbol, (None, None))
-            size = sizes[symbol]
-            if (low is not None and low >= _LEAST_BOUND and size < low) or (high is not None and size > high):
-                raise InvalidArgument(
-                    f"input '{names[place]}': axis {axis} is {size} long, but the program was exported for "
-                    f"{_range(low, high)}"
-                )
-        for place, axis, size_of in self._places:
-            if size_of.symbols <= sizes.keys() and size_of.value(sizes) != shapes[place][axis]:
-                raise InvalidArgument(
-                    f"input '{names[place]}': axis {axis} is {shapes[place][axis]} long, but with the other sizes of "
-                    f"the request the program takes {size_of.value(sizes)} ({size_of.text})"
-                )
-        seen = {key: shapes[place][axis] for key, (place, axis) in self._guarded.items()}
-        for condition in self._conditions:
-            if not condition.value(seen):
-                raise InvalidArgument(f"the program was exported for inputs with {condition.text}")
-
-
-def _range(low: int | None, high: int | None) -> str:
-    if high is None:
-        return f"{low} and more"
-    return f"{low or 0} to {high}"
 
 
 # ---------------------------------------------------------------------- from the file

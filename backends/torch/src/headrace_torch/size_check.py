@@ -1,0 +1,70 @@
+"""Whether the inputs of a request have sizes that a program was exported for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace import InvalidArgument, Tensor
+from headrace_torch.program_signature import ProgramSignature
+from headrace_torch.program_sizes import Arithmetic
+
+#: Below this a lower bound of a size says only that PyTorch did not look at sizes 0 and 1 (as its own check has it).
+_LEAST_BOUND = 3
+
+
+class SizeCheck:
+    """Whether inputs have sizes that the program was made for, as ``ExportedProgram.module()`` checks them; the rest
+    of a shape has been held against the config. Empty (False) where there is nothing that could fail."""
+
+    def __init__(self, signature: ProgramSignature) -> None:
+        self._ranges = signature.ranges
+        #: Where a symbol stands alone, so that an input tells it: its input, and the axis.
+        self._told: dict[str, tuple[int, int]] = {}
+        self._places: list[tuple[int, int, Arithmetic]] = []
+        for place, leaf in enumerate(signature.inputs):
+            for axis, size in enumerate(leaf.sizes):
+                if isinstance(size, Arithmetic):
+                    self._places.append((place, axis, size))
+                    if size.symbol is not None:
+                        self._told.setdefault(size.symbol, (place, axis))
+        self._guarded = {
+            f"L{leaf.guard}.size()[{axis}]": (place, axis)
+            for place, leaf in enumerate(signature.inputs)
+            for axis in range(len(leaf.sizes))
+        }
+        self._conditions = signature.conditions
+
+    def __bool__(self) -> bool:
+        repeats = len(self._places) > len(self._told)
+        bounds = [self._ranges.get(symbol, (None, None)) for symbol in self._told]
+        is_bounded = any((low or 0) >= _LEAST_BOUND or high is not None for low, high in bounds)
+        return repeats or is_bounded or bool(self._conditions)
+
+    def require(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        """Raises `InvalidArgument` with the input, the size and the rule."""
+        shapes = [tensor.shape for tensor in tensors]
+        sizes = {symbol: shapes[place][axis] for symbol, (place, axis) in self._told.items()}
+        for symbol, (place, axis) in self._told.items():
+            low, high = self._ranges.get(symbol, (None, None))
+            size = sizes[symbol]
+            if (low is not None and low >= _LEAST_BOUND and size < low) or (high is not None and size > high):
+                raise InvalidArgument(
+                    f"input '{names[place]}': axis {axis} is {size} long, but the program was exported for "
+                    f"{_range(low, high)}"
+                )
+        for place, axis, size_of in self._places:
+            if size_of.symbols <= sizes.keys() and size_of.value(sizes) != shapes[place][axis]:
+                raise InvalidArgument(
+                    f"input '{names[place]}': axis {axis} is {shapes[place][axis]} long, but with the other sizes of "
+                    f"the request the program takes {size_of.value(sizes)} ({size_of.text})"
+                )
+        seen = {key: shapes[place][axis] for key, (place, axis) in self._guarded.items()}
+        for condition in self._conditions:
+            if not condition.value(seen):
+                raise InvalidArgument(f"the program was exported for inputs with {condition.text}")
+
+
+def _range(low: int | None, high: int | None) -> str:
+    if high is None:
+        return f"{low} and more"
+    return f"{low or 0} to {high}"
