@@ -199,10 +199,11 @@ def test_a_module_is_in_evaluation_and_records_nothing(modules: Any) -> None:
 
 def test_inputs_are_not_written_to(modules: Any) -> None:
     instance = modules.load(forward("self, x", "x.add_(1)"), X % "x" + Y % "y")
-    given = A.copy()
-    given.flags.writeable = False
-    np.testing.assert_array_equal(instance.execute({"x": given})["y"], A + 1)
-    np.testing.assert_array_equal(given, A)
+    for may_write in (False, True):  # the caller's own array, where it asks in Python
+        given = A.copy()
+        given.flags.writeable = may_write
+        np.testing.assert_array_equal(instance.execute({"x": given})["y"], A + 1)
+        np.testing.assert_array_equal(given, A)
 
 
 def test_mixed_precision_is_that_of_pytorch(modules: Any) -> None:

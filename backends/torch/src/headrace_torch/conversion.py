@@ -1,8 +1,8 @@
 """Tensors of requests as PyTorch's, on their memory; and PyTorch's results as arrays, on the results' memory.
 
-An array becomes a tensor without a copy, unless it has gaps, or must not be written to by a model that may write to its
-inputs. BF16 passes as its bits, since neither NumPy nor PyTorch know the other's. Strings are ``list[str]``, as
-TorchScript has them.
+An array becomes a tensor without a copy, unless it has gaps, or the model may write to its inputs: they are the
+caller's, and other models' of an ensemble. BF16 passes as its bits, since neither NumPy nor PyTorch know the other's.
+Strings are ``list[str]``, as TorchScript has them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class TensorConverter:
     write to its inputs."""
 
     def __init__(self, torch: Any, device: str, outputs: Mapping[str, int], writes: bool) -> None:
-        self._torch, self._device, self._outputs, self._writes = torch, device, outputs, writes
+        self._torch, self._device, self._outputs = torch, device, outputs
+        self._copies = writes and device == "cpu"  # for others a copy is made anyway
         self._count = max(outputs.values()) + 1
 
     def tensor(self, name: str, tensor: Tensor) -> Any:
@@ -33,7 +34,7 @@ class TensorConverter:
         if isinstance(tensor, BytesTensor):
             return texts(name, tensor)
         array = tensor
-        if not array.flags.c_contiguous or (self._writes and not array.flags.writeable):
+        if self._copies or not array.flags.c_contiguous:
             array = array.copy()
         if array.dtype == dtypes.BF16.numpy:
             value = self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
