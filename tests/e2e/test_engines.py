@@ -87,7 +87,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (root / "engines.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (root / "engines").exists():
-            make_models(root / "engines")
+            make_models(root / "engines-in-the-making")
+            (root / "engines-in-the-making").rename(root / "engines")
     return root / "engines"
 
 
