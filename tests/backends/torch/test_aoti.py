@@ -196,6 +196,29 @@ def test_others_run_while_a_package_computes(programs: Any, compiled: Path) -> N
     assert longest < took / 2, f"nothing ran for {longest:.3f} s of an execution of {took:.3f} s"
 
 
+def test_operators_that_only_pytorch_can_call_are_called_by_it(
+    programs: Any, compiled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @torch.library.custom_op("headrace_test_aoti::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+
+    class Custom(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.headrace_test_aoti.twice(x) + 1  # type: ignore[no-any-return]
+
+    path: Path = programs.root / "m" / "1" / "model.pt2"
+    path.parent.mkdir(parents=True)
+    compile_package(Custom(), path, torch.ones(3))
+    config = "".join(f'{io} {{ name: "{io}" data_type: TYPE_FP32 dims: 3 }} ' for io in ("input", "output"))
+    instance = programs.load(config, trust=True)
+    np.testing.assert_array_equal(instance.execute({"input": np.ones(3, np.float32)})["output"], [3, 3, 3])
+    assert "which holds the interpreter's lock" in caplog.text
+    assert not instance.any_thread, "the event loop would stand still"
+
+
 @pytest.mark.parametrize("shared", ["false", "true"])
 def test_instances_of_a_package_answer_at_once(programs: Any, package: Path, shared: str) -> None:
     (programs.root / "m" / "config.pbtxt").write_text(
