@@ -206,6 +206,25 @@ def test_inputs_are_not_written_to(modules: Any) -> None:
         np.testing.assert_array_equal(given, A)
 
 
+@pytest.mark.parametrize("made", ["self.register_buffer('sum', torch.zeros(3))", "self.sum = torch.zeros(3)"])
+@pytest.mark.parametrize("given", ["self.sum", "self.sum[:]"])
+def test_an_answer_that_the_model_keeps_writing_to_is_that_of_its_call(modules: Any, made: str, given: str) -> None:
+    code = f"""
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            {made}
+
+        def forward(self, x):
+            self.sum += x
+            return {given}
+    """
+    instance = modules.load(code, X % "x" + Y % "y")
+    first = instance.execute({"x": A})["y"]
+    np.testing.assert_array_equal(instance.execute({"x": A})["y"], 2 * A)
+    np.testing.assert_array_equal(first, A)
+
+
 def test_mixed_precision_is_that_of_pytorch(modules: Any) -> None:
     code = """
     class Net(torch.nn.Module):

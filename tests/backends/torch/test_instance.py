@@ -34,6 +34,17 @@ class OptionalScale(torch.nn.Module):
         return x if scale is None else x * scale
 
 
+class RunningSum(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum: torch.Tensor
+        self.register_buffer("sum", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sum.add_(x)
+        return self.sum
+
+
 class Gradient(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_(True)
@@ -170,3 +181,10 @@ def test_a_gpu_that_is_not_there_is_said_to_be_missing(scripts: Any) -> None:
 def test_a_script_that_chooses_its_device_is_given_inputs_on_the_cpu(scripts: Any) -> None:
     instance = scripts.load(Difference(), X % "a" + X % "b" + Y % "d", device="model")
     np.testing.assert_array_equal(instance.execute({"a": A, "b": B})["d"], A - B)
+
+
+def test_an_answer_that_the_model_keeps_writing_to_is_that_of_its_call(scripts: Any) -> None:
+    instance = scripts.load(RunningSum(), X % "x" + Y % "y")
+    first = instance.execute({"x": A})["y"]
+    np.testing.assert_array_equal(instance.execute({"x": A})["y"], 2 * A)
+    np.testing.assert_array_equal(first, A)

@@ -20,10 +20,12 @@ class TensorConverter:
     """Converts the inputs and the results of one instance, which computes on ``device``, one of PyTorch's names.
 
     ``outputs`` says of each output of the config which of the results it is, counted from 0. ``writes``: the model may
-    write to its inputs."""
+    write to its inputs. ``kept`` is `kept_memory` of the model: results in it are copied."""
 
-    def __init__(self, torch: Any, device: str, outputs: Mapping[str, int], writes: bool) -> None:
-        self._torch, self._device, self._outputs = torch, device, outputs
+    def __init__(
+        self, torch: Any, device: str, outputs: Mapping[str, int], writes: bool, kept: frozenset[int] = frozenset()
+    ) -> None:
+        self._torch, self._device, self._outputs, self._kept = torch, device, outputs, kept
         self._copies = writes and device == "cpu"  # for others a copy is made anyway
         self._count = max(outputs.values()) + 1
 
@@ -74,12 +76,27 @@ class TensorConverter:
                 f"output '{name}' is {type(value).__name__}, neither a tensor nor strings", Code.INTERNAL
             )
         value = value.detach().cpu()
+        if self._kept and value.untyped_storage().data_ptr() in self._kept:
+            value = value.clone()
         array: npt.NDArray[Any]
         if value.dtype is self._torch.bfloat16:
             array = value.contiguous().view(self._torch.int16).numpy().view(dtypes.BF16.numpy)
         else:
             array = value.numpy()
         return array.reshape(1) if not array.ndim else array
+
+
+def kept_memory(module: Any) -> frozenset[int]:
+    """Where the buffers of ``module`` lie in memory, and the tensors that it has as other attributes. A model that
+    counts, say, writes to them from call to call, and may give them as they are."""
+    found: set[int] = set()
+    for part in module.modules():
+        for each in (*part.buffers(recurse=False), *vars(part).values()):
+            try:
+                found.add(each.untyped_storage().data_ptr())
+            except (AttributeError, RuntimeError, NotImplementedError, ValueError):
+                continue  # it is no tensor, or has no memory of its own
+    return frozenset(found - {0})
 
 
 def texts(name: str, tensor: BytesTensor) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import HeadraceError, LoadError, Model, one_line
+from headrace_torch.conversion import kept_memory
 from headrace_torch.instance import Forward
 from headrace_torch.private_modules import PrivateModules
 from headrace_torch.torch_compile import compile_module, forget_compiled
@@ -94,6 +95,7 @@ def _open(torch: Any, model: Model, modules: PrivateModules, file: Path, device:
         required=[each.name for each in parameters if each.default is each.empty and not takes_any_number],
         keywords_only=keywords_only,
         takes_dict=takes_dict,
+        kept=kept_memory(module),
         explain=lambda error: told(error, modules.package),
         close=close,
     )

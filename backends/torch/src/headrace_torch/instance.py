@@ -25,7 +25,8 @@ class Forward:
 
     ``arguments`` are forward's without ``self``, None if it takes any number of them; ``required`` are those without a
     default, and ``keywords_only`` says that none can be given by its place. ``takes_dict``: its only argument is a
-    dictionary of tensors. ``writes``: it may write to its inputs. ``is_compiled``: it is compiled when it is called,
+    dictionary of tensors. ``writes``: it may write to its inputs. ``kept`` is the memory that it may write to from call
+    to call (`headrace_torch.conversion.kept_memory`). ``is_compiled``: it is compiled when it is called,
     and again for other shapes. ``any_thread`` is that of the instance. ``explain`` says of what it raises what the
     caller is told, and ``close`` forgets the model.
     """
@@ -37,6 +38,7 @@ class Forward:
     keywords_only: bool = False
     takes_dict: bool = False
     writes: bool = True
+    kept: frozenset[int] = frozenset()
     is_compiled: bool = False
     any_thread: bool = False
     explain: Callable[[BaseException], str] = first_line
@@ -66,7 +68,7 @@ class ForwardInstance(Instance):
         self._close = forward.close if owns else _nothing
         if not isinstance(outputs, Mapping):
             outputs = dict(zip(outputs, positions(outputs, "output"), strict=True))
-        converter = TensorConverter(torch, forward.device, outputs, forward.writes)
+        converter = TensorConverter(torch, forward.device, outputs, forward.writes, forward.kept)
         self._tensor, self._results = converter.tensor, converter.results
         self._names: Sequence[str] = inputs
         self._arguments: Mapping[str, str] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace import HeadraceError, LoadError, Model
 from headrace_torch import script_code
+from headrace_torch.conversion import kept_memory
 from headrace_torch.instance import Forward
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
 from headrace_torch.torch_process import first_line
@@ -39,6 +40,7 @@ def open_script(torch: Any, model: Model, device: str) -> Forward:
         required=[argument.name for argument in declared if not argument.has_default_value()],
         takes_dict=_takes_dict(model, declared),
         writes=_writes(torch, module),
+        kept=kept_memory(module),
         any_thread=True,
     )
 
