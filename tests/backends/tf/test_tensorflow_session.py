@@ -234,7 +234,7 @@ def test_a_process_has_the_threads_and_the_compiler_that_models_ask_for(models: 
     assert (few["log_level"], many["log_level"]) == ("2", "1")
     assert few["compiled"] == many["compiled"] == [False, True]
     assert many["threads"] - few["threads"] == (3 - 1) + (5 - 1)
-    assert said.count("\n") <= 2, said  # XLA says what it compiles for
+    assert "This TensorFlow binary is optimized" not in said
 
 
 # ---------------------------------------------------------------------- threads
