@@ -12,10 +12,12 @@ import torch
 import tritonclient.grpc
 from google.protobuf import text_format
 
-from headrace import Instance, Model, ModelConfig
+from headrace import ConfigError, GraphTensor, Instance, Model, ModelConfig
 from headrace.config.derive import derive
 from headrace.testing.serving import serve
 from headrace_torch import Parameters, PyTorch
+from headrace_torch.leaf_names import LeafNames
+from headrace_torch.program_signature import Leaf, ProgramSignature
 
 ONE = """input { name: "x" data_type: TYPE_FP32 dims: 2 } output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: 2 }"""
 SUMS = """max_batch_size: 4
@@ -103,3 +105,21 @@ def test_a_sequence_is_told_its_start_and_keeps_its_state(save: Any) -> None:
         assert send(20, 8, sequence_end=True) == 30
         assert send(3, 7, sequence_end=True) == 6
         assert send(5, 7, sequence_start=True, sequence_end=True) == 5, "a sequence of the same number starts anew"
+
+
+def test_where_a_package_tells_nothing_the_config_is_believed_of_controls_and_state() -> None:
+    unknown = [
+        Leaf(GraphTensor(f"INPUT__{place}", None, "unknown", ()), f"ARGS[{place}]", is_known=False)
+        for place in range(3)
+    ]
+    results = [
+        Leaf(GraphTensor(f"OUTPUT__{place}", None, "unknown", ()), f"RESULT[{place}]", is_known=False)
+        for place in range(2)
+    ]
+    signature = ProgramSignature(unknown, results, {})
+    config = text_format.Parse(SUMS.replace("max_batch_size: 4", "max_batch_size: 1"), ModelConfig())
+    names = LeafNames(config, signature)
+    names.require_agreement()
+    assert names.ordered_inputs == ["x", "START", "so_far"]
+    with pytest.raises(ConfigError, match="expects 3 inputs, model provides 2"):
+        LeafNames(config, ProgramSignature(unknown[:2], results, {}))

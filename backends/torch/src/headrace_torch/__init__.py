@@ -1,4 +1,4 @@
-"""The backend ``pytorch`` of Headrace: TorchScript models and modules in Python, run by PyTorch.
+"""The backend ``pytorch`` of Headrace: what PyTorch writes, and modules in Python, run by PyTorch.
 
 A model is a directory with a config and a version, and the version holds the file::
 
@@ -12,6 +12,9 @@ The file does not tell its shapes and data types, so that the config names input
     input [{ name: "image" data_type: TYPE_FP32 dims: [64] }]  # an argument of forward, or image__0
     output [{ name: "scores__0" data_type: TYPE_FP32 dims: [10] }]
     parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "2" } }
+
+A program of torch.export, ``model.pt2``, tells all that, and needs no config (`headrace_torch.exported`). A package of
+AOTInductor has the same name, and is native code: it needs the parameter ``trust`` (`headrace_torch.aoti`).
 
 With ``runtime: "model.py"`` that file has a class that extends ``torch.nn.Module``, and ``model.pt`` or
 ``model.safetensors`` beside it has its weights (`headrace_torch.eager`). It is compiled if the parameter

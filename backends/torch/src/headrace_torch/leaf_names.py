@@ -79,6 +79,11 @@ class LeafNames:
             if io.name == tensor.name:
                 dims = io.reshape.shape if io.HasField("reshape") else io.dims
                 return replace(tensor, datatype=dtypes.BY_CONFIG_VALUE[io.data_type], shape=(*batch, *dims))
+        for state in self._config.sequence_batching.state:
+            if tensor.name in (state.input_name, state.output_name):
+                return replace(tensor, datatype=dtypes.BY_CONFIG_VALUE[state.data_type], shape=(*batch, *state.dims))
+        if any(tensor.name == control.name for control in self._config.sequence_batching.control_input):
+            return replace(tensor, shape=(*batch, 1))
         return tensor
 
 
