@@ -362,6 +362,22 @@ def test_a_trusted_program_is_loaded_by_pytorch_and_answers_alike(programs: Any)
     np.testing.assert_array_equal(found["scaled"], a * by)
 
 
+def test_constants_among_the_arguments_need_not_be_given(programs: Any) -> None:
+    class Powers(torch.nn.Module):
+        def forward(self, x: torch.Tensor, bias: torch.Tensor | None, power: int, y: torch.Tensor) -> torch.Tensor:
+            return x**power + y if bias is None else bias
+
+    programs.save(Powers(), torch.ones(2), None, 3, torch.ones(2))
+    found = programs.load().execute({"x": np.array([1, 2], np.float32), "y": np.array([5, 6], np.float32)})
+    np.testing.assert_array_equal(found["OUTPUT__0"], [6, 14])
+    config = "".join(f'input {{ name: "{name}" data_type: TYPE_FP32 dims: 2 }} ' for name in ("ARGS[3]", "ARGS[0]"))
+    config += 'output { name: "RESULT" data_type: TYPE_FP32 dims: 2 }'
+    found = programs.load(config).execute({"ARGS[0]": np.array([1, 2], np.float32), "ARGS[3]": np.zeros(2, np.float32)})
+    np.testing.assert_array_equal(found["RESULT"], [1, 8])
+    with pytest.raises(LoadError, match="constants among its arguments, which PyTorch wants again"):
+        programs.load(trust=True)
+
+
 def test_a_type_that_the_protocol_lacks_is_said(programs: Any) -> None:
     programs.save(torch.nn.Identity(), torch.ones(2, dtype=torch.complex64))
     with pytest.raises(LoadError, match="unsupported datatype complex64 for input 'input' for model 'm'"):

@@ -76,6 +76,10 @@ class _ProgramReader:
             inputs = program.call_spec.in_spec
         except Exception as error:  # whatever the file has PyTorch do
             raise self._archive.failure(first_line(error)) from error
+        if inputs.num_leaves != len(self.signature.inputs):
+            raise self._archive.failure(
+                "was exported with constants among its arguments, which PyTorch wants again: leave 'trust' out, or them"
+            )
         pytree = torch.utils._pytree
 
         def run(*tensors: Any) -> Sequence[Any]:
