@@ -26,9 +26,9 @@ class Forward:
     ``arguments`` are forward's without ``self``, None if it takes any number of them; ``required`` are those without a
     default, and ``keywords_only`` says that none can be given by its place. ``takes_dict``: its only argument is a
     dictionary of tensors. ``writes``: it may write to its inputs. ``kept`` is the memory that it may write to from call
-    to call (`headrace_torch.conversion.kept_memory`). ``is_compiled``: it is compiled when it is called,
-    and again for other shapes. ``any_thread`` is that of the instance. ``explain`` says of what it raises what the
-    caller is told, and ``close`` forgets the model.
+    to call (`headrace_torch.conversion.kept_memory`). ``is_compiled``: it is compiled when it is called, and again for
+    other shapes. ``any_thread`` is that of the instance. ``explain`` says of what it raises what the caller is told,
+    and ``close`` forgets the model.
     """
 
     run: Callable[..., Any]

@@ -75,7 +75,7 @@ def forget_compiled(torch: Any, functions: Iterable[FunctionType]) -> None:
 def _prepare_inductor(model: Model, device: str) -> None:
     """Raises `LoadError` without a compiler, or without a directory of our own for what it makes."""
     from torch._inductor import cpp_builder
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+    from torch._inductor.runtime.runtime_utils import default_cache_dir
 
     with _lock:
         if os.environ.get(_CACHE, "") in ("", default_cache_dir()):  # PyTorch sets the latter when it is imported
