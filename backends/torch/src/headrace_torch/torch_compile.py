@@ -75,10 +75,11 @@ def forget_compiled(torch: Any, functions: Iterable[FunctionType]) -> None:
 def _prepare_inductor(model: Model, device: str) -> None:
     """Raises `LoadError` without a compiler, or without a directory of our own for what it makes."""
     from torch._inductor import cpp_builder
-    from torch._inductor.runtime.runtime_utils import default_cache_dir
+    from torch._inductor.runtime import runtime_utils  # PyTorch 2.6 has the function here, later ones here, too
 
+    pytorchs_own = runtime_utils.default_cache_dir()  # type: ignore[attr-defined]
     with _lock:
-        if os.environ.get(_CACHE, "") in ("", default_cache_dir()):  # PyTorch sets the latter when it is imported
+        if os.environ.get(_CACHE, "") in ("", pytorchs_own):  # PyTorch sets the latter when it is imported
             os.environ[_CACHE] = str(_own_directory())
     if device != "cpu":
         return  # PyTorch compiles for GPUs with the package triton, which wheels for GPUs bring along
