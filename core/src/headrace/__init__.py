@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from headrace.backends.cores import available_cores, threads_per_instance
     from headrace.backends.graph import Graph, GraphTensor
     from headrace.backends.onnx_references import check_onnx_references
+    from headrace.backends.private_modules import PrivateModules
     from headrace.backends.services import LOG_LEVELS, LogLevel, Services
     from headrace.backends.sharing import Shared
     from headrace.caches.base import CachedResponse, ResponseCache
@@ -132,6 +133,7 @@ _HOMES = {
     "headrace.backends.cores": ("available_cores", "threads_per_instance"),
     "headrace.backends.graph": ("Graph", "GraphTensor"),
     "headrace.backends.onnx_references": ("check_onnx_references",),
+    "headrace.backends.private_modules": ("PrivateModules",),
     "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "Services"),
     "headrace.backends.sharing": ("Shared",),
     "headrace.caches.base": ("CachedResponse", "ResponseCache"),
@@ -257,6 +259,7 @@ __all__ = [
     "OtherModel",
     "OutputSchema",
     "Padding",
+    "PrivateModules",
     "PublishedMetric",
     "RequestInstance",
     "Rescheduled",

@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace import HeadraceError, LoadError, Model, one_line
+from headrace import HeadraceError, LoadError, Model, PrivateModules, one_line
 from headrace_torch.conversion import kept_memory
 from headrace_torch.instance import Forward
-from headrace_torch.private_modules import PrivateModules
 from headrace_torch.torch_compile import compile_module, forget_compiled
 from headrace_torch.torch_process import first_line
 from headrace_torch.weights import load_weights
@@ -53,7 +52,7 @@ def open_eager(torch: Any, model: Model, file: Path, device: str, inputs: Sequen
     it has put itself, and its inputs go to where its first parameter is.
 
     Raises `LoadError` naming the file at fault; then nothing of the model's code is left."""
-    modules = PrivateModules((file.parent, model.path, model.path.parent))
+    modules = PrivateModules((file.parent, model.path, model.path.parent), {"torch"})
     try:
         return _open(torch, model, modules, file, device, inputs)
     except BaseException as error:
@@ -84,7 +83,7 @@ def _open(torch: Any, model: Model, modules: PrivateModules, file: Path, device:
 
     def close() -> None:
         if is_compiled:
-            forget_compiled(torch, modules.functions())
+            forget_compiled(torch, modules)
         modules.close()
 
     return Forward(

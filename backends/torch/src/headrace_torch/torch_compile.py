@@ -14,14 +14,14 @@ import stat
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from headrace import BackendError, LoadError, Model, ModelConfig, Tensors, dtypes
+from headrace import BackendError, LoadError, Model, ModelConfig, PrivateModules, Tensors, dtypes
 from headrace_torch.compile_options import KEY, parse_options
 from headrace_torch.instance import ForwardInstance
 from headrace_torch.parameters import is_trusted
@@ -65,11 +65,15 @@ def _compile(torch: Any, model: Model, module: Any, device: str, options: dict[s
         raise LoadError(f"model '{model.name}': parameter '{KEY}': {first_line(error)}") from error
 
 
-def forget_compiled(torch: Any, functions: Iterable[FunctionType]) -> None:
-    """Have PyTorch forget what it has compiled of ``functions``. It would keep it as long as these live, and these as
-    long as it keeps that."""
-    for each in functions:
-        torch._dynamo.eval_frame.remove_from_cache(each)
+def forget_compiled(torch: Any, modules: PrivateModules) -> None:
+    """Have PyTorch forget what it has compiled of the functions and methods of ``modules``. It would keep it as long as
+    these live, and these as long as it keeps that."""
+    for module in modules.loaded():
+        named = list(vars(module).values())
+        classes = [each for each in named if isinstance(each, type) and each.__module__ == module.__name__]
+        for each in [*named, *(member for kind in classes for member in vars(kind).values())]:
+            if isinstance(each, FunctionType):
+                torch._dynamo.eval_frame.remove_from_cache(each)
 
 
 def _prepare_inductor(model: Model, device: str) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
 
+import numpy as np
+import psutil
 import pytest
 
-from headrace_torch.private_modules import PrivateModules
+from headrace import PrivateModules
 
 Load = Callable[..., ModuleType]
 
@@ -27,7 +29,7 @@ def load_model(tmp_path: Path) -> Iterator[Load]:
                 path = folder / f"{file.replace('__', '/').replace('/init', '/__init__')}.py"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(dedent(text))
-            modules = PrivateModules((folder, folder.parent))
+            modules = PrivateModules((folder, folder.parent), {"pytest"}, {"OWNER": name})
             stack.callback(modules.close)
             return modules.load(folder / "model.py")
 
@@ -79,13 +81,24 @@ def test_a_module_that_another_model_has_put_on_the_path_is_not_taken(
     assert load_model("a", model="import helper\nSAID = helper.X", helper="X = 'mine'").SAID == "mine"
 
 
-def test_a_file_beside_the_model_hides_neither_python_nor_pytorch(load_model: Load) -> None:
-    code = "import json, torch\nSAID = json.dumps([]), torch.ones(1).item()"
-    assert load_model("a", model=code, json="", torch="").SAID == ("[]", 1)
+def test_a_file_beside_the_model_hides_neither_python_nor_what_is_reserved(load_model: Load) -> None:
+    code = "import json, pytest\nSAID = json.dumps([]), pytest.raises"
+    assert ("[]", pytest.raises) == load_model("a", model=code, json="", pytest="").SAID
+
+
+def test_every_module_has_what_its_owner_gives_it(load_model: Load) -> None:
+    code = "import helper\nSAID = OWNER, helper.SAID"
+    assert [load_model(name, model=code, helper="SAID = OWNER").SAID for name in "ab"] == [("a", "a"), ("b", "b")]
+
+
+def test_a_folder_without_an_init_is_a_package_where_nothing_installed_has_its_name(load_model: Load) -> None:
+    code = "from parts.inner import X\nSAID = X"
+    assert load_model("a", model=code, parts__inner="X = 1").SAID == 1
 
 
 def test_a_folder_of_data_hides_no_installed_package(load_model: Load) -> None:
-    assert load_model("a", model="import pytest\nSAID = pytest.raises", pytest__part="").SAID is pytest.raises
+    assert load_model("a", model="import numpy\nSAID = numpy.array", numpy__part="").SAID is np.array
+    assert load_model("b", model="import psutil\nSAID = psutil.Process", psutil__part="").SAID is psutil.Process
 
 
 def test_a_missing_module_is_named_as_it_was_imported(load_model: Load) -> None:
