@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -114,3 +116,14 @@ def test_what_is_closed_is_forgotten(tmp_path: Path) -> None:
     assert len([name for name in sys.modules if modules.has(name)]) == 3
     modules.close()
     assert not [name for name in sys.modules if modules.has(name)]
+
+
+def test_what_is_closed_is_held_by_nobody(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("")
+    modules = PrivateModules((tmp_path,))
+    modules.load(tmp_path / "model.py")
+    modules.close()
+    gone = weakref.ref(modules)
+    del modules
+    gc.collect()
+    assert gone() is None
