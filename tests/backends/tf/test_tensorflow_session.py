@@ -347,12 +347,13 @@ def test_four_instances_answer_side_by_side(models: Any, share: str) -> None:
             np.testing.assert_array_equal(answer["y"], 2 * x)
             return int(np.asarray(answer["n"])[0, 0])
 
-        numbers = sorted(pool.map(ask, range(200)))
+        numbers = list(pool.map(ask, range(200)))  # one counts, and another before it has read how far
         assert len(server.served("m")[0].workers) == 4
+        last = ask(200)
     if share == "4":
-        assert numbers == list(range(1, 201))
+        assert last == 201
     else:
-        assert numbers[-1] < 200  # nobody has counted them all
+        assert max(numbers) < 200  # nobody has counted them all
 
 
 def test_a_session_is_closed_if_its_variables_cannot_be_restored(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,9 +127,9 @@ def test_unpacking_takes_time_in_proportion() -> None:
 
     def seconds(size: int) -> float:
         packed = zlib.compress(bytes(size), 0)
-        began = time.process_time()
+        began = time.thread_time()
         assert len(inflate(packed, DEFLATE, 1 << 30)) == size
-        return time.process_time() - began
+        return time.thread_time() - began
 
     assert seconds(64 * MIB) < 8 * seconds(16 * MIB) + 0.1
 
