@@ -161,14 +161,8 @@ def place_files(model: Model, options: Mapping[str, str]) -> dict[str, str]:
     """
     for key in options:
         if key in _REPOSITORY_ONLY:
-            refuse_if_sent(model, key)
+            model.refuse_if_sent(f"'{key}'")
     return {key: _PLACED[key](model, key, value) if key in _PLACED else value for key, value in options.items()}
-
-
-def refuse_if_sent(model: Model, key: str) -> None:
-    """Raise `ConfigError` if the setting ``key`` was not written by whoever keeps the repository."""
-    if model.is_sent:
-        raise ConfigError(f"'{key}' of model '{model.name}' came with a load request: it counts in the repository only")
 
 
 def _path(model: Model, key: str, value: str) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 
 from headrace import ConfigError, Device, LoadError, Model, check_onnx_references, one_line, threads_per_instance
 from headrace_onnx import providers
-from headrace_onnx.parameters import refuse_if_sent
 
 log = logging.getLogger("headrace.onnxruntime")
 
@@ -124,7 +123,7 @@ def _profile(model: Model, backend_options: Mapping[str, str]) -> Path:
     Raises `ConfigError` unless whoever runs the server has named a directory, which is not in the model repository: a
     file that appears there would have the model loaded again.
     """
-    refuse_if_sent(model, "enable_profiling")
+    model.refuse_if_sent("'enable_profiling'")
     option = "profiling-directory"
     if not (told := backend_options.get(option, "")):
         raise ConfigError(
@@ -145,8 +144,8 @@ def _register_libraries(options: Any, model: Model) -> None:
     They are native code: an absolute path is refused by validation, and any in a config that was sent here.
     """
     for library in model.config.model_operations.op_library_filename:
-        refuse_if_sent(model, "op_library_filename")
-        path = model.resource(library if (model.path / library).exists() else f"../{library}")
+        model.refuse_if_sent("'op_library_filename'")
+        path = model.resource_or_above(library)
         try:
             options.register_custom_ops_library(str(path))
         except Exception as error:  # pybind raises classes of its own

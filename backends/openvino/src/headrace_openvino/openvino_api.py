@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace import ConfigError, LoadError, Model, one_line
+from headrace import LoadError, Model, one_line
 
 #: How the lines of an error begin that say where in its own source OpenVINO raised it.
 _PLACES = ("Exception from ", "Check '")
@@ -38,12 +38,8 @@ def open_core(model: Model) -> Any:
 def _add_extension(core: Any, model: Model) -> None:
     """Native code: from the version's directory or the model's, and written there by whoever keeps the repository."""
     name = model.parameters.cpu_extension_path
-    if model.is_sent:
-        raise ConfigError(
-            f"parameter 'CPU_EXTENSION_PATH' of model '{model.name}' came with a load request: it counts in the "
-            "repository only"
-        )
-    path = model.resource(name if (model.path / name).exists() else f"../{name}")
+    model.refuse_if_sent("parameter 'CPU_EXTENSION_PATH'")
+    path = model.resource_or_above(name)
     try:
         core.add_extension(str(path))
     except Exception as error:  # pybind raises classes of its own

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from headrace import ConfigError, LoadError, Model, one_line
+from headrace import LoadError, Model, one_line
 from headrace_tf.tensorflow_process import log, own_operators, registered_operators, reword
 
 _lock = threading.Lock()
@@ -31,19 +31,14 @@ def load_libraries(tensorflow: Any, model: Model) -> frozenset[str]:
     names = model.config.model_operations.op_library_filename
     if not names:
         return frozenset()
-    if model.is_sent:
-        raise ConfigError(
-            f"op_library_filename '{one_line(names[0])}' of model '{model.name}' came with a load request: libraries "
-            "of operators count in the repository only",
-            field="model_operations.op_library_filename",
-        )
+    model.refuse_if_sent(f"op_library_filename '{one_line(names[0])}'", "model_operations.op_library_filename")
     with _lock:
         own_operators()  # as they are before anybody adds to them
         return frozenset().union(*(_load(tensorflow, model, name) for name in names))
 
 
 def _load(tensorflow: Any, model: Model, name: str) -> frozenset[str]:
-    path = model.resource(name if (model.path / name).exists() else f"../{name}")
+    path = model.resource_or_above(name)
     lead = f"unable to load model '{model.name}': '{path}'"
     try:
         digest = sha256(path.read_bytes()).hexdigest()

@@ -72,10 +72,8 @@ def open_session(model: Model, options: BackendOptions) -> OpenSession:
 
     Raises `LoadError` naming the file at fault, or `ConfigError`.
     """
-    if model.parameters.trust and model.is_sent:
-        raise ConfigError(
-            f"parameter 'trust' of model '{model.name}' came with a load request: it counts in the repository only"
-        )
+    if model.parameters.trust:
+        model.refuse_if_sent("parameter 'trust'")
     tensorflow = load_engine()
     libraries = load_libraries(tensorflow, model)
     frozen = is_frozen(model)
@@ -142,7 +140,7 @@ def _init_ops(model: Model) -> list[str]:
     name = model.parameters.init_ops_file
     if not name:
         return []
-    path: Path = model.resource(name if (model.path / name).exists() else f"../{name}")
+    path: Path = model.resource_or_above(name)
     try:
         found = json.loads(path.read_bytes())["init_ops"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:

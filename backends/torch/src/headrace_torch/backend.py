@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headrace import (
     Backend,
     ConfigError,
@@ -76,12 +78,10 @@ class PyTorch(Backend):
         is_shared = model.parameters.enable_weight_sharing
         forward: Forward = model.shared.get(device, make) if is_shared else make()
         kind = CompiledInstance if forward.is_compiled else ForwardInstance
-        stream = None
-        if model.device.kind == "gpu":
-            torch.cuda.synchronize(device)  # what a module computes when it is made, it does not on this stream
-            stream = torch.cuda.Stream(device)
         try:
-            return kind(torch, forward, model, inputs, outputs, owns=not is_shared, stream=stream)
+            return kind(
+                torch, forward, model, inputs, outputs, owns=not is_shared, stream=_stream(torch, model, device)
+            )
         except ConfigError:  # the names of its inputs and outputs
             if not is_shared:
                 forward.close()
@@ -101,8 +101,15 @@ class PyTorch(Backend):
         is_shared = model.parameters.enable_weight_sharing
         count = sum(group.count or 1 for group in model.config.instance_group) or 1 if is_shared else 1
         program: Program = model.shared.get(device, make) if is_shared else make()
-        stream = torch.cuda.Stream(device) if model.device.kind == "gpu" else None
-        return ProgramInstance(torch, program, model, owns=not is_shared, stream=stream)
+        return ProgramInstance(torch, program, model, owns=not is_shared, stream=_stream(torch, model, device))
+
+
+def _stream(torch: Any, model: Model, device: str) -> Any:
+    """The CUDA stream of an instance; None on other devices."""
+    if model.device.kind != "gpu":
+        return None
+    torch.cuda.synchronize(device)  # what is computed or copied while a model is opened is not on this stream
+    return torch.cuda.Stream(device)
 
 
 def _is_pt2(config: ModelConfig) -> bool:

@@ -77,9 +77,6 @@ HOW_TO_TRUST = "if you trust who made it, set the model's parameter 'trust' to '
 
 def is_trusted(model: Model) -> bool:
     """Whether ``model`` may do more than compute. Raises `ConfigError` where whoever asked for the load says so."""
-    if model.parameters.trust and model.is_sent:
-        raise ConfigError(
-            f"parameter 'trust' of model '{model.name}' came with a load request: it counts in the repository only",
-            field="parameters['trust']",
-        )
+    if model.parameters.trust:
+        model.refuse_if_sent("parameter 'trust'", "parameters['trust']")
     return bool(model.parameters.trust)

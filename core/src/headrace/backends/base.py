@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from headrace.backends.sharing import Shared
 from headrace.config.confinement import one_line, why_path_leaves
-from headrace.errors import HeadraceError, LoadError
+from headrace.errors import ConfigError, HeadraceError, LoadError
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.request import InferRequest
@@ -131,6 +131,19 @@ class Model:
         if not path.exists():
             raise LoadError(f"no file '{path}' for model '{self.name}' version {self.version}")
         return path
+
+    def resource_or_above(self, relative: str) -> Path:
+        """`resource`, or where the version has no such file, that of the model's directory, which all versions use."""
+        return self.resource(relative if (self.path / relative).exists() else f"../{relative}")
+
+    def refuse_if_sent(self, setting: str, field: str = "") -> None:
+        """Raise `ConfigError` if ``setting``, in words, was not written by whoever keeps the repository: for what gives
+        a model more rights than to compute, such as libraries of native code. ``field`` is that of the config."""
+        if self.is_sent:
+            raise ConfigError(
+                f"{setting} of model '{self.name}' came with a load request: it counts in the repository only",
+                field=field,
+            )
 
 
 class Backend(ABC):
