@@ -1,22 +1,25 @@
-"""Headrace beside each engine called in a loop, with the batch sizes that Headrace ran and as many threads.
+"""Headrace beside each engine alone, with as many threads.
 
-What two cores allow: at one connection, client, server and engine work one after the other; at more they
-share the cores. With the CPU time of the load generator and of the engine as measured, and the 40 us a request that the
-server may take, that is a bound for the rate, and at most what the engine does alone.
+At one connection that is the engine behind a bare socket, with the same load: client, server and engine work one after
+the other there, and the machine takes its time to wake each. At more it is the engine called in a loop, with the batch
+sizes that Headrace ran, and all share the cores: with the CPU time of the load generator and of the engine as measured,
+and the 40 us a request that the server may take, there is a bound for the rate, and at most what the engine does alone.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import frameworks
 import load
 import servers
+from bare_socket import BareSocket
 from frameworks import FRAMEWORKS, Alone, Direct, config_of, write_networks
 from measure import Case, Run, as_json, compare
 from networks import NETWORKS, SHAPES
@@ -24,7 +27,7 @@ from report import Section, Target
 from servers import Running
 from settings import Settings, need_modules, need_wrk
 
-CONNECTIONS = (1, 16)
+MANY = 16
 SHARE_WANTED = 0.95
 OWN_US_WANTED = 40.0
 #: Of every engine and its instance, so that what is compared computes alike.
@@ -47,24 +50,44 @@ def engines(settings: Settings) -> Section:
         folder = write_networks(Path(made))
         for engine in frameworks.installed():
             _set_config(folder, engine, 1, THREADS)
-            with _server(folder, engine) as server, Alone(engine, folder, THREADS) as alone:
+            with (
+                _server(folder, engine) as server,
+                Alone(engine, folder, THREADS) as alone,
+                BareSocket(engine, folder, THREADS) as bare,
+            ):
                 for network in NETWORKS:
-                    for connections in CONNECTIONS:
-                        _measure(settings, section, server, alone, engine, network, connections)
+                    ask = partial(_measure, settings, section, server, engine, network)
+                    ask(1, partial(_behind_a_socket, bare, engine, network, settings.seconds))
+                    ask(MANY, partial(_in_a_loop, alone, network, settings.seconds))
     section.rows.sort(key=lambda row: (list(NETWORKS).index(row[0]), int(row[2])))
     return section
 
 
+def _behind_a_socket(bare: BareSocket, engine: str, network: str, seconds: float, run: Run) -> Direct:
+    return bare.ask(_case(engine, network, 1), seconds)
+
+
+def _in_a_loop(alone: Alone, network: str, seconds: float, run: Run) -> Direct:
+    return alone.loop(network, seconds, run.batches)
+
+
 def _measure(
-    settings: Settings, section: Section, server: Running, alone: Alone, engine: str, network: str, connections: int
+    settings: Settings,
+    section: Section,
+    server: Running,
+    engine: str,
+    network: str,
+    connections: int,
+    alone: Callable[[Run], Direct],
 ) -> None:
+    """A row; ``alone`` is what the engine does without Headrace after it did a run."""
     case = _case(engine, network, connections)
     runs: list[Run] = []
     direct: list[Direct] = []
     for _ in range(settings.runs):
         [run] = compare(case, [server], 1, settings.seconds)[server.name]
         runs.append(run)
-        direct.append(alone.loop(network, settings.seconds, run.batches))
+        direct.append(alone(run))
     shares = [run.rps / each.rows_per_s for run, each in zip(runs, direct, strict=True)]
     bounds = [bound(run, each, connections) / each.rows_per_s for run, each in zip(runs, direct, strict=True)]
     reached = median(share / most for share, most in zip(shares, bounds, strict=True))
@@ -90,9 +113,9 @@ def _measure(
 
 def bound(run: Run, alone: Direct, connections: int) -> float:
     """Requests a second that this machine allows, if the server takes the CPU time that it may and no more."""
-    each_us = alone.cpu_us + run.client_us + OWN_US_WANTED
     if connections == 1:
-        return 1e6 / (each_us - alone.cpu_us + 1e6 / alone.rows_per_s)
+        return alone.rows_per_s
+    each_us = alone.cpu_us + run.client_us + OWN_US_WANTED
     return min(alone.rows_per_s, (os.cpu_count() or 1) * 1e6 / each_us)
 
 
@@ -109,7 +132,7 @@ def threads(settings: Settings) -> Section:
                 _set_config(folder, engine, instances, count)
                 with _server(folder, engine) as server:
                     for network in ("mlp", "transformer"):
-                        case = _case(engine, network, max(CONNECTIONS))
+                        case = _case(engine, network, MANY)
                         runs = compare(case, [server], settings.runs, settings.seconds)[server.name]
                         rate, cpu_us = median(run.rps for run in runs), median(run.server_us for run in runs)
                         found.setdefault((network, engine), []).append(f"{rate:,.0f} ({cpu_us:,.0f})")
@@ -133,10 +156,14 @@ def _server(folder: Path, engine: str) -> Iterator[Running]:
 
 
 def _case(engine: str, network: str, connections: int) -> Case:
+    """No two requests alike."""
     model = f"{network}_{engine}"
-    body = load.binary_body(model, {"INPUT0": (1, *SHAPES[network])})
-    name = f"{network}, {engine}, {connections}"
-    return Case(name, lambda server: model, lambda server, seconds: load.wrk(server, body, connections, seconds))
+    given = f"INPUT0:{','.join(map(str, (1, *SHAPES[network])))}"
+
+    def put(server: Running, seconds: float) -> load.Seen:
+        return load.wrk(server, load.Body(model, b""), connections, seconds, load.VARIED, 1, ("binary", given))
+
+    return Case(f"{network}, {engine}, {connections}", lambda server: model, put)
 
 
 def _bold(text: str, is_missed: bool) -> str:

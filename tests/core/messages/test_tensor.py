@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +13,10 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, 
 
 from headrace.errors import InvalidArgument
 from headrace.messages import dtypes
+from headrace.messages.dtypes import DataType
 from headrace.messages.tensor import BytesTensor, as_tensor, concatenate, data_type, wire_view
+
+Array: TypeAlias = "npt.NDArray[Any]"
 
 strings = st.lists(st.binary(max_size=12), max_size=8)
 
@@ -52,6 +58,29 @@ def test_stacked_strings_split_into_the_rows_they_came_from(first: list[bytes], 
     assert isinstance(stacked, BytesTensor)
     assert stacked.rows(0, len(first)).items() == first
     assert stacked.rows(len(first), len(first) + len(second)).items() == second
+
+
+ORDERS: dict[str, Callable[[Array], Array]] = {
+    "as they are": lambda array: array,
+    "backwards": lambda array: array[::-1],
+    "in Fortran's order": np.asfortranarray,
+    "every other": lambda array: np.repeat(array, 2, axis=0)[::2],
+}
+
+
+@pytest.mark.parametrize("dtype", [each for each in dtypes.ALL if each is not dtypes.BYTES], ids=str)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dims", [(), (4,), (0,), (2, 3), (1, 40_000)], ids=str)
+def test_arrays_are_stacked_as_numpy_stacks_them(dtype: DataType, order: str, dims: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(0)
+    parts = [ORDERS[order](generator.integers(0, 2, (rows, *dims)).astype(dtype.numpy)) for rows in (1, 2, 0, 3)]
+    stacked = concatenate(parts)
+    assert isinstance(stacked, np.ndarray)
+    expected = np.concatenate(parts)
+    assert (stacked.dtype, stacked.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(stacked, expected)
+    assert stacked.flags.writeable, "a backend may ask for memory that can be written to"
+    assert not any(np.shares_memory(stacked, part) for part in parts)
 
 
 @pytest.mark.parametrize("data", [b"\x01", b"\x05\x00\x00\x00ab", b"\xff\xff\xff\xff"])

@@ -1,0 +1,91 @@
+"""An engine behind a bare socket: the least that a server in Python can be.
+
+A blocking thread reads a request, has the engine compute what its body ends with, and writes that back. It knows no
+protocol to speak of, no other connection, no errors and no statistics; but like any server it is woken for every
+request, with caches that others have used meanwhile, which an engine in a loop is not.
+``bare_socket.py ENGINE FOLDER THREADS`` serves what frameworks.py has written into FOLDER, one connection after the
+other, and says of each what CPU time a request took, in microseconds.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from frameworks import FRAMEWORKS, Call, Direct
+from measure import Case
+from networks import NETWORKS, SHAPES
+from servers import Running
+
+_HEAD_END = b"\r\n\r\n"
+_SIZE = b"Content-Length: "
+_MOST_BYTES = 1 << 20
+
+
+class BareSocket:
+    """``engine`` behind a bare socket, in a process of its own. A context manager."""
+
+    def __init__(self, engine: str, folder: Path, threads: int) -> None:
+        words = [sys.executable, __file__, engine, str(folder), str(threads)]
+        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._said = self._process.stdout
+        self._server = Running("bare socket", self._process.pid, int(self._said.readline()))
+
+    def __enter__(self) -> BareSocket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    def ask(self, case: Case, seconds: float) -> Direct:
+        """Put the load of ``case``, which is one connection's, on it; raises `load.LoadFailed`."""
+        for part_s in (min(1.0, seconds), seconds):  # the first is the warm-up
+            seen = case.put(self._server, part_s)
+            cpu_us = float(self._said.readline())
+        return Direct(seen.rps, cpu_us)
+
+
+def _serve(engine: str, folder: Path, threads: int) -> None:
+    calls = {
+        f"{each}_{engine}": FRAMEWORKS[engine].open(folder / f"{each}_{engine}" / "1", threads) for each in NETWORKS
+    }
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        while True:
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with connection:
+                if data := connection.recv(_MOST_BYTES):  # wrk looks first whether anybody listens
+                    model = data.split(b"/", 4)[3].decode()
+                    print(_answer(connection, data, calls[model], SHAPES[model.removesuffix(f"_{engine}")]), flush=True)
+
+
+def _answer(connection: socket.socket, data: bytes, call: Call, shape: tuple[int, ...]) -> float:
+    """Answer ``data`` and whatever follows; return the CPU time that a request took, in microseconds."""
+    size, used, count = 4 * prod(shape), time.process_time(), 0
+    with suppress(ConnectionError):  # wrk goes in the middle of a request
+        while data:
+            end = data.index(_HEAD_END)
+            begin = data.index(_SIZE) + len(_SIZE)
+            total = end + len(_HEAD_END) + int(data[begin : data.index(b"\r", begin)])
+            while len(data) < total:
+                data += connection.recv(_MOST_BYTES)
+            # OpenVINO takes only what may be written to.
+            rows = np.frombuffer(bytearray(data), np.float32, size // 4, len(data) - size).reshape(1, *shape)
+            answer = call(rows).tobytes()
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer))
+            count += 1
+            data = connection.recv(_MOST_BYTES)
+    return (time.process_time() - used) / max(1, count) * 1e6
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
