@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
-    from headrace.config.padding import inputs_of_padding
     from headrace.config.parameters import read_isolation
     from headrace.config.parse import read_config
     from headrace.engine import Caller, Engine, Entrance, Interceptor, ModelView
@@ -143,7 +142,6 @@ _HOMES = {
     "headrace.config.model_config_pb2": ("ModelConfig", "ModelInput", "ModelInstanceGroup", "ModelOutput"),
     "headrace.config.option_groups": ("OptionGroup",),
     "headrace.config.options": ("ServerOptions",),
-    "headrace.config.padding": ("inputs_of_padding",),
     "headrace.config.parameters": ("read_isolation",),
     "headrace.config.parse": ("read_config",),
     "headrace.engine": ("Caller", "Engine", "Entrance", "Interceptor", "ModelView"),
@@ -295,7 +293,6 @@ __all__ = [
     "dtypes",
     "ending",
     "hookimpl",
-    "inputs_of_padding",
     "metric_without_value",
     "names_all_tensors",
     "one_line",

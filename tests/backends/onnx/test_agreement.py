@@ -172,6 +172,27 @@ def test_a_ragged_input_must_be_flat_in_the_graph(graphs: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (
+            'target_name: "B2" data_type: TYPE_FP32',
+            "unexpected inference input 'B2', allowed inputs are: A, B",
+        ),
+        (
+            'target_name: "B" data_type: TYPE_INT32',
+            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'B', "
+            "model provides TYPE_FP32",
+        ),
+    ],
+)
+def test_a_batch_input_must_be_an_input_of_the_graph(graphs: Any, made: str, reason: str) -> None:
+    batch_input = f'batch_input {{ kind: BATCH_ELEMENT_COUNT {made} source_input: "A" }}'
+    error = refusal(graphs, graphs.add(), f"max_batch_size: 4 {A} {S} {batch_input}")
+    assert isinstance(error, ConfigError)
+    assert error.message == reason
+
+
 def test_a_sequence_control_must_be_an_input_of_the_graph(graphs: Any) -> None:
     control = 'sequence_batching { control_input { name: "START" control { int32_false_true: [0, 1] } } }'
     error = refusal(graphs, graphs.add(), f"max_batch_size: 4 {A} {B} {S} {control}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import Any
 
@@ -78,6 +79,20 @@ def test_a_shape_that_the_file_does_not_know_is_the_configs(models: Any) -> None
     models.config(config(io("input", "x"), io("output", "y")))
     with serve(models.root) as server:
         np.testing.assert_array_equal(server.infer("m", {"x": X}).outputs["y"], 2 * X)
+
+
+def test_what_is_padded_comes_with_its_mask(models: Any) -> None:
+    """Of no shape that the file knows: the mask has a row for each, as long as the bucket."""
+
+    def build() -> None:
+        tf.reduce_sum(placeholder(shape=(None, None)) * placeholder("mask", None), axis=1, keepdims=True, name="y")
+
+    models.frozen(build)
+    mask = {"name": "mask", "data_type": "TYPE_FP32"}
+    padding = json.dumps({"pad": [{"input": "x", "axis": 0, "buckets": [4], "value": 9, "mask": mask}]})
+    models.config(config(io("input", "x", "[-1]"), io("output", "y", "[1]"), models.parameters(padding=padding)))
+    with serve(models.root) as server:
+        np.testing.assert_array_equal(server.infer("m", {"x": X}).outputs["y"], X.sum(1, keepdims=True))
 
 
 def test_a_scalar_is_one_value(models: Any) -> None:

@@ -1,7 +1,9 @@
-"""Weights that instances share, and sequences with controls and state: TorchScript and programs of torch.export."""
+"""Weights that instances share, and inputs that no client sends: those of sequences, with controls and state, and of
+ragged batches and padding. TorchScript and programs of torch.export."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,15 +50,13 @@ class RunningSum(torch.nn.Module):
 
 @pytest.fixture(params=["script", "program"])
 def save(request: pytest.FixtureRequest, scripts: Any, programs: Any) -> Any:
-    """Saves a module with examples of its inputs; gives the repository."""
+    """Saves a module with examples of its inputs, and the sizes of them that may vary; gives the repository."""
 
-    def saved(module: torch.nn.Module, *examples: torch.Tensor) -> Path:
+    def saved(module: torch.nn.Module, *examples: torch.Tensor, shapes: Any = None) -> Path:
         if request.param == "script":
             scripts.save(module)
             return Path(scripts.root)
-        rows = torch.export.Dim("rows", min=1, max=4)
-        batched = [{0: rows} for _ in examples] if len(examples) > 1 else None
-        programs.save(module, *examples, dynamic_shapes=batched)
+        programs.save(module, *examples, dynamic_shapes=shapes)
         return Path(programs.root)
 
     return saved
@@ -87,7 +87,8 @@ def test_an_instance_that_closes_leaves_shared_weights_to_the_others(save: Any) 
 
 
 def test_a_sequence_is_told_its_start_and_keeps_its_state(save: Any) -> None:
-    repository = save(RunningSum(), *[torch.zeros(2, 1) for _ in range(3)])
+    rows = torch.export.Dim("rows", min=1, max=4)
+    repository = save(RunningSum(), *[torch.zeros(2, 1) for _ in range(3)], shapes=[{0: rows} for _ in range(3)])
     (repository / "m" / "config.pbtxt").write_text(f'backend: "pytorch" {SUMS}')
     with (
         serve(repository, listen=True) as server,
@@ -105,6 +106,48 @@ def test_a_sequence_is_told_its_start_and_keeps_its_state(save: Any) -> None:
         assert send(20, 8, sequence_end=True) == 30
         assert send(3, 7, sequence_end=True) == 6
         assert send(5, 7, sequence_start=True, sequence_end=True) == 5, "a sequence of the same number starts anew"
+
+
+class SumOfElements(torch.nn.Module):
+    def forward(self, x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+        total = x.cumsum(0)[sizes - 1]
+        return torch.diff(total, prepend=torch.zeros(1)).unsqueeze(1)
+
+
+def test_a_ragged_input_comes_with_its_batch_input(save: Any) -> None:
+    elements, ends = torch.export.Dim("elements", min=2, max=99), torch.export.Dim("ends", min=1, max=4)
+    repository = save(
+        SumOfElements(), torch.zeros(5), torch.tensor([2, 5], dtype=torch.int32), shapes=[{0: elements}, {0: ends}]
+    )
+    (repository / "m" / "config.pbtxt").write_text("""backend: "pytorch" max_batch_size: 4
+        input { name: "x" data_type: TYPE_FP32 dims: [-1] allow_ragged_batch: true }
+        batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "sizes" data_type: TYPE_INT32
+                      source_input: "x" }
+        output { name: "sum__0" data_type: TYPE_FP32 dims: [1] }
+        """)
+    with serve(repository) as server:
+        found = server.infer("m", {"x": np.array([[1, 2, 3.5]], np.float32)}).outputs["sum__0"]
+    np.testing.assert_array_equal(np.asarray(found), [[6.5]])
+
+
+class MaskedSum(torch.nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x * mask).sum(1, keepdim=True)
+
+
+def test_what_is_padded_comes_with_its_mask(save: Any) -> None:
+    rows, length = torch.export.Dim("rows", min=1, max=4), torch.export.Dim("length", min=2, max=8)
+    repository = save(MaskedSum(), torch.zeros(2, 4), torch.zeros(2, 4), shapes=[{0: rows, 1: length}] * 2)
+    mask = {"name": "mask", "data_type": "TYPE_FP32"}
+    padding = json.dumps({"pad": [{"input": "x", "axis": 0, "buckets": [4, 8], "value": 9, "mask": mask}]})
+    (repository / "m" / "config.pbtxt").write_text(f"""backend: "pytorch" max_batch_size: 4
+        input {{ name: "x" data_type: TYPE_FP32 dims: [-1] }}
+        output {{ name: "sum__0" data_type: TYPE_FP32 dims: [1] }}
+        parameters {{ key: "padding" value {{ string_value: {json.dumps(padding)} }} }}
+        """)
+    with serve(repository) as server:
+        found = server.infer("m", {"x": np.array([[1, 2, 3]], np.float32)}).outputs["sum__0"]
+    np.testing.assert_array_equal(np.asarray(found), [[6]])
 
 
 def test_where_a_package_tells_nothing_the_config_is_believed_of_controls_and_state() -> None:

@@ -11,9 +11,8 @@ from google.protobuf import text_format
 
 from headrace.config.config_json import config_to_json
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.padding import PaddingRules, inputs_of_padding
+from headrace.config.padding import PaddingRules
 from headrace.errors import ConfigError, InvalidArgument
-from headrace.messages import dtypes
 
 CONFIG = """name: "m" max_batch_size: 8
 input { name: "x" data_type: TYPE_INT32 dims: [-1, 4] }
@@ -69,13 +68,6 @@ def test_outputs_follow_the_first_pad_of_their_variable_axis_unless_it_is_said_w
     said = rules({"pad": [PAD], "unpad": [{"output": "y", "axis": 0, "input": "x"}]})
     assert [(cut.axis, cut.pad.name, cut.must) for cut in said.cuts["y"]] == [(0, "x", True)]
     assert rules({"pad": [PAD], "unpad": []}).cuts == {}
-
-
-def test_what_the_server_makes_is_told_to_backends() -> None:
-    model = text_format.Parse(CONFIG, ModelConfig())
-    length, mask = {"name": "n", "data_type": "TYPE_INT32"}, {"name": "there", "data_type": "TYPE_BOOL"}
-    model.parameters["padding"].string_value = json.dumps({"pad": [{**PAD, "length": length, "mask": mask}]})
-    assert inputs_of_padding(config_to_json(model)) == {"n": dtypes.INT32, "there": dtypes.BOOL}
 
 
 @pytest.mark.parametrize(

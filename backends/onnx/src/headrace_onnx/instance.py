@@ -49,17 +49,14 @@ class Plan:
 
     @classmethod
     def of(cls, config: ModelConfig, graph: Graph) -> Plan:
-        batching = config.sequence_batching
-        told = [control.name for control in batching.control_input] + [state.input_name for state in batching.state]
-        given = [io.name for io in config.output] + [state.output_name for state in batching.state]
-        inputs = [{**graph.inputs, **graph.optional}[name] for name in (*(io.name for io in config.input), *told)]
-        outputs = [graph.outputs[name] for name in dict.fromkeys(given)]
-        dims = {io.name: tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims) for io in config.output}
+        told, known = Graph.of_config(config), {**graph.inputs, **graph.optional}
+        inputs = [known[name] for name in told.inputs]
+        outputs = [graph.outputs[name] for name in told.outputs]
         return cls(
-            [info.name for info in outputs],
+            list(told.outputs),
             tuple(info.name for info in inputs if info.datatype is dtypes.BYTES),
             tuple(info.name for info in inputs if not info.shape),
-            {info.name: dims[info.name] for info in outputs if not info.shape and info.name in dims},
+            {info.name: told.outputs[info.name].shape for info in outputs if not info.shape},
             any(info.datatype is dtypes.BF16 for info in [*inputs, *outputs]),
         )
 

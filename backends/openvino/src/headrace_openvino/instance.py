@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace import BackendError, Code, Instance, InvalidArgument, Model, Tensor, Tensors, dtypes
+from headrace import BackendError, Code, Graph, Instance, InvalidArgument, Model, Tensor, Tensors, dtypes
 from headrace_openvino.openvino_api import reword
 from headrace_openvino.ports import fixed_batch, graph_of, names_of
 
@@ -28,10 +28,10 @@ class OpenVinoInstance(Instance):
         self._inputs, self._outputs = names_of(compiled.inputs, config), names_of(compiled.outputs, config)
         self._rows = fixed_batch(compiled, config)
         self._pads = model.parameters.enable_batch_padding
-        dims = {io.name: tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims) for io in config.output}
+        told = Graph.of_config(config).outputs
         self._scalar_inputs = [name for name in self._inputs if not graph.inputs[name].shape]
         self._scalar_outputs = {
-            name: dims[name] for name in self._outputs if not graph.outputs[name].shape and name in dims
+            name: told[name].shape for name in self._outputs if not graph.outputs[name].shape and name in told
         }
         self._bfloat16 = [name for name in self._outputs if graph.outputs[name].datatype is dtypes.BF16]
         self._is_plain = not (self._scalar_inputs or self._rows)

@@ -14,6 +14,7 @@ from headrace import (
     AnyInstance,
     Backend,
     ConfigError,
+    Graph,
     Instance,
     LoadError,
     Model,
@@ -165,10 +166,8 @@ def _profiles_of(group: ModelInstanceGroup, engine: PlanEngine, model: str) -> l
 
 def _settings(model: Model, engine: PlanEngine, profiles: list[Profile]) -> ExecutionSettings:
     config, optimization = model.config, model.config.optimization
-    states = [state.output_name for state in config.sequence_batching.state]
     made = {name for batch in config.batch_input for name in batch.target_name}
     ragged = frozenset({io.name for io in config.input if io.allow_ragged_batch} | made)
-    outputs = frozenset({io.name for io in config.output} | set(states))
     has_graphs = optimization.cuda.graphs and not ragged
     most = max(profile.max_rows for profile in profiles)
     if config.max_batch_size > most:
@@ -181,7 +180,7 @@ def _settings(model: Model, engine: PlanEngine, profiles: list[Profile]) -> Exec
         name=model.instance_name,
         max_rows=config.max_batch_size,
         profiles=[profile.index for profile in profiles],
-        outputs=outputs,
+        outputs=frozenset(Graph.of_config(config).outputs),
         strategy=model.parameters.execution_context_allocation_strategy,
         graphs={profile.index: graph_specs(config, profile) for profile in profiles} if has_graphs else {},
         dims={io.name: tuple(io.reshape.shape if io.HasField("reshape") else io.dims) for io in config.input},

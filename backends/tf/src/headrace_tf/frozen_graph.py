@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from headrace import ConfigError, Graph, GraphTensor, LoadError, Model, ModelConfig, one_line
-from headrace_tf.model_graph import ModelGraph, default_of, graph_of, input_names, node_of, output_names, tensor_of
+from headrace_tf.model_graph import ModelGraph, default_of, graph_of, node_of, tensor_of
 
 _PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault")
 #: A placeholder without dims is a scalar in graphs of this version and later, and of any shape in those before
@@ -42,8 +42,9 @@ def read_frozen_graph(tensorflow: Any, model: Model, path: Path) -> ModelGraph:
             f"unable to load model '{model.name}', configuration expects {len(config.input)} inputs, model provides "
             f"at most {len(placeholders)}"
         )
-    tensors = {name: _tensor_named(name, placeholders, "input") for name in input_names(config)}
-    outputs = {name: _tensor_named(name, others, "output") for name in output_names(config)}
+    told = Graph.of_config(config)
+    tensors = {name: _tensor_named(name, placeholders, "input") for name in told.inputs}
+    outputs = {name: _tensor_named(name, others, "output") for name in told.outputs}
     inputs = {name: _placeholder(tensorflow, name, graph_def, placeholders[node_of(name)], config) for name in tensors}
     found = {name: default_of(tensorflow, graph_def, tensor) for name, tensor in tensors.items()}
     defaults = {name: value for name, value in found.items() if value is not None}

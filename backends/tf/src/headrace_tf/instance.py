@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace import BackendError, BytesTensor, Code, Instance, LoadError, Model, Tensors, dtypes
-from headrace_tf.model_graph import output_names
+from headrace import BackendError, BytesTensor, Code, Graph, Instance, LoadError, Model, Tensors, dtypes
 from headrace_tf.tensorflow_process import reword
 from headrace_tf.tensorflow_session import OpenSession, SessionPool
 
@@ -27,12 +26,12 @@ class TensorFlowInstance(Instance):
         infos = {**graph.graph.inputs, **graph.graph.optional}
         self._inputs = tuple(graph.inputs)
         self._defaults = {name: graph.defaults[name] for name in graph.graph.optional}
-        self._outputs = output_names(config)
-        dims = {io.name: tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims) for io in config.output}
+        told = Graph.of_config(config).outputs
+        self._outputs = tuple(told)
         self._string_inputs = [n for n, name in enumerate(self._inputs) if infos[name].datatype is dtypes.BYTES]
         self._scalar_inputs = [n for n, name in enumerate(self._inputs) if not infos[name].shape]
         self._scalar_outputs: Mapping[str, tuple[int, ...]] = {
-            name: dims[name] for name in self._outputs if not graph.graph.outputs[name].shape and name in dims
+            name: told[name].shape for name in self._outputs if not graph.graph.outputs[name].shape
         }
         options = config_pb2.CallableOptions()
         options.feed.extend(graph.inputs.values())

@@ -6,7 +6,7 @@ are (docs/spec/behaviours.md section 10.4).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -109,50 +109,19 @@ def require_fed(model: str, graph: ModelGraph, outputs: Iterable[str]) -> None:
             )
 
 
-def input_names(config: ModelConfig) -> Iterator[str]:
-    """Every tensor that an execution may be given."""
-    batching = config.sequence_batching
-    yield from (io.name for io in config.input)
-    yield from (control.name for control in batching.control_input)
-    yield from (state.input_name for state in batching.state)
-    yield from (target for each in config.batch_input for target in each.target_name)
-
-
-def output_names(config: ModelConfig) -> tuple[str, ...]:
-    """Every tensor that an execution gives."""
-    states = (state.output_name for state in config.sequence_batching.state)
-    return tuple(dict.fromkeys((*(io.name for io in config.output), *states)))
-
-
 def tensor_of(tensorflow: Any, name: str, enum: int, shape: Any, is_tensor: bool, config: ModelConfig) -> GraphTensor:
     """One input or output; ``shape`` is a ``TensorShapeProto``.
 
     The protocol has no shape without a rank: one that the file does not know is what the config says, as in Triton,
     and empty if the config says nothing.
     """
-    dims = shape_in_config(config, name) if shape.unknown_rank else tuple(dim.size for dim in shape.dim)
+    dims = tuple(dim.size for dim in shape.dim)
+    if shape.unknown_rank:
+        told = Graph.of_config(config)
+        found = told.inputs.get(name) or told.outputs.get(name)
+        dims = found.shape if found else ()
     enum %= _REFERENCE
     return GraphTensor(name, ELEMENT_TYPES.get(enum), tensorflow.dtypes.as_dtype(enum).name, dims, is_tensor)
-
-
-def shape_in_config(config: ModelConfig, name: str) -> tuple[int, ...]:
-    """The shape that the config gives ``name``, with the batch axis; empty if it does not name it."""
-    batch = (-1,) if config.max_batch_size > 0 else ()
-    given: Iterable[ModelInput | ModelOutput] = chain(config.input, config.output)
-    for io in given:
-        if io.name == name:
-            if io.HasField("reshape"):
-                return (*batch, *io.reshape.shape)
-            ragged = getattr(io, "allow_ragged_batch", False)
-            return (-1,) if ragged else (*batch, *io.dims)
-    told = {control.name for control in config.sequence_batching.control_input}
-    made = {target for each in config.batch_input for target in each.target_name}
-    if name in told:
-        return (*batch, 1)
-    for state in config.sequence_batching.state:
-        if name in (state.input_name, state.output_name):
-            return (*batch, *state.dims)
-    return (-1,) if name in made else ()
 
 
 def default_of(tensorflow: Any, graph_def: Any, tensor: str) -> npt.NDArray[Any] | None:

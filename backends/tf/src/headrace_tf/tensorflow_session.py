@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headrace import ConfigError, Device, LoadError, Model, check_against_graph, one_line
+from headrace import ConfigError, Device, Graph, LoadError, Model, check_against_graph, one_line
 from headrace_tf.frozen_graph import read_frozen_graph, with_outputs
-from headrace_tf.model_graph import ModelGraph, output_names, require_fed
+from headrace_tf.model_graph import ModelGraph, require_fed
 from headrace_tf.operator_check import check_operators
 from headrace_tf.operator_libraries import load_libraries
 from headrace_tf.parameters import BackendOptions
@@ -88,7 +88,7 @@ def open_session(model: Model, options: BackendOptions) -> OpenSession:
     if frozen:
         graph = with_outputs(tensorflow, model.config, graph, imported)
     check_against_graph(model.config, graph.graph)
-    require_fed(model.name, graph, output_names(model.config))
+    require_fed(model.name, graph, Graph.of_config(model.config).outputs)
     session = tensorflow.compat.v1.Session(graph=imported, config=session_config(tensorflow, model, options))
     try:
         _fill(model, session, graph, file_names)

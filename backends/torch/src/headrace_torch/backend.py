@@ -7,6 +7,7 @@ from typing import Any
 from headrace import (
     Backend,
     ConfigError,
+    Graph,
     Instance,
     Model,
     ModelConfig,
@@ -67,7 +68,8 @@ class PyTorch(Backend):
         device = device_of(torch, model)
         set_threads(torch, model, self.default_cpu_instances)
         set_jit(torch, model)
-        inputs, outputs = _names(model.config)
+        told = Graph.of_config(model.config)
+        inputs, outputs = list(told.inputs), list(told.outputs)
         code = find_code(model)
 
         def make() -> Forward:
@@ -131,15 +133,6 @@ def _complete_from_program(model: Model, default_rows: int) -> None:
     most = signature.most_rows
     rows = default_rows if most is None else min(default_rows, most)
     complete_from_graph(model.config, LeafNames(model.config, signature).graph(), rows)
-
-
-def _names(config: ModelConfig) -> tuple[list[str], list[str]]:
-    """The tensors that a model is given and that it gives, in the config's order, those of sequences last."""
-    batching = config.sequence_batching
-    inputs = [io.name for io in config.input]
-    inputs += [control.name for control in batching.control_input] + [state.input_name for state in batching.state]
-    outputs = [io.name for io in config.output] + [state.output_name for state in batching.state]
-    return inputs, list(dict.fromkeys(outputs))
 
 
 def _require_tensors(config: ModelConfig) -> None:

@@ -10,12 +10,7 @@ from headrace import (
     Graph,
     GraphTensor,
     ModelConfig,
-    ModelInput,
-    ModelOutput,
     check_against_graph,
-    config_to_json,
-    dtypes,
-    inputs_of_padding,
 )
 from headrace_torch.naming import positions
 from headrace_torch.program_signature import Leaf, ProgramSignature
@@ -30,19 +25,15 @@ class LeafNames:
     Raises `ConfigError` for names that follow no convention, or two."""
 
     def __init__(self, config: ModelConfig, signature: ProgramSignature) -> None:
-        batching = config.sequence_batching
-        taken = [io.name for io in config.input] + [name for each in config.batch_input for name in each.target_name]
-        taken += [control.name for control in batching.control_input] + [state.input_name for state in batching.state]
-        taken += inputs_of_padding(config_to_json(config))
-        given = [io.name for io in config.output] + [state.output_name for state in batching.state]
         self._config, self._signature = config, signature
-        self.inputs = _places(config, list(dict.fromkeys(taken)), signature.inputs, "input")
-        self.outputs = _places(config, list(dict.fromkeys(given)), signature.outputs, "output")
+        self._told = Graph.of_config(config)
+        self.inputs = _places(config, list(self._told.inputs), signature.inputs, "input")
+        self.outputs = _places(config, list(self._told.outputs), signature.outputs, "output")
 
     @property
     def ordered_inputs(self) -> list[str]:
         """A name for each input, in the order of the program's."""
-        return [tensor.name for tensor in self._tensors(self._signature.inputs, self.inputs)]
+        return list(self.graph().inputs)
 
     def require_agreement(self) -> None:
         """Raises `ConfigError`, or `LoadError` for a type that cannot be served, where the config says otherwise than
@@ -61,30 +52,23 @@ class LeafNames:
         check_against_graph(config, self.graph())
 
     def graph(self) -> Graph:
-        """The leaves by these names."""
-        inputs = self._tensors(self._signature.inputs, self.inputs)
-        outputs = self._tensors(self._signature.outputs, self.outputs)
-        return Graph({each.name: each for each in inputs}, {each.name: each for each in outputs})
+        """The leaves by these names, in the order of the program's; of what the file does not say, what the config
+        says."""
+        return Graph(
+            _tensors(self._signature.inputs, self.inputs, self._told.inputs),
+            _tensors(self._signature.outputs, self.outputs, self._told.outputs),
+        )
 
-    def _tensors(self, leaves: Sequence[Leaf], places: Mapping[str, int]) -> list[GraphTensor]:
-        names = {place: name for name, place in places.items()}
-        tensors = [replace(leaf.tensor, name=names.get(place, leaf.tensor.name)) for place, leaf in enumerate(leaves)]
-        return [each if leaf.is_known else self._told(each) for each, leaf in zip(tensors, leaves, strict=True)]
 
-    def _told(self, tensor: GraphTensor) -> GraphTensor:
-        """``tensor``, of which the file says nothing, as the config has it."""
-        batch = (-1,) if self._config.max_batch_size > 0 else ()
-        described: list[ModelInput | ModelOutput] = [*self._config.input, *self._config.output]
-        for io in described:
-            if io.name == tensor.name:
-                dims = io.reshape.shape if io.HasField("reshape") else io.dims
-                return replace(tensor, datatype=dtypes.BY_CONFIG_VALUE[io.data_type], shape=(*batch, *dims))
-        for state in self._config.sequence_batching.state:
-            if tensor.name in (state.input_name, state.output_name):
-                return replace(tensor, datatype=dtypes.BY_CONFIG_VALUE[state.data_type], shape=(*batch, *state.dims))
-        if any(tensor.name == control.name for control in self._config.sequence_batching.control_input):
-            return replace(tensor, shape=(*batch, 1))
-        return tensor
+def _tensors(
+    leaves: Sequence[Leaf], places: Mapping[str, int], told: Mapping[str, GraphTensor]
+) -> dict[str, GraphTensor]:
+    names = {place: name for name, place in places.items()}
+    tensors = [replace(leaf.tensor, name=names.get(place, leaf.tensor.name)) for place, leaf in enumerate(leaves)]
+    return {
+        each.name: each if leaf.is_known else told.get(each.name, each)
+        for each, leaf in zip(tensors, leaves, strict=True)
+    }
 
 
 def _places(config: ModelConfig, names: Sequence[str], leaves: Sequence[Leaf], direction: str) -> dict[str, int]:

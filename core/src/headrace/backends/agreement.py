@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from headrace.backends.graph import Graph, GraphTensor
-from headrace.config.config_json import config_to_json
 from headrace.config.confinement import one_line
 from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from headrace.config.padding import inputs_of_padding
 from headrace.errors import ConfigError, LoadError
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
@@ -106,10 +104,12 @@ def check_against_graph(config: ModelConfig, graph: Graph) -> None:
     disagreement, in Triton's words."""
     controls = [control.name for control in config.sequence_batching.control_input]
     states = [state.input_name for state in config.sequence_batching.state]
+    known = {*(io.name for io in config.input), *controls, *states}
+    made = [info for name, info in Graph.of_config(config).inputs.items() if name not in known]
     _check_controls(config, graph, controls)
-    made = inputs_of_padding(config_to_json(config))
     _check_input_count(config, graph, len(controls) + len(states) + len(made))
-    _check_made(config, graph, made)
+    for info in made:
+        _check_unseen(config, info.name, info.require_datatype("input", config.name), graph.inputs, "input")
     for io in config.input:
         info = _find(io, {**graph.inputs, **graph.optional}, "input")
         _check_optional(config, io)
@@ -119,7 +119,10 @@ def check_against_graph(config: ModelConfig, graph: Graph) -> None:
             _check_ragged(config, io, info)
         else:
             _check_dims(config, io, info, exact=False)
-    _check_states(config, graph)
+    for state in config.sequence_batching.state:
+        datatype = dtypes.BY_CONFIG_VALUE[state.data_type]
+        _check_unseen(config, state.input_name, datatype, graph.inputs, "input")
+        _check_unseen(config, state.output_name, datatype, graph.outputs, "output")
     scattered = {name for output in config.batch_output for name in output.target_name}
     for output in config.output:
         info = _find(output, graph.outputs, "output")
@@ -129,14 +132,12 @@ def check_against_graph(config: ModelConfig, graph: Graph) -> None:
             _check_dims(config, output, info, exact=True)
 
 
-def _check_states(config: ModelConfig, graph: Graph) -> None:
-    for state in config.sequence_batching.state:
-        for name, infos, direction in (
-            (state.input_name, graph.inputs, "input"),
-            (state.output_name, graph.outputs, "output"),
-        ):
-            io = ModelInput(name=name, data_type=state.data_type)
-            _check_datatype(config, io, _find(io, infos, direction), direction)
+def _check_unseen(
+    config: ModelConfig, name: str, datatype: DataType, infos: Mapping[str, GraphTensor], direction: str
+) -> None:
+    """What clients do not see, because the server makes or keeps it, must be what the graph has."""
+    io = ModelInput(name=name, data_type=datatype.config_value)  # type: ignore[arg-type]
+    _check_datatype(config, io, _find(io, infos, direction), direction)
 
 
 def _check_controls(config: ModelConfig, graph: Graph, controls: Iterable[str]) -> None:
@@ -151,24 +152,8 @@ def _check_controls(config: ModelConfig, graph: Graph, controls: Iterable[str]) 
             )
 
 
-def _check_made(config: ModelConfig, graph: Graph, made: Mapping[str, DataType]) -> None:
-    """What the server makes by itself must be what the graph takes."""
-    for name, datatype in made.items():
-        if name not in graph.inputs:
-            raise ConfigError(
-                f"unexpected inference input '{name}', allowed inputs are: {', '.join(sorted(graph.inputs))}"
-            )
-        found = graph.inputs[name].require_datatype("input", config.name)
-        if found is not datatype:
-            raise ConfigError(
-                f"unable to load model '{config.name}', configuration expects datatype {datatype.config_name} for "
-                f"input '{name}', model provides TYPE_{found.name}"
-            )
-
-
 def _check_input_count(config: ModelConfig, graph: Graph, extra: int) -> None:
-    required = sum(not io.optional for io in config.input)
-    expected = required + sum(len(batch.target_name) for batch in config.batch_input) + extra
+    expected = sum(not io.optional for io in config.input) + extra
     if expected != len(graph.inputs):
         raise ConfigError(
             f"unable to load model '{config.name}', configuration expects {expected} inputs, model provides "

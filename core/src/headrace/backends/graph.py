@@ -1,16 +1,23 @@
-"""What an engine says of a model file: its inputs and outputs, whatever the engine.
+"""Inputs and outputs of a model: as an engine has them of a file, whatever the engine, and as the config has them.
 
 A backend whose engine knows them makes a `Graph` of what it opened; `complete_from_graph` and
-`check_against_graph` (``headrace.backends.agreement``) hold it against the config.
+`check_against_graph` (``headrace.backends.agreement``) hold it against the config. Which tensors the config has a
+model be given and give, those that no client sends or sees included, `Graph.of_config` tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from headrace.config.config_json import config_to_json
+from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from headrace.config.padding import PADDING, PaddingRules
 from headrace.errors import Code, LoadError
+from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
+
+_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +64,57 @@ class Graph:
     inputs: Mapping[str, GraphTensor]
     outputs: Mapping[str, GraphTensor]
     optional: Mapping[str, GraphTensor] = field(default_factory=dict)
+
+    @classmethod
+    def of_config(cls, config: ModelConfig) -> Graph:
+        """What an execution may be given and gives by the config, in this order: ``input``, the controls and states of
+        ``sequence_batching``, ``batch_input``, and what the parameter ``padding`` has the server make; ``output``, and
+        states again. None of them count as ``optional``.
+
+        Shapes are those that the model sees: with the batch axis, after ``reshape``, and [-1] for ragged inputs. What
+        the config does not give, such as the data type of a control, is None as a ``datatype`` and "unknown" as a
+        ``type``. ``padding`` refers to inputs and outputs, and does not count before the config names both.
+
+        Raises `ConfigError` if that parameter cannot be read.
+        """
+        batch = (-1,) if config.max_batch_size > 0 else ()
+        sequence = config.sequence_batching
+        inputs = [_described(io, batch) for io in config.input]
+        inputs += [GraphTensor(control.name, None, _UNKNOWN, (*batch, 1)) for control in sequence.control_input]
+        inputs += [_tensor(state.input_name, state.data_type, (*batch, *state.dims)) for state in sequence.state]
+        inputs += [_tensor(name, made.data_type, (-1,)) for made in config.batch_input for name in made.target_name]
+        outputs = [_described(io, batch) for io in config.output]
+        outputs += [_tensor(state.output_name, state.data_type, (*batch, *state.dims)) for state in sequence.state]
+        return cls(_by_name([*inputs, *_made_by_padding(config)]), _by_name(outputs))
+
+
+def _described(io: ModelInput | ModelOutput, batch: tuple[int, ...]) -> GraphTensor:
+    dims = tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims)
+    if io.is_shape_tensor:
+        whole = _tensor(io.name, io.data_type, tuple(dim + len(batch) for dim in dims))
+        return replace(whole, is_shape_tensor=True)
+    is_ragged = isinstance(io, ModelInput) and io.allow_ragged_batch
+    return _tensor(io.name, io.data_type, (-1,) if is_ragged else (*batch, *dims))
+
+
+def _tensor(name: str, data_type: int, shape: tuple[int, ...]) -> GraphTensor:
+    datatype = dtypes.BY_CONFIG_VALUE.get(data_type)
+    return GraphTensor(name, datatype, datatype.config_name if datatype else _UNKNOWN, shape)
+
+
+def _made_by_padding(config: ModelConfig) -> Iterator[GraphTensor]:
+    if PADDING not in config.parameters or not (config.input and config.output):
+        return
+    rules = PaddingRules.from_json(config_to_json(config))
+    for pad in rules.pads if rules else ():
+        for made, shape in ((pad.length, (-1,)), (pad.mask, (-1, -1))):
+            if made:
+                yield GraphTensor(made.name, made.datatype, made.datatype.config_name, shape)
+
+
+def _by_name(tensors: Iterable[GraphTensor]) -> dict[str, GraphTensor]:
+    """The first of each name: a state may be an output that clients see, too."""
+    found: dict[str, GraphTensor] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.name, tensor)
+    return found

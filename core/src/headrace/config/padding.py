@@ -133,13 +133,6 @@ class PaddingRules:
         return tuple([(name, self.shape(name, tensor.shape)[1:]) for name, tensor in sorted(inputs.items())])
 
 
-def inputs_of_padding(config: Mapping[str, Any]) -> dict[str, DataType]:
-    """The inputs that the server makes for a model with this config, in the form of `headrace.config_to_json`: no
-    caller sends them, and they are not among the config's. Raises `ConfigError`."""
-    rules = PaddingRules.from_json(config)
-    return {} if rules is None else {made.name: made.datatype for made in rules.made}
-
-
 class _Wrong(Exception):
     """What is wrong with the parameter, in words."""
 
