@@ -138,3 +138,36 @@ def test_inputs_that_lie_in_memory_with_gaps_are_copied(models: Any) -> None:
     a, b = wide[:, ::2].T, wide[:, 1::2].T
     with serve(models.root) as server:
         np.testing.assert_array_equal(server.infer("m", {"A": a, "B": b}).outputs["S"], a + b)
+
+
+def test_of_several_names_of_a_port_the_one_that_a_sequence_uses_is_taken(models: Any) -> None:
+    """Each port has two names; state and control are told by the later ones."""
+    names = {"x": "z_x", "before": "z_before", "start": "z_start", "y": "z_y", "after": "z_after"}
+    io = {each: (openvino.Type.f32, [-1, 1]) for each in ("x", "before", "start")}
+
+    def add(x: Any, before: Any, start: Any) -> dict[str, Any]:
+        total = opset.add(x, opset.multiply(before, opset.subtract(opset.constant(np.float32(1)), start)))
+        return {"y": opset.multiply(total, opset.constant(np.float32(2))), "after": total}
+
+    path = models.save(add, io) / "model.xml"
+    text = path.read_text()
+    for name, other in names.items():
+        text = text.replace(f'names="{name}"', f'names="{name},{other}"')
+    path.write_text(text)
+    models.config("""max_batch_size: 4
+        input { name: "z_x" data_type: TYPE_FP32 dims: [1] }
+        output { name: "z_y" data_type: TYPE_FP32 dims: [1] }
+        sequence_batching {
+          control_input { name: "z_start" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] } }
+          state { input_name: "z_before" output_name: "z_after" data_type: TYPE_FP32 dims: [1] } }
+        """)
+    with serve(models.root) as server:
+        found = [
+            np.asarray(
+                server.infer(
+                    "m", {"z_x": np.array([[value]], np.float32)}, sequence_id=7, sequence_start=value == 1
+                ).outputs["z_y"]
+            ).item()
+            for value in (1, 2, 4)
+        ]
+    assert found == [2, 6, 14]
