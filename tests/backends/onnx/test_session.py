@@ -161,6 +161,22 @@ def test_parameters_reach_the_session(graphs: Any) -> None:
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
+@pytest.mark.parametrize(("config", "parameters", "threads"), [
+    ("", {}, 4), ("instance_group { kind: KIND_CPU count: 4 }", {}, 2),
+    ("instance_group { kind: KIND_CPU count: 4 }", {"intra_op_thread_count": 3}, 3),
+])  # fmt: skip
+def test_the_log_says_how_many_threads_an_instance_has(
+    graphs: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    config: str, parameters: dict[str, int], threads: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("headrace.backends.cores.available_cores", lambda: 8)
+    with caplog.at_level("INFO", "headrace.onnxruntime"):
+        assert options_of(graphs, config, **parameters).intra_op_num_threads == threads
+    assert [record.getMessage().rsplit(": ", 1)[1] for record in caplog.records] == [
+        f"{threads} threads within an operator"
+    ]
+
+
 def test_an_execution_mode_other_than_0_and_1_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         Parameters(execution_mode=2)

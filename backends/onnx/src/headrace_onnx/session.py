@@ -106,7 +106,9 @@ def _session_options(onnxruntime: Any, model: Model, backend_options: Mapping[st
     if share_threads(onnxruntime, backend_options):
         options.use_per_session_threads = False
     else:
-        options.intra_op_num_threads = parameters.intra_op_thread_count or threads_per_instance(model.config, 2)
+        threads = parameters.intra_op_thread_count or threads_per_instance(model.config, 2)
+        log.info("model '%s', instance '%s': %d threads within an operator", model.name, model.instance_name, threads)
+        options.intra_op_num_threads = threads
         options.inter_op_num_threads = parameters.inter_op_thread_count
     for key, value in parameters.session.items():
         options.add_session_config_entry(key, value)
