@@ -141,6 +141,16 @@ def test_a_file_without_the_class_is_refused_in_tritons_words(write: Callable[..
         said(write("a", model="x = 1"))
 
 
+def test_a_module_of_pytorch_is_told_its_backend(write: Callable[..., Path]) -> None:
+    file = write("a", model="import torch\nclass Net(torch.nn.Module): pass", torch="class nn:\n class Module: pass")
+    with pytest.raises(LoadError) as caught:
+        said(file)
+    assert caught.value.message == (
+        "AttributeError: module '1.model' has no attribute 'TritonPythonModel'; a torch.nn.Module is served by: "
+        'backend: "pytorch" runtime: "model.py"'
+    )
+
+
 def test_a_thread_that_a_model_starts_finds_its_runtime(write: Callable[..., Path]) -> None:
     code = "from triton_python_backend_utils.runtime import current\n"
     code += "class TritonPythonModel:\n    def find(self): return current()\n"

@@ -126,13 +126,27 @@ def test_the_models_name_is_the_last_resort(tmp_path: Path) -> None:
     assert told(derived(tmp_path, name="net.my.backend")) == ("my.backend", "", "model.my.backend")
 
 
+NAMES = "model.savedmodel, model.graphdef, model.plan, model.onnx, model.xml, model.pt, model.pt2, model.py"
+
+
 @pytest.mark.parametrize("name", ["m", "m."])
-def test_a_model_that_tells_no_backend_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ("1/weights.bin", f"Its directory '1' has 'weights.bin', and none of {NAMES}"),
+        (
+            "3/e.onnx 3/d.onnx 3/c.onnx 3/b.onnx 3/a.onnx",
+            f"Its directory '3' has 'a.onnx', 'b.onnx', 'c.onnx', 'd.onnx' and 1 more, and none of {NAMES}",
+        ),
+        ("", f"It has no version directory with one of {NAMES}"),
+    ],
+)
+def test_a_model_that_tells_no_backend_is_refused(tmp_path: Path, name: str, files: str, found: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        derived(tmp_path, "max_batch_size: 2", "1/weights.bin", name)
+        derived(tmp_path, "max_batch_size: 2", files, name)
     assert caught.value.message == (
         f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
-        "Expected model name of the form 'model.<backend_name>'."
+        f"Expected model name of the form 'model.<backend_name>'. {found}"
     )
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from headrace.backends.base import AnyInstance, Backend, Model
+from headrace.backends.identity import Identity
 from headrace.cli import main
 from headrace.config.derive import derive
 from headrace.config.options import ServerOptions
@@ -179,6 +180,27 @@ def test_an_unknown_parameter_is_ignored_with_a_warning_unless_the_server_is_str
     assert f"failed to load 'm' version 1: {message}" in reasons(tmp_path, caplog, strict_parameters=True)
     assert main(["check", str(tmp_path)]) == 1
     assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("acts_on", [None, (), ("optimization.graph", "model_operations")])
+def test_the_log_names_the_fields_for_engines_on_which_a_backend_does_not_act(
+    acts_on: tuple[str, ...] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(
+        IDENTITY + 'cc_model_filenames { key: "8.0" value: "a.bin" } model_operations { op_library_filename: "b.so" } '
+        "optimization { graph { level: 1 } cuda { graphs: true } input_pinned_memory { enable: true } "
+        'execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }'
+    )
+    monkeypatch.setattr(Identity, "engine_fields", acts_on)
+    with Server(tmp_path):
+        pass
+    fields = {"cc_model_filenames", "model_operations", *(f"optimization.{each}" for each in (
+        "cuda", "execution_accelerators", "graph"))}  # fmt: skip
+    expected = set() if acts_on is None else fields - {*acts_on}
+    assert {record.message for record in caplog.records if "has no effect" in record.message} == {
+        f"model 'm': '{field}' has no effect: backend 'identity' does not act on it" for field in expected
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,20 @@ def test_the_config_then_shows_what_was_chosen() -> None:
     assert (group.name, group.kind, group.count) == ("m", ModelInstanceGroup.KIND_CPU, 2)
 
 
+class OnGpu(OnCpu):
+    name = "gpu-only"
+    devices = ("gpu",)
+
+
+@pytest.mark.parametrize("text", ["", "instance_group { count: 2 }"])
+def test_a_backend_for_gpus_says_that_there_is_none(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(text, OnGpu)
+    assert caught.value.message == ("model m needs a GPU: backend 'gpu-only' runs on gpu, but no GPUs are available")
+    with pytest.raises(ConfigError, match="m_0 of model m has kind KIND_CPU, but backend 'gpu-only' runs on gpu"):
+        plan("instance_group { kind: KIND_CPU }", OnGpu)
+
+
 def test_a_device_that_the_backend_cannot_use_is_refused_with_its_name() -> None:
     with pytest.raises(ConfigError, match="m_0 of model m has kind KIND_GPU, but backend 'cpu-only' runs on cpu"):
         plan("instance_group { kind: KIND_GPU gpus: [0] }", OnCpu, gpus=(0,))

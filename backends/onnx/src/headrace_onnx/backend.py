@@ -29,6 +29,7 @@ class OnnxRuntime(Backend):
     Parameters = Parameters
     devices = ("gpu", "cpu")
     rungs = (Instance,)
+    engine_fields = ("model_operations", "optimization.execution_accelerators", "optimization.graph")
     default_cpu_instances = 2
     outputs_as_given = True  # the config has been held against the graph; what a graph does in spite of it is its own
 

@@ -21,7 +21,7 @@ from headrace_onnx import providers
 log = logging.getLogger("headrace.onnxruntime")
 
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : (\d+) : \w+ : ")
-_BUILD_PATH = re.compile(r"(?<!\S)\S+\.(?:cc|cpp|cu|cuh|h|hpp):\d+ ")
+_BUILD_PATH = re.compile(r"(?<![^\s:])[^\s:]+\.(?:cc|cpp|cu|cuh|h|hpp):\d+ ")  # older engines write "failed:<path>"
 
 #: From here on the engine takes weights of every part of a graph from memory; 1.24 fails for those of branches.
 _COPIES_WEIGHTS = (1, 31)

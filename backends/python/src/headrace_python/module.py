@@ -118,7 +118,10 @@ def model_class(module: ModuleType, version: int) -> type[Any]:
     found = getattr(module, "TritonPythonModel", None)
     if not isinstance(found, type):
         name = f"{version}.{module.__name__.rpartition('.')[2]}"
-        raise LoadError(f"AttributeError: module '{name}' has no attribute 'TritonPythonModel'")
+        reason = f"AttributeError: module '{name}' has no attribute 'TritonPythonModel'"
+        if "torch" in vars(module):
+            reason += '; a torch.nn.Module is served by: backend: "pytorch" runtime: "model.py"'
+        raise LoadError(reason)
     return found
 
 

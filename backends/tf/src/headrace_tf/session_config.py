@@ -62,7 +62,11 @@ def _accelerate(model: Model, config: Any) -> None:
     if {_TENSORRT, _MIXED_PRECISION} <= names:
         raise ConfigError("Auto mixed precision can not be set with TFTRT optimization")
     if names and model.device.kind == "cpu":
-        log.warning("GPU Execution Accelerator will be ignored for model instance on CPU", extra={"model": model.name})
+        log.warning(
+            "model '%s': GPU Execution Accelerator will be ignored for model instance on CPU",
+            model.name,
+            extra={"model": model.name},
+        )
     elif _TENSORRT in names:
         raise LoadError(
             f"model '{model.name}' asks for the accelerator 'tensorrt', which TensorFlow's packages no longer have "

@@ -37,6 +37,7 @@ class PyTorch(Backend):
     Parameters = Parameters
     devices = ("gpu", "cpu")
     rungs = (Instance,)
+    engine_fields = ()
     has_runtimes = True
     unproven = "it has never run on a GPU"
     outputs_as_given = True  # as Triton: the file does not tell what it gives

@@ -169,6 +169,10 @@ class Backend(ABC):
     has_runtimes: ClassVar[bool] = False
     #: Instances of a CPU group whose config gives no count.
     default_cpu_instances: ClassVar[int] = 1
+    #: What it acts on of a config's fields for engines: ``cc_model_filenames``, ``model_operations``,
+    #: ``optimization.cuda``, ``optimization.execution_accelerators``, ``optimization.graph``. The log warns of a config
+    #: that sets another of these. None if it does not say.
+    engine_fields: ClassVar[tuple[str, ...] | None] = None
     #: The base classes that its instances may have; empty if it does not say. For the table of what it can do.
     rungs: ClassVar[tuple[type[BaseInstance], ...]] = ()
     #: What of it has never run where it is meant to run, as a sentence without its subject: ``its kernels have not run

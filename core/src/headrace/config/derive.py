@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.config.confinement import one_line
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.parameters import SCHEDULER
 from headrace.errors import ConfigError
@@ -75,7 +76,7 @@ def _derive_backend(config: ModelConfig, model_path: Path, needs_backend: bool) 
         if not config.default_model_filename and config.runtime != "model.py":
             config.default_model_filename = rule.filename
     elif needs_backend and not (config.backend or config.platform or config.default_model_filename):
-        _derive_from_name(config)
+        _derive_from_name(config, model_path)
 
 
 def _find_rule(config: ModelConfig, model_path: Path) -> _Rule | None:
@@ -102,7 +103,7 @@ def _first_folder(model_path: Path) -> Path | None:
         raise ConfigError(f"cannot read model directory '{model_path}': {error.strerror}") from error
 
 
-def _derive_from_name(config: ModelConfig) -> None:
+def _derive_from_name(config: ModelConfig, model_path: Path) -> None:
     """``model.<backend>``, the last resort of a model without any config."""
     _, _, backend = config.name.partition(".")
     if not backend and SCHEDULER in config.parameters:
@@ -115,10 +116,21 @@ def _derive_from_name(config: ModelConfig) -> None:
     if not backend:
         raise ConfigError(
             f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
-            "configuration. Expected model name of the form 'model.<backend_name>'."
+            f"configuration. Expected model name of the form 'model.<backend_name>'. {_found_in(model_path)}"
         )
     config.backend = backend
     config.default_model_filename = f"model.{backend}"
+
+
+def _found_in(model_path: Path) -> str:
+    """A sentence on what a model has in place of a file that tells its backend."""
+    folder = _first_folder(model_path)
+    names = ", ".join(rule.filename for rule in _RULES)
+    if folder is None:
+        return f"It has no version directory with one of {names}"
+    found = sorted(path.name for path in folder.iterdir())
+    shown = ", ".join(f"'{one_line(name)}'" for name in found[:4]) + (f" and {len(found) - 4} more" * (len(found) > 4))
+    return f"Its directory '{folder.name}' has {shown or 'nothing'}, and none of {names}"
 
 
 def _fill_defaults(config: ModelConfig) -> None:

@@ -37,6 +37,15 @@ _NOT_BUILT = {
     "model_repository_agents": "repository agents",
 }
 
+#: Fields of a config that are for the engine: each backend says on which it acts.
+_ENGINE_FIELDS = (
+    "cc_model_filenames",
+    "model_operations",
+    "optimization.cuda",
+    "optimization.execution_accelerators",
+    "optimization.graph",
+)
+
 
 def read(model_path: Path, options: ServerOptions, schedulers: Parts, given: ModelConfig | None = None) -> ModelConfig:
     """The config of the model at ``model_path``, derived but not completed. Raises `ConfigError`.
@@ -55,6 +64,7 @@ def complete(model: Model, backend: Backend, options: ServerOptions) -> None:
     raise_first(judge(model, backend, options))
     for problem in parameters.unknown(backend.Parameters, model.config.parameters):
         log.warning("model '%s': %s; it is ignored", model.name, problem.message)
+    _say_no_effect(model.config, backend)
     _say_raw_elements(model.config)
     if model.config.backend:
         fill_groups(model.config, backend, available_gpus())
@@ -141,6 +151,16 @@ def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
             f"{config.WhichOneof('scheduling_choice')}"
         )
     fill_batching(config)
+
+
+def _say_no_effect(config: ModelConfig, backend: Backend) -> None:
+    if backend.engine_fields is None:
+        return
+    for field in _ENGINE_FIELDS:
+        if field not in backend.engine_fields and is_set(config, field):
+            log.warning(
+                "model '%s': '%s' has no effect: backend '%s' does not act on it", config.name, field, backend.name
+            )
 
 
 def _say_raw_elements(config: ModelConfig) -> None:

@@ -105,13 +105,19 @@ def fill_groups(config: ModelConfig, backend: Backend, gpus: Sequence[int]) -> N
         config.instance_group.add(name=config.name)
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
-        if group.kind == ModelInstanceGroup.KIND_AUTO:
+        is_auto = group.kind == ModelInstanceGroup.KIND_AUTO
+        if is_auto:
             on_gpu = bool(group.gpus or gpus) and "gpu" in backend.devices
             group.kind = ModelInstanceGroup.KIND_GPU if on_gpu else ModelInstanceGroup.KIND_CPU
         if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
             group.gpus.extend(gpus)
         is_cpu = group.kind == ModelInstanceGroup.KIND_CPU
         group.count = group.count or (backend.default_cpu_instances if is_cpu else 1)
+        if is_cpu and is_auto and backend.devices == ("gpu",):
+            raise ConfigError(
+                f"model {config.name} needs a GPU: backend '{backend.name}' runs on gpu, but no GPUs are available",
+                field=f"instance_group[{index}].kind",
+            )
         if _KINDS[group.kind] not in (*backend.devices, "model"):
             raise ConfigError(
                 f"instance group {group.name} of model {config.name} has kind "

@@ -55,12 +55,13 @@ def _check_devices(group: ModelInstanceGroup, field: str, title: str, gpus: Sequ
         return
     if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus and not gpus:
         yield Problem(field, f"{title} has kind KIND_GPU but no GPUs are available")
+    there = ", ".join(map(str, sorted(gpus))) or "none"
     for index, gpu in enumerate(group.gpus):
         if gpu not in gpus:
             yield Problem(
                 f"{field}[{index}]",
                 f"{title} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required "
-                f"CUDA compute compatibility of {_COMPUTE_CAPABILITY} are: {', '.join(map(str, sorted(gpus)))}",
+                f"CUDA compute compatibility of {_COMPUTE_CAPABILITY} are: {there}",
             )
 
 
