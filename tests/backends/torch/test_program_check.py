@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from headrace import LoadError
-from headrace_torch.program_check import LIBRARIES, REFUSED, Distrusted
+from headrace_torch.program_check import LIBRARIES, REFUSED, Distrusted, find_operator
 from headrace_torch.program_sizes import Arithmetic
 
 pytestmark = pytest.mark.filterwarnings(
@@ -262,3 +262,20 @@ def test_sizes_are_computed(text: str, value: int) -> None:
 def test_what_is_no_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(Distrusted, match="which is no arithmetic"):
         Arithmetic(text)
+
+
+@pytest.mark.parametrize(
+    ("target", "left", "right"), [("pow", 3, 1 << 40), ("lshift", 1, 1 << 40), ("mul", 1 << 62, 8)]
+)
+def test_sizes_are_bounded_while_they_are_computed(target: str, left: int, right: int) -> None:
+    """Python would compute numbers of any length, and let nobody else go on meanwhile."""
+    with pytest.raises(OverflowError, match="a size has more than 64 bits"):
+        find_operator(torch, f"_operator.{target}")(left, right)
+
+
+@pytest.mark.parametrize(("left", "right"), [(3, 4), (2, 62), (-2, 3), (1, 1 << 40), (2.0, 0.5), (9, -1), (0, 5)])
+def test_sizes_within_bounds_are_what_python_makes_of_them(left: float, right: float) -> None:
+    assert find_operator(torch, "_operator.pow")(left, right) == left**right
+    assert find_operator(torch, "_operator.mul")(left, right) == left * right
+    if isinstance(left, int) and 0 <= right < 64 and isinstance(right, int):
+        assert find_operator(torch, "_operator.lshift")(left, right) == (left << right)

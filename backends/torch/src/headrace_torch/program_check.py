@@ -32,15 +32,42 @@ def _choose(condition: bool, then: Any, otherwise: Any) -> Any:
     return then if condition else otherwise
 
 
+#: Of a size. Python's own numbers have no end, and to compute a large one holds the interpreter's lock.
+_MOST_BITS = 64
+
+
+def _bounded(number: Any) -> Any:
+    if type(number) is int and number.bit_length() > _MOST_BITS:
+        raise OverflowError(f"a size has more than {_MOST_BITS} bits")
+    return number
+
+
+def _multiply(left: Any, right: Any) -> Any:
+    return _bounded(left * right)
+
+
+def _shift(number: Any, bits: Any) -> Any:
+    return _bounded(number << min(bits, _MOST_BITS + 1))
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if type(base) is type(exponent) is int and abs(base) > 1:
+        exponent = min(exponent, _MOST_BITS + 1)
+    return _bounded(base**exponent)
+
+
 #: Arithmetic of sizes while the program runs, as torch.export names it.
 _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     **{
         f"_operator.{name}": getattr(operator, name)
         for name in (
-            "add", "and_", "eq", "floordiv", "ge", "gt", "le", "lshift", "lt", "mod", "mul", "ne", "neg", "or_", "pos",
-            "pow", "rshift", "sub", "truediv",
+            "add", "and_", "eq", "floordiv", "ge", "gt", "le", "lt", "mod", "ne", "neg", "or_", "pos", "rshift", "sub",
+            "truediv",
         )
     },
+    "_operator.lshift": _shift,
+    "_operator.mul": _multiply,
+    "_operator.pow": _power,
     "math.trunc": math.trunc,
     "math.ceil": math.ceil,
     "math.floor": math.floor,

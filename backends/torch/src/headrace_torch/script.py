@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace import HeadraceError, LoadError, Model
-from headrace_torch import script_code
+from headrace import HeadraceError, LoadError, Model, one_line
+from headrace_torch import pickle_check, script_code
 from headrace_torch.conversion import kept_memory
 from headrace_torch.instance import Forward
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
@@ -49,6 +49,7 @@ def _check(torch: Any, model: Model, path: Path) -> None:
     try:
         reader = torch._C.PyTorchFileReader(str(path))
         records = reader.get_all_records()
+        damage = _damage(reader)
         found = "" if is_trusted(model) else script_code.finding(reader)
     except HeadraceError:
         raise
@@ -58,10 +59,19 @@ def _check(torch: Any, model: Model, path: Path) -> None:
         raise LoadError(
             f"failed to load model '{model.name}': '{path}' is not TorchScript; it holds {', '.join(records[:3])}"
         )
+    if damage:
+        raise LoadError(f"failed to load model '{model.name}': '{path}' is damaged at {damage}")
     if found:
         raise LoadError(
             f"failed to load model '{model.name}': '{path}' may do more than compute: {found}; {HOW_TO_TRUST}"
         )
+
+
+def _damage(reader: Any) -> str:
+    for name in reader.get_all_records():
+        if name.endswith(".pkl") and (found := pickle_check.damage(reader.get_record(name))):
+            return f"'{one_line(name)}': {found}"
+    return ""
 
 
 def _takes_dict(model: Model, declared: Sequence[Any]) -> bool:

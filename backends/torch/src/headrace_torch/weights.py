@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from headrace import HeadraceError, LoadError, Model, one_line
+from headrace_torch import pickle_check
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
 
 log = logging.getLogger("headrace.pytorch")
 
+#: Where they stand in front of the numbers of all weights.
+_MOST_BYTES_OF_PICKLES = 64 << 20
+#: What PyTorch knows the others by.
+_ZIP = b"PK\3\4"
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 
@@ -83,6 +88,8 @@ def _read_pickle(torch: Any, model: Model, path: Path) -> Any:
     can_map = _is_stored(path)
     if is_trusted(model):
         return _run_pickle(torch, path, can_map)
+    if found := _damage(torch, path):
+        raise _failure(model, path, f"it is damaged, or no file of torch.save: {found}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of TorchScript, which is refused
@@ -97,6 +104,14 @@ def _read_pickle(torch: Any, model: Model, path: Path) -> Any:
             f"it is more than weights: it names '{one_line(named[1])[:200]}', which could run code. Save the weights "
             f"alone, torch.save(module.state_dict(), ...), or, {HOW_TO_TRUST}",
         ) from None
+
+
+def _damage(torch: Any, path: Path) -> str:
+    with path.open("rb") as file:
+        if file.read(4) != _ZIP:  # as PyTorch wrote before 1.6: five pickles, and then the numbers
+            file.seek(0)
+            return pickle_check.damage(file.read(_MOST_BYTES_OF_PICKLES), count=5)
+    return pickle_check.damage(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl"))
 
 
 def _is_stored(path: Path) -> bool:

@@ -1,0 +1,93 @@
+"""Pickles that PyTorch's readers do not bear are refused before they are read; all that it writes is not."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace import LoadError
+from headrace_torch import pickle_check
+
+CONFIG = """input { name: "x" data_type: TYPE_FP32 dims: [4] } output { name: "y__0" data_type: TYPE_FP32 dims: [4] }"""
+MODULE = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        return x * self.w
+"""
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_what_python_writes_is_undamaged(protocol: int) -> None:
+    values: list[Any] = [None, True, 1, 300, 1 << 20, 1 << 80, -(1 << 3000), 1.5, "text", "λ" * 300, b"x" * 300,
+              {"a": [1]}, (1, 2, 3, 4), {1, 2}, frozenset((3,)), OrderedDict(a=Path("/")), bytearray(b"y"),
+              [list(range(2000))], "many words " * 9000]  # fmt: skip
+    content = pickle.dumps(values, protocol)
+    assert pickle_check.damage(content) == ""
+    assert pickle_check.damage(content * 5, count=5) == ""
+    assert pickle_check.damage(content, count=2) == ""
+    for length in range(0, len(content), 97):
+        assert pickle_check.damage(content[:length])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x80\x02X\xff\xff\xff\xffabc.", "at byte 2, it tells of 4294967299 bytes, and has 8"),
+        (b"\x80\x02\x8d" + b"\xff" * 8 + b".", "it tells of"),
+        (b"\x80\x02Nr\xff\xff\xff\xff.", "at byte 3, it remembers more objects than it has bytes"),
+        (b"\x80\x02c" + b"A" * 5000 + b"\nx\n.", "at byte 2, it has a name of more than 4096 characters"),
+        (b"\x80\x02\xfe.", "at byte 2, it has no operation of a pickle"),
+        (b"\x80\x02cposix", "at byte 2"),
+        (b"", "it ends in the midst of a pickle"),
+    ],
+)
+def test_what_pytorch_does_not_bear_is_named_with_its_place(content: bytes, said: str) -> None:
+    assert said in pickle_check.damage(content)
+
+
+def with_name(size: int) -> Callable[[bytes], bytes]:
+    return lambda content: content.replace(b"ctorch._utils\n_rebuild_tensor_v2\n", b"ctorch\n%s\n" % (b"A" * size))
+
+
+def test_weights_that_name_something_long_are_refused_at_once(
+    modules: Any, rewrite: Callable[[Path, Mapping[str, Any]], None]
+) -> None:
+    """PyTorch's words for it would take minutes, and hold the interpreter's lock."""
+    folder = modules.write(MODULE)
+    torch.save({"w": torch.ones(4)}, folder / "model.pt")
+    rewrite(folder / "model.pt", {"data.pkl": with_name(70_000)})
+    began = time.monotonic()
+    with pytest.raises(LoadError, match=r"model\.pt': it is damaged, .* a name of more than 4096 characters"):
+        modules.load(None, CONFIG)
+    assert time.monotonic() - began < 20
+
+
+def test_weights_of_an_old_pytorch_are_looked_through_as_well(modules: Any) -> None:
+    folder = modules.write(MODULE)
+    torch.save({"w": torch.ones(4)}, folder / "model.pt", _use_new_zipfile_serialization=False)
+    modules.load(None, CONFIG)
+    content = (folder / "model.pt").read_bytes()
+    (folder / "model.pt").write_bytes(with_name(70_000)(content))
+    with pytest.raises(LoadError, match="a name of more than 4096 characters"):
+        modules.load(None, CONFIG)
+
+
+@pytest.mark.parametrize("bomb", [b"X\xff\xff\xff\xff", b"r\xff\xff\xff\xff"], ids=["text", "memo"])
+def test_a_script_that_tells_of_gigabytes_takes_none(
+    scripts: Any, rewrite: Callable[[Path, Mapping[str, Any]], None], bomb: bytes
+) -> None:
+    path = scripts.save(torch.nn.Identity())
+    rewrite(path, {"data.pkl": lambda content: content[:2] + b"N" + bomb + b"." + content[2:]})
+    with pytest.raises(LoadError, match=r"model\.pt' is damaged at 'data\.pkl': at byte 3"):
+        scripts.load(None, CONFIG)
