@@ -105,7 +105,7 @@ def torch_files(root: Path) -> None:
     config = f'backend: "pytorch" {TENSORS}'
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        script: Any = torch.jit.trace(Net(), torch.zeros(2, 4))
+        script = torch.jit.trace(Net(), torch.zeros(2, 4))  # type: ignore[no-untyped-call]
         script.save(str(_model(root, "torchscript", config) / "model.pt"))
     rows = torch.export.Dim("rows", min=1, max=64)
     program = torch.export.export(Net(), (torch.zeros(2, 4),), dynamic_shapes={"x": {0: rows}})
