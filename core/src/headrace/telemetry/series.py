@@ -72,8 +72,8 @@ class Series(ABC):
         """What the metrics page shows of it."""
 
 
-class Counter(Series):
-    kind: ClassVar[MetricKind] = "counter"
+class _Number(Series):
+    """One number."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         super().__init__(labels)
@@ -81,29 +81,23 @@ class Counter(Series):
 
     def value(self) -> float:
         return self._value
+
+    def lines(self, name: str) -> Iterator[MetricLine]:
+        yield name, self.labels, self._value
+
+
+class Counter(_Number):
+    kind: ClassVar[MetricKind] = "counter"
 
     def _update(self, operation: MetricOperation, value: float) -> None:
         self._value += value
 
-    def lines(self, name: str) -> Iterator[MetricLine]:
-        yield name, self.labels, self._value
 
-
-class Gauge(Series):
+class Gauge(_Number):
     kind: ClassVar[MetricKind] = "gauge"
-
-    def __init__(self, labels: Mapping[str, str]) -> None:
-        super().__init__(labels)
-        self._value = 0.0
-
-    def value(self) -> float:
-        return self._value
 
     def _update(self, operation: MetricOperation, value: float) -> None:
         self._value = value if operation == "set" else self._value + value
-
-    def lines(self, name: str) -> Iterator[MetricLine]:
-        yield name, self.labels, self._value
 
 
 class BucketCounts(Series):
