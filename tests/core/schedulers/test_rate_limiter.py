@@ -24,7 +24,7 @@ from headrace.schedulers.base import ScheduledModel, Scheduler
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.instance_source import InstanceSource
 from headrace.schedulers.kernel import Kernel
-from headrace.schedulers.rate_limiter import LimitedSource, RateLimiter, instance_info, limits_for
+from headrace.schedulers.rate_limiter import LimitedSource, RateLimiter, instance_info
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.testing.played import TurnedClock
@@ -537,24 +537,6 @@ def _loaded(schema: OutputSchema) -> Any:
 # ---------------------------------------------------------------------------
 # How much there is
 # ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "resource", "available"),
-    [
-        ((), R, 2),
-        ((RateLimitResource("R", 5),), R, 5),
-        ((RateLimitResource("R", 5), RateLimitResource("R", 3, 0)), R, 5),
-        ((RateLimitResource("R", 3), RateLimitResource("R", 5, 0)), R, 5),
-        ((RateLimitResource("R", 3), RateLimitResource("R", 5)), R, 3),
-        ((RateLimitResource("R", 5), RateLimitResource("R", 9, 1)), R, 5),
-        ((RateLimitResource("G", 3), RateLimitResource("G", 7, 1), RateLimitResource("R", 2)), GLOBAL, 7),
-    ],
-)
-def test_the_operator_says_how_much_there_is_or_else_the_neediest_instance(
-    given: tuple[RateLimitResource, ...], resource: Resource, available: int
-) -> None:
-    assert limits_for([Claim({resource: 2}), Claim({resource: 1})], given)[resource] == available
 
 
 LIMITED = (

@@ -18,11 +18,11 @@ from itertools import count
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import RateLimitResource
-from headrace.errors import Code, ConfigError
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo
 from headrace.schedulers.dispatcher import Dispatcher
 from headrace.schedulers.instance_source import InstanceSource
+from headrace.schedulers.resource_limits import limits_for
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.batch_history import IDLE_INSTANCE, RESOURCES, Closed
 from headrace.telemetry.pacing import paced
@@ -323,46 +323,6 @@ class RateLimiter:
         for source in sorted(self._staged, key=self._rank):
             if source in self._staged and not source.look():
                 self._staged.pop(source, None)  # it is not idle: it will ask by itself
-
-
-def limits_for(claims: Iterable[Claim], given: Sequence[RateLimitResource]) -> dict[Resource, int]:
-    """What there is of each resource that ``claims`` name. Raises `ConfigError`, in Triton's words."""
-    limits: dict[Resource, int] = {}
-    for claim in claims:
-        for resource, units in claim.units.items():
-            limits[resource] = max(units, limits.get(resource, 0))
-    for resource, needed in sorted(limits.items(), key=lambda item: item[0].order):
-        if not given:
-            break
-        limits[resource] = available = _said(resource, given)
-        if available < needed:
-            raise ConfigError(
-                f'Resource count for "{resource.name}" is limited to {available} which will prevent scheduling of one '
-                f"or more model instances, the minimum required count is {needed}",
-                Code.INVALID_ARGUMENT,
-                field="instance_group",
-            )
-    everywhere = {resource.name for resource in limits if resource.device is None}
-    for resource in limits:
-        if resource.device is not None and resource.name in everywhere:
-            raise ConfigError(
-                f'Resource "{resource.name}" is present as both global and device-specific resource in the model '
-                "configuration.",
-                Code.INVALID_ARGUMENT,
-                field="instance_group",
-            )
-    return limits
-
-
-def _said(resource: Resource, given: Sequence[RateLimitResource]) -> int:
-    """How much of ``resource`` the operator says that there is: 0 of what is not named. As with Triton, what is said
-    first of a device or of all is what is said of it, and what is said of all counts where more is said of all."""
-    named: dict[int | None, int] = {}
-    for each in given:
-        if each.name == resource.name:
-            named.setdefault(each.device, each.count)
-    counts = named.values() if resource.device is None else (named.get(resource.device, 0), named.get(None, 0))
-    return max(counts, default=0)
 
 
 def _rivals(claims: Iterable[Claim]) -> dict[Resource, tuple[float, int]]:

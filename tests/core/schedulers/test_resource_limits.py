@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from headrace.config.options import RateLimitResource
+from headrace.schedulers.resource_limits import limits_for
+from headrace.workers.devices import Claim, Resource
+
+R, GLOBAL = Resource("R", 0), Resource("G")
+
+
+@pytest.mark.parametrize(
+    ("given", "resource", "available"),
+    [
+        ((), R, 2),
+        ((RateLimitResource("R", 5),), R, 5),
+        ((RateLimitResource("R", 5), RateLimitResource("R", 3, 0)), R, 5),
+        ((RateLimitResource("R", 3), RateLimitResource("R", 5, 0)), R, 5),
+        ((RateLimitResource("R", 3), RateLimitResource("R", 5)), R, 3),
+        ((RateLimitResource("R", 5), RateLimitResource("R", 9, 1)), R, 5),
+        ((RateLimitResource("G", 3), RateLimitResource("G", 7, 1), RateLimitResource("R", 2)), GLOBAL, 7),
+    ],
+)
+def test_the_operator_says_how_much_there_is_or_else_the_neediest_instance(
+    given: tuple[RateLimitResource, ...], resource: Resource, available: int
+) -> None:
+    assert limits_for([Claim({resource: 2}), Claim({resource: 1})], given)[resource] == available
