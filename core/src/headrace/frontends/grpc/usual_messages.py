@@ -26,6 +26,7 @@ from headrace.frontends.grpc.decode import Decoded
 from headrace.frontends.grpc.decode import decode as decode_unusual
 from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
 from headrace.frontends.grpc.wire import Buffer, RawRequest
+from headrace.frontends.recognition import Recent
 from headrace.frontends.request_parameters import RequestParameters
 from headrace.large import LARGE_BYTES
 from headrace.messages import dtypes
@@ -141,7 +142,7 @@ class _Layout(NamedTuple):
 
 
 #: By the size of a message and what it begins with, which is nearly always the model's name.
-_layouts: dict[tuple[int, bytes], _Layout] = {}
+_layouts = Recent[tuple[int, bytes], _Layout](_MOST_LAYOUTS)
 
 
 def _read_alike(body: Buffer) -> UsualMessage | None:
@@ -165,9 +166,7 @@ def _keep_layout(message: UsualMessage, id_begin: int, id_end: int) -> None:
         form += f"{begin - at}s{end - begin}x"
         at = end
     unpack = Struct(f"{form}{len(body) - at}s").unpack
-    if len(_layouts) >= _MOST_LAYOUTS:
-        _layouts.clear()
-    _layouts[len(body), body[: body[1] + 2]] = _Layout(
+    layout = _Layout(
         unpack,
         unpack(body),
         id_begin,
@@ -179,6 +178,7 @@ def _keep_layout(message: UsualMessage, id_begin: int, id_end: int) -> None:
         message.classes,
         object(),
     )
+    _layouts.keep((len(body), body[: body[1] + 2]), layout)
 
 
 def _read(body: Buffer) -> UsualMessage | None:

@@ -211,9 +211,7 @@ class _UsualFields(Recent[bytes, tuple[bytes, bytes]]):
         field = name, value = _field(line)
         if name in _RULED and not _is_usual(name, value):
             raise _UnusualField
-        if len(self) >= self._most:
-            self.clear()
-        self[line] = field
+        self.keep(line, field)
         return field
 
 
