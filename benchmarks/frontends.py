@@ -12,9 +12,7 @@ import argparse
 import asyncio
 import gc
 import json
-import os
 import struct
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +25,7 @@ from typing import Any, TypeAlias
 import hpack
 import numpy as np
 import orjson
+from beside import least
 from tritonclient.grpc import service_pb2 as pb
 
 from headrace import InferResponse, Server, Ticket
@@ -346,14 +345,6 @@ def run(rounds: int, chosen: str, shows: bool) -> dict[str, float]:
             return server._call(measure, server, rounds, chosen, shows)
 
 
-def _asked(rounds: int, chosen: str, sources: Path | None) -> dict[str, float]:
-    """The same in a process of its own, with the sources of another commit if need be."""
-    environment = os.environ | ({"PYTHONPATH": str(sources)} if sources else {})
-    command = [sys.executable, __file__, "--json", f"--rounds={rounds}", f"--only={chosen}"]
-    found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(found.stdout)  # type: ignore[no-any-return]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=300)
@@ -367,13 +358,10 @@ def main() -> None:
         found = run(options.rounds, options.only, options.show)
         print(json.dumps(found) if options.json else "\n".join(f"{us:7.2f} µs  {name}" for name, us in found.items()))
         return
-    least: list[dict[str, float]] = [{}, {}]
-    for _ in range(options.turns):
-        for best, sources in zip(least, (options.beside, None), strict=True):
-            for name, us in _asked(options.rounds, options.only, sources).items():
-                best[name] = min(best.get(name, us), us)
-    for name, us in least[1].items():
-        print(f"{least[0][name]:7.2f} {us:7.2f} µs  {us / least[0][name]:5.2f}  {name}")
+    words = [f"--rounds={options.rounds}", f"--only={options.only}"]
+    theirs, ours = least(__file__, words, options.turns, options.beside)
+    for name, us in ours.items():
+        print(f"{theirs[name]:7.2f} {us:7.2f} µs  {us / theirs[name]:5.2f}  {name}")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ import argparse
 import asyncio
 import gc
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,6 +21,8 @@ from pathlib import Path
 from time import thread_time_ns
 from types import FrameType
 from typing import Any
+
+from beside import least
 
 from frontends import COUNT, KINDS, Kind, Wire, _http, _two
 from headrace import Server
@@ -209,13 +209,6 @@ def run(rounds: int, chosen: str) -> dict[str, float]:
             return server._call(measure, server, rounds, chosen)
 
 
-def _asked(rounds: int, chosen: str, sources: Path | None) -> dict[str, float]:
-    environment = os.environ | ({"PYTHONPATH": str(sources)} if sources else {})
-    command = [sys.executable, __file__, "--json", f"--rounds={rounds}", f"--only={chosen}"]
-    found = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(found.stdout)  # type: ignore[no-any-return]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2000)
@@ -228,13 +221,8 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(run(rounds, chosen)))
         return
-    theirs: dict[str, float] = {}
-    ours: dict[str, float] = {}
-    for _ in range(arguments.turns if arguments.beside else 1):
-        for found, sources in ((theirs, arguments.beside), (ours, None)):
-            if sources or found is ours:
-                for title, took in _asked(rounds, chosen, sources).items():
-                    found[title] = min(found.get(title, took), took)
+    words = [f"--rounds={rounds}", f"--only={chosen}"]
+    theirs, ours = least(__file__, words, arguments.turns, arguments.beside)
     for title in ours:
         if title.endswith("bytecodes"):
             continue
