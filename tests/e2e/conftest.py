@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
-    from tests.conftest import Headrace
+    from tests.conftest import Gate, Headrace
 
 #: An input and an output of any length; ``backend`` is put in front.
 ECHO = """
@@ -82,6 +82,20 @@ def add_model() -> Callable[..., Path]:
 def echo() -> str:
     """The inputs and outputs of a config that takes IN and gives OUT."""
     return ECHO
+
+
+@pytest.fixture(scope="module")
+def gate(
+    tmp_path_factory: pytest.TempPathFactory,
+    add_model: Callable[..., Path],
+    make_gate: Callable[[Path], Gate],
+    echo: str,
+) -> Gate:
+    """Of the model ``slow``; ``echo`` and ``echo_too`` lie beside it."""
+    root = tmp_path_factory.mktemp("models")
+    add_model(root, "echo")
+    add_model(root, "echo_too")
+    return make_gate(add_model(root, "slow", f'backend: "gated"{echo}'))
 
 
 @pytest.fixture

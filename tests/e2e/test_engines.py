@@ -172,25 +172,31 @@ def ask(client: Any, model: str, images: Array, name: str = "") -> Array:
     return answer
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_every_engine_answers_what_arithmetic_says(
-    client: Any, model: str, arithmetic: Callable[[Array], Array]
-) -> None:
-    for rows in (1, 3, 64):
-        images = pictures(rows, rows)
+@pytest.fixture(scope="session")
+def check(arithmetic: Callable[[Array], Array]) -> Callable[..., None]:
+    """Asks ``model`` for noise of ``seed``, and has its answer be what arithmetic says."""
+
+    def check(client: Any, model: str, rows: int, seed: int = 0) -> None:
+        images = pictures(rows, seed)
         np.testing.assert_allclose(ask(client, model, images), arithmetic(images), atol=TOLERANCE)
+
+    return check
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_engine_answers_what_arithmetic_says(client: Any, model: str, check: Callable[..., None]) -> None:
+    for rows in (1, 3, 64):
+        check(client, model, rows, rows)
 
 
 def test_many_callers_of_all_engines_at_once_each_get_the_answer_to_their_own_request(
-    server: Headrace, arithmetic: Callable[[Array], Array]
+    server: Headrace, check: Callable[..., None]
 ) -> None:
     def call(caller: int) -> None:
         choose = random.Random(caller)
         with connect(server, "http") as client:
             for number in range(30):
-                images = pictures(choose.randint(1, 8), 1000 * caller + number)
-                answer = ask(client, choose.choice(MODELS), images)
-                np.testing.assert_allclose(answer, arithmetic(images), atol=TOLERANCE)
+                check(client, choose.choice(MODELS), choose.randint(1, 8), 1000 * caller + number)
 
     with ThreadPoolExecutor(12) as pool:
         for _ in pool.map(call, range(12)):
@@ -203,7 +209,7 @@ def test_rows_of_many_requests_are_executed_together(
     repository: Path,
     made: Path,
     post: Callable[..., Reply],
-    arithmetic: Callable[[Array], Array],
+    check: Callable[..., None],
     name: str,
 ) -> None:
     model = f"together_{name}"
@@ -214,8 +220,7 @@ def test_rows_of_many_requests_are_executed_together(
 
     def call(seed: int) -> None:
         with connect(server, "http") as client:
-            images = pictures(1, seed)
-            np.testing.assert_allclose(ask(client, model, images), arithmetic(images), atol=TOLERANCE)
+            check(client, model, 1, seed)
 
     with ThreadPoolExecutor(8) as pool:
         for _ in pool.map(call, range(8)):
@@ -236,15 +241,14 @@ WRONG: dict[str, tuple[str, Array, str]] = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_request_that_is_wrong_is_told_why_and_disturbs_nobody(
-    server: Headrace, name: str, arithmetic: Callable[[Array], Array]
+    server: Headrace, name: str, check: Callable[..., None]
 ) -> None:
     model = f"digits_{name}"
 
     def well(seed: int) -> None:
         with connect(server, "http") as client:
             for number in range(10):
-                images = pictures(2, 100 * seed + number)
-                np.testing.assert_allclose(ask(client, model, images), arithmetic(images), atol=TOLERANCE)
+                check(client, model, 2, 100 * seed + number)
 
     def badly(what: str, protocol: str) -> None:
         other, images, words = WRONG[what]
@@ -277,7 +281,7 @@ def test_a_broken_file_stops_its_own_model_only_and_the_error_names_it(
     repository: Path,
     made: Path,
     post: Callable[..., Reply],
-    arithmetic: Callable[[Array], Array],
+    check: Callable[..., None],
     name: str,
     damage: str,
 ) -> None:
@@ -289,10 +293,9 @@ def test_a_broken_file_stops_its_own_model_only_and_the_error_names_it(
     assert model in reply.error
     assert re.search(FORMATS[name].told or path.name, reply.error)
     assert str(repository) not in reply.error  # docs/spec/security.md C7
-    images = pictures(2)
     with connect(server, "http") as client:
         assert not client.is_model_ready(model)
-        np.testing.assert_allclose(ask(client, f"digits_{name}", images), arithmetic(images), atol=TOLERANCE)
+        check(client, f"digits_{name}", 2)
 
 
 def test_an_engine_that_is_not_there_is_named_with_the_command_that_installs_it(
@@ -336,7 +339,7 @@ def test_the_page_says_which_config_each_format_needs(
     repository: Path,
     server: Headrace,
     post: Callable[..., Reply],
-    arithmetic: Callable[[Array], Array],
+    check: Callable[..., None],
 ) -> None:
     page = (ROOT / "docs/getting-started.md").read_text()
     rows = re.findall(r"^\|.*\|.*\|(.*)\|.*\| ((?:none|as below).*)\|$", page, re.MULTILINE)
@@ -351,9 +354,7 @@ def test_the_page_says_which_config_each_format_needs(
             if text.startswith("as below"):
                 (model / "config.pbtxt").write_text(config + "".join(re.findall(r"`([^`]*: [^`]*)`", text)))
             assert post(server, f"/v2/repository/models/page_{name}/load", {}).status == 200
-            np.testing.assert_allclose(
-                ask(client, f"page_{name}", pictures(3)), arithmetic(pictures(3)), atol=TOLERANCE
-            )
+            check(client, f"page_{name}", 3)
 
 
 def test_a_format_whose_engine_is_not_installed_is_left_out_and_said(tmp_path: Path) -> None:

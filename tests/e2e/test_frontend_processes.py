@@ -37,19 +37,6 @@ def frontends(server: Headrace) -> list[int]:
     return processes_of(server, TITLE)
 
 
-@pytest.fixture(scope="module")
-def gate(
-    tmp_path_factory: pytest.TempPathFactory,
-    add_model: Callable[..., Path],
-    make_gate: Callable[[Path], Gate],
-    echo: str,
-) -> Gate:
-    """Of the model ``slow``; ``echo`` lies beside it."""
-    root = tmp_path_factory.mktemp("models")
-    add_model(root, "echo")
-    return make_gate(add_model(root, "slow", f'backend: "gated"{echo}'))
-
-
 @pytest.fixture
 def server(serve: Callable[..., Headrace], gate: Gate, gated: Mapping[str, str]) -> Iterator[Headrace]:
     gate.open()

@@ -31,20 +31,6 @@ sequence_batching { }
 """
 
 
-@pytest.fixture(scope="module")
-def gate(
-    tmp_path_factory: pytest.TempPathFactory,
-    add_model: Callable[..., Path],
-    make_gate: Callable[[Path], Gate],
-    echo: str,
-) -> Gate:
-    """Of the model ``slow``; ``echo`` and ``echo_too`` lie beside it."""
-    root = tmp_path_factory.mktemp("models")
-    add_model(root, "echo")
-    add_model(root, "echo_too")
-    return make_gate(add_model(root, "slow", f'backend: "gated"{echo}'))
-
-
 @pytest.fixture
 def late(gate: Gate, add_model: Callable[..., Path]) -> str:
     """The config of the model ``late``, which was not there when the server started."""
