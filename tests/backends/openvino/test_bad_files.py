@@ -194,3 +194,9 @@ def test_a_process_bounds_the_memory_that_a_graph_can_ask_for(models: Any) -> No
     config += f' model_warmup {{ name: "w" batch_size: 1 {sample} }}'
     write_onnx(models, nodes, [numpy_helper.from_array(np.array([1 << 29, 1, 1], np.int64), "shape")], config)
     assert "Failed to allocate" in reason(models)
+
+
+def test_a_name_that_is_no_text_is_told(models: Any) -> None:
+    file = write_onnx(models, [helper.make_node("Neg", ["x"], ["y"])], [])
+    file.write_bytes(file.read_bytes().replace(b"\1y", b"\1\xff"))
+    assert "unable to load model 'm': the name of a tensor is not UTF-8" in reason(models)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 import posixpath
 import re
 import threading
@@ -33,7 +34,11 @@ _GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISAB
 
 
 def load_engine() -> Any:
-    """The module ``onnxruntime``; raises `LoadError` saying how to install it."""
+    """The module ``onnxruntime``; raises `LoadError` saying how to install it.
+
+    Some builds tell their maker over the network how they are used, and keep a database for that in the home directory,
+    from when they are imported; not here, unless the environment says otherwise."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ImportError as error:

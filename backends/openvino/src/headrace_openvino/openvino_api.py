@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from headrace import LoadError, Model, one_line
@@ -11,7 +12,11 @@ _PLACES = ("Exception from ", "Check '")
 
 
 def load_engine() -> Any:
-    """The module ``openvino``; raises `LoadError` saying how to install it."""
+    """The module ``openvino``; raises `LoadError` saying how to install it.
+
+    When it is imported, it would tell its maker over the network, from a fork of the server, and leave files in the
+    home directory; it does without a package for that which cannot be imported."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # how Python is told so
     try:
         import openvino
     except ImportError as error:

@@ -74,7 +74,10 @@ def _unfix(info: GraphTensor) -> GraphTensor:
 
 def _name(port: Any, config: ModelConfig) -> str:
     """The one of its names that the config uses, else always the same; that of its operator if it has none."""
-    names: list[str] = sorted(port.get_names()) or [str(port.get_node().get_friendly_name())]
+    try:
+        names: list[str] = sorted(port.get_names()) or [str(port.get_node().get_friendly_name())]
+    except UnicodeDecodeError as error:
+        raise LoadError(f"unable to load model '{config.name}': the name of a tensor is not UTF-8: {error}") from error
     told = Graph.of_config(config)
     wanted = told.inputs.keys() | told.outputs.keys()
     return next((name for name in names if name in wanted), names[0])
