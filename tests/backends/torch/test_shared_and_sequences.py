@@ -4,6 +4,9 @@ ragged batches and padding. TorchScript and programs of torch.export."""
 from __future__ import annotations
 
 import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +65,10 @@ def save(request: pytest.FixtureRequest, scripts: Any, programs: Any) -> Any:
     return saved
 
 
-def two_instances(repository: Path, **parameters: Any) -> list[Instance]:
-    config = text_format.Parse(f'backend: "pytorch" {ONE}', ModelConfig())
+def two_instances(repository: Path, more: str = "", **parameters: Any) -> list[Instance]:
+    config = text_format.Parse(
+        f'backend: "pytorch" {ONE} instance_group {{ count: 2 kind: KIND_CPU }} {more}', ModelConfig()
+    )
     config.name = "m"
     derive(config, repository / "m")
     backend = PyTorch({})
@@ -72,12 +77,92 @@ def two_instances(repository: Path, **parameters: Any) -> list[Instance]:
     return [backend.load(model), backend.load(model)]
 
 
-@pytest.mark.parametrize(("shared", "counted"), [(True, [1, 2, 3]), (False, [1, 1, 2])])
-def test_instances_share_weights_where_the_config_says_so(save: Any, shared: bool, counted: list[int]) -> None:
+@pytest.mark.parametrize(("shared", "counted"), [(True, [1, 2, 3]), (None, [1, 2, 3]), (False, [1, 1, 2])])
+def test_instances_share_weights_unless_the_config_says_otherwise(
+    save: Any, shared: bool | None, counted: list[int]
+) -> None:
     first, second = two_instances(save(Tally(), torch.zeros(2)), enable_weight_sharing=shared)
     zeros = {"x": np.zeros(2, np.float32)}
     found = [float(np.asarray(each.execute(zeros)["OUTPUT__0"])[0]) for each in (first, second, first)]
     assert found == counted
+
+
+@pytest.mark.parametrize(("shared", "takes_turns"), [(None, True), (True, False)])
+def test_what_changes_itself_is_executed_by_one_instance_at_a_time_unless_it_is_said_to_be_shared(
+    save: Any, shared: bool | None, takes_turns: bool
+) -> None:
+    first, second = two_instances(save(Tally(), torch.zeros(2)), enable_weight_sharing=shared)
+    inside = [0]
+    most = [0]
+
+    def watched(run: Any) -> Any:
+        def call(*tensors: Any) -> Any:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            time.sleep(0.05)
+            inside[0] -= 1
+            return run(*tensors)
+
+        return call
+
+    for each in (first, second):
+        each._run = watched(each._run)  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(each.execute, {"x": np.zeros(2, np.float32)}) for each in (first, second)]
+        assert sorted(float(np.asarray(each.result()["OUTPUT__0"])[0]) for each in found) == [1, 2]
+    assert most == [1 if takes_turns else 2]
+    assert first.any_thread is second.any_thread is not takes_turns, "the event loop would wait for its turn"
+
+
+def test_what_changes_nothing_needs_no_turns(save: Any) -> None:
+    first, second = two_instances(save(torch.nn.ReLU(), torch.zeros(2)))
+    assert first._run.__self__ is second._run.__self__ if hasattr(first._run, "__self__") else first._run is second._run  # type: ignore[attr-defined]
+    assert first.any_thread
+
+
+def test_instances_of_sequences_keep_what_is_left_in_them_apart(save: Any) -> None:
+    first, second = two_instances(save(Tally(), torch.zeros(2)), "sequence_batching { }")
+    zeros = {"x": np.zeros(2, np.float32)}
+    assert [float(np.asarray(each.execute(zeros)["OUTPUT__0"])[0]) for each in (first, second, first)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        ('platform: "pytorch_libtorch"', 2),
+        ('platform: "torch_aoti"', 2),
+        ('platform: "torch_aoti" parameters { key: "trust" value { string_value: "true" } }', 1),
+        ('parameters { key: "trust" value { string_value: "true" } }', 2),
+        ('parameters { key: "ENABLE_WEIGHT_SHARING" value { string_value: "false" } }', 1),
+        ('parameters { key: "ENABLE_WEIGHT_SHARING" value { string_value: "true" } }', 2),
+        ('parameters { key: "isolation" value { string_value: "process" } }', 1),
+        ('runtime: "model.py"', 1),
+        ("sequence_batching { }", 1),
+    ],
+)
+def test_two_instances_where_they_share_their_weights_safely(config: str, count: int) -> None:
+    assert PyTorch({}).cpu_instances(text_format.Parse(config, ModelConfig())) == count
+
+
+def test_two_instances_take_the_memory_of_one(scripts: Any) -> None:
+    """Weights of 64 MiB, counted by what the process has more of after each load."""
+
+    def own_memory() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    scripts.save(torch.nn.Linear(2, 8 * 2**20, bias=False))
+    config = text_format.Parse(ONE, ModelConfig())
+    config.instance_group.add(count=2)
+    backend = PyTorch({})
+    model = Model("m", 1, scripts.root / "m" / "1", config, Parameters(), instance_name="m_0")
+    model = replace(model, shared=backend.share(model))
+    sizes = [own_memory()]
+    kept = []
+    for _ in range(2):
+        kept.append(backend.load(model))
+        sizes.append(own_memory())
+    assert sizes[1] - sizes[0] > 32 * 2**20, "one has them"
+    assert sizes[2] - sizes[1] < 8 * 2**20, "the other uses the same"
 
 
 def test_an_instance_that_closes_leaves_shared_weights_to_the_others(save: Any) -> None:

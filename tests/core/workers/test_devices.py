@@ -43,6 +43,17 @@ def test_without_a_group_there_is_one_named_after_the_model_with_the_backends_de
     assert plan("") == [("m_0", Device("cpu")), ("m_1", Device("cpu"))]
 
 
+def test_how_many_there_are_unless_said_may_depend_on_the_config() -> None:
+    class OneOfASequence(OnCpu):
+        def cpu_instances(self, config: ModelConfig) -> int:
+            return 1 if config.HasField("sequence_batching") else 3
+
+    assert len(plan("", OneOfASequence)) == 3
+    assert len(plan("sequence_batching { }", OneOfASequence)) == 1
+    assert len(plan("sequence_batching { } instance_group { count: 2 }", OneOfASequence)) == 2
+    assert len(plan("instance_group { kind: KIND_MODEL }", OneOfASequence)) == 1
+
+
 def test_auto_means_every_gpu_if_there_is_one_and_the_backend_can_use_it() -> None:
     assert plan("", gpus=(0, 3)) == [("m_0", Device("gpu", 0)), ("m_1", Device("gpu", 3))]
     assert [device.kind for _, device in plan("", OnCpu, gpus=(0,))] == ["cpu", "cpu"]

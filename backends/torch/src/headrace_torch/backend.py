@@ -27,6 +27,7 @@ from headrace_torch.pt2_archive import Pt2Archive
 from headrace_torch.script import open_script
 from headrace_torch.torch_compile import CompiledInstance
 from headrace_torch.torch_process import device_of, load_engine, set_jit, set_threads
+from headrace_torch.weight_sharing import SHARING_INSTANCES, default_instances, instances_of, is_pt2, shares_weights
 
 
 class PyTorch(Backend):
@@ -40,20 +41,25 @@ class PyTorch(Backend):
     engine_fields = ()
     has_runtimes = True
     unproven = "it has never run on a GPU"
+    default_cpu_instances = SHARING_INSTANCES
     outputs_as_given = True  # as Triton: the file does not tell what it gives
+
+    def cpu_instances(self, config: ModelConfig) -> int:
+        """2 that share their weights, where that is safe; else 1."""
+        return default_instances(config)
 
     def complete_config(self, model: Model) -> None:
         """What a program tells; neither a TorchScript file nor code tells data types and shapes.
 
         Raises `ConfigError` in Triton's words where nothing does."""
-        if not _is_pt2(model.config):
+        if not is_pt2(model.config):
             _require_tensors(model.config)
         elif not names_all_tensors(model.config):
             _complete_from_program(model, default_max_batch_size(self.name, self.options))
 
     def share(self, model: Model) -> Shared[str, Forward | Program]:
-        """Modules by device. ``forward`` of a TorchScript module may be called by many threads at once; whoever sets
-        ENABLE_WEIGHT_SHARING for a module in a ``model.py`` says so of it."""
+        """Modules by device. ``forward`` of a TorchScript module or a program may be called by many threads at once, if
+        it changes nothing; whoever sets ENABLE_WEIGHT_SHARING for a module in a ``model.py`` says so of it."""
         return Shared()
 
     def unshare(self, shared: Shared[str, Forward | Program]) -> None:
@@ -62,12 +68,12 @@ class PyTorch(Backend):
         shared.close()
 
     def load(self, model: Model) -> Instance:
-        if _is_pt2(model.config):
+        if is_pt2(model.config):
             return self._load_program(model)
         _require_tensors(model.config)
         torch = load_engine()
         device = device_of(torch, model)
-        set_threads(torch, model, self.default_cpu_instances)
+        set_threads(torch, model, self.cpu_instances(model.config))
         set_jit(torch, model)
         told = Graph.of_config(model.config)
         inputs, outputs = list(told.inputs), list(told.outputs)
@@ -78,7 +84,7 @@ class PyTorch(Backend):
                 return open_script(torch, model, device)
             return open_eager(torch, model, code, device, inputs)
 
-        is_shared = model.parameters.enable_weight_sharing
+        is_shared = shares_weights(model)
         forward: Forward = model.shared.get(device, make) if is_shared else make()
         kind = CompiledInstance if forward.is_compiled else ForwardInstance
         try:
@@ -93,7 +99,7 @@ class PyTorch(Backend):
     def _load_program(self, model: Model) -> Instance:
         torch = load_engine()
         device = device_of(torch, model)
-        set_threads(torch, model, self.default_cpu_instances)
+        set_threads(torch, model, self.cpu_instances(model.config))
 
         def make() -> Program:
             with Pt2Archive(model.name, model.file("model.pt2")) as archive:
@@ -101,8 +107,8 @@ class PyTorch(Backend):
                     return open_package(torch, model, archive, device, count)
                 return open_program(torch, model, archive, device)
 
-        is_shared = model.parameters.enable_weight_sharing
-        count = sum(group.count or 1 for group in model.config.instance_group) or 1 if is_shared else 1
+        is_shared = shares_weights(model)
+        count = instances_of(model.config) if is_shared else 1
         program: Program = model.shared.get(device, make) if is_shared else make()
         return ProgramInstance(torch, program, model, owns=not is_shared, stream=_stream(torch, model, device))
 
@@ -113,15 +119,6 @@ def _stream(torch: Any, model: Model, device: str) -> Any:
         return None
     torch.cuda.synchronize(device)  # what is computed or copied while a model is opened is not on this stream
     return torch.cuda.Stream(device)
-
-
-def _is_pt2(config: ModelConfig) -> bool:
-    """Whether the model's file is a ``.pt2``, of torch.export or AOTInductor."""
-    if config.runtime:
-        return False
-    return config.default_model_filename.endswith(".pt2") or (
-        not config.default_model_filename and config.platform == "torch_aoti"
-    )
 
 
 def _complete_from_program(model: Model, default_rows: int) -> None:

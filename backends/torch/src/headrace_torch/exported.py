@@ -87,7 +87,7 @@ class _ProgramReader:
             leaves: list[Any] = pytree.tree_leaves(call(*arguments, **named))
             return leaves
 
-        return self._program_of(run, device, writes=True)
+        return Program(Forward(run=run, device=device, arguments=None, any_thread=device == "cpu"), self.signature)
 
     def _reading(self, what: Callable[[], _Read]) -> _Read:
         try:
@@ -113,10 +113,15 @@ class _ProgramReader:
         if graph.kept:
             names = [name for _, name in graph.state]
             run = partial(_run_and_keep, run, [state[names.index(name)] for name in graph.kept])
-        return self._program_of(run, device, writes=graph.writes)
-
-    def _program_of(self, run: Callable[..., Any], device: str, *, writes: bool) -> Program:
-        forward = Forward(run=run, device=device, arguments=None, writes=writes, any_thread=device == "cpu")
+        forward = Forward(
+            run=run,
+            device=device,
+            arguments=None,
+            writes=graph.writes,
+            changes=graph.changes,
+            can_rehearse=not (graph.changes or graph.is_random or graph.loops),
+            any_thread=device == "cpu",
+        )
         return Program(forward, self.signature)
 
     def _devices(self) -> set[str]:

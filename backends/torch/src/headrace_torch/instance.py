@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,9 @@ from headrace import BackendError, Code, HeadraceError, Instance, Model, Tensors
 from headrace_torch.conversion import TensorConverter
 from headrace_torch.naming import check_arguments, positions
 from headrace_torch.parameters import Parameters
-from headrace_torch.torch_process import first_line
+from headrace_torch.rehearsal import rehearse
+from headrace_torch.torch_process import compute_alone, first_line
+from headrace_torch.weight_sharing import takes_turns
 
 
 def _nothing() -> None:
@@ -26,9 +29,10 @@ class Forward:
     ``arguments`` are forward's without ``self``, None if it takes any number of them; ``required`` are those without a
     default, and ``keywords_only`` says that none can be given by its place. ``takes_dict``: its only argument is a
     dictionary of tensors. ``writes``: it may write to its inputs. ``kept`` is the memory that it may write to from call
-    to call (`headrace_torch.conversion.kept_memory`). ``is_compiled``: it is compiled when it is called, and again for
-    other shapes. ``any_thread`` is that of the instance. ``explain`` says of what it raises what the caller is told,
-    and ``close`` forgets the model.
+    to call (`headrace_torch.conversion.kept_memory`). ``changes``: a call may find what another has left behind, so
+    that instances which share it take ``turns``. ``can_rehearse``: it may be called for nothing, since nobody would
+    notice. ``is_compiled``: it is compiled when it is called, and again for other shapes. ``any_thread`` is that of the
+    instance. ``explain`` says of what it raises what the caller is told, and ``close`` forgets the model.
     """
 
     run: Callable[..., Any]
@@ -39,6 +43,9 @@ class Forward:
     takes_dict: bool = False
     writes: bool = True
     kept: frozenset[int] = frozenset()
+    changes: bool = True
+    turns: threading.Lock = field(default_factory=threading.Lock)
+    can_rehearse: bool = False
     is_compiled: bool = False
     any_thread: bool = False
     explain: Callable[[BaseException], str] = first_line
@@ -48,7 +55,8 @@ class Forward:
 class ForwardInstance(Instance):
     """Runs ``forward``. ``inputs`` and ``outputs`` are the names that the config gives, in its order; of the outputs it
     may be known already which results they are. ``owns``: nobody else uses ``forward``, which `close` then closes.
-    ``stream`` is the CUDA stream of this instance, if it has one."""
+    ``stream`` is the CUDA stream of this instance, if it has one. Made on the thread that executes it, unless the event
+    loop does."""
 
     def __init__(
         self,
@@ -78,6 +86,10 @@ class ForwardInstance(Instance):
             self._name_arguments(model.name, forward, inputs)
         self._mode = torch.inference_mode(parameters.inference_mode)
         self._contexts = _contexts(torch, forward.device, parameters, stream)
+        if takes_turns(model, forward.changes):
+            self._contexts.append(lambda: forward.turns)
+        self._can_rehearse = forward.can_rehearse and parameters.warm_up and not model.config.model_warmup
+        self._torch, self._thread = torch, threading.get_ident()
         #: Whoever waits for a GPU, or starts threads of its own, does not do so on the event loop.
         self.any_thread = forward.any_thread and not self._contexts
         is_cleaning = parameters.enable_cache_cleaning and forward.device != "cpu"
@@ -94,6 +106,8 @@ class ForwardInstance(Instance):
             self._in_places = len(places)
 
     def execute(self, inputs: Tensors) -> Tensors:
+        if threading.get_ident() != self._thread:
+            compute_alone(self._torch)
         try:
             with self._mode:
                 if not self._contexts:
@@ -108,6 +122,10 @@ class ForwardInstance(Instance):
             raise BackendError(f"PyTorch execute failure: {self._explain(error)}", Code.INTERNAL) from error
         finally:
             self._clean()
+
+    def warm_up(self) -> None:
+        if self._can_rehearse:
+            rehearse(self, self.model)
 
     def close(self) -> None:
         del self._run
@@ -124,7 +142,7 @@ class ForwardInstance(Instance):
 
 def _contexts(
     torch: Any, device: str, asked: Parameters, stream: Any
-) -> Sequence[Callable[[], AbstractContextManager[Any]]]:
+) -> list[Callable[[], AbstractContextManager[Any]]]:
     """What an execution enters, each time anew, beside the inference mode."""
     kind = device.partition(":")[0]
     found: list[Callable[[], AbstractContextManager[Any]]] = []

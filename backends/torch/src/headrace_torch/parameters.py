@@ -20,11 +20,13 @@ class Parameters:
     #: Run TorchScript without its optimiser: the first requests are faster, the others may be slower.
     disable_optimized_execution: bool = field(default=False, metadata={"key": "DISABLE_OPTIMIZED_EXECUTION"})
     disable_cudnn: bool = field(default=False, metadata={"key": "DISABLE_CUDNN"})
-    #: Instances of a version on the same device run one module, whose weights are then in memory once.
-    enable_weight_sharing: bool = field(default=False, metadata={"key": "ENABLE_WEIGHT_SHARING"})
+    #: Instances of a version on the same device run one module, whose weights are then in memory once, and may run it
+    #: at the same time. Unless it is said, those on the CPU do where that is safe (`headrace_torch.weight_sharing`).
+    enable_weight_sharing: bool | None = field(default=None, metadata={"key": "ENABLE_WEIGHT_SHARING"})
     #: Give unused memory of a GPU back after every execution.
     enable_cache_cleaning: bool = field(default=False, metadata={"key": "ENABLE_CACHE_CLEANING"})
-    #: Threads within an operator. 0: the cores of this process divided among the CPU instances.
+    #: Threads within an operator. 0: the cores of this process divided among the CPU instances, all but one if there is
+    #: one instance.
     intra_op_thread_count: int = field(default=0, metadata={"key": "INTRA_OP_THREAD_COUNT"})
     #: Threads across operators, for the whole process; the first model that says it wins.
     inter_op_thread_count: int = field(default=0, metadata={"key": "INTER_OP_THREAD_COUNT"})
@@ -39,6 +41,8 @@ class Parameters:
     enable_tensor_fuser: bool | None = field(default=None, metadata={"key": "ENABLE_TENSOR_FUSER"})
     #: Compile a module in a ``model.py`` with these arguments of ``torch.compile``, as JSON; empty does not compile.
     torch_compile: str = field(default="", metadata={"key": "TORCH_COMPILE_OPTIONAL_PARAMETERS"})
+    #: Execute a model a few times with zeros before it is ready, where nobody can notice that afterwards.
+    warm_up: bool = True
     #: Load a file that could run code, write files or reach other libraries. Only for files from people you trust.
     trust: bool = False
 

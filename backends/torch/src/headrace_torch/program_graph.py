@@ -8,11 +8,12 @@ not needed to run.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace_torch.program_check import HIGHER_ORDER, Distrusted, find_operator
 from headrace_torch.program_signature import SCALAR_TYPES
+from headrace_torch.script_effects import drops_nothing
 
 _LAYOUTS: Mapping[int, str] = {1: "sparse_coo", 2: "sparse_csr", 3: "sparse_csc", 4: "sparse_bsr", 5: "sparse_bsc"}
 _MEMORY_FORMATS: Mapping[int, str] = {
@@ -24,6 +25,8 @@ _MEMORY_FORMATS: Mapping[int, str] = {
 #: Operators that return their input where they have nothing to do, and whose schema does not say so.
 _MAY_RETURN_INPUT = frozenset(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"))
 _HIGHER_ORDER = "torch.ops.higher_order."
+_INPUT, _STATE, _NEITHER = frozenset(("input",)), frozenset(("state",)), frozenset[str]()
+_BOTH = _INPUT | _STATE
 
 
 class ProgramGraph:
@@ -31,7 +34,8 @@ class ProgramGraph:
 
     ``state`` names the parameters, buffers and constants that it takes first, and where they are kept; ``kept`` are the
     buffers whose new values come behind the results. ``place`` moves a device of the file to where the program is to
-    run. ``writes``: it may write to its inputs.
+    run. ``writes``: it may write to its inputs. ``changes``: it may write to its state. ``is_random``: it draws random
+    numbers. ``loops``: it repeats something until a condition holds, so for ever if that never does.
     """
 
     def __init__(self, torch: Any, program: Mapping[str, Any], place: Callable[[str], str]) -> None:
@@ -40,17 +44,16 @@ class ProgramGraph:
         signature, graph = module["signature"], module["graph"]
         self.state: list[tuple[str, str]] = []
         self.kept: list[str] = []
-        self.writes = False
         builder = _Builder(torch, self._place)
-        user = self._bind_inputs(builder, signature["input_specs"], graph["inputs"])
-        builder.watched = set(user)
+        self._bind_inputs(builder, signature["input_specs"], graph["inputs"])
         for node in graph["nodes"]:
             builder.add(node)
         self.function: Callable[..., Sequence[Any]] = builder.finish(self._results(builder, signature, graph))
-        self.writes = builder.writes
+        self.writes = bool(_INPUT & builder.written)
+        self.changes = bool(_STATE & builder.written) or bool(self.kept)
+        self.is_random, self.loops = builder.is_random, builder.loops
 
-    def _bind_inputs(self, builder: _Builder, specs: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-        user = []
+    def _bind_inputs(self, builder: _Builder, specs: Sequence[Any], arguments: Sequence[Any]) -> None:
         pairs = zip(specs, arguments, strict=True)
         for spec, argument in sorted(pairs, key=lambda pair: "user_input" in pair[0]):  # the state first
             ((kind, told),) = spec.items()
@@ -68,9 +71,10 @@ class ProgramGraph:
                 continue  # a constant, which is in the graph wherever it is used
             node = builder.graph.placeholder(f"in_{len(builder.values)}")
             builder.values[content["name"]] = node
+            builder.watched[node] = _INPUT if kind == "user_input" else _STATE
             if kind == "user_input":
-                user.append(node)
-            elif kind == "parameter":
+                continue
+            if kind == "parameter":
                 self.state.append(("weights", told["parameter_name"]))
             elif kind == "buffer":
                 self.state.append(("weights" if told["persistent"] else "constants", told["buffer_name"]))
@@ -78,7 +82,6 @@ class ProgramGraph:
                 self.state.append(("constants", told["tensor_constant_name"]))
             else:
                 raise ValueError(f"it has an input of the kind '{kind}'")
-        return user
 
     def _results(self, builder: _Builder, signature: Mapping[str, Any], graph: Mapping[str, Any]) -> list[Any]:
         results, kept = [], []
@@ -101,9 +104,10 @@ class _Builder:
         self._torch, self._place = torch, place
         self.graph = torch.fx.Graph()
         self.values: dict[str, Any] = {}
-        #: What may be an input, or a view of one.
-        self.watched: set[Any] = set()
-        self.writes = False
+        #: What may be an input or state, or a view of it; and which of the two is written to.
+        self.watched: dict[Any, frozenset[str]] = {}
+        self.written: frozenset[str] = frozenset()
+        self.is_random = self.loops = False
         self._parts: dict[str, Any] = {}
 
     def finish(self, results: Sequence[Any] | Any) -> Any:
@@ -143,21 +147,28 @@ class _Builder:
                 arguments.append(value)
         result = self.graph.call_function(called, tuple(arguments), named)
         if schema:
-            self._watch(result, schema, arguments, named)
+            given = dict(zip([argument.name for argument in schema.arguments], arguments, strict=False)) | named
+            self._watch(result, schema, given)
+            if self._torch.Tag.nondeterministic_seeded in called.tags:
+                defaults = {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
+                self.is_random |= not drops_nothing(defaults | given)
         return result
 
-    def _watch(self, result: Any, schema: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def _watch(self, result: Any, schema: Any, given: Mapping[str, Any]) -> None:
         """Note what is written to, and what ``result`` may share memory with."""
-        given = dict(zip([argument.name for argument in schema.arguments], arguments, strict=False)) | dict(named)
-        touched = [each for value in given.values() for each in _nodes(value) if each in self.watched]
+        touched = self._origins(given.values())
         if not touched:
             return
         aliases = {argument.name: argument.alias_info for argument in schema.arguments if argument.alias_info}
         written = {name for name, alias in aliases.items() if alias.is_write}
-        if any(each in self.watched for name in written for each in _nodes(given.get(name))):
-            self.writes = True
+        self.written |= self._origins(given.get(name) for name in written)
         if any(each.alias_info for each in schema.returns) or schema.name.partition("::")[2] in _MAY_RETURN_INPUT:
-            self.watched.add(result)
+            self.watched[result] = touched
+
+    def _origins(self, values: Iterable[Any]) -> frozenset[str]:
+        """Whether ``values`` may be inputs, state or both."""
+        found = (self.watched.get(each, _NEITHER) for value in values for each in _nodes(value))
+        return _NEITHER.union(*found)
 
     def _bind_all(self, outputs: Sequence[Any], value: Any) -> None:
         for index, output in enumerate(outputs):
@@ -186,7 +197,7 @@ class _Builder:
     def _item(self, value: Any, index: int) -> Any:
         item = self.graph.call_function(operator.getitem, (value, index))
         if value in self.watched:
-            self.watched.add(item)
+            self.watched[item] = self.watched[value]
         return item
 
     # ------------------------------------------------------------------ arguments
@@ -240,11 +251,12 @@ class _Builder:
                 raise ValueError(f"it calls '{node['target']}' with '{each['name']}', which that does not take")
             argument = each["arg"]
             arguments.append(self._part(argument["as_graph"]) if "as_graph" in argument else self.argument(argument))
-        if any(each in self.watched for each in _nodes(arguments)):
-            self.writes = True  # what the graphs within do with an input is not looked at
+        self.loops |= name == "while_loop"
         if name == "wrap_with_autocast":
             arguments[0] = self._place(arguments[0]).partition(":")[0]
-        return self.graph.call_function(HIGHER_ORDER[name], tuple(arguments))
+        result = self.graph.call_function(HIGHER_ORDER[name], tuple(arguments))
+        self.watched[result] = self._origins(arguments)  # a graph within may return what it is given
+        return result
 
     def _part(self, told: Mapping[str, Any]) -> Any:
         inner = _Builder(self._torch, self._place)
@@ -253,8 +265,12 @@ class _Builder:
             ((kind, content),) = argument.items()
             name = content["name"] if kind == "as_tensor" else content["as_name"]
             inner.values[name] = inner.graph.placeholder(f"in_{len(inner.values)}")
+            inner.watched[inner.values[name]] = _BOTH
         for node in graph["nodes"]:
             inner.add(node)
+        self.written |= inner.written
+        self.is_random |= inner.is_random
+        self.loops |= inner.loops
         results = [inner.argument(argument) for argument in graph["outputs"]]
         name = f"part_{len(self._parts)}"
         self._parts[name] = inner.finish(results[0] if graph.get("is_single_tensor_return") else results)

@@ -12,6 +12,7 @@ from headrace_torch import pickle_check, script_code
 from headrace_torch.conversion import kept_memory
 from headrace_torch.instance import Forward
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
+from headrace_torch.script_effects import effects_of
 from headrace_torch.torch_process import first_line
 
 
@@ -33,14 +34,17 @@ def open_script(torch: Any, model: Model, device: str) -> Forward:
     if not hasattr(module, "forward"):
         raise LoadError(f"failed to load model '{model.name}': '{path}' has no method 'forward'")
     declared = module.forward.schema.arguments[1:]
+    effects = effects_of(torch, module)
     return Forward(
         run=module.forward,
         device=device,
         arguments=[argument.name for argument in declared],
         required=[argument.name for argument in declared if not argument.has_default_value()],
         takes_dict=_takes_dict(model, declared),
-        writes=_writes(torch, module),
+        writes=effects.writes,
         kept=kept_memory(module),
+        changes=effects.changes,
+        can_rehearse=not (effects.changes or effects.is_random or effects.loops),
         any_thread=True,
     )
 
@@ -87,16 +91,6 @@ def _takes_dict(model: Model, declared: Sequence[Any]) -> bool:
             "dictionary must be its only argument, and Dict(str, Tensor)"
         )
     return bool(dicts)
-
-
-def _writes(torch: Any, module: Any) -> bool:
-    """Whether anything is written in place that may be an input; what the graph does not show may be."""
-    try:
-        graph = module.inlined_graph
-        aliases = graph.alias_db()
-        return any(aliases.has_writers(value) for value in list(graph.inputs())[1:])
-    except Exception:  # whatever the engine cannot analyse
-        return True
 
 
 def _failure(model: Model, path: Path, error: Exception) -> LoadError:

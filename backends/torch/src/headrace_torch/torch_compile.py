@@ -19,12 +19,11 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import numpy as np
-
-from headrace import BackendError, LoadError, Model, ModelConfig, PrivateModules, Tensors, dtypes
+from headrace import BackendError, LoadError, Model, ModelConfig, PrivateModules, Tensors
 from headrace_torch.compile_options import KEY, parse_options
 from headrace_torch.instance import ForwardInstance
 from headrace_torch.parameters import is_trusted
+from headrace_torch.rehearsal import zero_inputs
 from headrace_torch.torch_process import first_line
 
 log = logging.getLogger("headrace.pytorch")
@@ -148,19 +147,13 @@ def _batches(config: ModelConfig, is_static: bool) -> tuple[Sequence[Tensors], s
     """Inputs that make PyTorch compile all that requests will need; and what stands in the way, if anything does.
     ``is_static``: each number of rows is compiled for itself."""
     most = config.max_batch_size
-    if config.HasField("sequence_batching"):
-        return (), "it keeps state"
     if is_static and most > _MOST_VARIANTS:
         return (), f"each number of rows is compiled for itself, and the first {_MOST_VARIANTS} that come, only"
-    found: dict[str, tuple[tuple[int, ...], Any]] = {}
-    for each in config.input:
-        dims = tuple(each.reshape.shape) if each.HasField("reshape") else tuple(each.dims)
-        kind = dtypes.BY_CONFIG_VALUE[each.data_type]
-        if any(dim < 1 for dim in dims):
-            return (), f"the dims of input '{each.name}' vary"
-        if kind is dtypes.BYTES:
-            return (), f"input '{each.name}' is strings"
-        found[each.name] = dims, kind.numpy
-    told = range(1, most + 1) if is_static else dict.fromkeys((most, min(most, 2), 1))
-    sizes: list[tuple[int, ...]] = [(rows,) for rows in told] if most else [()]
-    return [{name: np.zeros((*rows, *dims), kind) for name, (dims, kind) in found.items()} for rows in sizes], ""
+    sizes = (range(1, most + 1) if is_static else dict.fromkeys((most, min(most, 2), 1))) if most else [0]
+    found = []
+    for rows in sizes:
+        zeros, why = zero_inputs(config, rows)
+        if why:
+            return (), why
+        found.append(zeros)
+    return found, ""

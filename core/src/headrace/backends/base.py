@@ -167,7 +167,7 @@ class Backend(ABC):
     dev_options: ClassVar[Mapping[str, str]] = {}
     #: Whether a config's ``runtime`` may name a Python file of this backend.
     has_runtimes: ClassVar[bool] = False
-    #: Instances of a CPU group whose config gives no count.
+    #: Instances of a CPU group whose config gives no count, unless `cpu_instances` says otherwise of that config.
     default_cpu_instances: ClassVar[int] = 1
     #: What it acts on of a config's fields for engines: ``cc_model_filenames``, ``model_operations``,
     #: ``optimization.cuda``, ``optimization.execution_accelerators``, ``optimization.graph``. The log warns of a config
@@ -200,6 +200,11 @@ class Backend(ABC):
         """Fill what ``model.config`` leaves out, in place: ``max_batch_size``, ``input``,
         ``output``, a scheduling choice, ``model_transaction_policy``. Not called when
         auto-completion is off. Raises `LoadError` or `ConfigError`."""
+
+    def cpu_instances(self, config: ModelConfig) -> int:
+        """Instances of a CPU group of ``config`` that gives no count: `default_cpu_instances`, unless it depends on
+        the model, as where some keep something from one request to the next. Any thread."""
+        return self.default_cpu_instances
 
     def isolation(self, model: Model) -> Isolation | None:
         """How to give each instance of ``model`` a process of its own; None for a thread of the server.

@@ -24,7 +24,7 @@ def threads_per_instance(config: ModelConfig, default_instances: int) -> int:
     """Threads within an operator when the config does not say: the cores divided among the CPU
     instances, so that a busy model keeps every core busy once, and not more.
 
-    ``default_instances`` is how many a CPU group without a count has (``Backend.default_cpu_instances``).
+    ``default_instances`` is how many a CPU group without a count has (``Backend.cpu_instances``).
     """
     from headrace.config.model_config_pb2 import ModelInstanceGroup  # a process host has no protobuf to import
 

@@ -112,7 +112,7 @@ def fill_groups(config: ModelConfig, backend: Backend, gpus: Sequence[int]) -> N
         if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
             group.gpus.extend(gpus)
         is_cpu = group.kind == ModelInstanceGroup.KIND_CPU
-        group.count = group.count or (backend.default_cpu_instances if is_cpu else 1)
+        group.count = group.count or (backend.cpu_instances(config) if is_cpu else 1)
         if is_cpu and is_auto and backend.devices == ("gpu",):
             raise ConfigError(
                 f"model {config.name} needs a GPU: backend '{backend.name}' runs on gpu, but no GPUs are available",

@@ -1,0 +1,68 @@
+"""Executions before the first request, so that it need not wait for what PyTorch does in the first few.
+
+TorchScript watches what comes in the first execution and compiles for it in the second, each of which costs tens of
+milliseconds; and every engine makes its kernels when it first needs them. So an instance is executed a few times with
+zeros of the config's dims, if that cannot be noticed afterwards: the model changes nothing that later requests see,
+draws no random numbers, and surely comes to an end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+
+from headrace import HeadraceError, Instance, Model, ModelConfig, Tensors, dtypes
+
+log = logging.getLogger("headrace.pytorch")
+
+#: Executions with a single row: one that TorchScript watches, one that compiles, and one that shows it.
+_SINGLES = 3
+#: Rows of one more, for which engines have other kernels than for one. Fewer if the model takes no more.
+_ROWS = 8
+#: The size of dims that vary.
+_VARYING = 8
+#: None is begun later than that: large models are slow for a long time, and their load need not be.
+_LONGEST_S = 2.0
+
+
+def rehearse(instance: Instance, model: Model) -> None:
+    """Execute ``instance`` of ``model`` with zeros. That it fails for them is no reason not to serve it."""
+    began = time.monotonic()
+    config, name = model.config, model.name
+    most = config.max_batch_size
+    count = 0
+    for rows in [*[min(most, 1)] * _SINGLES, *([min(most, _ROWS)] if most > 1 else [])]:
+        zeros, why = zero_inputs(config, rows, _VARYING)
+        if why:
+            log.debug("model '%s' is not executed before its first request: %s", name, why)
+            return
+        if time.monotonic() - began > _LONGEST_S:
+            break
+        try:
+            instance.execute(zeros)
+        except HeadraceError as error:
+            log.info("model '%s' fails for zeros, so the first requests may be slow: %s", name, error.message)
+            return
+        count += 1
+    text = "model '%s', instance '%s': %d executions before the first request, %.2f s"
+    log.debug(text, name, model.instance_name, count, time.monotonic() - began)
+
+
+def zero_inputs(config: ModelConfig, rows: int, varying: int = 0) -> tuple[Tensors, str]:
+    """Zeros for every input of ``config``, ``rows`` of them if it takes batches; and what stands in the way, if
+    anything does. ``varying`` is for dims that vary; with 0 they do stand in the way."""
+    if config.HasField("sequence_batching"):
+        return {}, "it keeps state"
+    found = {}
+    for each in config.input:
+        dims = tuple(each.reshape.shape) if each.HasField("reshape") else tuple(each.dims)
+        kind = dtypes.BY_CONFIG_VALUE[each.data_type]
+        if any(dim < 1 for dim in dims) and not varying:
+            return {}, f"the dims of input '{each.name}' vary"
+        if kind is dtypes.BYTES:
+            return {}, f"input '{each.name}' is strings"
+        sizes = tuple(varying if dim < 0 else dim for dim in dims)
+        found[each.name] = np.zeros((rows, *sizes) if config.max_batch_size else sizes, kind.numpy)
+    return found, ""

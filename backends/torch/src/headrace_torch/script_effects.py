@@ -1,0 +1,76 @@
+"""What a TorchScript module does beside giving results, read from its graph.
+
+Who shares a module, copies its inputs or executes it for nothing must know. Whatever the engine cannot analyse does
+everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: How often a loop is repeated that ends by its condition alone.
+_FOR_EVER = 2**63 - 1
+#: Arguments of operators that could drop out at random, and the values with which they do not.
+NOTHING_DROPPED: Mapping[str, object] = {"train": False, "dropout_p": 0.0}
+#: What stays a call in a graph of which all is inlined is not known before it is executed.
+_CALLS = frozenset(("prim::CallMethod", "prim::CallFunction"))
+
+
+def drops_nothing(given: Mapping[str, object]) -> bool:
+    """Whether an operator that can draw random numbers, and has these arguments, does not."""
+    return any(name in given and given[name] == value for name, value in NOTHING_DROPPED.items())
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEffects:
+    """``writes`` to its inputs; ``changes`` its own attributes, so that the next call finds them otherwise;
+    ``is_random``; ``loops`` until a condition holds, which may be never."""
+
+    writes: bool = True
+    changes: bool = True
+    is_random: bool = True
+    loops: bool = True
+
+
+def effects_of(torch: Any, module: Any) -> ScriptEffects:
+    """Those of the ``forward`` of ``module``, which is in evaluation mode."""
+    try:
+        # Frozen, it is without what it would do in training, such as count batches. Weights stay where they are.
+        frozen = torch._C._freeze_module(module._c, [], True, True)
+        graph = frozen._get_method("forward").graph
+        aliases = graph.alias_db()
+        writes = any(map(aliases.has_writers, list(graph.inputs())[1:]))
+        changes = is_random = loops = False
+        for node in _nodes(graph):
+            kind = node.kind()
+            is_unknown = kind in _CALLS
+            writes |= is_unknown
+            changes |= is_unknown or kind == "prim::SetAttr" or _writes_attribute(node, aliases)
+            is_random |= is_unknown or _is_random(node)
+            loops |= is_unknown or (kind == "prim::Loop" and next(node.inputs()).toIValue() == _FOR_EVER)
+    except Exception:  # whatever the engine cannot analyse
+        return ScriptEffects()
+    return ScriptEffects(writes, changes, is_random, loops)
+
+
+def _writes_attribute(node: Any, aliases: Any) -> bool:
+    return node.kind() == "prim::GetAttr" and any(map(aliases.has_writers, node.outputs()))
+
+
+def _is_random(node: Any) -> bool:
+    if not node.isNondeterministic():
+        return False
+    schema = node.schema()
+    given = {
+        name: node.namedInput(name).toIValue() for name in NOTHING_DROPPED if f" {name}," in schema.replace("=", ",")
+    }
+    return not drops_nothing(given)
+
+
+def _nodes(block: Any) -> Iterator[Any]:
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)

@@ -1,0 +1,146 @@
+"""What TorchScript modules do beside computing, as read from their files, against what they are seen to do."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace_torch.script_effects import ScriptEffects, effects_of
+
+NONE = ScriptEffects(writes=False, changes=False, is_random=False, loops=False)
+
+
+class Net(torch.nn.Module):
+    """Batches are counted in training only, and what is dropped out is dropped out there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)
+        self.relu, self.dropout = torch.nn.ReLU(inplace=True), torch.nn.Dropout(0.5)
+        self.recurrent = torch.nn.LSTM(4, 3, num_layers=2, dropout=0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.dropout(self.relu(self.norm(self.convolution(x)))).mean([2, 3])
+        for i in range(x.size(0)):
+            y = y + i
+        y, _ = self.recurrent(y)
+        return y
+
+
+class WithBuffer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: torch.Tensor
+        self.register_buffer("seen", torch.zeros(8))
+
+
+class ThroughView(WithBuffer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen[1:].add_(1)
+        return x + self.seen.sum()
+
+
+class Within(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = ThroughView()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x)  # type: ignore[no-any-return]
+
+
+class OnCondition(WithBuffer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.sum() > 0):
+            self.seen.zero_()
+        return x + self.seen[0]
+
+
+class Assigned(WithBuffer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + 1
+        return x + self.seen[0]
+
+
+class Number(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x + self.count
+
+
+class Listed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = [1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(2)
+        return x + len(self.seen)
+
+
+class IntoInput(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1).add_(1)
+
+
+class Draws(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5)
+
+
+class Until(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while bool(x.sum() < 1):
+            x = x * 2
+        return x
+
+
+def opened(module: torch.nn.Module, path: Path, write_script: Callable[[torch.nn.Module, Path], Path]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.load(str(write_script(module, path / "model.pt"))).eval()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("kind", [ThroughView, Within, OnCondition, Assigned, Number, Listed])
+def test_what_a_module_changes_of_itself_is_found_wherever_it_stands(
+    kind: type[torch.nn.Module], tmp_path: Path, write_script: Any
+) -> None:
+    assert effects_of(torch, opened(kind(), tmp_path, write_script)).changes
+
+
+@pytest.mark.parametrize("module", [Net(), torch.nn.Linear(2, 2), torch.nn.TransformerEncoderLayer(4, 2)])
+def test_a_network_out_of_training_does_nothing_else(
+    module: torch.nn.Module, tmp_path: Path, write_script: Any
+) -> None:
+    found = opened(module, tmp_path, write_script)
+    assert effects_of(torch, found) == NONE
+    before = {name: value.clone() for name, value in found.state_dict().items()}
+    state = torch.random.get_rng_state()
+    if isinstance(module, Net):
+        for _ in range(3):
+            found(torch.rand(2, 3, 5, 5, generator=torch.Generator()))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "does"), [(IntoInput, {"writes": True}), (Draws, {"is_random": True}), (Until, {"loops": True})]
+)
+def test_each_effect_is_told_apart(
+    kind: type[torch.nn.Module], does: dict[str, bool], tmp_path: Path, write_script: Any
+) -> None:
+    found = effects_of(torch, opened(kind(), tmp_path, write_script))
+    assert found == ScriptEffects(**{"writes": False, "changes": False, "is_random": False, "loops": False, **does})
+
+
+def test_what_cannot_be_analysed_does_everything() -> None:
+    assert effects_of(torch, object()) == ScriptEffects(writes=True, changes=True, is_random=True, loops=True)
