@@ -28,8 +28,8 @@ class Net(torch.nn.Module):
         y = self.dropout(self.relu(self.norm(self.convolution(x)))).mean([2, 3])
         for i in range(x.size(0)):
             y = y + i
-        y, _ = self.recurrent(y)
-        return y
+        y = self.recurrent(y)[0]
+        return torch.relu(y)
 
 
 class WithBuffer(torch.nn.Module):

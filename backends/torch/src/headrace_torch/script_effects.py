@@ -6,6 +6,7 @@ everything.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 _FOR_EVER = 2**63 - 1
 #: Arguments of operators that could drop out at random, and the values with which they do not.
 NOTHING_DROPPED: Mapping[str, object] = {"train": False, "dropout_p": 0.0}
+#: In the text of a schema: ``float dropout_p=0.``, ``bool train``.
+_ARGUMENTS = re.compile(r" (\w+)[,=)]")
 #: What stays a call in a graph of which all is inlined is not known before it is executed.
 _CALLS = frozenset(("prim::CallMethod", "prim::CallFunction"))
 
@@ -62,11 +65,8 @@ def _writes_attribute(node: Any, aliases: Any) -> bool:
 def _is_random(node: Any) -> bool:
     if not node.isNondeterministic():
         return False
-    schema = node.schema()
-    given = {
-        name: node.namedInput(name).toIValue() for name in NOTHING_DROPPED if f" {name}," in schema.replace("=", ",")
-    }
-    return not drops_nothing(given)
+    names = NOTHING_DROPPED.keys() & _ARGUMENTS.findall(node.schema())
+    return not drops_nothing({name: node.namedInput(name).toIValue() for name in names})
 
 
 def _nodes(block: Any) -> Iterator[Any]:
