@@ -98,6 +98,7 @@ def test_programs_are_executed_too(programs: Any, monkeypatch: pytest.MonkeyPatc
     assert shapes_of(programs.load(), monkeypatch) == [(1, 3, 2)] * 3 + [(4, 3, 2)], "4 rows unless said otherwise"
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights")
 def test_what_drops_out_in_training_only_draws_nothing(programs: Any) -> None:
     for module in (torch.nn.TransformerEncoderLayer(4, 2), torch.nn.LSTM(4, 4, dropout=0.5, num_layers=2)):
         programs.save(module.eval(), torch.zeros(2, 3, 4))
