@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from google.protobuf import text_format
@@ -18,6 +19,18 @@ from headrace import Device, Instance, Model
 from headrace.config.derive import derive
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace_torch import Parameters, PyTorch
+
+#: A module of ``x`` f32[..., 4] for a ``model.py``, and the weights that make it multiply with them.
+SCALE = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        return x * self.scale
+"""
+SCALES = np.array([1, 2, 3, 4], np.float32)
 
 
 def save_script(module: torch.nn.Module, path: Path) -> Path:

@@ -15,19 +15,10 @@ import torch
 
 from headrace import HeadraceError, Server
 from headrace.testing.serving import WAYS, Way, infer, on_loop, serve
+from tests.backends.torch.conftest import SCALE, SCALES
 
 X = 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [4] } '
 Y = 'output { name: "y" data_type: TYPE_FP32 dims: [4] } '
-SCALE = """
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.zeros(4))
-
-    def forward(self, x):
-        return x * self.scale
-"""
-SCALES = np.array([1, 2, 3, 4], np.float32)
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 

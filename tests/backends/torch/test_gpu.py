@@ -8,32 +8,25 @@ import numpy as np
 import pytest
 import torch
 
+from tests.backends.torch.conftest import SCALE, SCALES
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this PyTorch finds no GPU"),
 ]
 
 CONFIG = 'input { name: "x" data_type: TYPE_FP32 dims: [-1] } output { name: "y" data_type: TYPE_FP32 dims: [-1] } '
-SCALE = """
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.zeros(4))
-
-    def forward(self, x):
-        assert x.is_cuda and self.scale.is_cuda
-        return x * self.scale
-"""
+ON_GPU = SCALE.replace("        return", "        assert x.is_cuda and self.scale.is_cuda\n        return")
 STREAM = """
 class Net(torch.nn.Module):
     def forward(self, x):
         return torch.tensor([torch.cuda.current_stream().cuda_stream], device=x.device)
 """
-X, SCALES = np.arange(4, dtype=np.float32), np.array([1, 2, 3, 4], np.float32)
+X = np.arange(4, dtype=np.float32)
 
 
 def test_weights_and_inputs_are_on_the_gpu(modules: Any) -> None:
-    torch.save({"scale": torch.from_numpy(SCALES)}, modules.write(SCALE) / "model.pt")
+    torch.save({"scale": torch.from_numpy(SCALES)}, modules.write(ON_GPU) / "model.pt")
     for compiled in ("", "{}"):
         instance = modules.load(None, CONFIG, device="gpu", torch_compile=compiled)
         kept = instance.execute({"x": X})["y"]
@@ -42,7 +35,7 @@ def test_weights_and_inputs_are_on_the_gpu(modules: Any) -> None:
 
 
 def test_a_model_that_puts_itself_on_the_gpu_gets_its_inputs_there(modules: Any) -> None:
-    code = SCALE.replace("torch.zeros(4)", "torch.ones(4, device='cuda')")
+    code = ON_GPU.replace("torch.zeros(4)", "torch.ones(4, device='cuda')")
     np.testing.assert_array_equal(modules.load(code, CONFIG, device="model").execute({"x": X})["y"], X)
 
 
