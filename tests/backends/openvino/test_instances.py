@@ -39,11 +39,12 @@ def settings(count: int, batching: str = "", **parameters: str) -> str:
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("streams", [{}, {"NUM_STREAMS": "2"}], ids=["", "two streams"])
 @pytest.mark.parametrize("batching", ["", "dynamic_batching { max_queue_delay_microseconds: 500 }"])
 def test_every_caller_gets_the_answer_to_its_own_rows(
-    models: Any, weights: np.ndarray[Any, Any], count: int, isolation: str, batching: str
+    models: Any, weights: np.ndarray[Any, Any], count: int, isolation: str, streams: dict[str, str], batching: str
 ) -> None:
-    write(models, weights, settings(count, batching, isolation=isolation))
+    write(models, weights, settings(count, batching, isolation=isolation, **streams))
     with serve(models.root) as server:
 
         def call(number: int) -> None:

@@ -105,6 +105,28 @@ def test_instances_share_a_compiled_model_with_a_stream_for_each(tmp_path: Any, 
     assert [instance.any_thread for instance in instances] == [count == 1] * count
 
 
+@pytest.mark.parametrize(
+    ("count", "parameters", "isolation", "concurrency"),
+    [
+        (1, Parameters(), "thread", 1),
+        (1, Parameters(performance_hint="LATENCY"), "thread", 1),
+        (1, Parameters(num_streams="2", inference_num_threads=2), "thread", 2),
+        (3, Parameters(num_streams="2", inference_num_threads=2), "thread", 1),
+        (2, Parameters(num_streams="2", inference_num_threads=2), "process", 2),
+    ],
+)
+def test_an_instance_keeps_its_part_of_the_streams_busy(
+    models: Any, count: int, parameters: Parameters, isolation: str, concurrency: int
+) -> None:
+    config = ModelConfig(name="m")
+    config.instance_group.add(count=count, kind=ModelInstanceGroup.KIND_CPU)
+    config.parameters["isolation"].string_value = isolation
+    backend = OpenVino({})
+    model = Model("m", 1, models.add(), config, parameters, backend.share(None))  # type: ignore[arg-type]
+    backend.complete_config(model)
+    assert backend.load(model).concurrency == concurrency
+
+
 @pytest.mark.parametrize(("hint", "precision"), [(False, "f32"), (True, "bf16")])
 def test_the_cpu_computes_in_fp32_unless_it_is_told_otherwise(models: Any, hint: bool, precision: str) -> None:
     model = Model("m", 1, models.add(), ModelConfig(name="m"), Parameters(hint_bf16=hint))

@@ -23,9 +23,9 @@ from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.testing.played import TurnedClock
 from headrace.workers.instance import runner_for
+from headrace.workers.instance_thread import InstanceThread
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.threads import LoopWakeup, Wakeup
-from headrace.workers.worker import InstanceThread
 from tests.core.conftest import make_ticket
 
 MS = 1_000_000

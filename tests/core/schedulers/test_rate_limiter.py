@@ -31,9 +31,9 @@ from headrace.testing.played import TurnedClock
 from headrace.testing.stage import play
 from headrace.workers.devices import Claim, Placement, Resource
 from headrace.workers.instance import runner_for
+from headrace.workers.instance_thread import InstanceThread
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.threads import LoopWakeup
-from headrace.workers.worker import InstanceThread
 from tests.core.conftest import make_ticket
 
 MS = 1_000_000
@@ -481,8 +481,9 @@ def test_what_an_instance_holds_that_never_returns_is_free_when_it_is_gone(end: 
 
 
 class Watched(Instance):
-    """Runs for a moment, and counts how many of them run at once."""
+    """Runs for a moment, and counts how many of them run at once. It would take several calls, but is limited."""
 
+    concurrency = 2
     running = most = 0
     lock = threading.Lock()
 

@@ -157,6 +157,16 @@ SABOTEURS = {
         "answers for 3 requests",
         {"position": 1},
     ),
+    "mixes calls that come at once": Saboteur(
+        "test_calls_at_once_do_not_mix",
+        f"    any_thread = True\n\n    def __init__(self, model: Model, scale: np.float32) -> None:\n{INIT}\n\n"
+        f"    def execute(self, inputs: Tensors) -> Tensors:\n{EXECUTE}",
+        f"    concurrency = 4\n\n    def __init__(self, model: Model, scale: np.float32) -> None:\n{INIT}\n\n"
+        "    def execute(self, inputs: Tensors) -> Tensors:\n"
+        '        self.x = inputs["x"]\n        threading.Event().wait(0.002)\n'
+        '        return {"y": self.x * self.scale}',
+        "with others computed at once",
+    ),
     "leaks memory": Saboteur(
         "test_fifty_reloads_keep_memory_files_and_threads_flat",
         INIT, INIT + "\n        UNDO.append(np.ones(1 << 18).sum)", "MiB of memory",

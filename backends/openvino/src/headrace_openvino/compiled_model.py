@@ -35,6 +35,17 @@ def compile_model(model: Model) -> Any:
         ) from error
 
 
+def instances_of(model: Model) -> int:
+    """Instances that share a compiled model."""
+    groups = model.config.instance_group
+    return 1 if _is_apart(model) else sum(group.count or 1 for group in groups if not group.passive) or 1
+
+
+def _is_apart(model: Model) -> bool:
+    """Whether an instance has a process of its own, and shares nothing."""
+    return read_isolation(model.config.parameters) == "process"
+
+
 def _require_devices(core: Any, model: Model) -> None:
     """Raise `LoadError` for a device that is not there, with those that are."""
     told = model.parameters.target_device
@@ -56,7 +67,6 @@ def _properties(model: Model) -> dict[str, Any]:
     parameters = model.parameters
     found: dict[str, Any] = {}
     is_cpu = parameters.target_device == "CPU"
-    is_apart = read_isolation(model.config.parameters) == "process"  # an instance in a process shares nothing
     if parameters.compilation_num_threads:
         if is_cpu:
             raise ConfigError(
@@ -69,12 +79,11 @@ def _properties(model: Model) -> dict[str, Any]:
         found["NUM_STREAMS"] = parameters.num_streams
     elif is_cpu and not parameters.performance_hint:
         # Instances execute side by side in streams of the compiled model that they share, or else one after the other.
-        groups = model.config.instance_group
-        instances = sum(group.count or 1 for group in groups if not group.passive) or 1
-        found["NUM_STREAMS"] = 1 if is_apart else instances
+        found["NUM_STREAMS"] = instances_of(model)
     threads = parameters.inference_num_threads
     if is_cpu and not threads:
-        threads = threads_per_instance(model.config, 1) if is_apart else available_cores()  # of all streams together
+        # Of all streams together.
+        threads = threads_per_instance(model.config, 1) if _is_apart(model) else available_cores()
         log.info("model '%s' runs on %d threads", model.name, threads)
     if threads:
         found["INFERENCE_NUM_THREADS"] = threads

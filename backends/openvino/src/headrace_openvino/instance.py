@@ -1,20 +1,23 @@
-"""How an instance runs: an infer request of its own on the compiled model that all instances share."""
+"""How an instance runs: infer requests of its own on the compiled model that all instances share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace import BackendError, Code, Graph, Instance, InvalidArgument, Model, Tensor, Tensors, dtypes
+from headrace_openvino.compiled_model import instances_of
 from headrace_openvino.openvino_api import reword
 from headrace_openvino.ports import fixed_batch, graph_of, names_of
 
 
 class OpenVinoInstance(Instance):
-    """Runs an infer request with NumPy arrays on both sides. Inputs are used in place, outputs are fresh.
+    """Runs infer requests with NumPy arrays on both sides. Inputs are used in place, outputs are fresh.
+
+    It keeps as many in flight as the compiled model is best at, divided among the instances.
 
     Measured for two f32[1, 16] inputs and outputs: calling the request with arrays takes 44 us for a list and 27 us for
     a dictionary, and setting its tensors one by one 20 us, of which 11 us are the engine's.
@@ -24,7 +27,6 @@ class OpenVinoInstance(Instance):
         config, graph = model.config, graph_of(compiled, model.config)
         self._tensor = openvino.Tensor
         self._types = [port.get_element_type() for port in compiled.inputs]
-        self._request = compiled.create_infer_request()
         self._inputs, self._outputs = names_of(compiled.inputs, config), names_of(compiled.outputs, config)
         self._rows = fixed_batch(compiled, config)
         self._pads = model.parameters.enable_batch_padding
@@ -35,8 +37,12 @@ class OpenVinoInstance(Instance):
         }
         self._bfloat16 = [name for name in self._outputs if graph.outputs[name].datatype is dtypes.BF16]
         self._is_plain = not (self._scalar_inputs or self._rows)
-        self._set_input: Callable[[int, Any], None] = self._request.set_input_tensor
-        self._infer: Callable[..., Any] = self._request.infer
+        most = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        self.concurrency = max(1, most // instances_of(model))
+        #: Those that nobody executes. As many as calls come at once, so that none waits.
+        self._idle: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(self.concurrency):
+            self._idle.put(compiled.create_infer_request())
         # A single stream executes on the thread that calls; several hand over to threads of OpenVINO's.
         self.any_thread = model.parameters.target_device == "CPU" and compiled.get_property("NUM_STREAMS") == 1
 
@@ -47,6 +53,7 @@ class OpenVinoInstance(Instance):
             rows = len(feed[0]) if self._rows else 0
             feed = [self._prepare(name, tensor) for name, tensor in zip(self._inputs, feed, strict=True)]
         held = []  # a request keeps addresses only: what is there lives until it has executed
+        request = self._idle.get()
         try:
             for index, tensor in enumerate(feed):
                 array = np.ascontiguousarray(tensor)
@@ -54,10 +61,12 @@ class OpenVinoInstance(Instance):
                     array = array.view(np.uint16)
                 view = self._tensor(array, tensor.shape, self._types[index])
                 held.append((array, view))
-                self._set_input(index, view)
-            results = [array.copy() for array in self._infer(share_outputs=True).to_tuple()]
+                request.set_input_tensor(index, view)
+            results = [array.copy() for array in request.infer(share_outputs=True).to_tuple()]
         except Exception as error:  # pybind raises classes of its own
             raise BackendError(reword(error), Code.INTERNAL) from error
+        finally:
+            self._idle.put(request)
         outputs = dict(zip(self._outputs, results, strict=True))
         if rows != self._rows:
             outputs = {name: array[:rows] for name, array in outputs.items()}
@@ -68,7 +77,7 @@ class OpenVinoInstance(Instance):
         return outputs
 
     def close(self) -> None:
-        del self._request, self._set_input, self._infer
+        del self._idle
 
     def _prepare(self, name: str, tensor: Tensor) -> Any:
         array: npt.NDArray[Any] = np.asarray(tensor)

@@ -232,6 +232,11 @@ class BaseInstance:
     #: at once, when the instance is loaded. The other methods are called on the instance's own thread as ever, and
     #: never while it executes.
     any_thread: bool = False
+    #: How many calls of ``execute`` or ``execute_requests`` it takes at once, each on a thread of its own, for engines
+    #: that compute side by side or copy meanwhile. Looked at once, when the instance is loaded. All the same it is
+    #: called once at a time in a process of its own, under a rate limiter, and by schedulers to which instances are not
+    #: alike, as for sequences.
+    concurrency: int = 1
 
     def warm_up(self) -> None:
         """Make the first request as fast as the second. Called once, before the model is ready."""

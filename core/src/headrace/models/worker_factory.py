@@ -33,13 +33,14 @@ from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement
 from headrace.workers.gpu_memory import refuse_beyond
 from headrace.workers.instance import close_instance, failures_worded, load_instance, runner_for, shaping_of
+from headrace.workers.instance_thread import InstanceThread, may_run_on_loop
 from headrace.workers.loop_policy import LoopPolicy, LoopTime
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process.handshake import InstanceSpec
 from headrace.workers.process.process_worker import ProcessWorker
 from headrace.workers.runner import Runner
 from headrace.workers.warmup import WarmupSample, prepare, read_samples
-from headrace.workers.worker import InstanceThread, Worker, may_run_on_loop
+from headrace.workers.worker import Worker
 
 log = logging.getLogger(__name__)
 

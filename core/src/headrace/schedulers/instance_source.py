@@ -245,6 +245,12 @@ class InstanceSource:
         return batch is None
 
     @property
+    def may_overlap(self) -> bool:
+        """Whether the worker may take, one call at a time, while it runs what it has taken before: not where its
+        scheduler tells instances apart, nor where what an execution uses is counted from one `take` to the next."""
+        return self._kernel.scheduler.instances_alike and not self.is_limited
+
+    @property
     def runs_on_loop(self) -> bool:
         """Whether the event loop runs the batches of a worker that takes them on a thread."""
         return self._run is not None

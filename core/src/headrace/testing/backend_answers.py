@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from headrace.backends.base import Instance, RequestInstance
 from headrace.messages import dtypes
 from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_view
 from headrace.testing.driving import Subject, outputs_of
@@ -87,6 +88,21 @@ class Answers(Subject):
                 assert_same(found, example.expected, example.tolerance, f"turn {turn} on an event loop")
                 found = instance.infer(example.given)
                 assert_same(found, example.expected, example.tolerance, f"turn {turn} on its own thread")
+
+    def test_calls_at_once_do_not_mix(self, example: Example) -> None:
+        with self.driver(example).loaded() as instance:
+            rung = instance.instance
+            if not isinstance(rung, Instance | RequestInstance) or rung.concurrency == 1:
+                self.not_claimed("instances do not say that they take several calls at once (concurrency)")
+            self.require_batching(example)
+
+            def call(row: int) -> None:
+                ticket = instance.ticket(take_rows(example.given, row, row + 1))
+                found, expected = outputs_of(instance.run([ticket])[0]), take_rows(example.expected, row, row + 1)
+                assert_same(found, expected, example.tolerance, f"row {row}, with others computed at once")
+
+            with ThreadPoolExecutor(rung.concurrency) as threads:
+                list(threads.map(call, [number % example.rows for number in range(20 * rung.concurrency)]))
 
     def test_two_instances_agree(self, example: Example) -> None:
         driver = self.driver(example)

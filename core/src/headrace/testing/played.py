@@ -16,9 +16,9 @@ from headrace.schedulers.instance_source import InstanceSource
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.testing.example import NAME
 from headrace.workers.instance import runner_for
+from headrace.workers.instance_thread import InstanceThread
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.threads import LoopWakeup
-from headrace.workers.worker import InstanceThread
 
 
 class TurnedClock:

@@ -24,7 +24,7 @@ from headrace.schedulers.rescheduling import kernel_of
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.testing.example import NAME
 from headrace.testing.played import PlayedInstance, TurnedClock, doubling_thread
-from headrace.workers.worker import InstanceThread
+from headrace.workers.instance_thread import InstanceThread
 
 #: Ends only what hangs.
 HANGING_S = 90

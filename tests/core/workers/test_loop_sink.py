@@ -12,7 +12,7 @@ import pytest
 from headrace.errors import Code, HeadraceError
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
-from headrace.workers.worker import LoopSink
+from headrace.workers.loop_sink import LoopSink
 from tests.core.conftest import make_ticket
 
 
