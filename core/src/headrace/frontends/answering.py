@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from headrace.errors import HeadraceError, InternalError, InvalidArgument
+from headrace.errors import HeadraceError, InternalError
 from headrace.frontends.failures import tell_fault
 from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork, worded
 from headrace.messages.request import InferRequest, log_id
@@ -117,12 +117,5 @@ def check_strings(view: ModelView, request: InferRequest) -> None:
     Raises `InvalidArgument`, as the model would, if they are not as many as the shape says.
     """
     for tensor in request.inputs.values():
-        if isinstance(tensor, BytesTensor) and not _is_whole(tensor):
+        if isinstance(tensor, BytesTensor) and not tensor.is_complete:
             raise view.explain(request)
-
-
-def _is_whole(tensor: BytesTensor) -> bool:
-    try:
-        return len(tensor.offsets) == tensor.size + 1
-    except InvalidArgument:
-        return False

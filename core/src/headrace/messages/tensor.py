@@ -61,6 +61,14 @@ class BytesTensor:
         return prod(self.shape)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether there are as many strings as the shape asks for, and well formed."""
+        try:
+            return len(self.offsets) == self.size + 1
+        except InvalidArgument:
+            return False
+
+    @property
     def nbytes(self) -> int:
         """Bytes in wire form, length words included."""
         return self.buffer.nbytes

@@ -181,7 +181,7 @@ class _Check:
     def rows(self, tensor: Any) -> int:
         """The rows of ``tensor``, 1 for a model without batch axis; -1 if it does not fit."""
         if self.numpy is None:
-            if type(tensor) is not BytesTensor or not _is_complete(tensor):
+            if type(tensor) is not BytesTensor or not tensor.is_complete:
                 return -1
         elif type(tensor) is not np.ndarray or (tensor.dtype is not self.numpy and tensor.dtype != self.numpy):
             return -1
@@ -196,13 +196,6 @@ class _Check:
 
 def _match(wanted: tuple[int, ...], dims: tuple[int, ...]) -> bool:
     return len(wanted) == len(dims) and all(want in (-1, got) for want, got in zip(wanted, dims, strict=True))
-
-
-def _is_complete(tensor: BytesTensor) -> bool:
-    try:
-        return len(tensor.offsets) == tensor.size + 1
-    except InvalidArgument:
-        return False
 
 
 def _reshape(tensor: Any, spec: Spec, batched: bool) -> Any:

@@ -24,7 +24,7 @@ from headrace.frontends.failures import tell_fault
 from headrace.frontends.grpc import tls
 from headrace.frontends.grpc.hosts import OUT_OF_TIME, Host, address_of
 from headrace.frontends.grpc.infer import SHUTTING_DOWN
-from headrace.frontends.grpc.rpc import Direct, Metadata, Rpc, Stream, Unary, serialize
+from headrace.frontends.grpc.rpc import Metadata, Rpc, Stream, Unary, awaited, serialize
 from headrace.frontends.grpc.status import STATUS, details
 from headrace.frontends.grpc.wire import MESSAGE_BYTES
 from headrace.large import Large, LargeWork
@@ -124,7 +124,7 @@ class GrpcioHost(Host):
         # Parsing and serializing happen in our calls, because grpcio shows the exceptions of its own.
         if rpc.stream is not None:
             return grpc.stream_stream_rpc_method_handler(self._stream(rpc, rpc.stream))
-        handler = rpc.unary if rpc.direct is None else _awaited(rpc.direct)
+        handler = rpc.unary if rpc.direct is None else awaited(rpc.direct)
         assert handler is not None
         return grpc.unary_unary_rpc_method_handler(self._unary(rpc, handler))
 
@@ -269,34 +269,6 @@ class _Call:
     @property
     def draining(self) -> bool:
         return self._host.draining
-
-
-def _awaited(handler: Direct) -> Unary:
-    """``handler`` for a task that waits for its answer."""
-
-    async def call(request: Any, context: Any) -> bytes:
-        # An error is a result, too: as an exception it would be logged when the caller has gone.
-        future: asyncio.Future[bytes | HeadraceError] = asyncio.get_running_loop().create_future()
-
-        def reply(answer: bytes | HeadraceError) -> None:
-            if not future.done():  # done: the caller has gone
-                future.set_result(answer)
-
-        cancel = handler(request, context, reply)
-        try:
-            answer = await future
-        except asyncio.CancelledError:
-            if cancel is not None:
-                cancel()
-            raise
-        if isinstance(answer, HeadraceError):
-            try:
-                raise answer
-            finally:
-                del answer, future  # they would keep each other
-        return answer
-
-    return call
 
 
 async def _abort(context: ServicerContext[Any, Any], reason: Exception) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -71,6 +72,34 @@ class Rpc:
     stream: Stream | None = None
     direct: Direct | None = None
     parse_large: Callable[[Any], Any] | None = None
+
+
+def awaited(handler: Direct) -> Unary:
+    """``handler`` for a task that waits for its answer."""
+
+    async def call(request: Any, context: Context) -> bytes:
+        # An error is a result, too: as an exception it would be logged when the caller has gone.
+        future: asyncio.Future[bytes | HeadraceError] = asyncio.get_running_loop().create_future()
+
+        def reply(answer: bytes | HeadraceError) -> None:
+            if not future.done():  # done: the caller has gone
+                future.set_result(answer)
+
+        cancel = handler(request, context, reply)
+        try:
+            answer = await future
+        except asyncio.CancelledError:
+            if cancel is not None:
+                cancel()
+            raise
+        if isinstance(answer, HeadraceError):
+            try:
+                raise answer
+            finally:
+                del answer, future  # they would keep each other
+        return answer
+
+    return call
 
 
 def serialize(answer: Answer) -> bytes:

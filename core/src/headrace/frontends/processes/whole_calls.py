@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from headrace.errors import CallerError, Code, HeadraceError, InternalError
 from headrace.frontends.failures import tell_fault
-from headrace.frontends.grpc.rpc import Metadata, Rpc, serialize
+from headrace.frontends.grpc.rpc import Metadata, Rpc, awaited, serialize
 from headrace.frontends.grpc.rpc_table import rpcs
 from headrace.frontends.grpc.status import Status
 from headrace.frontends.http.message import Buffer, HttpReply, HttpRequest
@@ -138,21 +138,10 @@ class WholeCalls:
             request = rpc.parse(body)
         except Large:
             request = await self._tables.large_work.run(lambda: (rpc.parse_large or rpc.parse)(body))
-        if rpc.unary is not None:
-            return serialize(await rpc.unary(request, context))
-        if rpc.direct is None:
+        handler = rpc.unary if rpc.direct is None else awaited(rpc.direct)
+        if handler is None:
             raise ProtocolError(f"{rpc.name} does not travel whole")
-        found: asyncio.Future[bytes | HeadraceError] = asyncio.get_running_loop().create_future()
-        cancel = rpc.direct(request, context, lambda answer: None if found.done() else found.set_result(answer))
-        try:
-            answer = await found
-        except asyncio.CancelledError:
-            if cancel is not None:
-                cancel()
-            raise
-        if isinstance(answer, HeadraceError):
-            raise answer
-        return answer
+        return serialize(await handler(request, context))
 
 
 @dataclass(frozen=True, slots=True)
