@@ -270,3 +270,11 @@ def test_what_loads_code_or_names_any_file_does_not_come_with_a_load_request(
             providers.choose(engine, graphs.model(graphs.add(), config), device)
             with pytest.raises(ConfigError, match=f"'{key}' of model 'm' came with a load request"):
                 providers.choose(engine, graphs.model(graphs.add(), config, is_sent=True), device)
+
+
+def test_accelerators_of_gpus_are_left_out_on_the_cpu_with_a_warning(
+    graphs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
+    graphs.serve(graphs.add(), text)
+    assert "model 'm': GPU Execution Accelerator will be ignored for model instance on CPU" in caplog.text

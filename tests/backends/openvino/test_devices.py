@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import openvino
 import pytest
+from openvino import opset13
 
 from headrace.testing.serving import serve
 
@@ -34,6 +35,21 @@ def test_whatever_chooses_the_cpu_answers_alike(models: Any, device: str, count:
         outputs = server.infer("m", {"A": a, "B": b}).outputs
     np.testing.assert_array_equal(outputs["S"], a + b)
     np.testing.assert_array_equal(outputs["D"], a - b)
+
+
+@pytest.mark.parametrize("device", ["CPU", "AUTO", "AUTO:CPU", "AUTO:-GPU", "MULTI:CPU(2)", "HETERO:CPU", "BATCH:CPU"])
+def test_whatever_chooses_the_cpu_computes_in_fp32(models: Any, device: str) -> None:
+    """Left alone, CPUs with AMX multiply matrices in BF16. Elsewhere this cannot fail."""
+    generator = np.random.default_rng(5)
+    weights, x = (generator.normal(size=size).astype(np.float32) for size in ((64, 64), (8, 64)))
+    models.save(
+        lambda x: {"y": opset13.matmul(x, opset13.constant(weights), False, False)},
+        {"x": (openvino.Type.f32, [-1, 64])},
+    )
+    models.config(settings(TARGET_DEVICE=device))
+    with serve(models.root) as server:
+        found = np.asarray(server.infer("m", {"x": x[:4]}).outputs["y"])
+    np.testing.assert_allclose(found, x[:4].astype(np.float64) @ weights, atol=1e-4)
 
 
 @pytest.mark.parametrize(

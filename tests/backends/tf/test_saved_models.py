@@ -468,6 +468,7 @@ def accumulating(models: Any) -> None:
 
 
 def test_a_sequence_has_its_controls_and_its_state(models: Any) -> None:
+    pytest.importorskip("headrace_sequence")
     accumulating(models)
     models.config(BATCHED + io("input", "x", [1]) + io("output", "y", [1]) + SEQUENCE)
     found = []
@@ -488,6 +489,7 @@ def test_a_sequence_has_its_controls_and_its_state(models: Any) -> None:
     ],
 )
 def test_a_control_or_state_that_the_model_does_not_have_is_told(models: Any, change: Any, told: str) -> None:
+    pytest.importorskip("headrace_sequence")
     accumulating(models)
     models.config(BATCHED + io("input", "x", [1]) + io("output", "y", [1]) + SEQUENCE.replace(*change))
     assert told in models.reason()

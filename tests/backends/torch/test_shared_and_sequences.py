@@ -172,6 +172,7 @@ def test_an_instance_that_closes_leaves_shared_weights_to_the_others(save: Any) 
 
 
 def test_a_sequence_is_told_its_start_and_keeps_its_state(save: Any) -> None:
+    pytest.importorskip("headrace_sequence")
     rows = torch.export.Dim("rows", min=1, max=4)
     repository = save(RunningSum(), *[torch.zeros(2, 1) for _ in range(3)], shapes=[{0: rows} for _ in range(3)])
     (repository / "m" / "config.pbtxt").write_text(f'backend: "pytorch" {SUMS}')

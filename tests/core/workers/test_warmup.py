@@ -15,6 +15,7 @@ from headrace.errors import HeadraceError, InternalError
 from headrace.messages import dtypes
 from headrace.messages.spec import Spec
 from headrace.messages.tensor import BytesTensor
+from headrace.server import Server
 from headrace.workers.instance import runner_for
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.warmup import WarmupSample, read_samples
@@ -110,3 +111,18 @@ def test_a_sample_that_cannot_be_made_says_why(text: str, message: str, tmp_path
     with pytest.raises(HeadraceError) as refusal:
         read(warmup(text), tmp_path)
     assert message in refusal.value.message
+
+
+def test_a_sample_that_does_not_fit_the_model_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    io = "name: 'x' data_type: TYPE_FP32 dims: 3"
+    text = f"backend: 'identity' max_batch_size: 4 input {{ {io} }} output {{ {io} }}"
+    sample = warmup("data_type: TYPE_FP32 dims: [3] zero_data: true").replace("'x'", "'xx'").replace('"x"', '"xx"')
+    (tmp_path / "m" / "config.pbtxt").write_text(f"{text} {sample}")
+    with pytest.raises(HeadraceError, match="failed to load all models"), Server(tmp_path):
+        pass
+    assert (
+        "failed to load 'm' version 1: warmup sample 'w' of model 'm': expected 1 inputs but got 0 inputs "
+        "for model 'm'. Got input(s) [], but missing required input(s) ['x']. Please provide all required input(s). "
+        "No input of the model: 'xx'."
+    ) in caplog.text

@@ -113,6 +113,8 @@ def choose(onnxruntime: Any, model: Model, device: Device) -> Providers:
     accelerators = model.config.optimization.execution_accelerators
     if device.kind == "gpu":
         chosen += _gpu(accelerators.gpu_execution_accelerator, model, device)
+    elif accelerators.gpu_execution_accelerator:
+        log.warning("model '%s': GPU Execution Accelerator will be ignored for model instance on CPU", model.name)
     chosen += _cpu(accelerators.cpu_execution_accelerator, model)
     for name, _ in chosen:
         require(onnxruntime, name, model.name)

@@ -87,6 +87,18 @@ def _properties(model: Model) -> dict[str, Any]:
         log.info("model '%s' runs on %d threads", model.name, threads)
     if threads:
         found["INFERENCE_NUM_THREADS"] = threads
-    if parameters.hint_bf16 or is_cpu:  # left alone, some CPUs compute an FP32 graph in BF16
+    # Left alone, some CPUs compute an FP32 graph in BF16.
+    if parameters.hint_bf16 or is_cpu or parameters.target_device.startswith("BATCH:CPU"):
         found["INFERENCE_PRECISION_HINT"] = "bf16" if parameters.hint_bf16 else "f32"
+    elif _may_choose_cpu(parameters.target_device):
+        found["DEVICE_PROPERTIES"] = {"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}  # GPUs keep their own
     return found
+
+
+def _may_choose_cpu(device: str) -> bool:
+    """Whether ``device`` is made of the CPU and others: ``AUTO`` is, unless it names others or leaves it out."""
+    group, _, listed = device.partition(":")
+    names = [name.partition("(")[0] for name in listed.split(",") if name]
+    if group == "AUTO" and all(name.startswith("-") for name in names):
+        return "-CPU" not in names
+    return "CPU" in names

@@ -18,7 +18,7 @@ import numpy as np
 from headrace.config.confinement import why_path_leaves
 from headrace.config.model_config_pb2 import ModelConfig, ModelWarmup
 from headrace.config.validation.instances import NO_ID
-from headrace.errors import HeadraceError, InternalError, LoadError, Rescheduled
+from headrace.errors import ConfigError, HeadraceError, InternalError, LoadError, Rescheduled
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
 from headrace.messages.request import InferRequest
@@ -106,14 +106,20 @@ def prepare(samples: Iterable[WarmupSample], inputs: Collection[str], check: Cal
     """Have ``check`` look at each request as at a client's, and reshape its ``inputs`` as a client's are.
 
     Tensors that are no inputs of the config join afterwards, as they do in Triton: they stand for
-    what a scheduler adds. Raises what ``check`` raises.
+    what a scheduler adds. Raises `ConfigError` naming the sample where ``check`` raises.
     """
     for sample in samples:
         for ticket in sample.tickets:
             given = ticket.request.inputs
             ticket.request = ticket.request.with_inputs({name: given[name] for name in given if name in inputs})
-            check(ticket)
             others = {name: given[name] for name in given if name not in inputs}
+            try:
+                check(ticket)
+            except HeadraceError as error:
+                model, reason = ticket.request.model_name, error.message.removeprefix(NO_ID)
+                unknown = f" No input of the model: {', '.join(map(repr, sorted(others)))}." * bool(others)
+                message = f"warmup sample '{sample.name}' of model '{model}': {reason}{unknown}"
+                raise ConfigError(message, error.code, field="model_warmup") from error
             ticket.request = ticket.request.with_inputs({**ticket.request.inputs, **others})
 
 
