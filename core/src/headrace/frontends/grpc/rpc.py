@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from google.protobuf.message import Message
@@ -51,6 +52,7 @@ class Context(Protocol):
 Answer: TypeAlias = "Message | bytes"
 Unary: TypeAlias = Callable[[Any, Context], Awaitable[Answer]]
 Stream: TypeAlias = Callable[[AsyncIterator[Any], Send, Context], Awaitable[None]]
+_Replied: TypeAlias = "asyncio.Future[bytes | HeadraceError]"
 Direct: TypeAlias = Callable[[Any, Context, Reply], "Cancel | None"]
 
 
@@ -79,13 +81,8 @@ def awaited(handler: Direct) -> Unary:
 
     async def call(request: Any, context: Context) -> bytes:
         # An error is a result, too: as an exception it would be logged when the caller has gone.
-        future: asyncio.Future[bytes | HeadraceError] = asyncio.get_running_loop().create_future()
-
-        def reply(answer: bytes | HeadraceError) -> None:
-            if not future.done():  # done: the caller has gone
-                future.set_result(answer)
-
-        cancel = handler(request, context, reply)
+        future: _Replied = asyncio.get_running_loop().create_future()
+        cancel = handler(request, context, partial(_settle, future))
         try:
             answer = await future
         except asyncio.CancelledError:
@@ -100,6 +97,11 @@ def awaited(handler: Direct) -> Unary:
         return answer
 
     return call
+
+
+def _settle(future: _Replied, answer: bytes | HeadraceError) -> None:
+    if not future.done():  # done: the caller has gone
+        future.set_result(answer)
 
 
 def serialize(answer: Answer) -> bytes:
