@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.backends.base import AnyInstance, Backend, Model
+from headrace.backends.agreement import names_all_tensors
+from headrace.backends.base import AnyInstance, Backend, Isolation, Model
 from headrace.config import padding, parameters, validation
 from headrace.config.completed_fields import is_set
 from headrace.config.config_json import config_to_json
@@ -29,6 +30,7 @@ from headrace.errors import Code, ConfigError, HeadraceError, InternalError, Loa
 from headrace.messages import dtypes
 from headrace.schedulers.base import Dependency, OtherModel, Scheduler
 from headrace.workers.devices import available_gpus, fill_groups
+from headrace.workers.process.completion import complete_apart
 
 log = logging.getLogger(__name__)
 
@@ -131,14 +133,19 @@ def raise_first(problems: Iterable[Problem]) -> None:
 def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
     """Let ``backend`` complete ``model.config`` in place, unless that is turned off.
 
-    It is given the typed parameters. Where those of the config are wrong, which `judge` says, they are
+    A model whose parameter ``isolation`` says so has that done in a process, too, for as long as it takes.
+    The backend is given the typed parameters. Where those of the config are wrong, which `judge` says, they are
     those of a config without any. Raises what the backend raises; `PluginError` if that is no error of ours.
     """
     if options.disable_auto_complete_config:
         return
     config, scheduling = model.config, model.config.WhichOneof("scheduling_choice")
     try:
-        backend.complete_config(replace(model, parameters=_typed(backend.Parameters, config.parameters)))
+        if _is_apart(backend, config):
+            memory_bytes = parameters.read_memory_limit(config.parameters)
+            complete_apart(backend, model, Isolation(memory_bytes=memory_bytes))
+        else:
+            backend.complete_config(replace(model, parameters=_typed(backend.Parameters, config.parameters)))
     except HeadraceError:
         raise
     except BaseException as error:  # SystemExit of a stranger is its error, too
@@ -151,6 +158,17 @@ def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
             f"{config.WhichOneof('scheduling_choice')}"
         )
     fill_batching(config)
+
+
+def _is_apart(backend: Backend, config: ModelConfig) -> bool:
+    """Whether the engine may only look at the model's file in another process. A backend that has a say in how its
+    models are isolated sees to that itself."""
+    if names_all_tensors(config) or type(backend).isolation is not Backend.isolation:
+        return False
+    try:
+        return parameters.read_isolation(config.parameters) == "process"
+    except ConfigError:  # which is told when the config is judged
+        return False
 
 
 def _say_no_effect(config: ModelConfig, backend: Backend) -> None:
