@@ -14,7 +14,7 @@ RARE = {
     ROOT / f"{name}.py"
     for name in (
         "ipc/json_parts",
-        "workers/process/completion",
+        "workers/process/config_completion",
         "workers/process/handshake",
         "workers/process/launch",
     )

@@ -30,7 +30,7 @@ from headrace.errors import Code, ConfigError, HeadraceError, InternalError, Loa
 from headrace.messages import dtypes
 from headrace.schedulers.base import Dependency, OtherModel, Scheduler
 from headrace.workers.devices import available_gpus, fill_groups
-from headrace.workers.process.completion import complete_apart
+from headrace.workers.process.config_completion import complete_apart
 
 log = logging.getLogger(__name__)
 

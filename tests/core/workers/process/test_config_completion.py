@@ -16,7 +16,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.errors import Code, ConfigError, HeadraceError, LoadError
 from headrace.models.configuring import fill
-from headrace.workers.process.completion import complete_apart
+from headrace.workers.process.config_completion import complete_apart
 
 sys.path.insert(0, str(Path(__file__).parent))
 
