@@ -15,6 +15,7 @@ from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutpu
 from headrace.errors import ConfigError, LoadError
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
+from headrace.messages.spec import Spec
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +209,7 @@ def _check_ragged(config: ModelConfig, io: ModelInput, info: GraphTensor) -> Non
 
 
 def _check_dims(config: ModelConfig, io: ModelInput | ModelOutput, info: GraphTensor, exact: bool) -> None:
-    dims = tuple(io.reshape.shape) if io.HasField("reshape") else tuple(io.dims)
+    dims = Spec.from_config(io).backend_dims
     lead = f"model '{config.name}', tensor '{io.name}': "
     batched = config.max_batch_size > 0
     if info.is_shape_tensor:
