@@ -18,9 +18,10 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-from frameworks import FRAMEWORKS, Call, Direct
+from framework import Call
+from frameworks import FRAMEWORKS, Direct
 from measure import Case
-from networks import NETWORKS, SHAPES
+from networks import SHAPES
 from servers import Running
 
 _HEAD_END = b"\r\n\r\n"
@@ -54,8 +55,9 @@ class BareSocket:
 
 
 def _serve(engine: str, folder: Path, threads: int) -> None:
+    framework = FRAMEWORKS[engine]
     calls = {
-        f"{each}_{engine}": FRAMEWORKS[engine].open(folder / f"{each}_{engine}" / "1", threads) for each in NETWORKS
+        f"{each}_{engine}": framework.open(folder / f"{each}_{engine}" / "1", threads) for each in framework.networks
     }
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)

@@ -20,7 +20,7 @@ import frameworks
 import load
 import servers
 from bare_socket import BareSocket
-from frameworks import FRAMEWORKS, Alone, Direct, config_of, write_networks
+from frameworks import FRAMEWORKS, Alone, Direct, write_networks
 from measure import Case, Run, as_json, compare
 from networks import NETWORKS, SHAPES
 from report import Section, Target
@@ -47,15 +47,16 @@ def engines(settings: Settings) -> Section:
     need_modules("onnx")
     section = Section("Each engine behind Headrace, and called directly", COLUMNS)
     with tempfile.TemporaryDirectory() as made:
-        folder = write_networks(Path(made))
-        for engine in frameworks.installed():
+        installed = frameworks.installed()
+        folder = write_networks(Path(made), installed)
+        for engine in installed:
             _set_config(folder, engine, 1, THREADS)
             with (
                 _server(folder, engine) as server,
                 Alone(engine, folder, THREADS) as alone,
                 BareSocket(engine, folder, THREADS) as bare,
             ):
-                for network in NETWORKS:
+                for network in FRAMEWORKS[engine].networks:
                     ask = partial(_measure, settings, section, server, engine, network)
                     ask(1, partial(_behind_a_socket, bare, engine, network, settings.seconds))
                     ask(MANY, partial(_in_a_loop, alone, network, settings.seconds))
@@ -125,9 +126,10 @@ def threads(settings: Settings) -> Section:
     need_modules("onnx")
     section = Section("Instances and threads: requests/s (CPU µs a request)", THREADS_COLUMNS)
     with tempfile.TemporaryDirectory() as made:
-        folder = write_networks(Path(made))
+        installed = [name for name in frameworks.installed() if name == FRAMEWORKS[name].backend]
+        folder = write_networks(Path(made), installed)
         found: dict[tuple[str, str], list[str]] = {}
-        for engine in frameworks.installed():
+        for engine in installed:
             for instances, count in SETTINGS:
                 _set_config(folder, engine, instances, count)
                 with _server(folder, engine) as server:
@@ -142,15 +144,18 @@ def threads(settings: Settings) -> Section:
 
 def _set_config(folder: Path, engine: str, instances: int, count: int) -> None:
     parameters: Mapping[str, str] = FRAMEWORKS[engine].threads_of(instances, count) if count else {}
-    for network in NETWORKS:
+    for network in FRAMEWORKS[engine].networks:
         path = folder / f"{network}_{engine}" / "config.pbtxt"
-        path.write_text(config_of(engine, network, instances, parameters))
+        path.write_text(FRAMEWORKS[engine].config_of(network, instances, parameters))
 
 
 @contextmanager
 def _server(folder: Path, engine: str) -> Iterator[Running]:
     """One with the models of one engine."""
-    flags = ["--model-control-mode=explicit", *(f"--load-model={network}_{engine}" for network in NETWORKS)]
+    flags = [
+        "--model-control-mode=explicit",
+        *(f"--load-model={network}_{engine}" for network in FRAMEWORKS[engine].networks),
+    ]
     with servers.headrace(folder, *flags) as server:
         yield server
 

@@ -8,46 +8,26 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
-import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from networks import NETWORKS, SHAPES, Array, TensorFlowOperators, TorchOperators, onnx_bytes
+from framework import Call, Framework
+from networks import NETWORKS, SHAPES, Array, TensorFlowOperators, onnx_bytes
+from pytorch_forms import AotPackage, EagerModule, ExportedProgram, PyTorch
 
-Call = Callable[[Array], Array]
-MAX_BATCH = 64
 WARM_UP_CALLS = 20
 
 
-class Framework(ABC):
-    """``threads_key`` is the parameter of a config for threads within an operator, ``package`` what is imported."""
-
-    backend: ClassVar[str]
-    package: ClassVar[str]
-    threads_key: ClassVar[str]
-
-    @abstractmethod
-    def write(self, network: str, version: Path) -> None:
-        """The file of ``network`` into the directory ``version``."""
-
-    @abstractmethod
-    def open(self, version: Path, threads: int) -> Call:
-        """What computes FP32 rows, with ``threads`` threads, in the quickest way that its API has."""
-
-    def threads_of(self, instances: int, threads: int) -> Mapping[str, str]:
-        """The parameters with which each of ``instances`` computes on ``threads`` threads."""
-        return {self.threads_key: str(threads)}
-
-
 class OnnxRuntime(Framework):
-    backend, package, threads_key = "onnxruntime", "onnxruntime", "intra_op_thread_count"
+    name = backend = "onnxruntime"
+    package, threads_key = "onnxruntime", "intra_op_thread_count"
 
     def write(self, network: str, version: Path) -> None:
         (version / "model.onnx").write_bytes(onnx_bytes(network))
@@ -62,7 +42,8 @@ class OnnxRuntime(Framework):
 
 
 class OpenVino(Framework):
-    backend, package, threads_key = "openvino", "openvino", "INFERENCE_NUM_THREADS"
+    name = backend = "openvino"
+    package, threads_key = "openvino", "INFERENCE_NUM_THREADS"
 
     def write(self, network: str, version: Path) -> None:
         import openvino
@@ -88,41 +69,9 @@ class OpenVino(Framework):
         return {self.threads_key: str(instances * threads)}  # it counts those of all instances
 
 
-class PyTorch(Framework):
-    backend, package, threads_key = "pytorch", "torch", "INTRA_OP_THREAD_COUNT"
-
-    def write(self, network: str, version: Path) -> None:
-        import torch
-
-        class Network(torch.nn.Module):
-            def forward(self, INPUT0: Any) -> Any:  # noqa: N803
-                return NETWORKS[network](TorchOperators(torch), INPUT0)
-
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # that newer models had better be exported, and that weights become constants
-            traced = torch.jit.trace(Network().eval(), torch.zeros(2, *SHAPES[network]))  # type: ignore[no-untyped-call]
-        traced.save(str(version / "model.pt"))
-
-    def open(self, version: Path, threads: int) -> Call:
-        import torch
-
-        torch.set_num_threads(threads)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            module: Any = torch.jit.load(version / "model.pt")  # type: ignore[no-untyped-call]
-
-        @torch.inference_mode()
-        def call(rows: Array) -> Array:
-            result: Array = module(torch.from_numpy(rows)).numpy()
-            return result
-
-        return call
-
-
 class TensorFlow(Framework):
-    backend, package, threads_key = "tensorflow", "tensorflow", "TF_NUM_INTRA_THREADS"
+    name = backend = "tensorflow"
+    package, threads_key = "tensorflow", "TF_NUM_INTRA_THREADS"
 
     def write(self, network: str, version: Path) -> None:
         import tensorflow as tf
@@ -154,40 +103,34 @@ class TensorFlow(Framework):
         return lambda rows: run(rows)[0]
 
 
-FRAMEWORKS: dict[str, Framework] = {each.backend: each for each in (OnnxRuntime(), OpenVino(), PyTorch(), TensorFlow())}
+FRAMEWORKS: dict[str, Framework] = {
+    each.name: each
+    for each in (OnnxRuntime(), OpenVino(), PyTorch(), ExportedProgram(), AotPackage(), EagerModule(), TensorFlow())
+}
 
 
 def installed() -> list[str]:
-    return [name for name, each in FRAMEWORKS.items() if importlib.util.find_spec(each.package) is not None]
+    """The names of those that can be measured here; what PyTorch compiles ahead needs a compiler for that."""
+    return [
+        name
+        for name, each in FRAMEWORKS.items()
+        if importlib.util.find_spec(each.package) is not None and (name != AotPackage.name or shutil.which("g++"))
+    ]
 
 
-def write_networks(folder: Path) -> Path:
-    """``folder``, now with ``<network>_<engine>`` for every engine that is installed; half a minute."""
-    for engine in installed():
+def write_networks(folder: Path, engines: Sequence[str]) -> Path:
+    """``folder``, now with ``<network>_<engine>`` for each of ``engines``; a minute for all."""
+    for engine in engines:
         subprocess.run([sys.executable, __file__, engine, str(folder)], check=True)  # each in a process of its own
     return folder
 
 
 def _write_networks_of(engine: str, folder: Path) -> None:
-    for network in NETWORKS:
+    for network in FRAMEWORKS[engine].networks:
         version = folder / f"{network}_{engine}" / "1"
         version.mkdir(parents=True)
         FRAMEWORKS[engine].write(network, version)
-        (version.parent / "config.pbtxt").write_text(config_of(engine, network))
-
-
-def config_of(engine: str, network: str, instances: int = 1, parameters: Mapping[str, str] | None = None) -> str:
-    dims = ", ".join(map(str, SHAPES[network]))
-    given = "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-        for key, value in (parameters or {}).items()
-    )
-    return (
-        f'backend: "{engine}"\nmax_batch_size: {MAX_BATCH}\ndynamic_batching {{ }}\n'
-        f"instance_group {{ kind: KIND_CPU count: {instances} }}\n{given}"
-        f'input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ {dims} ] }}\n'
-        'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 10 ] }\n'
-    )
+        (version.parent / "config.pbtxt").write_text(FRAMEWORKS[engine].config_of(network))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +186,10 @@ def _loop(call: Call, shape: tuple[int, ...], seconds: float, batches: Mapping[s
 
 def _answer_loops(engine: str, folder: Path, threads: int) -> None:
     """What `Alone` speaks to: a loop for each line, and its figures as JSON."""
-    calls = {each: FRAMEWORKS[engine].open(folder / f"{each}_{engine}" / "1", threads) for each in NETWORKS}
+    calls = {
+        each: FRAMEWORKS[engine].open(folder / f"{each}_{engine}" / "1", threads)
+        for each in FRAMEWORKS[engine].networks
+    }
     for line in sys.stdin:
         network, seconds, batches = json.loads(line)
         print(json.dumps(asdict(_loop(calls[network], SHAPES[network], seconds, batches))), flush=True)
@@ -251,7 +197,7 @@ def _answer_loops(engine: str, folder: Path, threads: int) -> None:
 
 def main(words: list[str]) -> None:
     if len(words) == 1:
-        print(write_networks(Path(words[0])))
+        print(write_networks(Path(words[0]), installed()))
     elif len(words) == 2:
         _write_networks_of(words[0], Path(words[1]))
     else:

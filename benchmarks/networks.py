@@ -200,6 +200,30 @@ class TorchOperators(Operators[Any]):
         return self._torch.nn.functional.conv2d(x, weight, self._bias(filters), stride, 1)
 
 
+class KeptTorchOperators(TorchOperators):
+    """Draws weights when a network is computed for the first time, and has them be buffers of ``module``."""
+
+    def __init__(self, torch: Any, module: Any) -> None:
+        super().__init__(torch)
+        self._module, self._count, self._place = module, 0, 0
+
+    def rewind(self) -> KeptTorchOperators:
+        """What computes the network anew."""
+        self._place = 0
+        return self
+
+    def draw(self, *shape: int, fan_in: int) -> Any:
+        return super().draw(*shape, fan_in=fan_in) if self._place == self._count else None
+
+    def constant(self, array: Any) -> Any:
+        name = f"weight_{self._place}"
+        self._place += 1
+        if array is not None:
+            self._count += 1
+            self._module.register_buffer(name, super().constant(array))
+        return getattr(self._module, name)
+
+
 class TensorFlowOperators(Operators[Any]):
     """Images are [rows, height, width, channels] inside, the only layout for which its CPU has all convolutions."""
 

@@ -1,0 +1,154 @@
+"""What PyTorch serves: TorchScript, programs of torch.export, packages of AOTInductor and modules in Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import networks
+from framework import MAX_BATCH, Call, Framework
+from networks import NETWORKS, SHAPES, Array, TorchOperators
+
+_MODULE = """import torch
+from networks import NETWORKS, SHAPES, KeptTorchOperators
+
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.operators = KeptTorchOperators(torch, self)
+        self(torch.zeros(1, *SHAPES["{network}"]))
+
+    def forward(self, INPUT0):
+        return NETWORKS["{network}"](self.operators.rewind(), INPUT0)
+"""
+
+
+class PyTorch(Framework):
+    """TorchScript."""
+
+    name = backend = "pytorch"
+    package, threads_key = "torch", "INTRA_OP_THREAD_COUNT"
+
+    def write(self, network: str, version: Path) -> None:
+        import torch
+
+        with _quiet():  # newer models had better be exported, and weights become constants
+            traced = torch.jit.trace(_written_out(network), torch.zeros(2, *SHAPES[network]))  # type: ignore[no-untyped-call]
+        traced.save(str(version / "model.pt"))
+
+    def open(self, version: Path, threads: int) -> Call:
+        import torch
+
+        torch.set_num_threads(threads)
+        with _quiet():
+            module = self.module(version)
+
+        @torch.inference_mode()
+        def call(rows: Array) -> Array:
+            result: Array = module(torch.from_numpy(rows)).numpy()
+            return result
+
+        return call
+
+    def module(self, version: Path) -> Any:
+        """What is called with a tensor."""
+        import torch
+
+        return torch.jit.load(version / "model.pt")  # type: ignore[no-untyped-call]
+
+
+class _Form(PyTorch):
+    """Of the other forms, which compute with the same operators or compiled ones, two networks tell enough."""
+
+    networks = ("mlp", "transformer")
+
+
+class ExportedProgram(_Form):
+    name = "pytorch-exported"
+    config = 'platform: "torch_aoti"\n'
+
+    def write(self, network: str, version: Path) -> None:
+        import torch
+
+        torch.export.save(_exported(network), version / "model.pt2")
+
+    def module(self, version: Path) -> Any:
+        import torch
+
+        return torch.export.load(version / "model.pt2").module()
+
+
+class AotPackage(_Form):
+    """Its kernels have the threads of whoever compiled them: one."""
+
+    name = "pytorch-aoti"
+    config = 'platform: "torch_aoti"\nparameters { key: "trust" value { string_value: "true" } }\n'
+
+    def write(self, network: str, version: Path) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        with _quiet():
+            torch._inductor.aoti_compile_and_package(_exported(network), package_path=str(version / "model.pt2"))
+
+    def module(self, version: Path) -> Any:
+        import torch
+
+        return torch._inductor.aoti_load_package(str(version / "model.pt2"))
+
+
+class EagerModule(_Form):
+    name = "pytorch-eager"
+    config = 'runtime: "model.py"\n'
+
+    def write(self, network: str, version: Path) -> None:
+        (version / "model.py").write_text(_MODULE.replace("{network}", network))
+        shutil.copy(networks.__file__, version)
+
+    def module(self, version: Path) -> Any:
+        return _made_by(version / "model.py")
+
+
+def _written_out(network: str) -> Any:
+    import torch
+
+    class Network(torch.nn.Module):
+        def forward(self, INPUT0: Any) -> Any:  # noqa: N803
+            return NETWORKS[network](TorchOperators(torch), INPUT0)
+
+    return Network().eval()
+
+
+def _made_by(path: Path) -> Any:
+    """The module of the ``model.py`` at ``path``."""
+    found = importlib.util.spec_from_file_location("model", path)
+    assert found is not None
+    assert found.loader is not None
+    code = importlib.util.module_from_spec(found)
+    found.loader.exec_module(code)
+    return code.Network().eval()
+
+
+def _exported(network: str) -> Any:
+    """Of the module in Python: weights that are constants of the code would be copied in every call."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        EagerModule().write(network, Path(folder))
+        module = _made_by(Path(folder, "model.py"))
+    rows = torch.export.Dim("rows", min=1, max=MAX_BATCH)
+    return torch.export.export(module, (torch.zeros(2, *SHAPES[network]),), dynamic_shapes=[{0: rows}])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
