@@ -221,12 +221,25 @@ def statistics_of(server: Running, model: str) -> dict[str, object]:
     return document
 
 
-def successes_of(server: Running, model: str) -> int:
-    """Requests that the model has answered, by the metrics page, which has those of all processes of a server."""
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Requests that a model has answered, rows that it has run, and executions: of all processes of a server."""
+
+    successes: int
+    rows: int
+    executions: int
+
+
+def counted_by(server: Running, model: str) -> Counted:
+    """What the metrics page says."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics}/metrics", timeout=10) as answer:
         page = answer.read().decode()
-    found = re.findall(rf'^nv_inference_request_success{{.*model="{model}".*}} (\S+)$', page, re.MULTILINE)
-    return int(sum(map(float, found)))
+
+    def count(series: str) -> int:
+        found = re.findall(rf'^nv_inference_{series}{{.*model="{model}".*}} (\S+)$', page, re.MULTILINE)
+        return int(sum(map(float, found)))
+
+    return Counted(count("request_success"), count("count"), count("exec_count"))
 
 
 def _read_answer(connection: socket.socket, buffer: memoryview) -> None:

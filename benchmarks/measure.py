@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 import machine
-from load import LoadFailed, Seen, statistics_of, successes_of
+from load import Counted, LoadFailed, Seen, counted_by, statistics_of
 from servers import Running
 
 T = TypeVar("T")
@@ -31,7 +31,8 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run. ``server_us`` is CPU per request of the server's process tree; ``other`` the share
-    of the machine that neither server nor load generator took: the noise."""
+    of the machine that neither server nor load generator took: the noise. ``batch`` is the mean of all executions, and
+    ``batches`` how many there were of each size, of a server of one process."""
 
     rps: float
     p50_us: float
@@ -82,17 +83,15 @@ def _try(case: Case, server: Running, what: str, put: Callable[[], T]) -> T | No
 
 def measure(case: Case, server: Running, seconds: float) -> Run:
     model = case.model(server)
-    count_before, executions_before = _counts(server, model)
+    counted_before, sizes_before = _counts(server, model)
     before = machine.read(server.pid)
     seen = case.put(server, seconds)
     after = machine.read(server.pid)
-    count_after, executions_after = _counts(server, model)
-    requests = (count_after - count_before) or seen.requests
+    counted, sizes = _counts(server, model)
+    requests = (counted.successes - counted_before.successes) or seen.requests
+    executions = counted.executions - counted_before.executions
     tree_s = after.tree_s - before.tree_s
     other_s = after.busy_s - before.busy_s - tree_s - seen.client_s
-    batches = {size: n - executions_before.get(size, 0) for size, n in executions_after.items()}
-    batches = {size: n for size, n in batches.items() if n}
-    executions = sum(batches.values())
     return Run(
         seen.rps,
         seen.p50_us,
@@ -101,8 +100,8 @@ def measure(case: Case, server: Running, seconds: float) -> Run:
         seen.client_s / requests * 1e6,
         machine.rss_mib(server.pid),
         max(0.0, other_s) / max(1e-9, after.total_s - before.total_s),
-        sum(int(size) * n for size, n in batches.items()) / executions if executions else 0.0,
-        batches,
+        (counted.rows - counted_before.rows) / executions if executions else 0.0,
+        {size: n - sizes_before.get(size, 0) for size, n in sizes.items() if n > sizes_before.get(size, 0)},
     )
 
 
@@ -116,13 +115,11 @@ def as_json(found: dict[str, list[Run]]) -> dict[str, object]:
     return {name: [asdict(run) for run in runs] for name, runs in found.items()}
 
 
-def _counts(server: Running, model: str) -> tuple[int, dict[str, int]]:
-    """Successful requests, and executions by batch size; nothing where there are no statistics."""
+def _counts(server: Running, model: str) -> tuple[Counted, dict[str, int]]:
+    """What the model has done, and its executions by batch size; nothing where there are no statistics."""
     if not server.has_statistics:
-        return 0, {}
-    document = statistics_of(server, model)  # with --workers, those of one: batches are then said to be too few
-    batches = document.get("batch_stats", [])
+        return Counted(0, 0, 0), {}
+    batches = statistics_of(server, model).get("batch_stats", [])
     assert isinstance(batches, list)
-    return successes_of(server, model), {
-        str(each["batch_size"]): int(each["compute_infer"]["count"]) for each in batches
-    }
+    sizes = {str(each["batch_size"]): int(each["compute_infer"]["count"]) for each in batches}
+    return counted_by(server, model), sizes
