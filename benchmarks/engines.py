@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import frameworks
 import load
@@ -36,9 +37,22 @@ COLUMNS = (
     "network", "engine", "connections", "requests/s", "the engine alone", "share", "bound", "share of the bound",
     "CPU µs beyond the engine's", "the engine's", "mean batch",
 )  # fmt: skip
-#: Instances and threads of each; 0 threads are what Headrace chooses.
-SETTINGS = ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (4, 0), (4, 1))
-THREADS_COLUMNS = ("network", "engine", *(f"{n} x {threads or 'default'}" for n, threads in SETTINGS))
+
+
+class ThreadSetting(NamedTuple):
+    """Instances of each worker, and threads of each instance; 0 threads are what Headrace chooses."""
+
+    instances: int
+    threads: int
+    workers: int = 1
+
+    def __str__(self) -> str:
+        each = f"{self.instances} x {self.threads or 'default'}"
+        return each if self.workers == 1 else f"{self.workers} workers, {each}"
+
+
+SETTINGS = [ThreadSetting(*each) for each in ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (4, 1), (1, 1, 2))]
+THREADS_COLUMNS = ("network", "engine", *map(str, SETTINGS))
 
 
 def engines(settings: Settings) -> Section:
@@ -121,7 +135,7 @@ def bound(run: Run, alone: Direct, connections: int) -> float:
 
 
 def threads(settings: Settings) -> Section:
-    """Requests a second at 16 connections, by instances and threads of each."""
+    """Requests a second at 16 connections, by instances and threads of each, and by workers."""
     need_wrk()
     need_modules("onnx")
     section = Section("Instances and threads: requests/s (CPU µs a request)", THREADS_COLUMNS)
@@ -130,9 +144,11 @@ def threads(settings: Settings) -> Section:
         folder = write_networks(Path(made), installed)
         found: dict[tuple[str, str], list[str]] = {}
         for engine in installed:
-            for instances, count in SETTINGS:
-                _set_config(folder, engine, instances, count)
-                with _server(folder, engine) as server:
+            for setting in SETTINGS:
+                _set_config(folder, engine, setting.instances, setting.threads)
+                with _server(
+                    folder, engine, *([f"--workers={setting.workers}"] if setting.workers > 1 else [])
+                ) as server:
                     for network in ("mlp", "transformer"):
                         case = _case(engine, network, MANY)
                         runs = compare(case, [server], settings.runs, settings.seconds)[server.name]
@@ -150,13 +166,10 @@ def _set_config(folder: Path, engine: str, instances: int, count: int) -> None:
 
 
 @contextmanager
-def _server(folder: Path, engine: str) -> Iterator[Running]:
+def _server(folder: Path, engine: str, *flags: str) -> Iterator[Running]:
     """One with the models of one engine."""
-    flags = [
-        "--model-control-mode=explicit",
-        *(f"--load-model={network}_{engine}" for network in FRAMEWORKS[engine].networks),
-    ]
-    with servers.headrace(folder, *flags) as server:
+    loads = [f"--load-model={network}_{engine}" for network in FRAMEWORKS[engine].networks]
+    with servers.headrace(folder, "--model-control-mode=explicit", *loads, *flags) as server:
         yield server
 
 
