@@ -168,8 +168,8 @@ def e2e(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["workshop"], default=False)
 def attack(session: nox.Session) -> None:
-    """Attacks on a real server: what each costs a bystander, and what memory it takes and gives back."""
-    _run(session, "pytest", "--health-p99-ms=50", *(session.posargs or ["tests/attack"]))
+    """Attacks on a real server, what each costs a bystander and takes of memory; and changed files of models."""
+    _run(session, "pytest", "--health-p99-ms=50", "--mutants=300", *(session.posargs or ["tests/attack"]))
 
 
 @nox.session(venv_backend="none", requires=["workshop"], default=False)

@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +75,13 @@ class Figures:
         )
 
 
+#: What became of the mutants of each format (test_model_files.py).
+MUTANTS = pytest.StashKey[dict[str, Counter[str]]]()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--mutants", type=int, help="how many changed files of each format to load, few unless given")
+    parser.addoption("--first-mutant", type=int, default=0, help="the number of the first of them")
     parser.addoption(
         "--health-p99-ms", type=float, help=f"what an attack may cost a bystander, {PATIENCE_MS:g} unless given"
     )
@@ -91,6 +98,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """The figures of all attacks, in the order in which they ran."""
+    for name, counts in config.stash.get(MUTANTS, {}).items():
+        told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        terminalreporter.line(f"mutants of {name}: {told}")
     figures = config.stash.get(FIGURES, [])
     if not figures:
         return
@@ -154,6 +164,19 @@ def serve_attacked(
     yield start
     for server, lines in used:
         assert "Traceback" not in "".join(server.lines[lines:])
+
+
+@pytest.fixture
+def serve_models(run_headrace: Callable[..., Headrace], attack_repository: Path) -> Callable[[Path], Headrace]:
+    """A server that loads the models of a repository by name, and that which the bystander asks. Its log is not looked
+    at: what a process raises that cannot load its instance is in it."""
+
+    def start(repository: Path) -> Headrace:
+        repositories = [f"--model-repository={each}" for each in (attack_repository, repository)]
+        server = run_headrace(*repositories, "--model-control-mode=explicit", "--load-model=echo")
+        return server.wait_until_ready()
+
+    return start
 
 
 @pytest.fixture(params=list(HOSTS))

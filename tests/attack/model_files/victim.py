@@ -40,14 +40,12 @@ class Outcome:
 
 
 class Victim:
-    """Loads models with the ``config`` and ``files`` of a version. ``folder`` is its own, and has the ``canary`` that
-    no model may look at."""
+    """Loads models. ``folder`` is its own, and has the ``canary`` that no model may look at."""
 
-    def __init__(self, folder: Path, config: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._repository = folder / "repository"
         (self._repository / "m").mkdir(parents=True)
-        (self._repository / "m" / "config.pbtxt").write_text(config)
         self.canary = folder / "canary"
         self.canary.mkdir()
         for name in ("secret", "weights.bin"):
@@ -86,14 +84,16 @@ class Victim:
         self._log.close()
         self._watch.close()
 
-    def load(self, files: Mapping[str, bytes]) -> Outcome:
-        """What becomes of a model with ``files``."""
+    def load(self, config: str, files: Mapping[str, bytes]) -> Outcome:
+        """What becomes of a model with ``files`` in its version."""
         version = self._repository / "m" / "1"
+        (version.parent / "config.pbtxt").write_text(config)
         shutil.rmtree(version, ignore_errors=True)
         for name, content in files.items():
             (version / name).parent.mkdir(parents=True, exist_ok=True)
             (version / name).write_bytes(content)
         before = self._there()
+        is_first = self._process is None
         process = self._begin()
         assert process.stdin is not None
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ class Victim:
         had, began = self._memory("VmRSS"), time.monotonic()
         process.stdin.write(b"\n")
         process.stdin.flush()
-        said = self._hear(HANGS_S)
+        said = self._hear(_BEGINS_S if is_first else HANGS_S)
         took_s = time.monotonic() - began
         grown = max(0, self._memory("VmHWM") - had) if said else 0
         if said is None:
@@ -113,7 +113,7 @@ class Victim:
         return Outcome(outcome["outcome"], outcome["said"], outcome["late_ms"], did, grown, took_s)
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             home, temporary = str(self.folder / "home"), str(self.folder / "temporary")
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "loader.py"), str(self._repository)],
@@ -140,9 +140,10 @@ class Victim:
         if took_s >= HANGS_S:
             self._process.send_signal(signal.SIGABRT)  # its stacks are written to the log
         code = self._process.wait(20)
+        self._process.communicate()
+        self._process = None
         self._log.seek(0)
         log = self._log.read().decode(errors="replace")[-6000:]
-        self._log.seek(0)
         self._log.truncate()
         return {"outcome": "hung" if took_s >= HANGS_S else "crashed", "said": _told(code, log), "late_ms": 0.0,
                 "did": []}  # fmt: skip
