@@ -39,8 +39,11 @@ def test_a_session_writes_one_profile_when_it_ends(graphs: Any, tmp_path: Path, 
         for _ in range(3):
             server.infer("m", ONES)
     profiles = sorted(folder.iterdir())
-    begin = ["m_0_1_"] if isolation == "thread" else ["m_0_1_", "m_1_1_"]  # in threads they share a session
-    assert [path.name[: len("m_0_1_")] for path in profiles] == begin
+    begin = [path.name[: len("m_0_1_")] for path in profiles]
+    if isolation == "thread":  # they share the session of the one that was first
+        assert begin in (["m_0_1_"], ["m_1_1_"])
+    else:
+        assert begin == ["m_0_1_", "m_1_1_"]
     events = [event for path in profiles for event in json.loads(path.read_text())]
     runs = [event for event in events if event["name"] == "model_run"]
     assert len(runs) == 3
