@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headrace.backends.identity import Identity
 from headrace.cli import main
 from headrace.cli.inspection import locate
 from headrace.models.repository import is_model
@@ -96,6 +97,23 @@ def test_what_was_filled_in_is_shown_with_its_source(repository: Path, capsys: p
     assert filled["name"] == ("batched", "Headrace")
     assert filled["dynamic_batching.preferred_batch_size"] == ("[4]", "Headrace")
     assert "backend" not in filled
+
+
+@pytest.mark.parametrize("words", [(), ("--no-load",)])
+def test_what_has_no_effect_is_noted_and_is_no_problem(
+    words: tuple[str, ...], repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Identity, "engine_fields", ("model_operations",))
+    config = (repository / "echo" / "config.pbtxt").read_text().rstrip() + "\noptimization { graph { level: 1 } }\n"
+    path = write(repository, "graph", config)
+    line, text = config.count("\n"), "optimization.graph has no effect: backend 'identity' does not act on it"
+    code, found = check(capsys, *words, str(repository))
+    assert (code, found["echo"]["notes"], found["graph"]["problems"]) == (0, [], [])
+    assert [(one["line"], one["field"], one["message"]) for one in found["graph"]["notes"]] == [
+        (line, "optimization.graph", text)
+    ]
+    assert main(["check", *words, str(repository)]) == 0
+    assert f"graph: ok\n  note: {path}:{line}:16: {text}\n" in capsys.readouterr().out
 
 
 def test_strict_takes_no_config_for_a_problem(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -199,7 +199,7 @@ def test_the_log_names_the_fields_for_engines_on_which_a_backend_does_not_act(
         "cuda", "execution_accelerators", "graph"))}  # fmt: skip
     expected = set() if acts_on is None else fields - {*acts_on}
     assert {record.message for record in caplog.records if "has no effect" in record.message} == {
-        f"model 'm': '{field}' has no effect: backend 'identity' does not act on it" for field in expected
+        f"model 'm': {field} has no effect: backend 'identity' does not act on it" for field in expected
     }
 
 

@@ -157,6 +157,7 @@ def _lines(report: ModelReport, coloured: bool) -> list[str]:
     return [
         f"{one_line(report.model)}: {verdict if report.problems else _paint('ok', _GREEN, coloured)}",
         *(f"  {one_line(str(problem))}" for problem in report.problems),
+        *(f"  note: {one_line(str(note))}" for note in report.notes),
         *(f"  {one_line(line)}" for line in (as_text(report.graph) if report.graph else ())),
         *(_paint(f"  {_told(completion)}", _DIM, coloured) for completion in report.completed),
         "",

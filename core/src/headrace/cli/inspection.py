@@ -31,6 +31,7 @@ from headrace.models.configuring import (
     needs_backend,
     parse,
     scheduler_parameters,
+    without_effect,
     written,
 )
 from headrace.models.repository import Entry, available_versions, select_versions
@@ -73,12 +74,14 @@ class LoadRefusal:
 class ModelReport:
     """What is wrong with a model, and which fields were filled in, by whom.
 
+    ``notes`` keep no model from being served: what its config says without effect.
     ``path`` is the config file, or the model's directory if there is none. An ensemble has a ``graph``.
     """
 
     model: str
     path: str
     problems: list[Diagnostic] = field(default_factory=list)
+    notes: list[Diagnostic] = field(default_factory=list)
     completed: list[CompletedField] = field(default_factory=list)
     graph: StepGraph | None = None
 
@@ -214,7 +217,9 @@ class _Inspection:
 
     def _run_written(self, config: ModelConfig) -> None:
         """Judge an incomplete ``config`` without its engine."""
-        path, kind = self._entry.path, self._backend(config).Parameters
+        path, backend = self._entry.path, self._backend(config)
+        kind = backend.Parameters
+        self._add_to(self._found.notes, without_effect(config, backend))
         self.add([*written(config, path), *model_files.check_labels(config, path)])
         self.add([*parameters.check(kind, config.parameters), *parameters.unknown(kind, config.parameters)])
         if not self._found.problems:
@@ -235,6 +240,7 @@ class _Inspection:
         news = completed_fields(derived, model.config, f"backend {backend.name}")
         self._found.completed += [completion for completion in news if completion not in self._found.completed]
         self.add(wrong)
+        self._add_to(self._found.notes, without_effect(derived, backend))
 
     def _judge(self, model: Model, backend: Backend) -> list[validation.Problem]:
         try:
@@ -254,11 +260,14 @@ class _Inspection:
         return validation.problems(config, files=self._entry.path, needs_backend=False)
 
     def add(self, problems: Iterable[validation.Problem]) -> None:
+        self._add_to(self._found.problems, problems)
+
+    def _add_to(self, found: list[Diagnostic], problems: Iterable[validation.Problem]) -> None:
         for problem in problems:
             line, column = self._find(problem.field)
             placed = Diagnostic(self._found.path, line, column, problem.field, problem.message, problem.code.value)
-            if placed not in self._found.problems:
-                self._found.problems.append(placed)
+            if placed not in found:
+                found.append(placed)
 
     def _add_refusal(self, refusal: LoadRefusal) -> None:
         """A config that does not go with the model is told of the config, and anything else of the model's file."""

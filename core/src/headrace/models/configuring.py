@@ -66,7 +66,8 @@ def complete(model: Model, backend: Backend, options: ServerOptions) -> None:
     raise_first(judge(model, backend, options))
     for problem in parameters.unknown(backend.Parameters, model.config.parameters):
         log.warning("model '%s': %s; it is ignored", model.name, problem.message)
-    _say_no_effect(model.config, backend)
+    for note in without_effect(model.config, backend):
+        log.warning("model '%s': %s", model.name, note.message)
     _say_raw_elements(model.config)
     if model.config.backend:
         fill_groups(model.config, backend, available_gpus())
@@ -171,14 +172,15 @@ def _is_apart(backend: Backend, config: ModelConfig) -> bool:
         return False
 
 
-def _say_no_effect(config: ModelConfig, backend: Backend) -> None:
+def without_effect(config: ModelConfig, backend: Backend) -> list[Problem]:
+    """What ``config`` says to engines on which ``backend`` does not act, if that says on what it does."""
     if backend.engine_fields is None:
-        return
-    for field in _ENGINE_FIELDS:
-        if field not in backend.engine_fields and is_set(config, field):
-            log.warning(
-                "model '%s': '%s' has no effect: backend '%s' does not act on it", config.name, field, backend.name
-            )
+        return []
+    return [
+        Problem(field, f"{field} has no effect: backend '{backend.name}' does not act on it")
+        for field in _ENGINE_FIELDS
+        if field not in backend.engine_fields and is_set(config, field)
+    ]
 
 
 def _say_raw_elements(config: ModelConfig) -> None:
