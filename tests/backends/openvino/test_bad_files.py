@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from openvino import opset13
 
+from headrace.errors import Unavailable
 from headrace.testing.serving import serve
 
 IO: list[str | int | None] = ["n", 4]
@@ -200,3 +202,31 @@ def test_a_name_that_is_no_text_is_told(models: Any) -> None:
     file = write_onnx(models, [helper.make_node("Neg", ["x"], ["y"])], [])
     file.write_bytes(file.read_bytes().replace(b"\1y", b"\1\xff"))
     assert "unable to load model 'm': the name of a tensor is not UTF-8" in reason(models)
+
+
+def test_a_request_that_ends_the_engine_ends_its_process_only(models: Any, wait_until: Callable[..., None]) -> None:
+    """OpenVINO divides by a step of zero, with the processor's own word for it."""
+    version = models.root / "m" / "1"
+    version.mkdir(parents=True)
+    scalar = helper.make_tensor_value_info
+    node = helper.make_node("Range", ["x", "limit", "step"], ["y"])
+    inputs = [scalar(name, TensorProto.INT64, []) for name in ("x", "limit", "step")]
+    graph = helper.make_graph([node], "g", inputs, [scalar("y", TensorProto.INT64, ["n"])])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    (version / "model.onnx").write_bytes(proto.SerializeToString())
+    models.parameter("isolation", "process", 'backend: "openvino" default_model_filename: "model.onnx"')
+
+    def ask(step: int) -> Any:
+        given = {"x": 0, "limit": 3, "step": step}
+        return server.infer("m", {name: np.array([value], np.int64) for name, value in given.items()}).outputs["y"]
+
+    def is_back() -> bool:
+        with contextlib.suppress(Unavailable):
+            return bool(ask(1).tolist() == [0, 1, 2])
+        return False
+
+    with serve(models.root) as server:
+        assert ask(1).tolist() == [0, 1, 2]
+        with pytest.raises(Unavailable, match=r"'m_0' is not healthy.*SIGFPE"):
+            ask(0)
+        wait_until(is_back, "another process has taken its place")
