@@ -73,6 +73,8 @@ def open_package(torch: Any, model: Model, archive: Pt2Archive, device: str, ins
         raise archive.failure(first_line(error)) from error
     # What holds the interpreter's lock had better not hold the event loop, too.
     any_thread = device == "cpu" and isinstance(library, AotiLibrary)
+    # Inputs are copied, since a result may lie on one, and a kernel write to one: 0.1 % of what the networks take with
+    # which Headrace is measured, and of its source alone could be told where that is needless.
     forward = Forward(run=library.run, device=device, arguments=None, writes=True, any_thread=any_thread)
     return Program(forward, signature)
 

@@ -13,27 +13,24 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headrace import DataType, GraphTensor, dtypes
+from headrace import DataType, GraphTensor
 from headrace_torch.exported import describe_program
-from headrace_torch.program_signature import Leaf, ProgramSignature, argument_paths, result_names
+from headrace_torch.program_signature import SCALAR_TYPES, Leaf, ProgramSignature, argument_paths, result_names
 from headrace_torch.program_sizes import Arithmetic
 from headrace_torch.pt2_archive import Pt2Archive
 
-_TYPES: Mapping[str, tuple[str, DataType | None]] = {
-    "kByte": ("uint8", dtypes.UINT8),
-    "kChar": ("int8", dtypes.INT8),
-    "kShort": ("int16", dtypes.INT16),
-    "kInt": ("int32", dtypes.INT32),
-    "kLong": ("int64", dtypes.INT64),
-    "kHalf": ("float16", dtypes.FP16),
-    "kFloat": ("float32", dtypes.FP32),
-    "kDouble": ("float64", dtypes.FP64),
-    "kBool": ("bool", dtypes.BOOL),
-    "kBFloat16": ("bfloat16", dtypes.BF16),
-    "kUInt16": ("uint16", dtypes.UINT16),
-    "kUInt32": ("uint32", dtypes.UINT32),
-    "kUInt64": ("uint64", dtypes.UINT64),
+#: What C++ calls types whose names in Python are not the same in lower case.
+_NAMES: Mapping[str, str] = {
+    "kByte": "uint8",
+    "kChar": "int8",
+    "kShort": "int16",
+    "kInt": "int32",
+    "kLong": "int64",
+    "kHalf": "float16",
+    "kFloat": "float32",
+    "kDouble": "float64",
 }
+_DATATYPES: Mapping[str, DataType | None] = dict(SCALAR_TYPES.values())
 #: One line of the checks that AOTInductor writes into the source, with what it says of which input.
 _CHECK = re.compile(
     r'"input_handles\[(?P<input>\d+)\]: (?P<what>unmatched dtype|unmatched dim value|unmatched stride value|'
@@ -81,7 +78,8 @@ def package_signature(
         _require_contiguous(index, told)
         for axis in (axis for axis, size in enumerate(told.shape) if size == -1):
             ranges[_symbol(index, axis)] = (told.least.get(axis), told.most.get(axis))
-        type_name, datatype = _TYPES.get(told.type, (told.type, None))
+        type_name = _NAMES.get(told.type, told.type.removeprefix("k").lower())
+        datatype = _DATATYPES.get(type_name)
         sizes = [Arithmetic(_symbol(index, axis)) if size == -1 else size for axis, size in enumerate(told.shape)]
         inputs.append(Leaf(GraphTensor(f"INPUT__{index}", datatype, type_name, told.shape), path, sizes))
     outputs = [Leaf(_unknown(own), path, is_known=False) for own, path in result_names(gives)]
