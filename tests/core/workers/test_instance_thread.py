@@ -200,6 +200,8 @@ def test_an_instance_is_called_as_often_at_once_as_it_takes_and_no_more() -> Non
             assert scene.instance.most == 3
             executions = scene.statistics.snapshot().executions
             assert (executions.execution_count, executions.success.count) == (5, 5)
+            assert scene.kernel.at_once == 3
+            assert scene.kernel.last_ns > 0
             assert not scene.thread.executing
 
     asyncio.run(scenario())

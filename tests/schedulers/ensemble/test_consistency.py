@@ -159,7 +159,7 @@ def test_the_labels_are_those_of_the_model_that_gives_the_output() -> None:
     inputs, outputs = specs(config)
     unused: object = None
     context = SchedulerContext(
-        config, unused, inputs, outputs, (), unused, unused, unused, unused, unused,  # type: ignore[arg-type]
+        config, unused, inputs, outputs, (), unused, unused, unused, unused, unused, unused,  # type: ignore[arg-type]
         others={needed: other(identity(), "one", labels={"b": ["cat", "dog"]})},
     )  # fmt: skip
     assert EnsembleScheduler(context).labels == {"y": ["cat", "dog"], "z": ["cat", "dog"]}

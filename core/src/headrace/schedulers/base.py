@@ -68,6 +68,22 @@ class Waiting(Protocol):
         """How many wait at ``level``."""
 
 
+class Occupancy(Protocol):
+    """How busy the instances of a version are. Any thread."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait or are executed, and those whose answers are on their way."""
+
+    @property
+    def at_once(self) -> int:
+        """Executions that the instances can run side by side."""
+
+    @property
+    def last_ns(self) -> int:
+        """How long the last execution took, of whichever instance; 0 before the first."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class InstanceInfo:
     """An instance that runs batches. ``slots`` is how many rows it takes in one execution, 1 for a model without
@@ -155,6 +171,7 @@ class SchedulerContext:
     instances: Sequence[InstanceInfo]
     clock: Clock
     waiting: Waiting
+    occupancy: Occupancy
     #: Have another model answer a request, by its ticket's ``respond``; a refusal is an answer.
     call: Callable[[Ticket], None]
     #: Give a request that no instance has an answer: ``answer(request, answer, final)``. Of one that waited,

@@ -23,6 +23,7 @@ class InstanceToWake(Protocol):
     """As much of a `headrace.schedulers.instance_source.InstanceSource` as it takes to wake its instance."""
 
     wake_at: float
+    calls_at_once: int
 
     @property
     def is_limited(self) -> bool: ...
@@ -38,8 +39,9 @@ class InstanceToWake(Protocol):
 class Dispatcher(ABC):
     """Which instances are idle, and how they are woken: as much of the kernel as their sources see.
 
-    ``sources`` are where the instances get their batches, in the order of ``instances``. Event loop only, except
-    `hand_on` and `choose_who_takes`.
+    ``sources`` are where the instances get their batches, in the order of ``instances``. ``last_ns`` is how long the
+    last execution took. Event loop only, except `hand_on`, `choose_who_takes`, and what makes an
+    `headrace.schedulers.base.Occupancy` of it.
     """
 
     sources: Sequence[InstanceToWake] = ()
@@ -54,6 +56,7 @@ class Dispatcher(ABC):
         self.clock = LoopClock(loop) if clock is None else clock
         self.closed = False
         self.arrived = 0  # rows; and `NEWS`
+        self.last_ns = 0
         self.idle: deque[InstanceToWake] = deque()
         self.queue = RequestQueue()
         self.history = BatchHistory()
@@ -69,6 +72,7 @@ class Dispatcher(ABC):
             self.instances,
             self.clock,
             self.queue,
+            self,
             model.call,
             self.answer,
             self.ask_again,
@@ -86,6 +90,16 @@ class Dispatcher(ABC):
         self.hears = bool(self.kept) or kind.finished is not Scheduler.finished or kind.reschedules(model.config)
         #: Whether the scheduler has ever had an instance wait for a fuller batch.
         self.forms_batches = False
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """Requests submitted and not yet answered."""
+
+    @property
+    def at_once(self) -> int:
+        """Executions that the instances can run side by side."""
+        return sum([source.calls_at_once for source in self.sources])
 
     @abstractmethod
     def answer(self, ticket: Ticket, answer: Answer, final: bool = True) -> None: ...

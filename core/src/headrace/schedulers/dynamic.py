@@ -11,11 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+from headrace.backends.cores import available_cores
 from headrace.config.model_config_pb2 import ModelConfig, ModelQueuePolicy
 from headrace.errors import Unavailable
 from headrace.messages.ticket import ReasonedBatch, Ticket
 from headrace.schedulers.base import InstanceInfo, Scheduler, SchedulerContext, Wait
-from headrace.telemetry.batch_history import DEADLINE, DELAY, FULL, IDLE_INSTANCE, PREFERRED_SIZE, SHAPE_BREAK
+from headrace.telemetry.batch_history import (
+    DEADLINE,
+    DELAY,
+    DIVIDED,
+    FULL,
+    IDLE_INSTANCE,
+    PREFERRED_SIZE,
+    SHAPE_BREAK,
+)
+
+#: Executions that take less are not worth dividing: what each of them costs besides, in threads that wake and in
+#: bytecode, is a good part of that.
+WORTH_DIVIDING_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +170,11 @@ def _below(waiting: Sequence[Ticket], largest: int) -> Decision:
 
 
 class DynamicScheduler(Scheduler):
-    """Batches requests that wait together, under the config's ``dynamic_batching``."""
+    """Batches requests that wait together, under the config's ``dynamic_batching``.
+
+    Where that says neither preferred sizes nor a delay, instances on the CPU divide among them what is in flight, if
+    executions are long: else the first that is idle would run it all while cores have nothing to do.
+    """
 
     name: ClassVar[str] = "dynamic_batching"
     on_threads = True
@@ -168,7 +185,10 @@ class DynamicScheduler(Scheduler):
     def __init__(self, context: SchedulerContext) -> None:
         super().__init__(context)
         self.keeps_order = context.config.dynamic_batching.preserve_ordering
-        self._rule = self.rule(context)
+        self._rule = rule = self.rule(context)
+        is_told = rule.max_delay_ns or rule.preferred_rows - {rule.max_rows}  # the size of all is put into each config
+        self._divides = rule.max_requests > 1 and not is_told
+        self._cores = available_cores()
         self._waiting = context.waiting
         self._priorities = Priorities.from_config(context.config)
         policy = self._priorities.policy(1)
@@ -208,10 +228,11 @@ class DynamicScheduler(Scheduler):
     def next(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         rule, queue = self._rule, self._waiting
         # A request past its deadline is left to its timer, which is about to answer it.
-        head = queue.head(rule.max_requests)
+        most = min(rule.max_requests, self._share(instance)) if self._divides else rule.max_requests
+        head = queue.head(most)
         waiting = [ticket for ticket in head if not 0 < ticket.deadline_ns <= now_ns]
         if len(waiting) < len(head):  # their places are for those behind them
-            waiting = [ticket for ticket in queue if not 0 < ticket.deadline_ns <= now_ns][: rule.max_requests]
+            waiting = [ticket for ticket in queue if not 0 < ticket.deadline_ns <= now_ns][:most]
         if not waiting or rule.max_requests == 1:
             return waiting
         count, wait_ns, missing_rows, rows, reason = decide(waiting, rule, now_ns)
@@ -219,11 +240,21 @@ class DynamicScheduler(Scheduler):
             if self._is_forming:
                 reason = DEADLINE if self._has_expired and reason != DELAY else reason
                 self._is_forming = self._has_expired = False
+            elif reason == IDLE_INSTANCE and count == most < len(queue):
+                reason = DIVIDED
             batch = ReasonedBatch(waiting if count == len(waiting) else waiting[:count])
             batch.reason, batch.rows = reason, rows
             return batch
         self._forming_key, self._is_forming, self._has_expired = waiting[0].batch_key, True, False
         return Wait(wait_ns, missing_rows)
+
+    def _share(self, instance: InstanceInfo) -> int:
+        """The requests in flight that ``instance`` may run at once, so that as many others as there are cores for have
+        as much to run. Any thread."""
+        occupancy = self.context.occupancy
+        if occupancy.last_ns < WORTH_DIVIDING_NS or instance.device.kind != "cpu":
+            return self._rule.max_requests
+        return max(1, -(-occupancy.in_flight // min(occupancy.at_once, self._cores)))
 
     def _next_if_free(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         """`next`, once as many requests have waited at once as the server is held until."""

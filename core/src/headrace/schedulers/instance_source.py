@@ -35,8 +35,8 @@ class InstanceSource:
 
     __slots__ = (
         "_alarm", "_batch", "_has_returned", "_is_away", "_is_ended", "_is_parked", "_kept", "_kernel", "_name",
-        "_next", "_now_ns", "_on_loop", "_on_threads", "_queue", "_remember", "_remove", "_run", "_wakeup", "closed",
-        "deliver", "instance", "on_return", "progress", "wait", "wake_at", "worker",
+        "_next", "_now_ns", "_on_loop", "_on_threads", "_queue", "_remember", "_remove", "_run", "_wakeup",
+        "calls_at_once", "closed", "deliver", "instance", "on_return", "progress", "wait", "wake_at", "worker",
     )  # fmt: skip
     #: Whether it may be kept from running what waits for it, so that another has to be asked.
     is_limited: ClassVar[bool] = False
@@ -45,6 +45,7 @@ class InstanceSource:
         self.instance, self._name = instance, instance.name
         self.wait: Wait | None = None
         self.wake_at: float = 0
+        self.calls_at_once = 1
         self.progress = kernel.progress
         self.deliver = partial(kernel.deliver_heard, self) if kernel.hears else kernel.deliver
         self._kernel = kernel
@@ -243,6 +244,10 @@ class InstanceSource:
                 self._kernel.wake_soon()
                 return False
         return batch is None
+
+    def executed(self, took_ns: int) -> None:
+        """An execution has taken so long. Any thread."""
+        self._kernel.last_ns = took_ns
 
     @property
     def may_overlap(self) -> bool:

@@ -16,6 +16,7 @@ DELAY = "delay"
 SHAPE_BREAK = "shape_break"
 DEADLINE = "deadline"
 IDLE_INSTANCE = "idle_instance"
+DIVIDED = "divided"
 RESOURCES = "resources"
 
 #: When it was given to which instance, why, its requests and rows, when the first and the last of its requests were

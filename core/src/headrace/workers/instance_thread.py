@@ -88,7 +88,8 @@ class InstanceThread:
 
     def serve(self, source: BatchSource, loop: asyncio.AbstractEventLoop, observers: Sequence[Observer] = ()) -> None:
         """Begin to pull from ``source`` and to deliver on ``loop``; ``observers`` see each batch."""
-        more = self._calls_at_once(source) - 1
+        source.calls_at_once = self._calls_at_once(source)
+        more = source.calls_at_once - 1
         self._threads += [BatchThread(ExecutionRecorder(self.name, self._statistics)) for _ in range(more)]
         for each in self._threads:
             each.recorder.observers = observers
@@ -141,7 +142,7 @@ class InstanceThread:
         if others:
             self._take_turns(runner, source, sink)
             return
-        run_on_loop: Callable[[list[Ticket]], int] = partial(self._run_on_loop, runner, sink)
+        run_on_loop: Callable[[list[Ticket]], int] = partial(self._run_on_loop, runner, source, sink)
         policy = None
         if self._on_loop is True:
             source.run_on_loop(run_on_loop)
@@ -150,7 +151,7 @@ class InstanceThread:
             policy = self._on_loop
             run_on_loop = partial(self._run_while_short, runner, source, sink, policy)
         while (batch := self._take(own, source)) is not None:
-            times = self._run(own, runner, batch, sink.deliver)
+            times = self._run(own, runner, batch, source, sink.deliver)
             if policy is not None and policy.ran(times.start_ns, times.end_ns):
                 source.run_on_loop(run_on_loop)
                 self._note("event_loop")
@@ -204,22 +205,22 @@ class InstanceThread:
                 batch = self._take(thread, source)
             if batch is None:
                 return
-            self._run(thread, runner, batch, sink.deliver)
+            self._run(thread, runner, batch, source, sink.deliver)
             del batch
 
     # ------------------------------------------------------------------ the event loop
 
-    def _run_on_loop(self, runner: Runner, sink: LoopSink, batch: list[Ticket]) -> int:
+    def _run_on_loop(self, runner: Runner, source: BatchSource, sink: LoopSink, batch: list[Ticket]) -> int:
         """Run ``batch``; return when it was through. On the event loop, while the thread sleeps."""
         speak_for(runner.schema.name)
-        return self._run(self._threads[0], runner, batch, sink.deliver_now).end_ns
+        return self._run(self._threads[0], runner, batch, source, sink.deliver_now).end_ns
 
     def _run_while_short(
         self, runner: Runner, source: BatchSource, sink: LoopSink, policy: LoopPolicy, batch: list[Ticket]
     ) -> int:
         """`_run_on_loop`, until ``policy`` has the thread run the next batch."""
         speak_for(runner.schema.name)
-        times = self._run(self._threads[0], runner, batch, sink.deliver_now)
+        times = self._run(self._threads[0], runner, batch, source, sink.deliver_now)
         if not policy.ran(times.start_ns, times.end_ns):
             source.run_on_loop(None)
             self._note("thread")
@@ -231,12 +232,15 @@ class InstanceThread:
 
     # ------------------------------------------------------------------ one batch
 
-    def _run(self, thread: BatchThread, runner: Runner, batch: list[Ticket], deliver: Deliver) -> BatchTimes:
+    def _run(
+        self, thread: BatchThread, runner: Runner, batch: list[Ticket], source: BatchSource, deliver: Deliver
+    ) -> BatchTimes:
         """Run ``batch`` and have the answers delivered; return when it was executed."""
         try:
             thread.executing = batch
             given, times = run_batch(runner, batch)
             thread.executing = ()
+            source.executed(times.end_ns - times.start_ns)
             finished, answers = _finished(batch, given)
             thread.recorder.batch(batch, finished, answers, times)
             deliver(finished, answers)

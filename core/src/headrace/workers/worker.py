@@ -28,11 +28,17 @@ class BatchSource(Protocol):
     wakeup tells either when to look again. A worker with a thread may have the event loop run its batches.
     """
 
+    #: How many batches the worker runs side by side; set when it begins to serve.
+    calls_at_once: int
+
     @property
     def may_overlap(self) -> bool:
         """Whether the worker may take, one call at a time, while it runs what it has taken before."""
 
     def take(self, wakeup: Wakeup) -> list[Ticket] | None: ...
+
+    def executed(self, took_ns: int) -> None:
+        """An execution has taken so long. Any thread."""
 
     def run_on_loop(self, run: Callable[[list[Ticket]], int] | None) -> None: ...
 

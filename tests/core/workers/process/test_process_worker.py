@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,6 +59,16 @@ def test_an_instance_is_told_whether_its_config_was_sent(run_trial: Run, isolati
     load = model.server.load("m", {"config": json.dumps(sent)})
     asyncio.run_coroutine_threadsafe(load, model.server.loop).result(30)
     assert told.read_text() == "True"
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_schedulers_hear_how_long_an_execution_took(run_trial: Run, isolation: str) -> None:
+    model = run_trial(isolation=isolation)
+    occupancy = model.server.served("m")[0].scheduler
+    assert occupancy.last_ns == 0
+    began_ns = monotonic_ns()
+    model.infer()
+    assert 0 < occupancy.last_ns < monotonic_ns() - began_ns
 
 
 # ---------------------------------------------------------------------- answers

@@ -199,6 +199,7 @@ class ProcessWorker:
         for ticket in batch if len(tickets) < len(batch) else ():
             ticket.started_ns = taken.start_ns
         self._recorder.batch(batch, tickets, signed, taken)
+        self._source.executed(taken.end_ns - taken.start_ns)
         self._source.deliver(tickets, signed)
 
     def answered(self, ticket: Ticket, answer: Answer, final: bool) -> None:

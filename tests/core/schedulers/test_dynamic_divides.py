@@ -1,0 +1,148 @@
+"""CPU instances divide what is in flight where executions are long, and nobody has said how large batches are."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf import text_format
+
+from headrace.backends.base import Device
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.schedulers import dynamic
+from headrace.schedulers.base import InstanceInfo
+from headrace.schedulers.dynamic import WORTH_DIVIDING_NS, DynamicScheduler
+from headrace.testing.stage import Stage, play
+
+LONG_NS = WORTH_DIVIDING_NS
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic, "available_cores", lambda: 4)
+
+
+def staged(instances: int, text: str = "", took_ns: int = LONG_NS) -> Stage:
+    """As if the last execution had taken so long."""
+    config = text_format.Parse(f'name: "m" max_batch_size: 8 dynamic_batching {{ {text} }}', ModelConfig())
+    stage = Stage(DynamicScheduler, config, instances)
+    stage.begin()
+    stage.kernel.sources[0].executed(took_ns)
+    return stage
+
+
+async def send(stage: Stage, count: int, rows: int = 1) -> None:
+    for _ in range(count):
+        stage.send(rows)
+    await stage.settle()
+
+
+def running(stage: Stage) -> list[int]:
+    """The requests that each instance runs."""
+    return [len(instance.batch) for instance in stage.instances]
+
+
+def reasons(stage: Stage) -> list[str]:
+    document = stage.kernel.history.document(stage.clock.now_ns())
+    return [batch["reason"] for batch in document["batches"]]
+
+
+@pytest.mark.parametrize(
+    ("instances", "requests", "shares"),
+    [(2, 6, [3, 3]), (2, 5, [3, 2]), (3, 7, [3, 3, 1]), (2, 1, [1, 0]), (1, 6, [6]), (4, 2, [1, 1, 0, 0])],
+)
+def test_what_comes_together_is_divided(instances: int, requests: int, shares: list[int]) -> None:
+    async def run() -> None:
+        stage = staged(instances)
+        await send(stage, requests)
+        assert sorted(running(stage), reverse=True) == shares
+        assert stage.kernel.pending == 0
+        assert reasons(stage) == ["divided"] * (sum(map(bool, shares)) - 1) + ["idle_instance"]
+
+    play(run)
+
+
+def test_what_others_run_counts() -> None:
+    async def run() -> None:
+        stage = staged(2)
+        await send(stage, 1)
+        await send(stage, 3)
+        assert sorted(running(stage)) == [1, 2], "of four in flight two are one's part"
+        assert stage.kernel.pending == 1
+
+    play(run)
+
+
+def test_a_batch_has_no_more_rows_than_ever() -> None:
+    async def run() -> None:
+        stage = staged(2)
+        await send(stage, 6, rows=5)
+        assert running(stage) == [1, 1]
+        assert reasons(stage) == ["full", "full"]
+
+    play(run)
+
+
+@pytest.mark.parametrize("text", ["max_queue_delay_microseconds: 1", "preferred_batch_size: 6"])
+def test_whoever_says_how_large_batches_are_has_them(text: str) -> None:
+    async def run() -> None:
+        stage = staged(2, text)
+        await send(stage, 6)
+        stage.clock.turn(10_000)
+        await stage.settle()
+        assert sorted(running(stage)) == [0, 6]
+
+    play(run)
+
+
+def test_the_size_of_all_is_no_preference() -> None:
+    """It is put into every config that has no other."""
+
+    async def run() -> None:
+        stage = staged(2, "preferred_batch_size: 8")
+        await send(stage, 6)
+        assert running(stage) == [3, 3]
+
+    play(run)
+
+
+def test_short_executions_are_not_worth_it() -> None:
+    async def run() -> None:
+        stage = staged(2, took_ns=LONG_NS - 1)
+        await send(stage, 6)
+        assert sorted(running(stage)) == [0, 6]
+
+    play(run)
+
+
+def test_there_are_no_more_parts_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic, "available_cores", lambda: 2)
+
+    async def run() -> None:
+        stage = staged(4)
+        await send(stage, 8)
+        assert sorted(running(stage)) == [0, 0, 4, 4]
+
+    play(run)
+
+
+def test_an_instance_that_takes_several_calls_at_once_counts_as_many() -> None:
+    async def run() -> None:
+        stage = staged(1)
+        stage.kernel.sources[0].calls_at_once = 2
+        await send(stage, 6)
+        assert running(stage) == [3]
+        assert stage.kernel.pending == 3
+
+    play(run)
+
+
+def test_a_gpu_is_not_divided() -> None:
+    async def run() -> None:
+        stage = staged(2)
+        scheduler = stage.kernel.scheduler
+        for _ in range(6):
+            stage.send()
+        assert len(scheduler.next(InstanceInfo("m_0", Device("gpu")), 0)) == 6  # type: ignore[arg-type]
+        assert len(scheduler.next(InstanceInfo("m_0", Device("cpu")), 0)) == 3  # type: ignore[arg-type]
+        await stage.settle()
+
+    play(run)
