@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from headrace.backends.cores import available_cores, threads_per_instance
     from headrace.backends.graph import Graph, GraphTensor
-    from headrace.backends.onnx_references import check_onnx_references
+    from headrace.backends.onnx_references import check_onnx_references, onnx_repeats
     from headrace.backends.private_modules import PrivateModules
     from headrace.backends.services import LOG_LEVELS, LogLevel, Services
     from headrace.backends.sharing import Shared
@@ -132,7 +132,7 @@ _HOMES = {
     ),
     "headrace.backends.cores": ("available_cores", "threads_per_instance"),
     "headrace.backends.graph": ("Graph", "GraphTensor"),
-    "headrace.backends.onnx_references": ("check_onnx_references",),
+    "headrace.backends.onnx_references": ("check_onnx_references", "onnx_repeats"),
     "headrace.backends.private_modules": ("PrivateModules",),
     "headrace.backends.services": ("LOG_LEVELS", "LogLevel", "Services"),
     "headrace.backends.sharing": ("Shared",),
@@ -299,6 +299,7 @@ __all__ = [
     "metric_without_value",
     "names_all_tensors",
     "one_line",
+    "onnx_repeats",
     "paced",
     "pack_response",
     "read_config",

@@ -196,3 +196,37 @@ def test_sessions_are_not_shared_when_the_config_says_so(graphs: Any) -> None:
     )
     first, second = (typing.cast("OnnxInstance", backend.load(own)) for _ in range(2))
     assert first._session is not second._session
+
+
+def repeating(graphs: Any) -> Any:
+    """``y = x + count``, by adding 1 as often."""
+    body = helper.make_graph(
+        [helper.make_node("Add", ["y_in", "one"], ["y_out"]), helper.make_node("Identity", ["go_on"], ["goes_on"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("y_in", TensorProto.FLOAT, ["n"]),
+        ],
+        [
+            helper.make_tensor_value_info("goes_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("y_out", TensorProto.FLOAT, ["n"]),
+        ],
+    )
+    nodes = [
+        helper.make_node("Constant", [], ["one"], value=helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])),
+        helper.make_node("Loop", ["count", "", "x"], ["y"], body=body),
+    ]
+    io = {"count": (TensorProto.INT64, []), "x": (TensorProto.FLOAT, ["n"])}
+    return graphs.write(nodes, io, {"y": (TensorProto.FLOAT, ["n"])})
+
+
+def test_what_may_go_on_for_ever_is_not_for_the_event_loop(graphs: Any) -> None:
+    instance = graphs.serve(repeating(graphs))
+    assert not instance.any_thread
+    found = instance.execute({"count": np.array([3], np.int64), "x": np.zeros(2, np.float32)})["y"]
+    np.testing.assert_array_equal(found, [3, 3])
+
+
+def test_other_graphs_are(graphs: Any) -> None:
+    assert graphs.serve(graphs.add()).any_thread

@@ -194,3 +194,48 @@ def test_of_several_names_of_a_port_the_one_that_a_sequence_uses_is_taken(models
             for value in (1, 2, 4)
         ]
     assert found == [2, 6, 14]
+
+
+def repeated(count: Any, x: Any) -> Any:
+    """``y = x + count``, by adding 1 as often."""
+    inner = opset.parameter([2], openvino.Type.f32)
+    more = opset.add(inner, opset.constant(np.ones(1, np.float32)))
+    go_on = opset.constant(np.array([True]))
+    loop = opset.loop(count.output(0), opset.constant(np.array([True])).output(0))
+    loop.set_function(openvino.Model([more, go_on], [inner], "body"))
+    loop.set_special_body_ports([-1, 1])
+    loop.set_merged_input(inner, x.output(0), more.output(0))
+    return loop.get_iter_value(more.output(0), -1)
+
+
+def test_what_may_go_on_for_ever_is_not_for_the_event_loop(models: Any) -> None:
+    def network(count: Any, x: Any) -> dict[str, Any]:
+        return {"y": opset.relu(repeated(count, x))}
+
+    path = models.save(network, {"count": (openvino.Type.i32, [1]), "x": (openvino.Type.f32, [2])})
+    backend = OpenVino({})
+    model = Model("m", 1, path, ModelConfig(name="m"), Parameters(), backend.share(None))  # type: ignore[arg-type]
+    backend.complete_config(model)
+    instance = backend.load(model)
+    assert not instance.any_thread
+    found = instance.execute({"count": np.array([3], np.int32), "x": np.zeros(2, np.float32)})["y"]
+    np.testing.assert_array_equal(found, [3, 3])
+
+
+def test_nor_are_branches_in_which_that_may_be(models: Any) -> None:
+    def network(which: Any, x: Any) -> dict[str, Any]:
+        choice = opset.if_op(which.output(0))
+        bodies = []
+        for sign in (1, -1):
+            given = opset.parameter([2], openvino.Type.f32)
+            bodies.append((given, opset.result(opset.multiply(given, opset.constant(np.full(1, sign, np.float32))))))
+        choice.set_then_body(openvino.Model([bodies[0][1]], [bodies[0][0]], "then"))
+        choice.set_else_body(openvino.Model([bodies[1][1]], [bodies[1][0]], "else"))
+        choice.set_input(x.output(0), bodies[0][0], bodies[1][0])
+        return {"y": opset.relu(choice.set_output(bodies[0][1], bodies[1][1]))}
+
+    path = models.save(network, {"which": (openvino.Type.boolean, [1]), "x": (openvino.Type.f32, [2])})
+    backend = OpenVino({})
+    model = Model("m", 1, path, ModelConfig(name="m"), Parameters(), backend.share(None))  # type: ignore[arg-type]
+    backend.complete_config(model)
+    assert not backend.load(model).any_thread

@@ -65,6 +65,23 @@ def test_an_execution_that_waits_for_threads_or_a_compiler_is_not_for_the_event_
         np.testing.assert_array_equal(instance.execute({"A": ones, "B": ones})["S"], 2 * ones)
 
 
+def endless(x: Any) -> Any:
+    return {
+        "y": tf.while_loop(lambda y: tf.reduce_sum(y) < 1, lambda y: (y * 2,), (x,), shape_invariants=(x.shape,))[0]
+    }
+
+
+def endless_in_a_branch(x: Any) -> Any:
+    return {"y": tf.cond(tf.reduce_sum(x) > 0, lambda: endless(x)["y"], lambda: x)}
+
+
+@pytest.mark.parametrize("network", [endless, endless_in_a_branch])
+def test_what_may_go_on_for_ever_is_not_for_the_event_loop(models: Any, network: Any) -> None:
+    with models.loaded(models.model(models.save(network, SPEC))) as (instance,):
+        assert not instance.any_thread
+        np.testing.assert_array_equal(instance.execute({"x": np.full((1, 2), 0.25, np.float32)})["y"], [[0.5, 0.5]])
+
+
 def test_operators_run_on_the_calling_thread_unless_said_otherwise(models: Any) -> None:
     """A Python function, which TensorFlow calls on the thread that runs the operator, tells."""
     path = models.save(foreign, SPEC)

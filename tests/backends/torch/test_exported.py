@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 
 from headrace import ConfigError, InvalidArgument, LoadError
@@ -92,6 +93,12 @@ class Branches(torch.nn.Module):
 
         y: torch.Tensor = torch.cond(x.sum() > 0, up, down, (x,))
         return y
+
+
+class Until(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loop: Callable[..., tuple[torch.Tensor, ...]] = while_loop
+        return loop(lambda y: y.sum() < 1, lambda y: (y * 2,), (x,))[0]
 
 
 class WithoutGradients(torch.nn.Module):
@@ -418,3 +425,12 @@ def test_a_program_for_a_gpu_runs_on_the_cpu(programs: Any, rewrite: Any) -> Non
     rewrite(path, {"model.json": on("0", "1")})
     with pytest.raises(LoadError, match="exported on several devices, cuda:0, cuda:1, and an instance runs on one"):
         programs.load()
+
+
+def test_what_may_go_on_for_ever_is_not_for_the_event_loop(programs: Any) -> None:
+    x = torch.full((2,), 0.25)
+    for module, anywhere, expected in ((Until(), False, 0.5), (InPlaceSum(), True, 1.25)):
+        programs.save(module, x)
+        instance = programs.load()
+        assert instance.any_thread == anywhere
+        np.testing.assert_array_equal(instance.execute({"x": x.numpy()})["OUTPUT__0"], np.full(2, expected))

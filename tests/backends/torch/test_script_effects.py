@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from headrace_torch.script_effects import ScriptEffects, effects_of
 
-NONE = ScriptEffects(writes=False, changes=False, is_random=False, loops=False)
+NONE = ScriptEffects(writes=False, changes=False, is_random=False, loops=False, repeats=False)
 
 
 class Net(torch.nn.Module):
@@ -26,7 +27,7 @@ class Net(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.dropout(self.relu(self.norm(self.convolution(x)))).mean([2, 3])
-        for i in range(x.size(0)):
+        for i in range(3):
             y = y + i
         y = self.recurrent(y)[0]
         return torch.relu(y)
@@ -104,6 +105,20 @@ class Until(torch.nn.Module):
         return x
 
 
+class AsOften(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(int(x[0])):
+            x = x * 2
+        return x
+
+
+class Often(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(1 << 40):
+            x = x * 2
+        return x
+
+
 def opened(module: torch.nn.Module, path: Path, write_script: Callable[[torch.nn.Module, Path], Path]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -133,14 +148,31 @@ def test_a_network_out_of_training_does_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("kind", "does"), [(IntoInput, {"writes": True}), (Draws, {"is_random": True}), (Until, {"loops": True})]
+    ("kind", "does"),
+    [
+        (IntoInput, {"writes": True}),
+        (Draws, {"is_random": True}),
+        (Until, {"loops": True, "repeats": True}),
+        (AsOften, {"repeats": True}),
+        (Often, {"repeats": True}),
+    ],
 )
 def test_each_effect_is_told_apart(
     kind: type[torch.nn.Module], does: dict[str, bool], tmp_path: Path, write_script: Any
 ) -> None:
     found = effects_of(torch, opened(kind(), tmp_path, write_script))
-    assert found == ScriptEffects(**{"writes": False, "changes": False, "is_random": False, "loops": False, **does})
+    assert found == replace(NONE, **does)
+
+
+@pytest.mark.parametrize(("module", "anywhere"), [(torch.nn.ReLU(), True), (Until(), False), (AsOften(), False)])
+def test_what_may_go_on_for_ever_is_not_for_the_event_loop(
+    scripts: Any, module: torch.nn.Module, anywhere: bool
+) -> None:
+    config = (
+        """input { name: "x" data_type: TYPE_FP32 dims: [2] } output { name: "y" data_type: TYPE_FP32 dims: [2] }"""
+    )
+    assert scripts.load(module, config).any_thread == anywhere
 
 
 def test_what_cannot_be_analysed_does_everything() -> None:
-    assert effects_of(torch, object()) == ScriptEffects(writes=True, changes=True, is_random=True, loops=True)
+    assert effects_of(torch, object()) == ScriptEffects(True, True, True, True, True)

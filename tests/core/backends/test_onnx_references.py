@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from headrace import LoadError, check_onnx_references
+from headrace import LoadError, check_onnx_references, onnx_repeats
+from headrace.backends import onnx_references
 
 SHAPE: list[str | int | None] = ["n", 4]
 
@@ -79,3 +80,25 @@ def test_what_an_accelerator_compiled_is_a_file_unless_it_is_embedded(tmp_path: 
 def test_what_is_no_graph_is_left_to_the_engine(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m").write_bytes(content)
     check_onnx_references(tmp_path / "m", tmp_path)
+
+
+@pytest.mark.parametrize("size", [6, 7, 100])
+def test_a_word_is_found_wherever_pieces_of_the_file_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(onnx_references, "_PIECE_BYTES", size)
+    path = tmp_path / "m"
+    for before in range(20):
+        path.write_bytes(b"L" * before + b"Loop" + b"Loo" * 9)
+        assert onnx_repeats(path)
+        path.write_bytes(b"L" * before + b"Lop" + b"Loo" * 9)
+        assert not onnx_repeats(path)
+    path.write_bytes(b"")
+    assert not onnx_repeats(path)
+
+
+def test_a_loop_is_seen_in_branches_and_functions(tmp_path: Path) -> None:
+    assert not onnx_repeats(write(tmp_path / "m", [helper.make_node("Relu", ["x"], ["y"])], []))
+    inner = helper.make_graph([helper.make_node("Loop", ["", "c", "x"], ["y"])], "inner", [], [])
+    branch = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+    assert onnx_repeats(write(tmp_path / "m", [branch], []))

@@ -18,7 +18,7 @@ from headrace import (
 from headrace_onnx import providers
 from headrace_onnx.instance import DeviceInstance, OnnxInstance, OrtValueInstance, Plan
 from headrace_onnx.parameters import Parameters
-from headrace_onnx.session import load_engine, open_session, open_unoptimized, run_options
+from headrace_onnx.session import load_engine, open_session, open_unoptimized, repeats, run_options
 from headrace_onnx.session_graph import graph_of
 
 
@@ -55,7 +55,7 @@ class OnnxRuntime(Backend):
         session = model.shared.get(device.kind, make) if is_shared else make()
         graph = graph_of(session)
         check_against_graph(model.config, graph)
-        plan, options = Plan.of(model.config, graph), run_options(onnxruntime, model)
+        plan, options = Plan.of(model.config, graph, repeats(model)), run_options(onnxruntime, model)
         if plan.has_bfloat16:
             return OrtValueInstance(session, plan, options, onnxruntime.OrtValue)
         if device.kind == "gpu":

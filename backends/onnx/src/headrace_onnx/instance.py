@@ -38,7 +38,8 @@ _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 class Plan:
     """What an instance must do around ``Run``, decided at load from config and graph.
 
-    ``scalar_outputs`` maps outputs of rank 0 to the dims that the config gives them.
+    ``scalar_outputs`` maps outputs of rank 0 to the dims that the config gives them. ``repeats``: it may never end, and
+    then it is not for the event loop.
     """
 
     outputs: list[str]
@@ -46,9 +47,10 @@ class Plan:
     scalar_inputs: tuple[str, ...]
     scalar_outputs: Mapping[str, tuple[int, ...]]
     has_bfloat16: bool
+    repeats: bool
 
     @classmethod
-    def of(cls, config: ModelConfig, graph: Graph) -> Plan:
+    def of(cls, config: ModelConfig, graph: Graph, repeats: bool = False) -> Plan:
         told, known = Graph.of_config(config), {**graph.inputs, **graph.optional}
         inputs = [known[name] for name in told.inputs]
         outputs = [graph.outputs[name] for name in told.outputs]
@@ -58,6 +60,7 @@ class Plan:
             tuple(info.name for info in inputs if not info.shape),
             {info.name: told.outputs[info.name].shape for info in outputs if not info.shape},
             any(info.datatype is dtypes.BF16 for info in [*inputs, *outputs]),
+            repeats,
         )
 
     @property
@@ -69,10 +72,8 @@ class Plan:
 class OnnxInstance(Instance):
     """Runs a session with NumPy arrays on both sides. Outputs are fresh for every call."""
 
-    #: ``Run`` of a session may be called by any thread.
-    any_thread = True
-
     def __init__(self, session: Any, plan: Plan, run_options: Any) -> None:
+        self.any_thread = not plan.repeats  # ``Run`` of a session may be called by any thread
         self._session: Any = session
         self._run: Callable[..., Sequence[Any]] = session.run
         self._plan = plan
@@ -135,10 +136,9 @@ class OrtValueInstance(OnnxInstance):
 class DeviceInstance(OnnxInstance):
     """Runs a session on a GPU through an IO binding: outputs stay there until all are ready."""
 
-    any_thread = False  # who waits for a GPU does not wait on the event loop
-
     def __init__(self, session: Any, plan: Plan, run_options: Any, device: Device) -> None:
         super().__init__(session, plan, run_options)
+        self.any_thread = False  # who waits for a GPU does not wait on the event loop
         self._run = self._run_bound
         self._device_id = device.id
         strings = {node.name for node in session.get_outputs() if node.type == "tensor(string)"}

@@ -16,7 +16,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace import ConfigError, Device, LoadError, Model, check_onnx_references, one_line, threads_per_instance
+from headrace import (
+    ConfigError,
+    Device,
+    LoadError,
+    Model,
+    check_onnx_references,
+    one_line,
+    onnx_repeats,
+    threads_per_instance,
+)
 from headrace_onnx import providers
 
 log = logging.getLogger("headrace.onnxruntime")
@@ -177,6 +186,11 @@ def _open(
         except Exception as error:  # pybind raises classes of its own
             reason = reword(error).replace(f"Load model from {path} failed:", "")
             raise LoadError(f"unable to load model '{model.name}': '{path}': {reason}") from error
+
+
+def repeats(model: Model) -> bool:
+    """Whether an execution may take as long as the values of a request say, or for ever."""
+    return onnx_repeats(_file_of(model.file("model.onnx")))
 
 
 @contextmanager

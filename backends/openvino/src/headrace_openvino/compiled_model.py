@@ -12,6 +12,9 @@ from headrace_openvino.ports import narrowed
 
 log = logging.getLogger("headrace.openvino")
 
+#: What the CPU makes of a ``Loop`` or a ``TensorIterator``, and of an ``If``.
+_REPEATING = ("TensorIterator", "If")
+
 
 def compile_model(model: Model) -> Any:
     """A ``CompiledModel``; raises `LoadError`, or `ConfigError` for parameters that do not go together."""
@@ -33,6 +36,13 @@ def compile_model(model: Model) -> Any:
         raise LoadError(
             f"unable to load model '{model.name}' on device '{one_line(parameters.target_device)}': {reword(error)}"
         ) from error
+
+
+def repeats(compiled: Any) -> bool:
+    """Whether an execution on the CPU may take as long as the values of a request say, or for ever: for a loop, and for
+    branches, in which there may be one."""
+    operators = compiled.get_runtime_model().get_ops()
+    return any(each.get_rt_info()["layerType"].value in _REPEATING for each in operators)
 
 
 def instances_of(model: Model) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import BackendError, Code, Graph, Instance, InvalidArgument, Model, Tensor, Tensors, dtypes
-from headrace_openvino.compiled_model import instances_of
+from headrace_openvino.compiled_model import instances_of, repeats
 from headrace_openvino.openvino_api import reword
 from headrace_openvino.ports import fixed_batch, graph_of, names_of
 
@@ -44,7 +44,8 @@ class OpenVinoInstance(Instance):
         for _ in range(self.concurrency):
             self._idle.put(compiled.create_infer_request())
         # A single stream executes on the thread that calls; several hand over to threads of OpenVINO's.
-        self.any_thread = model.parameters.target_device == "CPU" and compiled.get_property("NUM_STREAMS") == 1
+        is_single = model.parameters.target_device == "CPU" and compiled.get_property("NUM_STREAMS") == 1
+        self.any_thread = is_single and not repeats(compiled)
 
     def execute(self, inputs: Tensors) -> Tensors:
         feed: list[Any] = [inputs[name] for name in self._inputs]

@@ -38,7 +38,7 @@ class TensorFlowInstance(Instance):
         options.fetch.extend(graph.outputs[name] for name in self._outputs)
         has_pool = model.parameters.inter_threads or model.parameters.per_session_threads
         compiles = config.optimization.graph.level > 0  # in the midst of an execution, for seconds
-        self.any_thread = model.device.kind == "cpu" and not (has_pool or compiles)
+        self.any_thread = model.device.kind == "cpu" and not (has_pool or compiles or opened.repeats)
         self._pool, self._opened, self._device = pool, opened, model.device
         try:
             # What Session.make_callable is made of, which takes no options.

@@ -45,6 +45,8 @@ ELEMENT_TYPES: Mapping[int, DataType] = {
     22: dtypes.UINT32,
     23: dtypes.UINT64,
 }
+#: Operators that run functions again and again, and the one that loops of TensorFlow 1 end by.
+_LOOPS = frozenset(("While", "StatelessWhile", "For", "LoopCond"))
 #: What a type has more if it is that of a variable of TensorFlow 1, which is given by its value.
 _REFERENCE = 100
 
@@ -79,6 +81,12 @@ class ModelGraph:
     checkpoint: Checkpoint | None = None
     assets: Mapping[str, Path] = field(default_factory=dict)
     init_ops: tuple[str, ...] = ()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it has loops."""
+        parts = (self.graph_def.node, *(each.node_def for each in self.graph_def.library.function))
+        return any(node.op in _LOOPS for node in chain.from_iterable(parts))
 
 
 def node_of(tensor: str) -> str:

@@ -22,10 +22,12 @@ from headrace_tf.tensorflow_process import load_engine, own_operators, reword
 
 @dataclass(slots=True)
 class OpenSession:
-    """A session that is ready to run, and how many instances use it."""
+    """A session that is ready to run, and how many instances use it. ``repeats``: an execution may take as long as the
+    values of a request say, or for ever."""
 
     session: Any
     graph: ModelGraph
+    repeats: bool
     users: int = 1
 
 
@@ -96,7 +98,7 @@ def open_session(model: Model, options: BackendOptions) -> OpenSession:
         session.close()
         raise
     # The session has the graph: what was read of it, all constants included, need not stay in memory as well.
-    return OpenSession(session, replace(graph, graph_def=None))
+    return OpenSession(session, replace(graph, graph_def=None), graph.repeats)
 
 
 def _import(tensorflow: Any, model: Model, graph: ModelGraph) -> None:

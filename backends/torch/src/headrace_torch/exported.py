@@ -120,7 +120,7 @@ class _ProgramReader:
             writes=graph.writes,
             changes=graph.changes,
             can_rehearse=not (graph.changes or graph.is_random or graph.loops),
-            any_thread=device == "cpu",
+            any_thread=device == "cpu" and not graph.loops,
         )
         return Program(forward, self.signature)
 

@@ -45,7 +45,7 @@ def open_script(torch: Any, model: Model, device: str) -> Forward:
         kept=kept_memory(module),
         changes=effects.changes,
         can_rehearse=not (effects.changes or effects.is_random or effects.loops),
-        any_thread=True,
+        any_thread=not effects.repeats,
     )
 
 

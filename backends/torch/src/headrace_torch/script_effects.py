@@ -13,6 +13,8 @@ from typing import Any
 
 #: How often a loop is repeated that ends by its condition alone.
 _FOR_EVER = 2**63 - 1
+#: As often as that in no time.
+_SOON = 10_000
 #: Arguments of operators that could drop out at random, and the values with which they do not.
 NOTHING_DROPPED: Mapping[str, object] = {"train": False, "dropout_p": 0.0}
 #: In the text of a schema: ``float dropout_p=0.``, ``bool train``.
@@ -29,12 +31,14 @@ def drops_nothing(given: Mapping[str, object]) -> bool:
 @dataclass(frozen=True, slots=True)
 class ScriptEffects:
     """``writes`` to its inputs; ``changes`` its own attributes, so that the next call finds them otherwise;
-    ``is_random``; ``loops`` until a condition holds, which may be never."""
+    ``is_random``; ``loops`` until a condition holds, which may be never; ``repeats`` something as often as its inputs
+    say, or often, or for ever."""
 
     writes: bool = True
     changes: bool = True
     is_random: bool = True
     loops: bool = True
+    repeats: bool = True
 
 
 def effects_of(torch: Any, module: Any) -> ScriptEffects:
@@ -45,17 +49,19 @@ def effects_of(torch: Any, module: Any) -> ScriptEffects:
         graph = frozen._get_method("forward").graph
         aliases = graph.alias_db()
         writes = any(map(aliases.has_writers, list(graph.inputs())[1:]))
-        changes = is_random = loops = False
+        changes = is_random = loops = repeats = False
         for node in _nodes(graph):
             kind = node.kind()
             is_unknown = kind in _CALLS
             writes |= is_unknown
             changes |= is_unknown or kind == "prim::SetAttr" or _writes_attribute(node, aliases)
             is_random |= is_unknown or _is_random(node)
-            loops |= is_unknown or (kind == "prim::Loop" and next(node.inputs()).toIValue() == _FOR_EVER)
+            times = next(node.inputs()).toIValue() if kind == "prim::Loop" else 0
+            loops |= is_unknown or times == _FOR_EVER
+            repeats |= is_unknown or times is None or times > _SOON
     except Exception:  # whatever the engine cannot analyse
         return ScriptEffects()
-    return ScriptEffects(writes, changes, is_random, loops)
+    return ScriptEffects(writes, changes, is_random, loops, repeats)
 
 
 def _writes_attribute(node: Any, aliases: Any) -> bool:

@@ -1,13 +1,13 @@
-"""The files that an ONNX graph names beside its own: weights, and what an accelerator compiled before.
+"""What an ONNX file says that must be known before an engine has it: the files that it names beside its own, which are
+weights and what an accelerator compiled before, and whether it has loops.
 
-They must lie in the model's directory, as all files of a model. Several engines read ONNX, and not all see to that:
+The former must lie in the model's directory, as all files of a model. Several engines read ONNX, and not all see to it:
 ONNX Runtime before 1.23 or so read any file of the server, and even its memory, where a graph gave an address for a
 name. So the graph is looked at here, for whichever backend is about to hand it to its engine.
 """
 
 from __future__ import annotations
 
-import mmap
 import posixpath
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,6 +24,8 @@ _ADDRESS = "*/_ORT_MEM_ADDR_"
 #: The node that stands for a graph which an accelerator compiled, and its attributes.
 _COMPILED = b"EPContext"
 _COMPILED_FILE, _IS_EMBEDDED, _SOURCE_FILE = b"ep_cache_context", b"embed_mode", b"onnx_model_filename"
+
+_PIECE_BYTES = 1 << 20
 
 _BYTES, _INT64, _MESSAGE = 12, 3, 11
 #: The fields of ``onnx.proto`` on the way to a file's name: message, then field, number and type.
@@ -71,21 +73,33 @@ def check_onnx_references(path: Path, folder: Path) -> list[str]:
     return list(weights)
 
 
+def onnx_repeats(path: Path) -> bool:
+    """Whether the ONNX graph in the file ``path`` may have a loop, which runs as often as the values of a request say,
+    or for ever. So may one that has nothing but the word in it."""
+    return _mentions(path, b"Loop")
+
+
+def _mentions(path: Path, *words: bytes) -> bool:
+    """Read piece by piece, so that neither the disk nor the search keeps other threads from running."""
+    kept, longest = b"", max(map(len, words))
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            text = kept + piece
+            if any(word in text for word in words):
+                return True
+            kept = text[1 - longest :]
+    return False
+
+
 def _names(path: Path) -> Iterator[tuple[str, bool]]:
     """Names, and whether weights are there. Most graphs name no file, and are not parsed to know it."""
-    with path.open("rb") as file:
-        try:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:  # an empty file
-            return
-        with content:
-            if content.find(b"location") < 0 and content.find(_COMPILED) < 0:
-                return
-            model = _Model()
-            try:
-                model.ParseFromString(content[:])
-            except DecodeError:  # nor does the engine read it, and says so; or it is of the engine's own format
-                return
+    if not _mentions(path, b"location", _COMPILED):
+        return
+    model = _Model()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except DecodeError:  # nor does the engine read it, and says so; or it is of the engine's own format
+        return
     yield from _in_message(model)
 
 
