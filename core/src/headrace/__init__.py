@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Tensors,
     )
     from headrace.backends.cores import available_cores, threads_per_instance
+    from headrace.backends.engine_libraries import read_libraries
     from headrace.backends.graph import Graph, GraphTensor
     from headrace.backends.onnx_references import check_onnx_references, onnx_repeats
     from headrace.backends.private_modules import PrivateModules
@@ -131,6 +132,7 @@ _HOMES = {
         "Tensors",
     ),
     "headrace.backends.cores": ("available_cores", "threads_per_instance"),
+    "headrace.backends.engine_libraries": ("read_libraries",),
     "headrace.backends.graph": ("Graph", "GraphTensor"),
     "headrace.backends.onnx_references": ("check_onnx_references", "onnx_repeats"),
     "headrace.backends.private_modules": ("PrivateModules",),
@@ -304,6 +306,7 @@ __all__ = [
     "pack_response",
     "read_config",
     "read_isolation",
+    "read_libraries",
     "threads_per_instance",
     "unpack_response",
     "why_path_leaves",

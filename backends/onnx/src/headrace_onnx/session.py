@@ -24,6 +24,7 @@ from headrace import (
     check_onnx_references,
     one_line,
     onnx_repeats,
+    read_libraries,
     threads_per_instance,
 )
 from headrace_onnx import providers
@@ -48,6 +49,7 @@ def load_engine() -> Any:
     Some builds tell their maker over the network how they are used, and keep a database for that in the home directory,
     from when they are imported; not here, unless the environment says otherwise."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    read_libraries("onnxruntime", "capi")
     try:
         import onnxruntime
     except ImportError as error:

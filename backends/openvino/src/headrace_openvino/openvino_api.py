@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from headrace import LoadError, Model, one_line
+from headrace import LoadError, Model, one_line, read_libraries
 
 #: How the lines of an error begin that say where in its own source OpenVINO raised it.
 _PLACES = ("Exception from ", "Check '")
@@ -17,6 +17,7 @@ def load_engine() -> Any:
     When it is imported, it would tell its maker over the network, from a fork of the server, and leave files in the
     home directory; it does without a package for that which cannot be imported."""
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # how Python is told so
+    read_libraries("openvino", "", "libs")
     try:
         import openvino
     except ImportError as error:

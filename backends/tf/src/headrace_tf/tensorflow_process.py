@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from headrace import Device, LoadError, Model, ModelInstanceGroup, one_line, paced
+from headrace import Device, LoadError, Model, ModelInstanceGroup, one_line, paced, read_libraries
 
 log = logging.getLogger("headrace.tensorflow")
 
@@ -37,6 +37,7 @@ def load_engine() -> Any:
     with _import_lock:
         if "tensorflow" in sys.modules:
             return sys.modules["tensorflow"]
+        read_libraries("tensorflow", "", "python")
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _ERRORS_ONLY)
         flags = os.environ.get("TF_XLA_FLAGS", "")
         if _XLA_ON_CPU not in flags:

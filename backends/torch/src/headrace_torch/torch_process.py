@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace import Device, LoadError, Model, available_cores, threads_per_instance
+from headrace import Device, LoadError, Model, available_cores, read_libraries, threads_per_instance
 
 log = logging.getLogger("headrace.pytorch")
 
@@ -25,6 +25,7 @@ _is_ready = False
 
 def load_engine() -> Any:
     """The module ``torch``; raises `LoadError` saying how to install it."""
+    read_libraries("torch", "lib")
     try:
         with _lock, _waiting_passively():
             import torch
