@@ -13,7 +13,7 @@ from headrace.backends.base import Backend, Instance, Model, Tensors
 from headrace.registry import PluginInfo
 from headrace.server import Server
 
-LEAD = "Invalid argument: [request id: <id_unknown>] "
+LEAD = "Invalid argument: warmup sample 'w' of model 'm': "
 
 
 class Shapes(Instance):
@@ -91,7 +91,7 @@ def test_a_tensor_that_is_no_input_joins_the_others(load: Any) -> None:
         ),
     ],
 )
-def test_what_a_client_could_not_send_fails_the_load_in_tritons_words(
+def test_what_a_client_could_not_send_fails_the_load_and_says_which_sample_it_was(
     load: Any, given: dict[str, str], reason: str
 ) -> None:
     found, seen = load("dims: [3]", **given)
