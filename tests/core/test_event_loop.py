@@ -352,7 +352,7 @@ def test_who_may_not_run_on_the_loop_is_refused_at_load(
 @pytest.fixture
 def all_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, an execution counts as short."""
-    for name in ("SHORT_NS", "FAIRLY_SHORT_NS", "LONG_NS", "BLOCKED_NS"):
+    for name in ("SHORT_NS", "LONG_NS", "BLOCKED_NS"):
         monkeypatch.setattr(loop_policy, name, 1 << 62)
     monkeypatch.setattr(loop_policy, "SHARE", 0)
 

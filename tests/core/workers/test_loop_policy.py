@@ -10,7 +10,6 @@ from headrace.workers.loop_policy import (
     AWAY_NS,
     AWAY_TIMES,
     BLOCKED_NS,
-    FAIRLY_SHORT_NS,
     LONG_NS,
     MOST_AWAY_NS,
     SHORT_NS,
@@ -21,7 +20,7 @@ from headrace.workers.loop_policy import (
 
 SECOND = 1_000_000_000
 #: Between two executions: they take little of the loop's time.
-PAUSE_NS = 10 * FAIRLY_SHORT_NS
+PAUSE_NS = 10 * SHORT_NS
 
 
 class Played:
@@ -73,12 +72,6 @@ def test_who_has_blocked_lately_does_not_come(played: Played) -> None:
     assert played.run(SHORT_NS, WINDOW)
 
 
-def test_what_is_neither_short_nor_long_stays_where_it_is(played: Played) -> None:
-    assert not played.run(FAIRLY_SHORT_NS, 10 * WINDOW)
-    played.come()
-    assert played.run(FAIRLY_SHORT_NS, 10 * WINDOW)
-
-
 def test_one_long_execution_leaves_the_loop_at_once(played: Played) -> None:
     played.come()
     assert played.run(LONG_NS)
@@ -100,10 +93,10 @@ def test_who_takes_a_second_after_an_hour_of_short_executions_has_the_loop_late_
 
 def test_half_a_window_that_is_not_short_leaves_the_loop(played: Played) -> None:
     played.come()
-    assert played.run(FAIRLY_SHORT_NS + 1, WINDOW // 2)
+    assert played.run(SHORT_NS + 1, WINDOW // 2)
     assert played.run(1, WINDOW // 2)
     assert played.run(1, WINDOW // 2 - 1)
-    assert not played.run(FAIRLY_SHORT_NS + 1, WINDOW // 2 + 1)
+    assert not played.run(SHORT_NS + 1, WINDOW // 2 + 1)
 
 
 def test_who_would_take_half_of_the_loops_time_leaves_it(played: Played) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 #: Executions that are looked at together.
 WINDOW = 16
-#: What is worth no thread: an instance comes to the loop if the fastest quarter of its executions take no longer. On a
-#: thread the others may have waited for the interpreter's lock.
-SHORT_NS = 100_000
-#: What half of the executions on the loop may take before the instance leaves it.
-FAIRLY_SHORT_NS = 2 * SHORT_NS
+#: What is worth no thread: an instance comes to the loop if the fastest quarter of its executions take no longer, and
+#: leaves it when half of them do. On a thread the others may have waited for the interpreter's lock.
+SHORT_NS = 200_000
 #: An execution on the loop that takes longer is its last there for a while.
 LONG_NS = 1_000_000
 #: An instance that has blocked for so long in its last window does not come.
@@ -68,7 +66,7 @@ class LoopPolicy:
             if took[WINDOW // 4 - 1] <= SHORT_NS and took[-1] <= BLOCKED_NS and end_ns >= self._free_ns:
                 self.on_loop, self._came_ns = True, end_ns
         elif (
-            took[WINDOW // 2 - 1] > FAIRLY_SHORT_NS
+            took[WINDOW // 2 - 1] > SHORT_NS
             or (self._loop_time.spent_ns - self._spent_ns) * SHARE > end_ns - self._began_ns
         ):
             return self._leave(end_ns, took[-1])
