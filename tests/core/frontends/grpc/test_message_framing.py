@@ -123,7 +123,8 @@ def test_each_encoding_is_itself_only() -> None:
 
 
 def test_unpacking_takes_time_in_proportion() -> None:
-    """What is not packed at all is the worst case: as many bytes of input as there are of output."""
+    """What is not packed at all is the worst case: as many bytes of input as there are of output. The best of several
+    tries: memory that the system has to find first takes a thread's time, too."""
 
     def seconds(size: int) -> float:
         packed = zlib.compress(bytes(size), 0)
@@ -131,7 +132,7 @@ def test_unpacking_takes_time_in_proportion() -> None:
         assert len(inflate(packed, DEFLATE, 1 << 30)) == size
         return time.thread_time() - began
 
-    assert seconds(64 * MIB) < 8 * seconds(16 * MIB) + 0.1
+    assert min(seconds(64 * MIB) for _ in range(5)) < 8 * min(seconds(16 * MIB) for _ in range(5)) + 0.1
 
 
 @pytest.mark.parametrize(("level", "accepts", "chosen"), [
