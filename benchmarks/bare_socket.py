@@ -79,7 +79,9 @@ def _answer(connection: socket.socket, data: bytes, call: Call, shape: tuple[int
             begin = data.index(_SIZE) + len(_SIZE)
             total = end + len(_HEAD_END) + int(data[begin : data.index(b"\r", begin)])
             while len(data) < total:
-                data += connection.recv(_MOST_BYTES)
+                if not (more := connection.recv(_MOST_BYTES)):
+                    raise ConnectionError
+                data += more
             # OpenVINO takes only what may be written to.
             rows = np.frombuffer(bytearray(data), np.float32, size // 4, len(data) - size).reshape(1, *shape)
             answer = call(rows).tobytes()

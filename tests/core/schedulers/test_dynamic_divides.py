@@ -146,3 +146,15 @@ def test_a_gpu_is_not_divided() -> None:
         await stage.settle()
 
     play(run)
+
+
+def test_an_instance_that_leaves_last_gets_what_is_there() -> None:
+    async def run() -> None:
+        stage = staged(1)
+        (source,) = stage.kernel.sources
+        for _ in range(6):
+            stage.send()
+        stage.kernel.exchange([], [source])
+        assert len(stage.kernel.scheduler.next(source.instance, 0)) == 6  # type: ignore[arg-type]
+
+    play(run)

@@ -55,7 +55,8 @@ class OnnxRuntime(Backend):
         session = model.shared.get(device.kind, make) if is_shared else make()
         graph = graph_of(session)
         check_against_graph(model.config, graph)
-        plan, options = Plan.of(model.config, graph, repeats(model)), run_options(onnxruntime, model)
+        may_repeat = device.kind == "cpu" and repeats(model)  # others are not for the event loop anyway
+        plan, options = Plan.of(model.config, graph, may_repeat), run_options(onnxruntime, model)
         if plan.has_bfloat16:
             return OrtValueInstance(session, plan, options, onnxruntime.OrtValue)
         if device.kind == "gpu":

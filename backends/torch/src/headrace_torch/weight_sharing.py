@@ -8,20 +8,21 @@ instance unless the config says otherwise, as on Triton.
 
 from __future__ import annotations
 
-from headrace import Model, ModelConfig
+from headrace import Model, ModelConfig, read_isolation
 
 #: Of models that can share their weights, where the config gives no count.
 SHARING_INSTANCES = 2
 
 
 def default_instances(config: ModelConfig) -> int:
-    """Instances on the CPU where ``config`` gives no count; each that shares no weights would have its own."""
+    """Instances on the CPU where ``config`` gives no count; each that shares no weights would have its own.
+
+    Raises `ConfigError` for an ``isolation`` that there is not."""
     given = config.parameters
-    is_apart = given["isolation"].string_value == "process" if "isolation" in given else False
     asked = given["ENABLE_WEIGHT_SHARING"].string_value.lower() if "ENABLE_WEIGHT_SHARING" in given else ""
     is_trusted = "trust" in given and given["trust"].string_value.lower() == "true"
-    shares = _is_known_not_to_mind(config, is_trusted) and asked != "false" and not is_apart
-    return SHARING_INSTANCES if shares else 1
+    shares = _is_known_not_to_mind(config, is_trusted) and asked != "false"
+    return SHARING_INSTANCES if shares and read_isolation(given) != "process" else 1
 
 
 def shares_weights(model: Model) -> bool:

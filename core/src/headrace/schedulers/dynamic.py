@@ -254,7 +254,8 @@ class DynamicScheduler(Scheduler):
         occupancy = self.context.occupancy
         if occupancy.last_ns < WORTH_DIVIDING_NS or instance.device.kind != "cpu":
             return self._rule.max_requests
-        return max(1, -(-occupancy.in_flight // min(occupancy.at_once, self._cores)))
+        parts = max(1, min(occupancy.at_once, self._cores))  # none are counted while the last instance leaves
+        return max(1, -(-occupancy.in_flight // parts))
 
     def _next_if_free(self, instance: InstanceInfo, now_ns: int) -> Sequence[Ticket] | Wait:
         """`next`, once as many requests have waited at once as the server is held until."""
