@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from headrace.workers.loop_policy import (
     LONG_NS,
     MOST_AWAY_NS,
     SHORT_NS,
+    SLOW_NS,
     WINDOW,
     LoopPolicy,
     LoopTime,
@@ -23,11 +27,20 @@ SECOND = 1_000_000_000
 PAUSE_NS = 10 * SHORT_NS
 
 
+class PlayedLoopTime(LoopTime):
+    """Says that the loop has waited for a core as long as the test says."""
+
+    waited_ns = 0
+
+    def core_wait_ns(self) -> int:
+        return self.waited_ns
+
+
 class Played:
     """A policy, and executions one after the other with pauses."""
 
     def __init__(self) -> None:
-        self.loop_time = LoopTime()
+        self.loop_time = PlayedLoopTime()
         self.policy, self.now_ns = LoopPolicy(self.loop_time), 5 * SECOND
 
     def run(self, took_ns: int, times: int = 1, pause_ns: int = PAUSE_NS) -> bool:
@@ -91,12 +104,63 @@ def test_who_takes_a_second_after_an_hour_of_short_executions_has_the_loop_late_
     assert played.run(SHORT_NS, WINDOW)
 
 
-def test_half_a_window_that_is_not_short_leaves_the_loop(played: Played) -> None:
+def test_half_a_window_that_is_slow_leaves_the_loop(played: Played) -> None:
     played.come()
-    assert played.run(SHORT_NS + 1, WINDOW // 2)
+    assert played.run(SLOW_NS + 1, WINDOW // 2)
     assert played.run(1, WINDOW // 2)
     assert played.run(1, WINDOW // 2 - 1)
-    assert not played.run(SHORT_NS + 1, WINDOW // 2 + 1)
+    assert not played.run(SLOW_NS + 1, WINDOW // 2 + 1)
+
+
+def test_executions_that_a_busy_machine_makes_twice_as_long_stay_on_the_loop(played: Played) -> None:
+    played.come()
+    assert played.run(2 * SHORT_NS, 100 * WINDOW)
+
+
+def test_what_a_long_execution_waited_for_a_core_does_not_count(played: Played) -> None:
+    played.come()
+    for _ in range(3 * WINDOW):
+        played.loop_time.waited_ns += SECOND
+        assert played.run(SECOND + SHORT_NS)
+    assert played.loop_time.spent_ns == 3 * WINDOW * SHORT_NS
+
+
+def test_an_execution_that_is_long_without_its_wait_leaves_the_loop(played: Played) -> None:
+    played.come()
+    played.loop_time.waited_ns += SECOND
+    assert not played.run(SECOND + LONG_NS + 1)
+
+
+def test_a_wait_excuses_one_long_execution(played: Played) -> None:
+    played.come()
+    played.loop_time.waited_ns += 10 * SECOND
+    assert played.run(2 * SECOND)
+    assert not played.run(2 * SECOND)
+
+
+@pytest.mark.parametrize("executions", [0, WINDOW])
+def test_a_wait_before_the_window_excuses_nothing(played: Played, executions: int) -> None:
+    played.loop_time.waited_ns = SECOND
+    played.come()
+    played.loop_time.waited_ns += SECOND if executions else 0
+    assert played.run(SHORT_NS, executions)
+    assert not played.run(SECOND)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how long a thread waited for a core")
+def test_the_wait_is_that_of_the_thread_that_made_it_as_the_kernel_counts_it() -> None:
+    kernels = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    loop_time, told = LoopTime(), []
+
+    def waited_ns() -> int:
+        return int(kernels.read_text().split()[1])
+
+    before_ns = waited_ns()
+    thread = threading.Thread(target=lambda: told.append(loop_time.core_wait_ns()))
+    thread.start()
+    thread.join()
+    assert before_ns <= told[0] <= waited_ns()
+    assert before_ns > 0
 
 
 def test_who_would_take_half_of_the_loops_time_leaves_it(played: Played) -> None:

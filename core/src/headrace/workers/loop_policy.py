@@ -1,44 +1,68 @@
-"""Whether the event loop or its thread runs the next execution of an instance: arithmetic on how long the last took.
+"""Decides whether the event loop or its thread runs the next execution of an instance, by the last durations.
 
 A thread that is woken, and contends with the loop for the interpreter's lock, costs about as much as an execution of
-`SHORT_NS`. Whatever takes longer on the loop has others wait, so it is worth a thread.
+`SHORT_NS`. A longer execution on the loop delays other requests, so it is worth a thread.
 """
 
 from __future__ import annotations
 
-#: Executions that are looked at together.
+import os
+
+#: Executions that are judged together.
 WINDOW = 16
-#: What is worth no thread: an instance comes to the loop if the fastest quarter of its executions take no longer, and
-#: leaves it when half of them do. On a thread the others may have waited for the interpreter's lock.
+#: An instance moves to the loop if the fastest quarter of a window takes at most this long. On a thread, the other
+#: executions may have waited for the interpreter's lock.
 SHORT_NS = 200_000
-#: An execution on the loop that takes longer is its last there for a while.
+#: It leaves the loop when half of a window takes longer. The two are apart, so that a busy machine, on which everything
+#: takes longer, does not move it back and forth.
+SLOW_NS = 2 * SHORT_NS
+#: After a longer execution on the loop, the instance leaves the loop.
 LONG_NS = 1_000_000
-#: An instance that has blocked for so long in its last window does not come.
+#: An instance with a longer execution in its last window does not move to the loop.
 BLOCKED_NS = 5_000_000
-#: Of its time, the loop may spend one part in so many on executions, all instances together.
+#: All instances together may use one part in `SHARE` of the loop's time.
 SHARE = 2
-#: How long an instance stays away, at least; at most; and how many times as long as its execution took.
+#: How long an instance stays off the loop, at least; at most; and as a multiple of the execution that was too long.
 AWAY_NS, MOST_AWAY_NS, AWAY_TIMES = 200_000_000, 600_000_000_000, 100
 
 
 class LoopTime:
-    """What an event loop has spent on executions. Event loop only."""
+    """The time that one event loop has spent on executions. Made on the loop's thread."""
 
-    __slots__ = ("spent_ns",)
+    __slots__ = ("_schedstat", "spent_ns")
 
     def __init__(self) -> None:
+        #: Event loop only.
         self.spent_ns = 0
+        try:
+            self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # not Linux, or a kernel that does not count
+            self._schedstat = -1
+
+    def core_wait_ns(self) -> int:
+        """Return how long the loop's thread, ready to run, has waited for a core since it started, in ns. Any thread.
+
+        It waits when it is preempted, or when a CPU quota is used up. 0 where the kernel does not count that.
+        """
+        return int(os.pread(self._schedstat, 64, 0).split()[1]) if self._schedstat >= 0 else 0
+
+    def __del__(self) -> None:
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
 
 
 class LoopPolicy:
-    """Hears of every execution of one instance, one at a time, and says where the next one runs.
+    """Receives the duration of every execution of one instance, and decides where the next one runs.
 
-    ``loop_time`` is shared by all instances of the loop: the one that finds first that they take too much of it leaves.
-    What was long stays away a hundred times as long, so that the loop is late for a hundredth of the time at most; and
-    twice as long as before if it did not stay on the loop for as long as it had been away.
+    ``loop_time`` is shared by all instances of the loop: the first one that finds that they use too much of it leaves.
+    After a long execution, the instance stays away a hundred times as long, so that the loop is late for at most a
+    hundredth of the time; and twice as long as before if it stayed on the loop for less time than it had been away.
+    What an execution on the loop waited for a core does not count: that is the machine's doing, not the model's.
     """
 
-    __slots__ = ("_away_ns", "_began_ns", "_came_ns", "_free_ns", "_loop_time", "_spent_ns", "_took", "on_loop")
+    __slots__ = (
+        "_away_ns", "_began_ns", "_came_ns", "_free_ns", "_loop_time", "_spent_ns", "_took", "_waited_ns", "on_loop",
+    )  # fmt: skip
 
     def __init__(self, loop_time: LoopTime) -> None:
         self.on_loop = False
@@ -46,15 +70,19 @@ class LoopPolicy:
         self._took: list[int] = []
         #: When the first of them began, and what the loop had spent by then.
         self._began_ns = self._spent_ns = 0
-        #: When it came to the loop; before when it does not come back; and for how long it has been away.
+        #: When it came to the loop; until when it does not come back; and for how long it has been away.
         self._came_ns = self._free_ns = self._away_ns = 0
+        #: `LoopTime.core_wait_ns` when the window on the loop began, or when it was asked last.
+        self._waited_ns = 0
 
     def ran(self, start_ns: int, end_ns: int) -> bool:
-        """An execution began and ended then, where `on_loop` says; whether the loop runs the next one."""
+        """Count one execution, which ran where `on_loop` says. Return True if the loop runs the next one."""
         took, took_ns = self._took, end_ns - start_ns
         if not took:
             self._began_ns, self._spent_ns = start_ns, self._loop_time.spent_ns
         if self.on_loop:
+            if took_ns > LONG_NS:
+                took_ns = max(0, took_ns - self._waited_for_core())
             self._loop_time.spent_ns += took_ns
             if took_ns > LONG_NS:
                 return self._leave(end_ns, took_ns)
@@ -65,13 +93,21 @@ class LoopPolicy:
         if not self.on_loop:
             if took[WINDOW // 4 - 1] <= SHORT_NS and took[-1] <= BLOCKED_NS and end_ns >= self._free_ns:
                 self.on_loop, self._came_ns = True, end_ns
+                self._waited_for_core()
         elif (
-            took[WINDOW // 2 - 1] > SHORT_NS
+            took[WINDOW // 2 - 1] > SLOW_NS
             or (self._loop_time.spent_ns - self._spent_ns) * SHARE > end_ns - self._began_ns
         ):
             return self._leave(end_ns, took[-1])
+        else:
+            self._waited_for_core()
         took.clear()
         return self.on_loop
+
+    def _waited_for_core(self) -> int:
+        """Return how long the loop has waited for a core since this was asked last, in ns."""
+        before_ns, self._waited_ns = self._waited_ns, self._loop_time.core_wait_ns()
+        return self._waited_ns - before_ns
 
     def _leave(self, now_ns: int, took_ns: int) -> bool:
         away_ns = max(AWAY_NS, took_ns * AWAY_TIMES)
