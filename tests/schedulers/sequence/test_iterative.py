@@ -7,6 +7,7 @@ loses callers where one id is used twice, or END is set, who get their answers h
 from __future__ import annotations
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
@@ -73,14 +74,15 @@ def test_the_model_is_told_of_the_start_once_and_of_the_same_id_each_time(strate
     async def scene() -> None:
         stage = Generator(strategy)
         stage.generate("a", "b", runs=3)
-        seen = []
+        seen, ids = [], set()
         for _ in range(3):
             await stage.shown()
             seen.append(sorted(flags_of(stage.instances[0].batch), key=lambda told: told[3]))
-            ids = sorted(int(ticket.request.sequence_id) for ticket in stage.instances[0].batch)
-            assert ids == [1, 2]
+            ids.add(tuple(sorted(int(ticket.request.sequence_id) for ticket in stage.instances[0].batch)))
             await stage.run_once()
-        assert seen == [[(1, 1, 0, 1), (1, 1, 0, 2)], [(1, 0, 0, 1), (1, 0, 0, 2)], [(1, 0, 0, 1), (1, 0, 0, 2)]]
+        ((first, second),) = ids
+        assert 0 < first < second < 2**53  # what JSON's readers keep exactly
+        assert seen == [[(1, start, 0, first), (1, start, 0, second)] for start in (1, 0, 0)]
         assert not any(ticket.request.sequence_start for ticket in stage.instances[0].given)
 
     play(scene)
@@ -131,11 +133,12 @@ def test_who_waits_for_a_slot_gets_that_of_the_first_that_is_done(strategy: str)
 def test_the_id_is_the_callers_if_he_starts_one_and_must_be_started_each_time(strategy: str) -> None:
     async def scene() -> None:
         stage = Generator(strategy)
-        (own,) = stage.ask("1S")  # an id that the server would give
+        (own,) = stage.ask("1S")
         stage.runs[own] = 3
         stage.generate("a", runs=3)
         await stage.shown()
-        assert sorted(told[3] for told in flags_of(stage.instances[0].batch)) == [1, 2]
+        named, made = sorted(told[3] for told in flags_of(stage.instances[0].batch))
+        assert named == 1 < made
         for _ in range(2):  # while it lives, and after its end
             with pytest.raises(InvalidArgument, match="for sequence 1 to model 'model' must specify the START flag"):
                 stage.ask("1")
@@ -358,10 +361,101 @@ def test_ids_are_texts_where_the_model_takes_texts() -> None:
         controls = 'control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } }'
         stage = Generator("direct { }", controls=controls)
         stage.generate("a", runs=2)
+        ids = set()
         for _ in range(2):
             await stage.shown()
             (running,) = stage.instances[0].batch
-            assert running.request.sequence_id == "1"
+            ids.add(running.request.sequence_id)
             await stage.run_once()
+        (made,) = ids
+        assert re.fullmatch("[0-9a-f]{32}", str(made))
+
+    play(scene)
+
+
+@BOTH
+def test_nobody_can_join_a_sequence_whose_id_the_server_made(strategy: str) -> None:
+    async def scene() -> None:
+        stage = Generator(strategy, rows=4)
+        (victim,) = stage.generate("victim", runs=6)
+        await stage.run_once()
+        await stage.shown()
+        made = victim.request.sequence_id
+        with pytest.raises(InvalidArgument, match=f"sequence id {made} of model 'model' is in use by a request that"):
+            stage.ask(f"{made}S")
+        stage.wrong.clear()
+        stage.tickets.pop()
+        guesses = stage.ask("1S", "2S", "3S")  # what the server once counted
+        await stage.run_once()
+        for guess in guesses:
+            guess.cancel()
+        for _ in range(4):
+            await stage.run_once()
+        assert is_answered(stage, victim)
+        (late,) = stage.ask(f"{made}S")  # over: the id is free
+        await stage.run_once()
+        assert is_answered(stage, late)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("kind", ["INT32", "UINT32", "INT64"])
+def test_an_id_that_the_server_makes_is_whole_in_the_type_of_its_control(kind: str) -> None:
+    async def scene() -> None:
+        controls = f'control_input {{ name: "ID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_{kind} }} }}'
+        stage = Generator("direct { }", rows=16, controls=controls)
+        stage.generate(*(str(number) for number in range(16)))
+        await stage.shown()
+        batch = stage.instances[0].batch
+        assert [int(inputs_of(ticket)["ID"][0][0]) for ticket in batch] == [each.request.sequence_id for each in batch]
+        await stage.run_once()
+
+    play(scene)
+
+
+@BOTH
+@pytest.mark.parametrize("runs", [0, 1])
+def test_who_leaves_leaves_alone_though_others_use_the_same_id(strategy: str, runs: int) -> None:
+    """The caller that runs, or waits for its next run, and one behind it: the others are answered in full."""
+
+    async def scene() -> None:
+        stage = Generator(strategy)
+        first, second, third, fourth = stage.ask("7S", "7S", "7S", "7S")
+        stage.runs.update(dict.fromkeys((first, second, third, fourth), 3))
+        for _ in range(runs):
+            await stage.run_once()
+        await stage.shown()
+        first.cancel()
+        third.cancel()
+        for _ in range(8):
+            await stage.run_once()
+        assert [isinstance(stage.told(ticket)[-1], Cancelled) for ticket in (first, third)] == [True, True]
+        assert is_answered(stage, second)
+        assert is_answered(stage, fourth)
+        assert stage.kernel.scheduler.active == 0  # type: ignore[attr-defined]
+
+    play(scene)
+
+
+def test_who_leaves_or_expires_in_the_backlog_leaves_alone_though_others_use_the_same_id() -> None:
+    async def scene() -> None:
+        stage = Generator("direct { }", rows=1)
+        (running,) = stage.generate("a", runs=3)
+        await stage.run_once()
+        gone, *_ = stage.ask("7S")
+        (late,) = stage.ask("7S", timeout_us=10_000)
+        (kept,) = stage.ask("7S")
+        gone.cancel()
+        await stage.turn(20 * MS)
+        assert isinstance(stage.told(late)[-1], Unavailable)
+        for _ in range(4):
+            await stage.run_once()
+        assert is_answered(stage, running)
+        assert is_answered(stage, kept)
+        (last,) = stage.ask("7S", timeout_us=10_000)
+        stage.generate("b")
+        await stage.run_once()
+        await stage.run_once()
+        assert is_answered(stage, last)
 
     play(scene)

@@ -5,6 +5,7 @@ All that can be is made once, at load or when a sequence begins, and shared by a
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,11 +28,14 @@ class AddedInputs:
         self._model, self._states = config.name, states
         self._shape = (1, 1) if config.max_batch_size > 0 else (1,)
         self._id, self._id_type = "", dtypes.UINT64
+        self._id_limit = 2**53
         pairs: dict[str, tuple[str, tuple[Tensor, Tensor]]] = {}
         for name, control in _controls(config):
             kind = control.Kind.Name(control.kind)
             if kind == _ID:
                 self._id, self._id_type = name, dtypes.BY_CONFIG_VALUE[control.data_type]
+                if self._id_type in (dtypes.INT32, dtypes.UINT32):
+                    self._id_limit = 2**31
             else:
                 pairs[kind] = name, self._pair(control)
         #: By flags: 1 for start, 2 for end.
@@ -43,10 +47,11 @@ class AddedInputs:
         if self._id:
             self._null[self._id] = self._id_tensor("" if self._id_type is dtypes.BYTES else 0)
 
-    @property
-    def takes_text(self) -> bool:
-        """Whether the model is told ids that are texts."""
-        return bool(self._id) and self._id_type is dtypes.BYTES
+    def make_id(self) -> int | str:
+        """Return a random id that the model's control for ids can hold, and JSON numbers, too."""
+        if self._id and self._id_type is dtypes.BYTES:
+            return secrets.token_hex(16)
+        return secrets.randbelow(self._id_limit - 1) + 1
 
     def check(self, request: InferRequest) -> None:
         """Raise `InvalidArgument` if the model takes no ids of the type that ``request`` has."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from itertools import count
+from collections.abc import Mapping
 
 from headrace import InferRequest, InvalidArgument, Ticket, Unsupported
 from headrace_sequence.added_inputs import AddedInputs
+from headrace_sequence.live import LiveSequence
 
 #: Of an id that is a string.
 MAX_ID_BYTES = 128
@@ -17,8 +17,6 @@ class Admission:
 
     def __init__(self, model: str, inputs: AddedInputs) -> None:
         self._model, self._inputs = model, inputs
-        #: The ids of sequences whose callers have named none.
-        self._numbers = count(1)
 
     def check(self, ticket: Ticket) -> None:
         """Raise `InvalidArgument` or `Unsupported` if the request of ``ticket`` begins no sequence."""
@@ -34,15 +32,24 @@ class Admission:
             raise self._not_started(request)
         self._inputs.check(request)
 
-    def named(self, request: InferRequest, live: Container[int | str]) -> InferRequest:
-        """``request`` of an iterative model, of which each is a sequence: with an id that is none of ``live`` if it has
-        none. Raises `InvalidArgument` if it has one, and does not begin it."""
+    def named(self, request: InferRequest, live: Mapping[int | str, LiveSequence]) -> InferRequest:
+        """Return ``request`` of an iterative model with a sequence id: its own, or a random one that is not ``live``.
+
+        Raises `InvalidArgument` if the request does not start its sequence, or names an id that the server made.
+        """
         if not request.sequence_id:
-            numbers = map(str, self._numbers) if self._inputs.takes_text else self._numbers
-            free = next(number for number in numbers if number not in live)
-            return request.with_sequence(free, True, request.sequence_end)
+            made = self._inputs.make_id()
+            while made in live:
+                made = self._inputs.make_id()
+            return request.with_sequence(made, True, request.sequence_end)
         if not request.sequence_start:
             raise self._not_started(request)
+        sequence = live.get(request.sequence_id)
+        if sequence is not None and sequence.is_private:
+            raise InvalidArgument(
+                f"{request.log_id}sequence id {request.sequence_id} of model '{self._model}' is in use by a request "
+                "that named none; choose another id"
+            )
         return request
 
     def _not_started(self, request: InferRequest) -> InvalidArgument:

@@ -27,10 +27,15 @@ class LiveSequence:
     ``batcher`` is None while it has no slot: in the backlog, and once its last request has begun to run.
     """
 
-    __slots__ = ("batcher", "id", "inputs", "ready_ns", "running", "slot", "states", "tickets", "timer", "touched_ns")
+    __slots__ = (
+        "batcher", "id", "inputs", "is_private", "ready_ns", "running", "slot", "states", "tickets", "timer",
+        "touched_ns",
+    )  # fmt: skip
 
-    def __init__(self, id: int | str) -> None:
+    def __init__(self, id: int | str, is_private: bool = False) -> None:
         self.id = id
+        #: True if the server made the id: no further request may name it.
+        self.is_private = is_private
         self.tickets: deque[Ticket] = deque()
         self.running = 0
         self.batcher: SlotOwner | None = None

@@ -94,13 +94,15 @@ class SequenceScheduler(Scheduler):
     # ------------------------------------------------------------------ requests
 
     def submit(self, ticket: Ticket) -> int | None:
+        is_private = False
         if self._iterates:
+            is_private = not ticket.request.sequence_id
             ticket.request = self._admission.named(ticket.request, self._live)
         request = ticket.request
         sequence = self._live.get(request.sequence_id)
         if sequence is None or ticket.rows != 1:
-            sequence = self._begin(ticket)
-        elif request.sequence_start:
+            sequence = self._begin(ticket, is_private)
+        elif request.sequence_start and not self._iterates:
             log.warning(
                 "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
                 "start. Previous sequence will be terminated early.",
@@ -142,18 +144,17 @@ class SequenceScheduler(Scheduler):
             if batcher is None:
                 if isinstance(answer, HeadraceError):
                     sequence.tickets.remove(ticket)
-                    self._end(sequence, answer)
+                    self._left(sequence, answer)
                 continue
             if self._has_states and isinstance(answer, InferResponse):
                 self._states.update(sequence, answer.outputs)
             batcher.finished(sequence, now_ns)
             if ticket.cancelled:
-                self._end(sequence, Cancelled("request was cancelled"))
+                self._left(sequence, Cancelled("request was cancelled"))
             elif sequence.tickets or sequence.timer is not None:
                 continue
             elif self._iterates:
-                self._forget(sequence)
-                self._release(sequence)
+                self._left(sequence)
             else:
                 self._watch(sequence, self._idle_ns)
 
@@ -173,11 +174,20 @@ class SequenceScheduler(Scheduler):
         return not (self._iterates or ticket.request.sequence_start)
 
     def expired(self, ticket: Ticket) -> int | None:
-        """Only who waits in the backlog runs out of time, and with it all of its sequence."""
+        """Only a request in the backlog runs out of time, and with it all of its sequence.
+
+        A request of an iterative model is a sequence of its own: it ends alone.
+        """
         sequence = self._sequences[ticket]
         if sequence.batcher is not None:
             return 1
-        self._end(sequence, Unavailable("timeout of the corresponding sequence has been expired"))
+        why = Unavailable("timeout of the corresponding sequence has been expired")
+        if self._iterates:
+            sequence.tickets.remove(ticket)
+            self._answer((ticket,), why)
+            self._left(sequence)
+        else:
+            self._end(sequence, why)
         return None
 
     def close(self) -> None:
@@ -209,11 +219,14 @@ class SequenceScheduler(Scheduler):
 
     # ------------------------------------------------------------------ sequences
 
-    def _begin(self, ticket: Ticket) -> LiveSequence:
-        """The sequence that the request of ``ticket`` begins. Raises if it begins none, and is of none that lives."""
+    def _begin(self, ticket: Ticket, is_private: bool) -> LiveSequence:
+        """Return the sequence that the request of ``ticket`` begins; raise if it begins none.
+
+        If it is private, the server made its id.
+        """
         self._admission.check(ticket)
         key = ticket.request.sequence_id
-        sequence = self._live[key] = LiveSequence(key)
+        sequence = self._live[key] = LiveSequence(key, is_private)
         self._slots.admit(sequence, ticket.queued_ns)
         return sequence
 
@@ -228,12 +241,27 @@ class SequenceScheduler(Scheduler):
     def _release(self, sequence: LiveSequence) -> None:
         self._slots.release(sequence, self._now_ns())
 
+    def _left(self, sequence: LiveSequence, why: HeadraceError = Cancelled("request was cancelled")) -> None:
+        """A request of ``sequence`` is over: end the others for the same reason, ``why``.
+
+        A request of an iterative model is a sequence of its own: others that use the same id run after it.
+        """
+        if not self._iterates:
+            self._end(sequence, why)
+        elif not (sequence.tickets or sequence.running):
+            self._forget(sequence)
+            self._release(sequence)
+
     def _end(self, sequence: LiveSequence, why: HeadraceError) -> None:
-        """End ``sequence`` now: its slot is free, and whoever waits is told why."""
+        """End ``sequence`` now: free its slot, and answer the requests that wait with ``why``."""
         tickets = tuple(sequence.tickets)
         sequence.tickets.clear()
         self._forget(sequence)
         self._release(sequence)
+        self._answer(tickets, why)
+
+    def _answer(self, tickets: Sequence[Ticket], why: HeadraceError) -> None:
+        """Answer ``tickets``, which wait, with ``why``."""
         for ticket in tickets:
             del self._sequences[ticket]
         for ticket in tickets:
