@@ -338,6 +338,23 @@ def test_models_that_always_have_requests_run_in_proportion_to_their_priorities(
     play(scene)
 
 
+def test_at_equal_rank_the_better_priority_goes_first_and_not_who_has_waited_longer() -> None:
+    """With priorities 1 and 2 the second runs once for two of the first at any moment, and never before its turn."""
+
+    async def scene() -> None:
+        stage = Scene()
+        for name, priority in (("first", 1), ("second", 2)):
+            stage.model(name, claim(priority, R=1))
+            stage.send(name, 100)
+        await stage.settle()
+        first, second = stage.players
+        for _ in range(100):
+            assert 2 * second.runs <= first.runs + 1
+            await stage.finish_one()
+
+    play(scene)
+
+
 def test_one_that_needs_everything_is_not_starved_by_those_that_need_little() -> None:
     async def scene() -> None:
         stage = Scene(RateLimitResource("R", 4))

@@ -297,13 +297,14 @@ class RateLimiter:
             for other in self._staged
         )
 
-    def _rank(self, source: LimitedSource) -> tuple[bool, int, float]:
-        """Who has waited beyond its share first, then who has the fewest executions for its priority, then who came
-        first."""
+    def _rank(self, source: LimitedSource) -> tuple[bool, int, int, float]:
+        """Return what sorts those who wait: who has waited beyond its share first, then who has the fewest executions
+        for its priority, then who has the better priority, then who came first."""
         claim = source.claim
         return (
             source.overtaken <= self._share(claim),
             source.executions * claim.priority,
+            claim.priority,
             self._staged.get(source, float("inf")),
         )
 
