@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.messages.ticket import Ticket
-from headrace.models.deadlocks import LOOKS, DeadlockDetector
+from headrace.messages.ticket import Padding, Ticket
+from headrace.models.deadlocks import LOOKS, LOOKS_PER_SWEEP, DeadlockDetector
 from tests.core.conftest import make_ticket
 
 
@@ -63,7 +63,9 @@ class Scene:
         self.models[model].workers[worker].executing = [ticket]
         return ticket
 
-    def call(self, caller: Ticket, target: str, worker: int = 0, is_known: bool = True) -> Ticket:
+    def call(
+        self, caller: Ticket, target: str, worker: int = 0, is_known: bool = True, awaiting: Sequence[Ticket] = ()
+    ) -> Ticket:
         """A call that waits in the queue of ``target``."""
         asking = caller.request
         source = self.models[asking.model_name]
@@ -71,7 +73,7 @@ class Scene:
         ticket = make_ticket(target, callers=(*asking.callers, source.name), caller=known)
         self.models[target].waiting.add(ticket)
         self.sent[ticket] = source.workers[worker]
-        self.deadlocks.add(source.workers[worker], ticket, self.models[target])  # type: ignore[arg-type]
+        self.deadlocks.add(source.workers[worker], ticket, self.models[target], awaiting)  # type: ignore[arg-type]
         return ticket
 
     def ask(self, asker: Ticket, target: str) -> Ticket:
@@ -112,6 +114,9 @@ def test_what_is_free_in_the_last_look_is_not_refused() -> None:
     scene.look(LOOKS - 1)
     scene.models["a"].workers[0].executing = ()  # it had only been about to return
     assert scene.look(LOOKS + 3) == []
+    for call in tuple(scene.sent):
+        scene.answer(call)
+    scene.look()
     assert scene.clock.due == []  # and nothing is looked at any more
 
 
@@ -120,8 +125,7 @@ def test_a_long_queue_before_a_busy_model_is_no_deadlock() -> None:
     scene.begin("b")
     for _ in range(10):
         scene.call(scene.begin("a"), "b")
-    assert scene.look(LOOKS + 3) == []
-    assert scene.clock.due == []
+    assert scene.look(LOOKS + LOOKS_PER_SWEEP) == []
 
 
 def test_a_free_instance_anywhere_on_the_way_keeps_from_a_deadlock() -> None:
@@ -131,6 +135,32 @@ def test_a_free_instance_anywhere_on_the_way_keeps_from_a_deadlock() -> None:
     scene.call(scene.begin("b"), "c")
     scene.call(scene.begin("c"), "a")
     assert scene.look(LOOKS + 3) == []
+
+
+def test_a_deadlock_that_closes_when_a_free_instance_is_removed_is_found() -> None:
+    """No call and no answer comes with it: an execution returns, or somebody else gets what it gave back."""
+    scene = Scene("a", "b")
+    scene.models["b"].workers.append(Worker())
+    scene.call(scene.begin("a"), "b")
+    scene.call(scene.begin("b"), "a")
+    assert scene.look(LOOKS + 3) == []
+    scene.models["b"].workers.pop()
+    assert scene.look(LOOKS_PER_SWEEP + LOOKS) == ["b a b"]
+
+
+def test_a_call_is_stopped_when_every_caller_of_the_execution_has_left() -> None:
+    scene = Scene("a", "b")
+    stopped: list[Ticket] = []
+    first, second = make_ticket("a"), make_ticket("a")
+    call = scene.call(first, "b", awaiting=[first, second, Padding("a", {})])
+    call.on_cancel = stopped.append
+    first.cancel()
+    scene.look(LOOKS_PER_SWEEP)
+    assert stopped == []  # the second may still wait for it
+    second.cancel()
+    scene.look()
+    assert stopped == [call]
+    assert not call.abandoned  # its model waits for the answer
 
 
 def test_an_instance_that_is_dead_may_come_back() -> None:

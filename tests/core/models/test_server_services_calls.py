@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 
 from headrace.backends.base import Backend, Call, DeferredInstance, Model, RequestInstance
+from headrace.config.options import RateLimitResource
 from headrace.errors import Code, HeadraceError, InvalidArgument
 from headrace.messages.request import InferRequest
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
+from headrace.models.deadlocks import LOOK_S
 from headrace.models.server_services import MAX_CALLERS
 from headrace.registry import PluginInfo
 from headrace.server import Server
@@ -287,6 +289,64 @@ def test_a_call_of_a_model_that_waits_for_somebody_elses_resources_is_answered(s
 
     models = {"a": (CONFIG, passes_to("b")), "b": (limited(1), identity), "slow": (limited(1), slow)}
     serve(scenario, {"rate_limit": "execution_count"}, **models)
+
+
+def test_a_deadlock_that_closes_when_a_third_model_gives_its_resources_back_is_refused(serve: Serve) -> None:
+    """``a`` holds 2 of 4 and asks ``b``, which needs 3; meanwhile ``c`` holds 2 for a while. Nothing else happens."""
+    begun, gate = threading.Event(), threading.Event()
+
+    def holds(asking: Asking) -> Given:
+        begun.set()
+        gate.wait(PATIENCE_S)
+        return asking.give(1)
+
+    async def scenario(server: Server) -> None:
+        holding = asyncio.ensure_future(ask(server, "c"))
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        refused = asyncio.ensure_future(refusal(server, "a"))
+        await asyncio.sleep(3 * LOOK_S)  # it is seen, and is no deadlock: c may return
+        gate.set()
+        assert await holding == 1
+        assert (await refused).message == deadlock("b", "a b a")
+        assert await ask(server, "b", 3) == 3
+
+    models = {"a": (limited(2), passes_to("b")), "b": (limited(3), identity), "c": (limited(2), holds)}
+    given = (RateLimitResource("R", 4),)
+    serve(scenario, {"rate_limit": "execution_count", "rate_limit_resource": given}, **models)
+
+
+@pytest.mark.parametrize("config", [CONFIG, CONFIG.replace("asking", "later")], ids=["at once", "later"])
+def test_a_caller_who_leaves_takes_the_calls_along_that_were_made_for_it(serve: Serve, config: str) -> None:
+    """``d`` has the only instance that ``c`` could be answered by, and holds it as long as the test runs."""
+    begun, gate, asked = threading.Event(), threading.Event(), threading.Event()
+    got: list[Given] = []
+
+    def holds(asking: Asking) -> Given:
+        begun.set()
+        gate.wait(PATIENCE_S)
+        return asking.give(asking.x)
+
+    def tells(asking: Asking) -> Given:
+        asked.set()
+        got.append(asking.ask("b"))
+        return got[-1]
+
+    async def scenario(server: Server) -> None:
+        holding = asyncio.ensure_future(ask(server, "c", 5))
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        leaving = asyncio.ensure_future(ask(server, "a"))
+        await asyncio.to_thread(asked.wait, PATIENCE_S)
+        leaving.cancel()
+        (a,), (b,), (c,) = (server.served(name) for name in "abc")
+        until_ns = monotonic_ns() + PATIENCE_S * 500_000_000
+        while a.scheduler.in_flight or b.scheduler.in_flight or c.scheduler.pending:
+            assert monotonic_ns() < until_ns
+            await asyncio.sleep(0.01)
+        gate.set()
+        assert await holding == 5
+        assert [answer.code for answer in got if isinstance(answer, HeadraceError)] == [Code.CANCELLED]
+
+    serve(scenario, a=(config, tells), b=(config, passes_to("c")), c=(CONFIG, holds))
 
 
 def test_chains_that_may_be_deadlocks_or_not_all_end(serve: Serve) -> None:

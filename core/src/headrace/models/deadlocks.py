@@ -9,8 +9,9 @@ a moment old, and an execution that is about to return and have its answer given
 therefore refused when it was part of a deadlock in `LOOKS` looks on end, `LOOK_S` apart; they are
 counted, not timed, so that a machine that stood still has seen nothing meanwhile.
 
-Only what changed since the last look is looked at, at a cost that grows with the calls under way.
-Event loop only.
+A look examines what changed since the last one, at a cost that grows with the calls under way. Every `LOOKS_PER_SWEEP`
+looks, it examines all calls: an execution that returns, an instance that is removed or a resource that is given back can
+close a deadlock without a call. A look also stops calls for which no caller waits any more. Event loop only.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from headrace.messages.request import InferRequest
-from headrace.messages.ticket import Ticket
+from headrace.messages.ticket import Padding, Ticket
 from headrace.workers.worker import Worker
 
 #: Between two looks, and so many of them find the same before a call is refused.
 LOOK_S, LOOKS = 0.05, 10
+#: How many looks apart all calls are examined: once a second.
+LOOKS_PER_SWEEP = 20
 
 _Key = TypeVar("_Key")
 
@@ -63,15 +66,21 @@ class DeadlockDetector:
         self._calls: dict[Worker | None, dict[Ticket, AskedModel]] = {}
         #: The same by the request for which they were sent.
         self._sent_for: dict[InferRequest | None, dict[Ticket, AskedModel]] = {}
+        #: Of each call of a worker, the requests whose callers wait for it.
+        self._awaiting: dict[Ticket, Sequence[Ticket]] = {}
         #: What may have become part of a deadlock, with whom it was sent to and how many looks found it there.
         self._suspects: dict[Ticket, tuple[AskedModel, int]] = {}
         #: Who has lost one of several calls: those that are left may be all that they wait for now.
         self._bereft_workers: set[Worker] = set()
         self._bereft_requests: set[InferRequest] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._looks = 0
 
-    def add(self, worker: Worker | None, ticket: Ticket, target: AskedModel) -> None:
-        """``worker``, or a scheduler, has sent ``ticket`` to ``target``."""
+    def add(self, worker: Worker | None, ticket: Ticket, target: AskedModel, awaiting: Sequence[Ticket] = ()) -> None:
+        """``worker``, or a scheduler, has sent ``ticket`` to ``target``. Stop it when the callers of all requests of
+        ``awaiting`` have left; without any, do not."""
+        if awaiting:
+            self._awaiting[ticket] = awaiting
         self._calls.setdefault(worker, {})[ticket] = target
         self._sent_for.setdefault(ticket.request.caller, {})[ticket] = target
         self._suspects[ticket] = target, 0
@@ -80,6 +89,7 @@ class DeadlockDetector:
     def discard(self, worker: Worker | None, ticket: Ticket) -> None:
         """``ticket`` is answered."""
         self._suspects.pop(ticket, None)
+        self._awaiting.pop(ticket, None)
         caller = ticket.request.caller
         _take(self._sent_for, caller, ticket)
         _take(self._calls, worker, ticket)
@@ -96,6 +106,10 @@ class DeadlockDetector:
 
     def _look(self) -> None:
         self._timer = None
+        self._looks += 1
+        self._stop_abandoned()
+        if self._looks % LOOKS_PER_SWEEP == 0:
+            self._suspect(self._calls.values())
         self._suspect_what_is_left()
         found: dict[AskedModel, set[Ticket] | None] = {}
         for ticket, (target, times) in reversed(list(self._suspects.items())):  # the last one has closed the deadlock
@@ -110,8 +124,17 @@ class DeadlockDetector:
             else:
                 self._break_deadlock(ticket, target)
                 found.clear()
-        if self._suspects:
+        if self._calls:
             self._look_soon()
+
+    def _stop_abandoned(self) -> None:
+        """Stop the calls that were sent for requests whose callers have all left."""
+        for call, awaiting in list(self._awaiting.items()):
+            for ticket in awaiting:
+                if not ticket.cancelled and not isinstance(ticket, Padding):
+                    break
+            else:
+                call.stop()
 
     def _suspect_what_is_left(self) -> None:
         left = [
@@ -120,7 +143,10 @@ class DeadlockDetector:
         left += [self._sent_for.get(request, {}) for request in self._bereft_requests]
         self._bereft_workers.clear()
         self._bereft_requests.clear()
-        for calls in left:
+        self._suspect(left)
+
+    def _suspect(self, some: Iterable[Mapping[Ticket, AskedModel]]) -> None:
+        for calls in some:
             for ticket, target in calls.items():
                 self._suspects.setdefault(ticket, (target, 0))
 

@@ -254,7 +254,8 @@ class ModelCalls:
         self, worker: Worker | None, entrance: Entrance, view: ModelView, target: ServedModel, ticket: Ticket
     ) -> None:
         ticket.respond = partial(self._respond, ticket, ticket.respond, worker)
-        self._deadlocks.add(worker, ticket, target)  # before it can be answered
+        awaiting = () if worker is None else _sent_by(worker, ticket.request.caller)
+        self._deadlocks.add(worker, ticket, target, awaiting)  # before it can be answered
         try:
             entrance.start(view, ticket)
         except BaseException:
@@ -287,7 +288,7 @@ class ModelCalls:
             return
         executing = () if worker is None else worker.executing
         batch = executing if any(executed.request is caller for executed in executing) else ()
-        meant = batch if batch or worker is None else _executed_with(caller, worker.held)
+        meant = () if worker is None else _sent_by(worker, caller)
         deadlines = [ticket.request.deadline_ns for ticket in meant] if worker is not None else [caller.deadline_ns]
         if deadlines and all(deadlines):
             left_ns = max(deadlines) - monotonic_ns()
@@ -315,6 +316,19 @@ class ModelCalls:
             ),
         )
         ticket.cancel()
+
+
+def _sent_by(worker: Worker, caller: InferRequest | None) -> Sequence[Ticket]:
+    """Return the requests for which ``worker`` sent a call that names ``caller``: the whole batch of that request.
+
+    Without a caller, return all requests that it has.
+    """
+    executing = worker.executing
+    if caller is None:
+        return [*executing, *worker.held]
+    if any(executed.request is caller for executed in executing):
+        return executing
+    return _executed_with(caller, worker.held)
 
 
 def _executed_with(caller: InferRequest, held: Sequence[Ticket]) -> list[Ticket]:
