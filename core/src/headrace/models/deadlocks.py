@@ -10,8 +10,8 @@ therefore refused when it was part of a deadlock in `LOOKS` looks on end, `LOOK_
 counted, not timed, so that a machine that stood still has seen nothing meanwhile.
 
 A look examines what changed since the last one, at a cost that grows with the calls under way. Every `LOOKS_PER_SWEEP`
-looks, it examines all calls: an execution that returns, an instance that is removed or a resource that is given back can
-close a deadlock without a call. A look also stops calls for which no caller waits any more. Event loop only.
+looks, it examines all calls: an execution that returns, an instance that is removed or a resource that is given back
+can close a deadlock without a call. A look also stops calls for which no caller waits any more. Event loop only.
 """
 
 from __future__ import annotations

@@ -149,13 +149,9 @@ class SequenceScheduler(Scheduler):
             if self._has_states and isinstance(answer, InferResponse):
                 self._states.update(sequence, answer.outputs)
             batcher.finished(sequence, now_ns)
-            if ticket.cancelled:
+            if ticket.cancelled or self._iterates:
                 self._left(sequence, Cancelled("request was cancelled"))
-            elif sequence.tickets or sequence.timer is not None:
-                continue
-            elif self._iterates:
-                self._left(sequence)
-            else:
+            elif not sequence.tickets and sequence.timer is None:
                 self._watch(sequence, self._idle_ns)
 
     def rescheduled(self, ticket: Ticket, outputs: Mapping[str, Tensor], instance: InstanceInfo) -> int | None:
@@ -185,7 +181,7 @@ class SequenceScheduler(Scheduler):
         if self._iterates:
             sequence.tickets.remove(ticket)
             self._answer((ticket,), why)
-            self._left(sequence)
+            self._left(sequence, why)
         else:
             self._end(sequence, why)
         return None
@@ -241,7 +237,7 @@ class SequenceScheduler(Scheduler):
     def _release(self, sequence: LiveSequence) -> None:
         self._slots.release(sequence, self._now_ns())
 
-    def _left(self, sequence: LiveSequence, why: HeadraceError = Cancelled("request was cancelled")) -> None:
+    def _left(self, sequence: LiveSequence, why: HeadraceError) -> None:
         """A request of ``sequence`` is over: end the others for the same reason, ``why``.
 
         A request of an iterative model is a sequence of its own: others that use the same id run after it.
