@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from headrace import BackendError, BytesTensor, Code, InvalidArgument
+from headrace import BackendError, BytesTensor, Code, InvalidArgument, LoadError
 from headrace_onnx import OnnxRuntime, Parameters
 from headrace_onnx.instance import OnnxInstance
 
@@ -51,6 +51,25 @@ def test_bfloat16_goes_in_and_comes_out(graphs: Any) -> None:
     y = bfloat16_doubler(graphs).execute({"x": x})["y"]
     assert y.dtype == x.dtype
     np.testing.assert_array_equal(y.astype(np.float32), 2 * x.astype(np.float32))
+
+
+def test_strings_come_out_beside_bfloat16(graphs: Any) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["f"], to=1),
+        helper.make_node("Cast", ["f"], ["y"], to=TensorProto.STRING),
+    ]
+    path = graphs.write(nodes, {"x": (TensorProto.BFLOAT16, ["n", 2])}, {"y": (TensorProto.STRING, ["n", 2])})
+    y = graphs.serve(path).execute({"x": np.array([[1.5, -2]], ml_dtypes.bfloat16)})["y"]
+    assert y.tolist() == [["1.5", "-2"]]
+
+
+def test_strings_that_go_in_beside_bfloat16_are_refused_at_load(graphs: Any) -> None:
+    ios = {"s": (TensorProto.STRING, ["n"]), "b": (TensorProto.BFLOAT16, ["n"])}
+    nodes = [helper.make_node("Identity", ["s"], ["t"]), helper.make_node("Reshape", ["b", "whole"], ["c"])]
+    whole = helper.make_tensor("whole", TensorProto.INT64, [1], [-1])
+    path = graphs.write(nodes, ios, {"t": ios["s"], "c": ios["b"]}, [whole])
+    with pytest.raises(LoadError, match="input 's' is BYTES and another tensor is BF16"):
+        graphs.serve(path)
 
 
 def test_bfloat16_answers_own_their_memory(graphs: Any) -> None:

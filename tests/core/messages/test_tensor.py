@@ -118,6 +118,25 @@ def test_text_bytes_and_objects_become_strings_and_numbers_stay_arrays() -> None
     assert data_type(as_tensor(np.arange(2, dtype=">i4"))) is dtypes.INT32
 
 
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("kind", "?bhilqpBHILQPefd")
+def test_equal_dtypes_become_one_object(kind: str, order: str) -> None:
+    array: Array = np.array([0, 1], np.dtype(f"{order}{kind}"))
+    tensor = as_tensor(array)
+    assert isinstance(tensor, np.ndarray)
+    assert tensor.dtype is np.dtype(f"{array.dtype.kind}{array.dtype.itemsize}")
+    assert tensor.tolist() == array.tolist()
+    assert np.shares_memory(tensor, array) == array.dtype.isnative
+
+
+def test_a_dtype_with_metadata_becomes_the_one_without() -> None:
+    array = np.zeros((2, 3), np.dtype(np.float32, metadata={"unit": "m"}))[:, ::-1]
+    tensor = as_tensor(array)
+    assert isinstance(tensor, np.ndarray)
+    assert tensor.dtype is np.dtype(np.float32)
+    assert tensor.strides == array.strides
+
+
 def test_a_dtype_that_the_protocol_lacks_is_named() -> None:
     with pytest.raises(InvalidArgument, match="complex128"):
         data_type(np.zeros(1, complex))

@@ -7,7 +7,9 @@ from typing import Any
 from headrace import (
     AnyInstance,
     Backend,
+    Code,
     Instance,
+    LoadError,
     Model,
     Shared,
     check_against_graph,
@@ -58,6 +60,12 @@ class OnnxRuntime(Backend):
         may_repeat = device.kind == "cpu" and repeats(model)  # others are not for the event loop anyway
         plan, options = Plan.of(model.config, graph, may_repeat), run_options(onnxruntime, model)
         if plan.has_bfloat16:
+            if plan.string_inputs:
+                raise LoadError(
+                    f"unable to load model '{model.name}': input '{plan.string_inputs[0]}' is BYTES and another tensor "
+                    "is BF16: ONNX Runtime's Python API cannot pass both",
+                    Code.UNSUPPORTED,
+                )
             return OrtValueInstance(session, plan, options, onnxruntime.OrtValue)
         if device.kind == "gpu":
             return DeviceInstance(session, plan, options, device)

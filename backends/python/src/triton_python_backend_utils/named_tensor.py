@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace import BytesTensor, DataType, dtypes
+from headrace import BytesTensor, DataType, as_tensor, dtypes
 from triton_python_backend_utils import dlpack
 from triton_python_backend_utils.arguments import Text, text
 from triton_python_backend_utils.dlpack import DeviceMemory
@@ -135,7 +135,8 @@ class Tensor:
             return value.owner.__dlpack__()
         if self._datatype is dtypes.BYTES or isinstance(value, BytesTensor):
             raise TritonModelException("DLPack does not have support for string tensors.")
-        return dlpack.capsule_of(value if value.flags.writeable else self._writable(value), self._datatype)
+        # A caller of `Server.infer` may have sent an array with gaps: ``carray`` is contiguous and writable.
+        return dlpack.capsule_of(value if value.flags.carray else self._writable(value), self._datatype)
 
     def __dlpack__(self, stream: object = None) -> Any:
         """`to_dlpack`, as frameworks ask for it; nothing is pending on any stream."""
@@ -194,7 +195,9 @@ def _accepted(array: Array) -> tuple[Array, DataType]:
 
 
 def read_only(value: Array | BytesTensor) -> Array | BytesTensor:
-    """``value`` for a model in a thread beside its owner's, which must not write to it: `Tensor.as_numpy` copies."""
+    """Return ``value`` for a model in a thread beside its owner's, as the server takes it. That model must not write
+    to it: `Tensor.as_numpy` copies."""
+    value = as_tensor(value)
     if isinstance(value, BytesTensor):
         return value
     view: Array = value.view()

@@ -121,16 +121,29 @@ def data_type(tensor: Tensor) -> DataType:
     return found
 
 
+#: The dtype object of each data type. NumPy has others that are equal to it but not the same object: ``longlong``
+#: equals ``int64``. Engines tell them apart by number or character, and refuse one of the two.
+_CANONICAL = {datatype.numpy: datatype.numpy for datatype in dtypes.ALL if datatype is not dtypes.BYTES}
+
+
 def as_tensor(value: npt.ArrayLike | BytesTensor) -> Tensor:
-    """``value`` as a tensor: arrays pass through, strings and objects become wire form."""
+    """Return ``value`` as a tensor: strings and objects in wire form, arrays uncopied with the canonical dtype.
+
+    Only an array in another byte order is copied. Everything that enters from outside passes here: outputs of backends,
+    and the arrays of `headrace.Server.infer`.
+    """
     if isinstance(value, BytesTensor):
         return value
     array = np.asarray(value)
-    if array.dtype.kind in "SUOT":
+    dtype = array.dtype
+    canonical = _CANONICAL.get(dtype)
+    if canonical is dtype:
+        return array
+    if canonical is not None:
+        return array.view(canonical)
+    if dtype.kind in "SUOT":
         return BytesTensor.from_objects(array)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return array
+    return array if dtype.isnative else as_tensor(array.astype(dtype.newbyteorder("=")))
 
 
 def wire_view(tensor: Tensor) -> memoryview:

@@ -60,6 +60,17 @@ def test_request_is_sent_whole(services: FunctionServices) -> None:
     assert (sent.timeout_us, sent.parameters, sent.callers) == (250, {"k": "v"}, ("asker",))
 
 
+def test_inputs_are_sent_as_the_server_takes_them(services: FunctionServices) -> None:
+    """Even from a model in a thread, whose arrays go to the other model as they are."""
+    array = np.array([3], np.longlong).view(np.memmap)
+    inputs = [pb_utils.Tensor("x", array)]
+    pb_utils.InferenceRequest(inputs=inputs, requested_output_names=["y"], model_name="double").exec()
+
+    (sent,) = services.asked
+    assert type(sent.inputs["x"]) is np.ndarray
+    assert sent.inputs["x"].dtype is np.dtype(np.int64)
+
+
 def test_no_version_leaves_the_choice_to_the_server(services: FunctionServices) -> None:
     ask("double").exec()
     assert services.asked[0].model_version == ""
