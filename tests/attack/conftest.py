@@ -167,13 +167,13 @@ def serve_attacked(
 
 
 @pytest.fixture
-def serve_models(run_headrace: Callable[..., Headrace], attack_repository: Path) -> Callable[[Path], Headrace]:
+def serve_models(run_headrace: Callable[..., Headrace], attack_repository: Path) -> Callable[..., Headrace]:
     """A server that loads the models of a repository by name, and that which the bystander asks. Its log is not looked
     at: what a process raises that cannot load its instance is in it."""
 
-    def start(repository: Path) -> Headrace:
+    def start(repository: Path, *words: str) -> Headrace:
         repositories = [f"--model-repository={each}" for each in (attack_repository, repository)]
-        server = run_headrace(*repositories, "--model-control-mode=explicit", "--load-model=echo")
+        server = run_headrace(*repositories, "--model-control-mode=explicit", "--load-model=echo", *words)
         return server.wait_until_ready()
 
     return start

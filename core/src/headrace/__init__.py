@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from headrace.config.options import ServerOptions
     from headrace.config.parameters import read_isolation
     from headrace.config.parse import read_config
+    from headrace.config.regular_files import in_memory, open_regular, read_regular
     from headrace.engine import Caller, Engine, Entrance, Interceptor, ModelView
     from headrace.errors import (
         AlreadyExists,
@@ -147,6 +148,7 @@ _HOMES = {
     "headrace.config.options": ("ServerOptions",),
     "headrace.config.parameters": ("read_isolation",),
     "headrace.config.parse": ("read_config",),
+    "headrace.config.regular_files": ("in_memory", "open_regular", "read_regular"),
     "headrace.engine": ("Caller", "Engine", "Entrance", "Interceptor", "ModelView"),
     "headrace.errors": (
         "AlreadyExists",
@@ -298,15 +300,18 @@ __all__ = [
     "dtypes",
     "ending",
     "hookimpl",
+    "in_memory",
     "metric_without_value",
     "names_all_tensors",
     "one_line",
     "onnx_repeats",
+    "open_regular",
     "paced",
     "pack_response",
     "read_config",
     "read_isolation",
     "read_libraries",
+    "read_regular",
     "threads_per_instance",
     "unpack_response",
     "why_path_leaves",

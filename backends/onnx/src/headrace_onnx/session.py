@@ -24,6 +24,7 @@ from headrace import (
     check_onnx_references,
     one_line,
     onnx_repeats,
+    open_regular,
     read_libraries,
     threads_per_instance,
 )
@@ -200,7 +201,7 @@ def _contents(model: Model, path: Path, name: str) -> Iterator[Any]:
     """The bytes of the file ``name`` beside ``path``, for as long as a session is being opened."""
     file = path.parent / posixpath.normpath(name)
     try:
-        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with open_regular(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             yield content
     except ValueError:  # an empty file
         yield b""

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO, cast
 
-from headrace import LoadError
+from headrace import LoadError, open_regular
 
 MAX_MEMBERS = 1_000_000
 _COPY_BYTES = 1 << 20
@@ -142,7 +142,7 @@ def unpack(archive: Path, into: Path) -> None:
     member that is refused; what was unpacked until then is the caller's to remove. Raises OSError
     if ``into`` cannot be written.
     """
-    with archive.open("rb") as packed:
+    with open_regular(archive) as packed:
         unpacking = Unpacking(into, max(FREE_BYTES, MAX_RATIO * os.fstat(packed.fileno()).st_size))
         try:
             _unpack(archive, _Bounded(_opened(packed)), unpacking)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from headrace import LoadError, ending
+from headrace import LoadError, ending, read_regular
 from headrace_python.cache import cached
 from headrace_python.program import run
 
@@ -37,7 +37,7 @@ def install(file: Path, model: Path) -> Path:
     room = model if file.is_relative_to(model) else file.parent
     digest = hashlib.sha256(f"{sys.version} {sys.base_prefix}".encode())
     for path in _files(file, room, []):
-        digest.update(path.read_bytes())
+        digest.update(read_regular(path))
     return cached(f"requirements-{digest.hexdigest()[:32]}", lambda into: _make(into, file))
 
 
@@ -47,7 +47,7 @@ def _files(file: Path, room: Path, seen: list[Path]) -> Iterator[Path]:
         return
     seen.append(file)
     yield file
-    for number, line in enumerate(_lines(file.read_text(encoding="utf-8-sig", errors="replace")), 1):
+    for number, line in enumerate(_lines(read_regular(file).decode("utf-8-sig", "replace")), 1):
         for name in _INCLUDE.findall(line):
             yield from _files(_included(file, number, name.strip("\"'"), room), room, seen)
 

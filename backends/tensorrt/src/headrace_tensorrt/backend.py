@@ -28,6 +28,7 @@ from headrace import (
     complete_from_graph,
     names_all_tensors,
     one_line,
+    open_regular,
 )
 from headrace_tensorrt.cuda import CudaDevice, cuda_device
 from headrace_tensorrt.cuda_driver import cuda_driver
@@ -228,7 +229,7 @@ def _set_weights(model: Model, engine: PlanEngine) -> None:
     if name:
         path = model.resource(name)
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
                 weights = {key: archive[key] for key in archive.files}
         except (OSError, ValueError, BadZipFile, AttributeError) as error:
             raise LoadError(f"'{path}' is no file of arrays by name (.npz): {one_line(str(error))}") from error

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from headrace import BackendError, Code, ConfigError, DataType, InvalidArgument, LoadError, dtypes
+from headrace import BackendError, Code, ConfigError, DataType, InvalidArgument, LoadError, dtypes, open_regular
 from headrace_tensorrt.plan_shapes import Bounds, PlanTensor, Profile, Shape
 from headrace_tensorrt.tensorrt_api import TrtCudaEngine, TrtDims, TrtExecutionContext, TrtModule
 
@@ -236,7 +236,7 @@ class PlanContext:
 
 def _deserialize(make: Callable[[Any], TrtCudaEngine | None], path: Path) -> TrtCudaEngine:
     """The engine of the plan in the file ``path``, which is mapped and not read: plans take gigabytes."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         try:
             plan = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from headrace import ConfigError, Graph, GraphTensor, LoadError, Model, ModelConfig, one_line
+from headrace import ConfigError, Graph, GraphTensor, LoadError, Model, ModelConfig, one_line, read_regular
 from headrace_tf.model_graph import ModelGraph, default_of, graph_of, node_of, tensor_of
 
 _PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault")
@@ -71,7 +71,7 @@ def with_outputs(tensorflow: Any, config: ModelConfig, graph: ModelGraph, import
 def _parse(tensorflow: Any, model: Model, path: Path) -> Any:
     lead = f"unable to load model '{model.name}': '{path}'"
     try:
-        graph_def = tensorflow.compat.v1.GraphDef.FromString(path.read_bytes())
+        graph_def = tensorflow.compat.v1.GraphDef.FromString(read_regular(path))
     except OSError as error:
         raise LoadError(f"{lead}: {error.strerror}; a frozen graph is a file") from error
     except DecodeError as error:

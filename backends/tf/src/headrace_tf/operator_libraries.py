@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from headrace import LoadError, Model, one_line
+from headrace import LoadError, Model, one_line, read_regular
 from headrace_tf.tensorflow_process import log, own_operators, registered_operators, reword
 
 _lock = threading.Lock()
@@ -41,7 +41,7 @@ def _load(tensorflow: Any, model: Model, name: str) -> frozenset[str]:
     path = model.resource_or_above(name)
     lead = f"unable to load model '{model.name}': '{path}'"
     try:
-        digest = sha256(path.read_bytes()).hexdigest()
+        digest = sha256(read_regular(path)).hexdigest()
     except OSError as error:
         raise LoadError(f"{lead}: {error.strerror}") from error
     place = (model.path.parent, name)

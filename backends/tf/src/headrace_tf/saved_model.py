@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
-from headrace import GraphTensor, LoadError, Model, one_line, why_path_leaves
+from headrace import GraphTensor, LoadError, Model, one_line, read_regular, why_path_leaves
 from headrace_tf.model_graph import Checkpoint, ModelGraph, default_of, graph_of, needed_nodes, tensor_of
 
 log = logging.getLogger("headrace.tensorflow")
@@ -57,9 +57,9 @@ def _parse(model: Model, path: Path) -> Any:
     lead = f"unable to load model '{model.name}': '{found}'"
     try:
         if found is text:
-            saved = text_format.Parse(text.read_text(), saved_model_pb2.SavedModel())
+            saved = text_format.Parse(read_regular(text).decode(), saved_model_pb2.SavedModel())
         else:
-            saved = saved_model_pb2.SavedModel.FromString(binary.read_bytes())
+            saved = saved_model_pb2.SavedModel.FromString(read_regular(binary))
     except OSError as error:
         raise LoadError(
             f"{lead}: {error.strerror}; a SavedModel is a directory with that file, and a frozen "

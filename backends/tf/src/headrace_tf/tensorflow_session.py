@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headrace import ConfigError, Device, Graph, LoadError, Model, check_against_graph, one_line
+from headrace import ConfigError, Device, Graph, LoadError, Model, check_against_graph, one_line, read_regular
 from headrace_tf.frozen_graph import read_frozen_graph, with_outputs
 from headrace_tf.model_graph import ModelGraph, require_fed
 from headrace_tf.operator_check import check_operators
@@ -144,7 +144,7 @@ def _init_ops(model: Model) -> list[str]:
         return []
     path: Path = model.resource_or_above(name)
     try:
-        found = json.loads(path.read_bytes())["init_ops"]
+        found = json.loads(read_regular(path))["init_ops"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise LoadError(
             f"unable to load model '{model.name}': '{path}' must be JSON with a list 'init_ops' of the names of "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from headrace import Model
+from headrace import Model, in_memory
 from headrace_torch.instance import Forward
 from headrace_torch.parameters import is_trusted
 from headrace_torch.program_check import Distrusted
@@ -65,9 +65,9 @@ class _ProgramReader:
 
     def load_by_torch(self, torch: Any, device: str) -> Program:
         try:
-            with warnings.catch_warnings():
+            with in_memory(self._archive.path) as opened, warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of what it does itself
-                program = torch.export.load(str(self._archive.path))
+                program = torch.export.load(opened)
                 if device != "cpu" or self._devices() - {"cpu"}:
                     from torch.export.passes import move_to_device_pass
 

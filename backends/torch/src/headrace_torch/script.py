@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace import HeadraceError, LoadError, Model, one_line
+from headrace import HeadraceError, LoadError, Model, in_memory, one_line
 from headrace_torch import pickle_check, script_code
 from headrace_torch.conversion import kept_memory
 from headrace_torch.instance import Forward
@@ -21,11 +21,13 @@ def open_script(torch: Any, model: Model, device: str) -> Forward:
 
     Raises `LoadError` naming the file at fault."""
     path = model.file("model.pt")
-    _check(torch, model, path)
     try:
-        with warnings.catch_warnings():
+        with in_memory(path) as opened, warnings.catch_warnings():
+            _check(torch, model, path, opened)
             warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's advice to export, for who made the file
-            module = torch.jit.load(str(path), map_location=None if model.device.kind == "model" else device)
+            module = torch.jit.load(opened, map_location=None if model.device.kind == "model" else device)
+    except HeadraceError:
+        raise
     except Exception as error:  # pybind raises classes of its own
         raise _failure(model, path, error) from error
     module.eval()
@@ -49,9 +51,10 @@ def open_script(torch: Any, model: Model, device: str) -> Forward:
     )
 
 
-def _check(torch: Any, model: Model, path: Path) -> None:
+def _check(torch: Any, model: Model, path: Path, opened: str) -> None:
+    """Raise `LoadError` unless ``path``, which is ``opened`` by another name, is TorchScript that may be run."""
     try:
-        reader = torch._C.PyTorchFileReader(str(path))
+        reader = torch._C.PyTorchFileReader(opened)
         records = reader.get_all_records()
         damage = _damage(reader)
         found = "" if is_trusted(model) else script_code.finding(reader)

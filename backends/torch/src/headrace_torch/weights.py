@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace import HeadraceError, LoadError, Model, one_line
+from headrace import HeadraceError, LoadError, Model, in_memory, one_line
 from headrace_torch import pickle_check
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
 
@@ -63,7 +63,11 @@ def _find(model: Model, code: Path) -> Path | None:
 
 
 def _read(torch: Any, model: Model, path: Path) -> Mapping[str, Any]:
-    state = _read_safetensors(model, path) if path.suffix == ".safetensors" else _read_pickle(torch, model, path)
+    with in_memory(path) as opened:
+        if path.suffix == ".safetensors":
+            state = _read_safetensors(model, path, opened)
+        else:
+            state = _read_pickle(torch, model, path, opened)
     if isinstance(state, torch.nn.Module):
         state = state.state_dict()
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
@@ -71,7 +75,7 @@ def _read(torch: Any, model: Model, path: Path) -> Mapping[str, Any]:
     return state
 
 
-def _read_safetensors(model: Model, path: Path) -> Any:
+def _read_safetensors(model: Model, path: Path, opened: str) -> Any:
     try:
         from safetensors.torch import load_file
     except ImportError as error:
@@ -79,21 +83,21 @@ def _read_safetensors(model: Model, path: Path) -> Any:
             f"model '{model.name}': '{path.name}' needs the package safetensors, which cannot be imported ({error}); "
             "run: pip install 'headrace-torch[safetensors]'"
         ) from error
-    return load_file(path)
+    return load_file(opened)
 
 
-def _read_pickle(torch: Any, model: Model, path: Path) -> Any:
+def _read_pickle(torch: Any, model: Model, path: Path, opened: str) -> Any:
     """On the CPU: from there each weight is copied to where the module has it. The file is mapped, so that a large one
     is not in memory twice."""
-    can_map = _is_stored(path)
+    can_map = _is_stored(opened)
     if is_trusted(model):
-        return _run_pickle(torch, path, can_map)
-    if found := _damage(torch, path):
+        return _run_pickle(torch, opened, can_map)
+    if found := _damage(torch, opened):
         raise _failure(model, path, f"it is damaged, or no file of torch.save: {found}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of TorchScript, which is refused
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)
+            return torch.load(opened, map_location="cpu", weights_only=True, mmap=can_map)
     except Exception as error:  # pickle's own among others, and this must not import it
         named = _GLOBAL.search(str(error))
         if named is None:
@@ -106,15 +110,15 @@ def _read_pickle(torch: Any, model: Model, path: Path) -> Any:
         ) from None
 
 
-def _damage(torch: Any, path: Path) -> str:
-    with path.open("rb") as file:
+def _damage(torch: Any, path: str) -> str:
+    with Path(path).open("rb") as file:
         if file.read(4) != _ZIP:  # as PyTorch wrote before 1.6: five pickles, and then the numbers
             file.seek(0)
             return pickle_check.damage(file.read(_MOST_BYTES_OF_PICKLES), count=5)
-    return pickle_check.damage(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl"))
+    return pickle_check.damage(torch._C.PyTorchFileReader(path).get_record("data.pkl"))
 
 
-def _is_stored(path: Path) -> bool:
+def _is_stored(path: str) -> bool:
     """Whether ``path`` is a zip archive without compression, as PyTorch writes it. What somebody has compressed since,
     PyTorch would map as it is, and take for numbers."""
     if not zipfile.is_zipfile(path):
@@ -123,7 +127,7 @@ def _is_stored(path: Path) -> bool:
         return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
 
 
-def _run_pickle(torch: Any, path: Path, can_map: bool) -> Any:
+def _run_pickle(torch: Any, path: str, can_map: bool) -> Any:
     """Whatever the pickle makes; it can do anything, so only for models with ``trust``."""
     return torch.load(path, map_location="cpu", weights_only=False, mmap=can_map)
 

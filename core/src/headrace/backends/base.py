@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from headrace.backends.sharing import Shared
 from headrace.config.confinement import one_line, why_path_leaves
+from headrace.config.regular_files import special_kind
 from headrace.errors import ConfigError, HeadraceError, LoadError
 from headrace.messages import dtypes
 from headrace.messages.dtypes import DataType
@@ -128,8 +129,12 @@ class Model:
                 f"file '{one_line(relative)}' of model '{self.name}' is outside the model directory: {reason}"
             )
         path = self.path / posixpath.normpath(relative)  # not through a link and up again
-        if not path.exists():
-            raise LoadError(f"no file '{path}' for model '{self.name}' version {self.version}")
+        try:
+            kind = special_kind(path.stat().st_mode)
+        except OSError as error:
+            raise LoadError(f"no file '{path}' for model '{self.name}' version {self.version}") from error
+        if kind:
+            raise LoadError(f"'{path}' of model '{self.name}' is {kind}, not a regular file")
         return path
 
     def resource_or_above(self, relative: str) -> Path:

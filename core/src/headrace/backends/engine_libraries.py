@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-_PIECE_BYTES = 1 << 20
+from headrace.config.regular_files import open_regular, read_ahead
 
 
 def read_libraries(package: str, *folders: str) -> None:
@@ -23,17 +22,5 @@ def read_libraries(package: str, *folders: str) -> None:
     for place in spec.submodule_search_locations or ():
         for folder in folders:
             for path in Path(place, folder).glob("*.so*"):
-                with suppress(OSError):  # whoever imports it says what is wrong with it
-                    _read(path)
-
-
-def _read(path: Path) -> None:
-    piece, first = bytearray(_PIECE_BYTES), bytearray(1)
-    with path.open("rb") as file:
-        descriptor = file.fileno()
-        for offset in range(0, os.fstat(descriptor).st_size, _PIECE_BYTES):
-            try:
-                os.preadv(descriptor, [first], offset, os.RWF_NOWAIT)  # only what is in memory
-            except (AttributeError, OSError):  # elsewhere than on Linux, or it is not
-                file.seek(offset)
-                file.readinto(piece)
+                with suppress(OSError), open_regular(path) as file:  # to import it says what is wrong with it
+                    read_ahead(file)

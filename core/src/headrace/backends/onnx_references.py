@@ -17,6 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from headrace.config.confinement import one_line, why_path_leaves
+from headrace.config.regular_files import open_regular, read_regular
 from headrace.errors import LoadError
 
 #: What the engine takes for an address in its own memory begins so.
@@ -82,7 +83,7 @@ def onnx_repeats(path: Path) -> bool:
 def _mentions(path: Path, *words: bytes) -> bool:
     """Read piece by piece, so that neither the disk nor the search keeps other threads from running."""
     kept, longest = b"", max(map(len, words))
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while piece := file.read(_PIECE_BYTES):
             text = kept + piece
             if any(word in text for word in words):
@@ -97,7 +98,7 @@ def _names(path: Path) -> Iterator[tuple[str, bool]]:
         return
     model = _Model()
     try:
-        model.ParseFromString(path.read_bytes())
+        model.ParseFromString(read_regular(path))
     except DecodeError:  # nor does the engine read it, and says so; or it is of the engine's own format
         return
     yield from _in_message(model)

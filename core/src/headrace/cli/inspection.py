@@ -19,6 +19,7 @@ from headrace.config.derive import derive
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.config.parse import find_config
+from headrace.config.regular_files import read_regular
 from headrace.config.source_map import SourceMap
 from headrace.errors import Code, ConfigError, HeadraceError
 from headrace.models import model_files
@@ -140,8 +141,8 @@ def inspect(
         found.problems.append(Diagnostic(found.path, 0, 0, "", message, Code.INTERNAL.value))
         return found
     try:
-        if not options.allow_external_links:
-            model_files.check_links(entry.path, options.model_repository)
+        roots, allows_links = options.model_repository, options.allow_external_links
+        model_files.check_files(entry.path, roots, allow_external_links=allows_links)
         given = parse(entry.path, options)
     except ConfigError as error:
         found.problems.append(_misread(found.path, error))
@@ -149,7 +150,7 @@ def inspect(
     except HeadraceError as error:
         found.problems.append(Diagnostic(str(entry.path), 0, 0, "", error.message, error.code.value))
         return found
-    text = path.read_text(encoding="utf-8-sig") if path is not None else ""
+    text = read_regular(path).decode("utf-8-sig") if path is not None else ""
     inspection = _Inspection(entry, options, plugins, found, SourceMap(text, ModelConfig.DESCRIPTOR))
     inspection.run(given, has_engines=load is not None)
     if load is not None and not found.problems:

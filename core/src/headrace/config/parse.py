@@ -14,6 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.text_format import ParseError
 
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.regular_files import open_regular
 from headrace.config.source_map import SourcePlace, place_at
 from headrace.errors import ConfigError
 
@@ -40,7 +41,7 @@ def read_config(path: Path) -> ModelConfig:
     """The config in ``path``. Raises `ConfigError` that starts with ``path``, and ``:line:column``
     for what stands in it."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(MAX_BYTES + 1)
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -8,6 +8,7 @@ from secrets import token_bytes
 
 from headrace.backends.base import Model
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.regular_files import open_regular
 from headrace.models.repository import fingerprint_of_version, take_fingerprint
 
 _CHUNK_BYTES = 1 << 20
@@ -42,7 +43,7 @@ def identity_of(model: Model, *, is_shared: bool) -> bytes:
 def _of_file(path: Path, name: str) -> bytes:
     digest = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=32, person=b"file")
     digest.update(b"\0")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.digest()

@@ -120,8 +120,8 @@ class Loader:
         speak_for(entry.name)
         if entry.is_duplicate:
             raise LoadError("model appears in two or more repositories")
-        if not self._options.allow_external_links:
-            model_files.check_links(entry.path, self._options.model_repository)
+        roots, allows_links = self._options.model_repository, self._options.allow_external_links
+        model_files.check_files(entry.path, roots, allow_external_links=allows_links)
         fingerprint = take_fingerprint(entry.path)  # first, so that what changes from here on counts as a change
         config = read(entry.path, self._options, self._plugins.schedulers, entry.config)
         try:

@@ -30,6 +30,7 @@ from pathlib import Path
 from headrace.config.config_json import parse_json
 from headrace.config.confinement import why_path_leaves
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.config.regular_files import read_regular, special_kind
 from headrace.config.validation import Problem
 from headrace.errors import HeadraceError, InvalidArgument, LoadError, Unsupported
 
@@ -42,26 +43,35 @@ _FILE = "file:"
 _LOCK = ".lock"
 
 
-def check_links(model_path: Path, roots: Iterable[str | Path]) -> None:
-    """Raise `LoadError` for the first link at or below ``model_path`` that leads out of all repositories.
+def check_files(model_path: Path, roots: Iterable[str | Path], *, allow_external_links: bool) -> None:
+    """Raise `LoadError` for the first file at or below ``model_path`` that no model may have.
 
-    ``roots`` are the other repositories; the model's own is the directory that it stands in.
-    Looks into directories behind links, once each. Blocks.
+    That is a link that leads out of all repositories, unless these are allowed, and a FIFO or a device, on which an
+    engine that opens it would wait for ever. ``roots`` are the other repositories; the model's own is the directory
+    that it stands in. Looks into directories behind links, once each. Blocks.
     """
     inside = tuple(os.path.realpath(root) for root in (model_path.parent, *roots))
-    for link, target in _links(str(model_path)):
-        if not any(Path(target).is_relative_to(root) for root in inside):
-            log.error("model '%s': '%s' is a link to '%s'", model_path.name, link, target)
+    for path, target, mode in _files(str(model_path)):
+        if target and not (allow_external_links or any(Path(target).is_relative_to(root) for root in inside)):
+            log.error("model '%s': '%s' is a link to '%s'", model_path.name, path, target)
             raise LoadError(
-                f"'{os.path.relpath(link, model_path.parent)}' is a link that leads out of the model repository; "
+                f"'{os.path.relpath(path, model_path.parent)}' is a link that leads out of the model repository; "
                 "--allow-external-links=true permits it"
+            )
+        kind = special_kind(mode)
+        if kind and not stat.S_ISSOCK(mode):  # to open a socket fails at once
+            raise LoadError(
+                f"'{os.path.relpath(path, model_path.parent)}' is {kind}: a model consists of regular files and "
+                "directories"
             )
 
 
-def _links(top: str) -> Iterator[tuple[str, str]]:
-    """Every link at or below ``top``, and what is at its end. Hidden files are looked at, too: links hide there."""
+def _files(top: str) -> Iterator[tuple[str, str, int]]:
+    """Every file at or below ``top``, what is at its end if it is a link, and its mode; 0 if there is nothing.
+
+    Hidden files are looked at, too: links hide there."""
     if Path(top).is_symlink():
-        yield top, os.path.realpath(top)
+        yield top, os.path.realpath(top), 0
     visited = {os.path.realpath(top)}
     waiting = [top]
     while waiting:
@@ -70,11 +80,18 @@ def _links(top: str) -> Iterator[tuple[str, str]]:
             continue
         for entry in entries:
             real = os.path.realpath(entry.path) if entry.is_symlink() else ""
-            if real:
-                yield entry.path, real
-            if Path(entry.path).is_dir() and (place := real or os.path.realpath(entry.path)) not in visited:
+            mode = _mode(entry)
+            yield entry.path, real, mode
+            if stat.S_ISDIR(mode) and (place := real or os.path.realpath(entry.path)) not in visited:
                 visited.add(place)
                 waiting.append(entry.path)
+
+
+def _mode(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_mode
+    except OSError:  # a link to nowhere
+        return 0
 
 
 def _list(folder: str) -> list[os.DirEntry[str]]:
@@ -112,7 +129,7 @@ def _read(model: str, output: str, filename: str, model_path: Path) -> list[str]
             f"label file path '{filename}' for output '{output}' in model '{model}' is outside model directory"
         )
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_regular(path).decode().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError(f"cannot read label file '{path}' for output '{output}' of model '{model}': {error}") from error
     return lines if lines[-1] else lines[:-1]

@@ -17,6 +17,7 @@ import numpy as np
 
 from headrace.config.confinement import why_path_leaves
 from headrace.config.model_config_pb2 import ModelConfig, ModelWarmup
+from headrace.config.regular_files import read_regular
 from headrace.config.validation.instances import NO_ID
 from headrace.errors import ConfigError, HeadraceError, InternalError, LoadError, Rescheduled
 from headrace.messages import dtypes
@@ -154,7 +155,7 @@ def _from_file(folder: Path, name: str, datatype: DataType, shape: tuple[int, ..
         raise LoadError(f"warmup data file '{name}' is outside '{folder}'")
     path = folder / posixpath.normpath(name)  # not through a link and up again
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise LoadError(f"cannot read warmup data file '{path}': {error.strerror}") from error
     if datatype is dtypes.BYTES:

@@ -19,6 +19,7 @@ from headrace import (
     Spec,
     Tensor,
     dtypes,
+    read_regular,
 )
 from headrace_sequence.live import LiveSequence
 
@@ -83,7 +84,7 @@ def _read(datatype: DataType, shape: tuple[int, ...], file: str, directory: Path
         raise ConfigError(f"initial_state '{file}' cannot be read: the model lies nowhere")
     path = directory / "initial_state" / file
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise ConfigError(f"initial_state cannot be read from '{path}': {error.strerror}") from error
     if datatype is dtypes.BYTES:
