@@ -108,8 +108,11 @@ def test_a_model_that_has_changed_has_answers_of_its_own(
         pack_response(CachedResponse({"y": np.zeros((1, 3), np.int64)}, {})),
         pack_response(CachedResponse({"z": np.zeros((1, 3), np.float32)}, {})),
         pack_response(CachedResponse({"y": np.zeros((1, 3), np.float32)}, {}))[:-4],
+        pack_response(CachedResponse({"y": np.zeros((1, 3), np.float32)}, {"p": 1 << 64})),
+        pack_response(CachedResponse({"y": np.zeros((1, 3), np.float32)}, {"p": "\ud800"})),
+        pack_response(CachedResponse({"y": np.zeros((1, 3), np.float32)}, {"\udfff": 1})),
     ],
-    ids=["pickle", "too large", "data type", "unknown output", "cut"],
+    ids=["pickle", "too large", "data type", "unknown output", "cut", "2^64", "surrogate", "surrogate in a name"],
 )
 def test_what_others_have_written_into_redis_is_not_believed(
     tmp_path: Path, redis_server: RedisServer, planted: bytes
@@ -121,6 +124,12 @@ def test_what_others_have_written_into_redis_is_not_believed(
         redis_server.client.set(key, planted)
         np.testing.assert_array_equal(server.infer("m", ASKED).outputs["y"], ASKED["x"])
         assert numbers(server) == (0, 2, 1)
+        # The cache itself goes on: one wrong entry costs no other request its answer.
+        other = {name: value[::-1] for name, value in ASKED.items()} | {"x": ASKED["x"] + 1}
+        server.infer("m", other)
+        kept(redis_server, 2)
+        server.infer("m", other)
+        assert numbers(server) == (1, 3, 1)
 
 
 def test_a_redis_that_dies_costs_answers_of_the_cache_only_and_may_come_back(

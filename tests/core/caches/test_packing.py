@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headrace import BytesTensor, CachedResponse, InvalidArgument, dtypes, pack_response, unpack_response
 
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
+VALUES = st.text(max_size=9) | st.integers(-(1 << 63), (1 << 63) - 1) | st.booleans() | st.floats()
 
 
 def tensor(datatype: str, shape: list[int], seed: int) -> Any:
@@ -25,7 +26,11 @@ def tensor(datatype: str, shape: list[int], seed: int) -> Any:
 
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(dtypes.BY_NAME)), SHAPES, st.integers(0, 99)), max_size=4),
-    st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.integers() | st.booleans() | st.floats(), max_size=3),
+    st.dictionaries(
+        st.text(max_size=5),
+        st.text(max_size=9) | st.integers(-(1 << 63), (1 << 63) - 1) | st.booleans() | st.floats(),
+        max_size=3,
+    ),
 )
 def test_what_was_packed_comes_back(outputs: list[Any], parameters: dict[str, Any]) -> None:
     given = {f"out {n} é": tensor(*each) for n, each in enumerate(outputs)}
@@ -86,6 +91,10 @@ def packed(outputs: Any, parameters: Any = None, content: bytes = b"") -> bytes:
         (packed([["y", "BYTES", [1], 6]], content=bytes(16)), "incomplete string length"),
         (packed([["y", "FP32", [4], 16]]), "runs past the end"),
         (packed([], {"p": [1]}), "its parameters are none"),
+        (packed([], {"p": 1 << 63}), "parameter 'p' is an integer of more than 64 bits"),
+        (packed([], {"p": -(1 << 64)}), "parameter 'p' is an integer of more than 64 bits"),
+        (packed([], {"p": "\ud800"}), "parameter 'p' has half of a surrogate pair"),
+        (packed([], {"\udfff": 1}), r"parameter '\\udfff' has half of a surrogate pair"),
         (packed([[]]), "unpack"),
         (b"HRC1" + (100_000).to_bytes(4, "little") + b"[" * 100_000, "no packed response"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -98,14 +97,16 @@ async def test_one_who_leaves_while_the_cache_is_asked_is_not_executed() -> None
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"y": Y.astype(np.int32)},
-        {"y": Y.ravel()},
-        {"x": Y},
-        {"y": np.float32(1).reshape(())},
+        CachedResponse({"y": Y.astype(np.int32)}, {}),
+        CachedResponse({"y": Y.ravel()}, {}),
+        CachedResponse({"x": Y}, {}),
+        CachedResponse({"y": np.float32(1).reshape(())}, {}),
+        CachedResponse({"y": Y}, {"p": 1 << 64}),
+        CachedResponse({"y": Y}, {"p": "\ud800"}),
     ],
-    ids=["data type", "shape", "name", "rank"],
+    ids=["data type", "shape", "name", "rank", "2^64", "surrogate"],
 )
-def test_what_the_model_would_never_answer_is_not_believed(wrong: dict[str, Any]) -> None:
+def test_what_the_model_would_never_answer_is_not_believed(wrong: CachedResponse) -> None:
     @staged
     async def scene() -> None:
         shelf = Shelf()
@@ -115,7 +116,7 @@ def test_what_the_model_would_never_answer_is_not_believed(wrong: dict[str, Any]
         await stage.execute()
         await until(lambda: shelf.kept)
         for key in shelf.kept:
-            shelf.kept[key] = CachedResponse(wrong, {})
+            shelf.kept[key] = wrong
         stage.send("b")
         await until(lambda: stage.kernel.pending)
         assert await stage.execute() == ["b"]

@@ -30,8 +30,8 @@ class ResponseCache(ABC):
 
     A key is 32 bytes: a digest of the model, its version, its config, and what it was asked. `get` and `put` are called
     on the event loop and must not block, unless the cache ``is_remote``: then several threads of core call them, for
-    one request each, and they may block. What they raise is counted and logged, and the model answers. A cache may
-    forget whatever it likes.
+    one request each, and they may block. What they raise is counted and logged, and the model answers.
+    `InvalidArgument` of `get` says that the entry is wrong, and not the cache. A cache may forget whatever it likes.
     """
 
     name: ClassVar[str]

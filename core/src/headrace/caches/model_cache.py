@@ -10,6 +10,7 @@ from typing import Protocol
 from headrace.caches.base import CachedResponse, ResponseCache
 from headrace.caches.kept_responses import content_bytes, lent, own
 from headrace.caches.keys import CacheKeys
+from headrace.caches.packing import check_parameters
 from headrace.caches.remote_calls import Found, RemoteCalls
 from headrace.config.model_config_pb2 import ModelParameter
 from headrace.config.parameters import parse_parameters, unknown
@@ -155,6 +156,10 @@ class ModelCache:
 
     def _check(self, response: CachedResponse) -> None:
         """Raise `InvalidArgument` unless ``response`` could be an answer of the model. On any thread."""
+        try:
+            check_parameters(response.parameters)
+        except ValueError as error:
+            raise InvalidArgument(f"the cache has what model '{self.name}' cannot answer: {error}") from None
         for name, tensor in response.outputs.items():
             spec = self._outputs.get(name)
             if spec is None:

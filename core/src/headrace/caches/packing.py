@@ -9,6 +9,7 @@ have been written by anybody: it is bounded by its own size, and nothing in it i
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -94,6 +95,21 @@ def _whole(numbers: Any) -> tuple[int, ...]:
 
 
 def _parameters(given: Any) -> dict[str, str | int | bool | float]:
-    if not isinstance(given, dict) or not all(isinstance(value, str | int | bool | float) for value in given.values()):
+    if not isinstance(given, dict):
         raise ValueError("its parameters are none")
+    check_parameters(given)
     return given
+
+
+def check_parameters(given: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a parameter of a response that not every protocol can carry."""
+    for name, value in given.items():
+        if not isinstance(value, str | int | bool | float):
+            raise ValueError("its parameters are none")
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise ValueError(f"parameter {name!a} is an integer of more than 64 bits")
+        try:
+            name.encode()
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"parameter {name!a} has half of a surrogate pair") from None

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TypeAlias
 
 from headrace.caches.base import CachedResponse, ResponseCache
-from headrace.errors import Unavailable, summary
+from headrace.errors import InvalidArgument, Unavailable, summary
 from headrace.telemetry.pacing import paced
 
 log = paced(__name__)
@@ -93,7 +93,11 @@ class RemoteCalls:
 
     def _got(self, question: _Question, outcome: CachedResponse | Exception | None) -> None:
         self._getting -= 1
-        self._note(outcome)
+        if isinstance(outcome, InvalidArgument):  # one entry is wrong: a miss, for which the cache is not left alone
+            log.warning("response cache '%s' has an entry that is not used: %s", self._cache.name, outcome.message)
+            self._note(None)
+        else:
+            self._note(outcome)
         question.settle(outcome)
 
     def _has_put(self, failed: Callable[[Exception], None], outcome: Exception | None) -> None:
