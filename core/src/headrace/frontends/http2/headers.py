@@ -8,6 +8,7 @@ by now, and what is behind it is added. What we send uses the static table only,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
@@ -44,7 +45,8 @@ class RequestHeaders(NamedTuple):
     is_oversized: bool = False
 
 
-class _Front(NamedTuple, Generic[T]):
+@dataclass(frozen=True, slots=True)
+class _Front(Generic[T]):  # a generic NamedTuple needs Python 3.11
     """What the fields at the beginning of a block mean by themselves."""
 
     meaning: T
