@@ -47,6 +47,33 @@ def test_two_models_answer_as_one(
     assert [server.served(name)[0].snapshot().success.count for name in ("one", "two", "e")] == [2, 2, 2]
 
 
+def test_a_step_refuses_a_shape_after_one_that_fitted(write: Write, run: Callable[..., Server]) -> None:
+    write("one", identity(dims="-1"))
+    write("three", identity("c", "d", dims="3"))
+    write("e", ensemble([step("one", "a=x", "b=mid"), step("three", "c=mid", "d=y")], dims="-1"))
+    server = run()
+    for rows in (1, 2, 1):
+        row = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+        for _ in range(2):
+            np.testing.assert_array_equal(np.asarray(server.infer("e", {"x": row}).outputs["y"]), row)
+        with pytest.raises(HeadraceError, match=r"unexpected shape for input 'c' for model 'three'"):
+            server.infer("e", {"x": np.ones((rows, 4), np.float32)})
+
+
+def test_requests_of_a_step_that_differ_in_shape_are_not_in_one_batch(write: Write, run: Callable[..., Server]) -> None:
+    write("one", identity(dims="-1") + "dynamic_batching { max_queue_delay_microseconds: 200000 }")
+    write("e", ensemble([step("one", "a=x", "b=y")], dims="-1"))
+    server = run()
+    rows = [np.full((1, width), width, np.float32) for width in (2, 3, 2, 3, 4)]
+    for _ in range(2):
+
+        async def ask() -> list[Any]:
+            return await asyncio.gather(*(server.infer_async("e", {"x": row}) for row in rows))
+
+        for row, answer in zip(rows, on_loop(server, ask()), strict=True):
+            np.testing.assert_array_equal(np.asarray(answer.outputs["y"]), row)
+
+
 SUMS = """
 import numpy as np
 import triton_python_backend_utils as pb_utils

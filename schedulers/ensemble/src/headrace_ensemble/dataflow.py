@@ -144,10 +144,13 @@ class Dataflow:
 
     def _launch(self, item: Item, step: Step) -> None:
         values, uses, inputs = item.values, item.uses, {}
+        kind: tuple[Any, ...] | None = step.kind
         for name, tensor, adapt in step.reads:
             value = values[tensor]
             if value is not None:
-                inputs[name] = value if adapt is None else adapt(value)
+                inputs[name] = value = value if adapt is None else adapt(value)
+                if kind is not None:
+                    kind += (name, value.dtype, value.shape)
         for tensor in step.uses:
             uses[tensor] -= 1
             if not uses[tensor]:
@@ -170,7 +173,8 @@ class Dataflow:
             end,
             self._callers,
             request,
-            bool(step.opens),
+            step.opens > 0,
+            kind,
         )
         ticket = Ticket(asked, partial(self._heard_many if step.opens else self._heard, item, step))
         item.calls[step.index] = ticket

@@ -26,7 +26,8 @@ class Step:
 
     ``waits`` is how many of the tensors that it reads come from steps of the same item. ``when`` is the tensor that
     says whether it runs, -1 for none, and ``is_negated`` that it runs if that says no. It does not run without one of
-    ``required``, either, if the step that was to write it has not run.
+    ``required``, either, if the step that was to write it has not run. ``kind`` begins the `InferRequest.alike` of its
+    requests, which goes on with the dtypes and shapes of their inputs; None where an input is strings.
     """
 
     index: int
@@ -43,6 +44,7 @@ class Step:
     when: int
     is_negated: bool
     required: frozenset[int]
+    kind: tuple[object, ...] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +141,9 @@ class EnsembleGraph:
             if readers[tensor] or tensor in requested
         ]
         names = [name for name, _, _ in writes]
-        return replace(bare, writes=writes, outputs=() if len(names) == len(model.outputs) else names)
+        outputs = () if len(names) == len(model.outputs) else tuple(names)
+        kind = None if bare.kind is None else (*bare.kind, outputs)
+        return replace(bare, writes=writes, outputs=outputs, kind=kind)
 
     def _step(self, index: int) -> Step:
         step, model = self._steps[index], self._models[index]
@@ -167,6 +171,7 @@ class EnsembleGraph:
             -1 if condition is None else self._numbers[condition.tensor],
             condition is not None and condition.is_negated,
             frozenset(self._numbers[t] for name, t in step.input_map.items() if not model.inputs[name].optional),
+            None if any(model.inputs[name].datatype.name == "BYTES" for name in step.input_map) else (object(),),
         )
 
     def _opens(self, index: int) -> bool:
