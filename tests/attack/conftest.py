@@ -113,9 +113,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def attack_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``echo``, which the bystander asks, and ``huge``, an echo of bytes."""
+    """``echo``, which the bystander asks, ``huge``, an echo of bytes, and ``text``, one of strings."""
     root = tmp_path_factory.mktemp("attacked")
-    for name, datatype in (("echo", "FP32"), ("huge", "UINT8")):
+    for name, datatype in (("echo", "FP32"), ("huge", "UINT8"), ("text", "STRING")):
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(
             f'backend: "identity" '

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import re
 import select
@@ -62,6 +63,23 @@ def is_over(caller: socket.socket) -> bool:
     except ConnectionResetError:
         return True
     return False
+
+
+def sockets(server: Headrace) -> int:
+    """How many the server has open."""
+    count = 0
+    for entry in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            count += "socket:" in str(entry.readlink())
+    return count
+
+
+def is_refused(caller: socket.socket) -> bool:
+    """Whether the server has answered 503, or has reset the connection."""
+    try:
+        return bool(select.select([caller], [], [], 0)[0]) and b" 503 " in caller.recv(1 << 16, socket.MSG_PEEK)
+    except ConnectionResetError:
+        return True
 
 
 def binary(size: int) -> bytes:
@@ -151,6 +169,83 @@ def test_answers_that_nobody_reads(
             wait_until(lambda caller=caller: is_over(caller), "the connection is closed", 20)
 
 
+def packed(size: int) -> bytes:
+    """A request of few bytes with an answer of many: one string, which gzip makes small."""
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": ["x" * size]}
+    body = gzip.compress(json.dumps({"inputs": [tensor]}).encode())
+    head = b"POST /v2/models/text/infer HTTP/1.1\r\nHost: h\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+def test_pipelined_answers_that_nobody_reads(
+    attacked: Headrace, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]]
+) -> None:
+    """The next request is not executed while the answer before it waits: two run, of which the system takes parts."""
+    requests, size = 64, 8 * MIB
+    (caller,) = connect(attacked.http, 1, packed(size))  # what an allocator keeps of the first time it keeps once
+    with caller.makefile("rb") as stream:
+        assert stream.readline().startswith(b"HTTP/1.1 200 ")
+    with under_attack(attacked):
+        before, executed = attacked.rss_bytes, attacked.metric("nv_inference_exec_count", "text")
+        connect(attacked.http, 1, packed(size) * requests)
+        select.select([], [], [], 3.0)
+        assert 1 <= attacked.metric("nv_inference_exec_count", "text") - executed <= 2
+        assert attacked.peak_rss_bytes < before + 10 * size
+
+
+def test_many_who_do_not_read_make_room_for_each_other(
+    serve_attacked: Callable[..., Headrace],
+    under_attack: UnderAttack,
+    connect: Callable[..., list[socket.socket]],
+    wait_until: Callable[..., None],
+) -> None:
+    """What all of them hold is bounded, and who came to read meanwhile is served."""
+    size = 8 * MIB
+    server = serve_attacked("--http-max-held-size=67108864", "--http-stall-timeout-secs=2")
+    with under_attack(server):
+        before, others = server.rss_bytes, sockets(server)
+        callers = connect(server.http, 24, binary(size) + bytes(size))
+        wait_until(lambda: sockets(server) <= others + 10, "most are given up", 20)
+        (reader,) = connect(server.http, 1, binary(4 * MIB) + bytes(4 * MIB))
+        with reader.makefile("rb") as stream:
+            assert stream.readline().startswith(b"HTTP/1.1 200 ")
+            assert len(stream.read(4 * MIB)) == 4 * MIB
+        # At once: what is held, what is being executed, and what ended and is not freed yet.
+        assert server.peak_rss_bytes < before + 24 * size
+        for caller in callers:
+            caller.close()
+
+
+def test_bodies_that_stop_half_way_make_room_for_each_other(
+    serve_attacked: Callable[..., Headrace],
+    under_attack: UnderAttack,
+    connect: Callable[..., list[socket.socket]],
+    wait_until: Callable[..., None],
+) -> None:
+    size = 8 * MIB
+    server = serve_attacked("--http-max-held-size=67108864")
+    with under_attack(server):
+        before = server.rss_bytes
+        callers = connect(server.http, 24, binary(size) + bytes(size - 1))
+        wait_until(lambda: sum(map(is_refused, callers)) >= 16, "most are refused", 20)
+        assert server.peak_rss_bytes < before + 14 * size
+        for caller in callers:
+            caller.close()
+
+
+def test_bodies_that_are_announced(
+    attacked_natively: Headrace, under_attack: UnderAttack, connect: Callable[..., list[socket.socket]]
+) -> None:
+    """A gigabyte each, of which little comes: nothing is kept beyond that."""
+    with under_attack(attacked_natively):
+        before = attacked_natively.rss_bytes
+        callers = connect(attacked_natively.http, 200, binary(1 << 30) + bytes(100_000))
+        select.select([], [], [], 1.0)
+        assert attacked_natively.peak_rss_bytes < before + 200 * 200_000
+        for caller in callers:
+            caller.close()
+
+
 def test_an_answer_that_is_read_slowly_arrives(
     impatient: Headrace, connect: Callable[..., list[socket.socket]]
 ) -> None:
@@ -216,8 +311,4 @@ def test_more_connections_than_there_may_be(
     with under_attack(impatient):
         for _ in range(5):
             connect(port, 150, LIVE + b"\r\n")
-    open_sockets = 0
-    for entry in Path(f"/proc/{impatient.process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed since
-            open_sockets += "socket:" in str(entry.readlink())
-    assert open_sockets < 230
+    assert sockets(impatient) < 230

@@ -50,6 +50,7 @@ OURS = {
     "http-header-timeout-secs",
     "http-keepalive-timeout-secs",
     "http-max-connections",
+    "http-max-held-size",
     "http-min-data-rate",
     "http-server",
     "http-stall-timeout-secs",

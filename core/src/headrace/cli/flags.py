@@ -129,6 +129,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
              values.positive("http-max-input-size", values.INT64)),
         Flag("http-max-connections", "<n>", "Open connections of the HTTP port, and of the metrics port; those that "
              "have been idle for longest give way to new ones. 0 is unlimited.", "10000", values.count),
+        Flag("http-max-held-size", "<bytes>", "Requests over 64 KiB and unread answers of all connections of the HTTP "
+             "port, and of the metrics port; beyond it, the slowest and largest of them end. 0 is a quarter of the "
+             "memory.", "2147483648", size),
         Flag("http-header-timeout-secs", "<n>", "Time that the head of a request may take to arrive; 0 is unlimited.",
              "20", values.count),
         Flag("http-keepalive-timeout-secs", "<n>", "Time that a connection may wait for its next request; 0 is "

@@ -122,6 +122,7 @@ class ServerOptions:
     http_thread_count: int = 8
     http_max_input_size: int = 64 * 1024 * 1024
     http_max_connections: int = 4096
+    http_max_held_size: int = 0
     http_header_timeout_secs: int = 60
     http_keepalive_timeout_secs: int = 620
     http_min_data_rate: int = 1024

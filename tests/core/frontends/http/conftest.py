@@ -160,15 +160,20 @@ class Wire(asyncio.Transport):
         self.unsent = 0
         self.is_closed = self.has_eof = False
         self.socket: socket.socket | None = None
+        #: The protocol that is told that the buffer is full, whatever is written.
+        self.fills: asyncio.BaseProtocol | None = None
 
     def write(self, data: Any) -> None:
         assert not self.has_eof
         self.written.append(data)
         if self.socket is not None:
             self.socket.sendall(data)
+        if self.fills is not None:
+            self.fills.pause_writing()
 
     def writelines(self, list_of_data: Any) -> None:
-        self.written += list_of_data
+        for data in list_of_data:
+            self.write(data)
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -272,5 +277,5 @@ class Peer:
 
 @pytest.fixture(scope="session")
 def connect() -> Callable[..., Peer]:
-    """Makes a `Peer`: ``connect(in_flight=2)``, ``connect(other)``."""
+    """Makes a `Peer`: ``connect(headers=2)``, ``connect(other)``."""
     return lambda beside=None, **limits: Peer(HttpLimits(**limits), beside)

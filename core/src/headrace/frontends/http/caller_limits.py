@@ -41,10 +41,10 @@ class HttpLimits:
     head_bytes: int = 64 * 1024
     headers: int = 128
     chunks: int = 65536
-    #: Requests of one connection that may be unanswered before it is no longer read.
-    in_flight: int = 64
     #: Connections of one port.
     connections: int = 4096
+    #: Bytes of large requests and of untaken answers of all connections of a port (`HeldBytes`).
+    held_bytes: int = 0
     #: From its first byte, or from the beginning of the connection, to the end of a head.
     header_timeout_s: int = 60
     #: Between two requests.
@@ -81,6 +81,7 @@ def flagged(options: ServerOptions) -> dict[str, int]:
     """The fields of `HttpLimits` that flags set for every port."""
     return {
         "connections": options.http_max_connections,
+        "held_bytes": options.http_max_held_size,
         "header_timeout_s": options.http_header_timeout_secs,
         "keepalive_timeout_s": options.http_keepalive_timeout_secs,
         "min_data_rate": options.http_min_data_rate,

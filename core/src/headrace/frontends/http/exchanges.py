@@ -1,11 +1,14 @@
-"""The requests of one connection that are not answered yet, and the half of the connection that writes their answers:
-in the order of the requests, whole or while they are made, and no faster than the caller takes them."""
+"""The request of one connection that is not answered yet, and the half of the connection that writes its answer: whole
+or while it is made, and no faster than the caller takes it.
+
+A connection has one request at a time, as in Triton: the next one of a pipeline is not taken before the caller has
+taken the answer, except for what the transport buffers. So one connection holds one request and one answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Sequence
 
 from headrace.frontends.access import host_of
@@ -19,10 +22,7 @@ _JOINED_BYTES = 1 << 20
 
 
 class Exchange:
-    """Holds the answer until those before it on the connection are written.
-
-    It is itself the ``reply`` that the handler gets; a second reply is ignored.
-    """
+    """One request and its answer. It is itself the ``reply`` that the handler gets; a second reply is ignored."""
 
     __slots__ = ("_protocol", "cancel", "closes", "head", "reply")
 
@@ -58,8 +58,8 @@ class Exchange:
 class ChunkedAnswer:
     """An answer that is written while it is made, in chunks (RFC 9112, 7.1). Event loop only.
 
-    Waits for the answers before it on the connection, and then for the caller. To callers of HTTP/1.0 the end of the
-    connection is the end of the answer. Who waits in it when the connection is lost is cancelled.
+    Waits for the caller. To callers of HTTP/1.0 the end of the connection is the end of the answer. A task that waits
+    in it when the connection is lost is cancelled.
     """
 
     __slots__ = ("_exchange", "_head", "_is_plain", "_protocol", "_woken", "has_begun")
@@ -90,7 +90,7 @@ class ChunkedAnswer:
         self._protocol.break_off(is_plain=self._is_plain)
 
     def wake(self) -> None:
-        """Its turn may have come."""
+        """The caller may take more."""
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
@@ -116,9 +116,10 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
-        self._exchanges: deque[Exchange] = deque()
-        self._streams: dict[Exchange, ChunkedAnswer] = {}  # answers that are being made
+        self._exchange: Exchange | None = None
+        self._stream: ChunkedAnswer | None = None  # the answer to it, if that is being made
         self._streamed_bytes = 0
+        self._request_bytes = 0  # that are counted, because there are many
         self._is_reading = True
         self._is_writable = True
         self._has_begun = False  # the answer that is next has been begun
@@ -127,11 +128,15 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
 
     @abstractmethod
     def _go_on(self) -> None:
-        """Read on, where there were too many requests, or nobody took the answers."""
+        """Read on, where a request is unanswered, or the caller did not take the answer."""
 
     @abstractmethod
     def _read_no_more(self) -> None:
         """Throw away what has arrived of a request, and what will."""
+
+    @abstractmethod
+    def _hold(self, request_bytes: int) -> None:
+        """So much is held of the request."""
 
     @abstractmethod
     def _end(self) -> None:
@@ -145,60 +150,63 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
         return host_of(self._transport.get_extra_info("peername"))
 
     def answered(self) -> None:
-        """An exchange has its reply: write what is in turn, for as long as the caller takes it."""
-        exchanges = self._exchanges
-        while exchanges and self._is_writable:
-            exchange = exchanges[0]
+        """Write the reply if it is there and the caller takes it, and go on."""
+        exchange = self._exchange
+        if exchange is not None and self._is_writable:
             reply = exchange.reply
-            if reply is None:
-                if self._streams and (stream := self._streams.get(exchange)) is not None:
-                    stream.wake()
-                break
-            exchanges.popleft()
-            buffers = serialise(reply, exchange.closes, exchange.head.method == "HEAD")
-            if self._has_begun:
-                self._has_begun = False
-                buffers[0] = buffers[0][len(BEGINNING) :]
-            if len(buffers) == 1:
-                self._transport.write(buffers[0])
-            elif sum(map(len, buffers)) < _JOINED_BYTES:
-                self._transport.writelines(buffers)
-            else:
-                for buffer in buffers:
-                    self._transport.write(buffer)
-            if exchange.closes:
-                self._end()
-                return
+            if reply is not None:
+                self._exchange = None
+                if self._request_bytes:
+                    self._hold(0)
+                buffers = serialise(reply, exchange.closes, exchange.head.method == "HEAD")
+                if self._has_begun:
+                    self._has_begun = False
+                    buffers[0] = buffers[0][len(BEGINNING) :]
+                if len(buffers) == 1:
+                    self._transport.write(buffers[0])
+                else:
+                    self._write_parts(buffers)
+                if exchange.closes:
+                    self._end()
+                    return
+            elif self._stream is not None:
+                self._stream.wake()
         if not self._is_reading:
             self._go_on()
 
+    def _write_parts(self, buffers: list[Buffer]) -> None:
+        if sum(map(len, buffers)) < _JOINED_BYTES:
+            self._transport.writelines(buffers)
+        else:
+            for buffer in buffers:
+                self._transport.write(buffer)
+
     def _provoke(self) -> None:
-        """Write what whoever has gone answers with a reset, and what is part of the answer to whoever has not."""
+        """Write what a caller that has gone answers with a reset, and what is part of the answer to one that has
+        not."""
         if self._is_writable and not self._has_begun:
-            stream = self._streams.get(self._exchanges[0])
-            if stream is not None and stream.has_begun:
-                stream.provoke()
+            if self._stream is not None and self._stream.has_begun:
+                self._stream.provoke()
             else:
                 self._has_begun = True
                 self._transport.write(BEGINNING)
 
     def _cancel(self) -> None:
-        """Nobody waits for any answer any more."""
-        exchanges, self._exchanges = self._exchanges, deque()
-        for exchange in exchanges:
-            if exchange.cancel is not None and exchange.reply is None:
-                exchange.cancel()
+        """The caller has gone."""
+        exchange, self._exchange, self._stream = self._exchange, None, None
+        if exchange is not None and exchange.cancel is not None and exchange.reply is None:
+            exchange.cancel()
 
     # ------------------------------------------------------------------ answers in pieces
 
     def begin_stream(self, exchange: Exchange, head: HttpReply) -> ChunkedAnswer:
-        """Have ``exchange`` answered in pieces, once those before it are answered."""
-        stream = self._streams[exchange] = ChunkedAnswer(self, exchange, head)
+        """Have ``exchange`` answered in pieces."""
+        self._stream = stream = ChunkedAnswer(self, exchange, head)
         return stream
 
     def may_stream(self, exchange: Exchange) -> bool:
-        """Whether a piece of the answer to ``exchange`` may be written now."""
-        return self._is_writable and bool(self._exchanges) and self._exchanges[0] is exchange
+        """True if a piece of the answer to ``exchange`` may be written now."""
+        return self._is_writable and self._exchange is exchange
 
     def write_stream(self, buffers: Sequence[Buffer]) -> None:
         for buffer in buffers:
@@ -209,9 +217,9 @@ class AnsweringProtocol(asyncio.BufferedProtocol):
             self._transport.write(buffer)
 
     def end_stream(self, exchange: Exchange) -> None:
-        """``exchange``, whose turn it was, has its whole answer."""
-        del self._streams[exchange]
-        self._exchanges.popleft().cancel = None
+        """``exchange`` has its whole answer."""
+        self._exchange = self._stream = exchange.cancel = None
+        self._hold(0)
         if exchange.closes:
             self._end()
         else:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from headrace.frontends.held_bytes import HeldBytes
 from headrace.frontends.http.caller_limits import SWEEP_SECONDS, HttpLimits
 from headrace.frontends.http.message import Cancel, HttpRequest, Reply
 from headrace.frontends.http.request_head import RequestHeadCache
@@ -87,6 +88,10 @@ class OpenConnections:
     def give_up(self, connection: OpenConnection) -> None:
         """Abort ``connection``, whose caller does not take its answers. What they took goes back to the system."""
         connection.abort()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Something large was thrown away: return its memory to the system soon."""
         self._large.give_back_later()
 
     def watch_for_reset(self, connection: OpenConnection, wait_s: float = _FIRST_LOOK_S) -> None:
@@ -141,6 +146,7 @@ class NativeConnections(OpenConnections):
     ) -> None:
         super().__init__(limits, large)
         self.dispatch = dispatch
+        self.held = HeldBytes(limits.held_bytes)
         self.received = bytearray(_BUFFER_BYTES)
         self.buffer = memoryview(self.received)
         self.head_cache = RequestHeadCache()

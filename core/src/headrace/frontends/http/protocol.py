@@ -18,6 +18,7 @@ import logging
 from typing import TYPE_CHECKING, cast
 
 from headrace.errors import Unavailable
+from headrace.frontends.held_bytes import SLOW_S
 from headrace.frontends.http.caller_limits import HttpLimits, Pace, has_left, unsent_bytes
 from headrace.frontends.http.exchanges import AnsweringProtocol, Exchange
 from headrace.frontends.http.message import CONTINUE, HttpReply, HttpRequest, error_reply, text_error
@@ -63,6 +64,7 @@ class HttpProtocol(AnsweringProtocol):
         self._has_eof = False
         self._is_lingering = False
         self._is_stopping = False
+        self._held_bytes = 0
         # Time
         self._has_spoken = False
         self._phase = ConnectionPhase.HEAD
@@ -79,24 +81,33 @@ class HttpProtocol(AnsweringProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
+        self._connections.held.set(self, 0)
         self._read_no_more()
         self._cancel()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         direct = self._reader.direct
-        return self._buffer if direct is None else direct.tail()
+        if direct is None:
+            return self._buffer
+        try:
+            return direct.tail()
+        except MemoryError:
+            self._refuse(error_reply(Unavailable("no memory for the rest of a request body")))
+            return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         reader = self._reader
         direct, head = reader.direct, reader.head
         if direct is not None:
-            if direct.advance(nbytes):
+            is_whole = direct.advance(nbytes)
+            self._hold(direct.received_bytes)
+            if is_whole:
                 reader.forget()
                 self._take(cast("RequestHead", head), direct.memory)
             return
         if self._is_deaf:
             return  # thrown away
-        if not reader.rest:
+        if not reader.rest and self._exchange is None:
             if head is None:
                 begin = self._received.find(END, 0, nbytes) + len(END)
                 head = reader.read_head(self._buffer[:begin].tobytes())
@@ -118,26 +129,28 @@ class HttpProtocol(AnsweringProtocol):
         """A caller who will say no more is answered; one who has gone altogether is noticed soon."""
         self._has_eof = True
         self._read_no_more()
-        if not self._exchanges:
+        if self._exchange is None:
             return False
-        self._exchanges[-1].closes = True
+        self._exchange.closes = True
         self._provoke()
         self._connections.watch_for_reset(self)
         return True
 
     def pause_writing(self) -> None:
         self._is_writable = False
+        self._connections.call_soon(self._note_held)  # when all of the answer is written
         self._balance()
 
     def resume_writing(self) -> None:
         self._is_writable = True
+        self._note_held()
         self.answered()
 
     # ------------------------------------------------------------------ the host calls
 
     @property
     def is_idle(self) -> bool:
-        return not self._exchanges and self._reader.is_empty
+        return self._exchange is None and self._reader.is_empty
 
     @property
     def idle_seconds(self) -> int:
@@ -149,8 +162,8 @@ class HttpProtocol(AnsweringProtocol):
 
     def stop(self) -> None:
         self._is_stopping = True
-        if self._exchanges and self._reader.is_empty:
-            self._exchanges[-1].closes = self._is_deaf = True
+        if self._exchange is not None and self._reader.is_empty:
+            self._exchange.closes = self._is_deaf = True
 
     def close(self) -> None:
         self._transport.close()
@@ -159,6 +172,8 @@ class HttpProtocol(AnsweringProtocol):
         self._transport.abort()
 
     def sweep(self) -> None:
+        if not self._is_writable:
+            self._note_held()
         phase, moved = self._observe()
         if phase is not self._phase or not self._seconds:
             self._phase, self._seconds = phase, 1
@@ -195,7 +210,7 @@ class HttpProtocol(AnsweringProtocol):
                 return ConnectionPhase.TAKING, self._streamed_bytes - unsent
         if self._is_lingering:
             return ConnectionPhase.LINGER, 0
-        if self._exchanges:
+        if self._exchange is not None:
             return ConnectionPhase.ANSWER, 0
         if self._reader.head is not None:
             return ConnectionPhase.BODY, self._reader.body_bytes
@@ -212,7 +227,7 @@ class HttpProtocol(AnsweringProtocol):
     # ------------------------------------------------------------------ taking what is received
 
     def _take_all(self) -> None:
-        """Take the requests that have arrived, as many as may be in flight and as one turn of the loop allows."""
+        """Take the requests that have arrived, one after the other, as many as one turn of the loop allows."""
         if self._is_taking:
             return
         reader = self._reader
@@ -226,14 +241,16 @@ class HttpProtocol(AnsweringProtocol):
                     self._has_more = True
                     break
                 request = reader.take()
+                size = reader.held_bytes if request is None else len(request[1])
+                if size > DIRECT_BYTES:
+                    self._hold(size)
                 if request is None:
                     break
                 self._take(*request)
                 taken += 1
             if reader.expects:
                 reader.expects = False
-                if not self._exchanges:
-                    self._transport.write(CONTINUE)
+                self._transport.write(CONTINUE)
         except Refused as refused:
             self._refuse(refused.reply)
         except Malformed as error:
@@ -248,24 +265,24 @@ class HttpProtocol(AnsweringProtocol):
     def _take(self, head: RequestHead, body: memoryview) -> None:
         """Have a request answered that has arrived."""
         self._seconds, self._has_spoken = 0, True
-        self._is_deaf = head.closes or self._is_stopping
-        exchange = Exchange(self, self._is_deaf, head)
-        self._exchanges.append(exchange)
+        self._is_deaf = head.closes or (self._is_stopping and not self._reader.rest)
+        self._exchange = exchange = Exchange(self, self._is_deaf, head)
         request = HttpRequest(head.method, head.path, head.headers, body, head.raw)
         cancel = self._dispatch(request, exchange)
         if exchange.reply is None:
             exchange.cancel = cancel
-        if len(self._exchanges) >= self._limits.in_flight:
-            self._balance()
 
     def _read_no_more(self) -> None:
         self._is_deaf = True
+        if self._request_bytes:
+            self._connections.give_back()
         self._reader.forget()
 
     # ------------------------------------------------------------------ in step
 
     def _is_full(self) -> bool:
-        return not self._is_writable or len(self._exchanges) >= self._limits.in_flight
+        """True if no further request may be taken."""
+        return not self._is_writable or self._exchange is not None
 
     def _go_on(self) -> None:
         """Take what could not be taken before."""
@@ -276,21 +293,47 @@ class HttpProtocol(AnsweringProtocol):
             self._balance()
 
     def _balance(self) -> None:
-        """Read on only while answers go out as fast as requests come in."""
-        wanted = not self._has_more and not self._is_full()
+        """Read while nothing that has arrived has to wait, and the caller takes its answers."""
+        is_behind = self._exchange is not None and bool(self._reader.rest)
+        wanted = not self._has_more and not is_behind and self._is_writable
         if wanted != self._is_reading and not self._transport.is_closing():
             self._is_reading = wanted
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
+    # ------------------------------------------------------------------ what is held
+
+    @property
+    def waits_for_peer(self) -> bool:
+        return not self._is_writable or self._exchange is None
+
+    @property
+    def is_slow(self) -> bool:
+        return self._seconds > 1 and self._pace.moved_bytes * SLOW_S < self._held_bytes
+
+    def shed(self) -> None:
+        if self._is_writable:
+            self._refuse(error_reply(Unavailable("the server holds as many bytes of requests and answers as it may")))
+        else:
+            self._connections.give_up(self)
+
+    def _hold(self, request_bytes: int) -> None:
+        """Note what is held of a large request, until it is answered."""
+        self._request_bytes = request_bytes
+        self._note_held()
+
+    def _note_held(self) -> None:
+        unread_bytes = 0 if self._is_writable else self._transport.get_write_buffer_size()
+        self._held_bytes = self._request_bytes + unread_bytes
+        self._connections.held.set(self, self._held_bytes)
+
     # ------------------------------------------------------------------ the end
 
     def _refuse(self, reply: HttpReply) -> None:
-        """Answer after those in turn and read no further request on this connection."""
+        """Answer, and read no further request on this connection."""
         self._read_no_more()
         if log.isEnabledFor(logging.DEBUG):
             log.debug("an HTTP request was refused: %s", b"".join(reply.parts).decode(errors="replace")[:1000])
-        exchange = Exchange(self, True, _NO_HEAD)
-        self._exchanges.append(exchange)
+        self._exchange = exchange = Exchange(self, True, _NO_HEAD)
         exchange(reply)
 
     def _end(self) -> None:
@@ -298,7 +341,6 @@ class HttpProtocol(AnsweringProtocol):
 
         Closing with unread bytes in the socket would reset the connection and lose the answer.
         """
-        self._exchanges.clear()
         self._reader.forget()
         if self._has_eof or self._is_stopping:
             self._transport.close()

@@ -15,6 +15,10 @@ from headrace.frontends.inflating import CorruptData, TooLarge, inflate
 ALIGNMENT = 64
 #: From here on a body of known length is received straight into its own memory.
 DIRECT_BYTES = 64 * 1024
+#: From here on NumPy asks for pages of 2 MiB, of which one byte takes a whole one. A body that large has `_FIRST_BYTES`
+#: until the caller has filled those.
+_HUGE_BYTES = 4 * 1024 * 1024
+_FIRST_BYTES = 1024 * 1024
 #: ``Content-Encoding`` values that a request may have.
 DECODABLE = (b"", b"identity", b"gzip", b"deflate")
 #: ``wbits`` of zlib for what is received: it is told apart by its first bytes.
@@ -37,28 +41,36 @@ def aligned(size_bytes: int, json_bytes: int) -> memoryview:
 
 
 class DirectBody:
-    """A body of known length in one piece of memory, which the socket fills."""
+    """A body of known length in one piece of memory, which the socket fills.
 
-    __slots__ = ("memory", "received_bytes")
+    Announcing a body takes no memory: a large one has little until the caller has filled that.
+    """
+
+    __slots__ = ("_json_bytes", "_size_bytes", "memory", "received_bytes")
 
     def __init__(self, size_bytes: int, json_bytes: int) -> None:
-        self.memory = aligned(size_bytes, json_bytes)
+        self._size_bytes, self._json_bytes = size_bytes, json_bytes
+        self.memory = aligned(size_bytes if size_bytes < _HUGE_BYTES else _FIRST_BYTES, json_bytes)
         self.received_bytes = 0
 
     def append(self, data: bytes | bytearray) -> None:
-        """Copy what came together with the head."""
+        """Copy what came together with the head, which is less than `_FIRST_BYTES`."""
         end = self.received_bytes + len(data)
         self.memory[self.received_bytes : end] = data
         self.received_bytes = end
 
     def tail(self) -> memoryview:
-        """Where the next bytes belong."""
+        """Return where the next bytes belong. Raises `MemoryError`."""
+        first = self.memory
+        if self.received_bytes == first.nbytes:
+            self.memory = aligned(self._size_bytes, self._json_bytes)
+            self.memory[: first.nbytes] = first
         return self.memory[self.received_bytes :]
 
     def advance(self, size_bytes: int) -> bool:
         """Note that ``size_bytes`` were written to `tail`; true once the body is complete."""
         self.received_bytes += size_bytes
-        return self.received_bytes == self.memory.nbytes
+        return self.received_bytes == self._size_bytes
 
 
 class ChunkedBody:

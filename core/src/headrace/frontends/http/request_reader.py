@@ -61,6 +61,13 @@ class RequestReader:
         return self._moved_bytes if self.direct is None else self.direct.received_bytes
 
     @property
+    def held_bytes(self) -> int:
+        """How much of the body that is arriving is kept."""
+        if self.direct is not None:
+            return self.direct.received_bytes
+        return 0 if self._chunked is None else len(self._chunked.body)
+
+    @property
     def has_more(self) -> bool:
         """Whether there are more chunks than one turn of the event loop may take."""
         return self._chunked is not None and self._chunked.has_more
