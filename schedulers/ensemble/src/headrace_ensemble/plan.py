@@ -15,7 +15,7 @@ from headrace import Dependency, ModelConfig, OtherModel, Tensor, Ticket
 from headrace_ensemble.conditions import Condition, conditions
 
 #: What makes a tensor fit whoever reads it, where one has a batch axis and the other has none.
-Adapt: TypeAlias = "Callable[[Any], Tensor]"
+Adapt: TypeAlias = "Callable[[Any], Any]"
 
 
 @dataclass(slots=True, eq=False)
