@@ -222,29 +222,62 @@ def two_inputs(**said: Any) -> bytes:
     return sent.SerializeToString()
 
 
-def test_a_message_that_differs_in_any_byte_from_one_before_means_what_it_says() -> None:
-    """Whether that byte is one of an id, of a tensor, or of what the two have in common."""
-    body = two_inputs()
+#: What perf_analyzer and Triton's C++ client say in every request.
+CLIENTS: dict[str, Any] = {"triton_enable_empty_final_response": True}
+
+
+@pytest.mark.parametrize("parameters", [{}, CLIENTS, {"priority": 2, "color": "red"}])
+def test_a_message_that_differs_in_any_byte_from_one_before_means_what_it_says(parameters: dict[str, Any]) -> None:
+    """The byte is one of an id, of a tensor, of a parameter, or of what the two have in common."""
+    body = two_inputs(**parameters)
     for at in range(len(body)):
         for byte in (body[at] ^ 1, body[at] ^ 0x80, 0x0A, 0x3A):
+            usual.unpack(body)
             usual.unpack(body)  # so that it is known
+            assert usual._read_alike(body) is not None
             other = body[:at] + bytes([byte]) + body[at + 1 :]
             assert outcome(other) == outcome(other, alone=True), (at, byte)
 
 
-def test_messages_alike_are_not_walked_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    walked: list[Any] = []
-    read = usual._read
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The messages that were walked over, none of which was like one before the test."""
+    read, seen = usual._read, list[bytes]()
 
     def walk(body: bytes) -> Any:
-        walked.append(body)
+        seen.append(body)
         return read(body)
 
     monkeypatch.setattr(usual, "_read", walk)
+    usual._layouts.clear()
+    usual._parameters.cache_clear()
+    return seen
+
+
+@pytest.mark.parametrize(("parameters", "most"), [({}, 1), (CLIENTS, 2), ({"priority": 2, "color": "red"}, 2)])
+def test_messages_alike_are_not_walked_over(walked: list[bytes], parameters: dict[str, Any], most: int) -> None:
     for number in range(5):
-        body = two_inputs(value=float(number)).replace(b"0123", b"%04d" % number)
+        body = two_inputs(value=float(number), **parameters).replace(b"0123", b"%04d" % number)
         assert outcome(body) == outcome(body, alone=True)
-    assert len(walked) <= 1
+    assert len(walked) == most
+
+
+@pytest.mark.parametrize("name", ["sequence_id", "mine"])
+def test_parameters_that_change_from_request_to_request_are_not_remembered(walked: list[bytes], name: str) -> None:
+    for number in range(20):
+        body = two_inputs(**{name: f"{number:04}"})
+        for _ in range(1 if name == "mine" else 3):
+            assert outcome(body) == outcome(body, alone=True)
+            walked.append(b"")
+    assert len(walked) == 2 * walked.count(b"")
+    assert len(usual._layouts) == 0
+
+
+def test_each_of_two_messages_alike_has_parameters_of_its_own() -> None:
+    for _ in range(4):
+        request = usual.decode(usual.unpack(two_inputs(color="red"))).request
+        assert request.parameters == {"color": "red"}
+        request.parameters["color"] = "blue"  # type: ignore[index]  # as a careless model would
 
 
 def test_messages_alike_are_said_to_be_and_others_are_not() -> None:

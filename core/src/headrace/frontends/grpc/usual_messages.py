@@ -118,15 +118,16 @@ def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = Non
         read.sequence_id,
         read.sequence_start,
         read.sequence_end,
+        alike=alike,
     )
     return Decoded(request, classes, read.switch)
 
 
 class _Layout(NamedTuple):
-    """What messages have in common that differ in their ids and in the bytes of their tensors only.
+    """Messages that differ in their ids and in the bytes of their tensors only.
 
-    ``unpack`` takes the bytes out of a message of the same size that must be ``common``; the id lies between
-    ``id_begin`` and ``id_end``. The rest is what such a message says.
+    ``unpack`` extracts from a message of the same size the bytes that must equal ``common``. The id lies between
+    ``id_begin`` and ``id_end``. The other fields are what each such message says.
     """
 
     unpack: Callable[[bytes], tuple[bytes, ...]]
@@ -138,6 +139,7 @@ class _Layout(NamedTuple):
     inputs: Sequence[tuple[_InputHead, int, int]]
     outputs: Sequence[str]
     classes: Mapping[str, int]
+    parameters: RequestParameters | None
     alike: object
 
 
@@ -152,9 +154,9 @@ def _read_alike(body: Buffer) -> UsualMessage | None:
     layout = _layouts.get((len(body), body[: body[1] + 2]))
     if layout is None or layout.unpack(body) != layout.common:
         return None
-    _, _, begin, end, name, version, inputs, outputs, classes, alike = layout
+    _, _, begin, end, name, version, inputs, outputs, classes, read, alike = layout
     try:
-        return UsualMessage(body, name, version, body[begin:end].decode(), inputs, outputs, classes, None, alike)
+        return UsualMessage(body, name, version, body[begin:end].decode(), inputs, outputs, classes, read, alike)
     except UnicodeDecodeError:
         return None
 
@@ -176,6 +178,7 @@ def _keep_layout(message: UsualMessage, id_begin: int, id_end: int) -> None:
         message.inputs,
         message.outputs,
         message.classes,
+        message.parameters,
         object(),
     )
     _layouts.keep((len(body), body[: body[1] + 2]), layout)
@@ -232,11 +235,11 @@ def _read(body: Buffer) -> UsualMessage | None:
             inputs.append((head, begin, stop))
         if len(heads) > 1 and len({head.name for head in heads}) < len(heads):
             return None
-        read = _parameters(b"".join(parameters)) if parameters else None
+        read, repeats = _read_parameters(b"".join(parameters)) if parameters else (None, True)
         message = UsualMessage(
             body, name.decode(), version.decode(), request_id.decode(), inputs, outputs, classes, read
         )
-        if is_bytes and read is None and end <= _MOST_LAYOUT_BYTES and all(head.numpy is not None for head in heads):
+        if is_bytes and repeats and end <= _MOST_LAYOUT_BYTES and all(head.numpy is not None for head in heads):
             _keep_layout(message, id_begin, id_end)
         return message
     except (IndexError, UnicodeDecodeError, _Unusual):
@@ -280,6 +283,18 @@ def _output(field: bytes) -> tuple[str, int]:
     except (DecodeError, HeadraceError):
         raise _Unusual from None
     return output.name, count
+
+
+def _read_parameters(fields: bytes) -> tuple[RequestParameters, bool]:
+    """Return what ``fields`` say, and True if other requests are likely to say the same. Raises `_Unusual`.
+
+    perf_analyzer and Triton's C++ client send the same parameters with each request. The parameters of a sequence
+    change from request to request, and so may others: a layout is worth its time when they come the second time.
+    """
+    hits = _parameters.cache_info().hits
+    read = _parameters(fields)
+    is_sequence = read.sequence_id != 0 or read.sequence_start or read.sequence_end
+    return read, not is_sequence and _parameters.cache_info().hits > hits
 
 
 @lru_cache(2048)
