@@ -45,7 +45,7 @@ def test_models_that_do_not_go_together_are_told_without_a_load(
     ((line, field, message),) = problems["bad"]
     assert (line, field) == (2, "ensemble_scheduling.step[1].input_map['a']")
     assert message.startswith(
-        "in ensemble bad, ensemble tensor m: inconsistent shape: [2] is inferred from model one while"
+        "in ensemble bad, ensemble tensor m: inconsistent shape: [-1,2] is inferred from model one while"
     )
     assert problems["lost"][0][2] == "ensemble lost contains models that are not available or ambiguous: gone"
     assert problems["first"][0][2] == "circular dependency between ensembles: first -> ... -> second -> first"

@@ -74,6 +74,45 @@ def test_requests_of_a_step_that_differ_in_shape_are_not_in_one_batch(write: Wri
             np.testing.assert_array_equal(np.asarray(answer.outputs["y"]), row)
 
 
+RESHAPED = (
+    'platform: "ensemble" max_batch_size: {batch} '
+    'input {{ name: "x" data_type: TYPE_FP32 dims: [{dims}] reshape {{ shape: [{shape}] }} }} '
+    'output {{ name: "y" data_type: TYPE_FP32 dims: [{dims}] reshape {{ shape: [{shape}] }} }} '
+    "ensemble_scheduling {{ {step} }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("batch", "dims", "shape", "step_batch", "step_dims", "given"),
+    [
+        (0, "2, 2", "4", 0, "4", (2, 2)),
+        (4, "2, 2", "4", 4, "4", (3, 2, 2)),
+        (0, "2, 2", "4", 4, "4", (2, 2)),
+        (4, "2, 2", "4", 0, "4", (1, 2, 2)),
+        (0, "-1, 2", "-1, 1, 2", 0, "-1, 1, 2", (3, 2)),
+        (4, "1", "", 0, "-1", (4, 1)),
+    ],
+)
+def test_the_reshape_of_an_ensemble_is_applied_and_undone(
+    batch: int,
+    dims: str,
+    shape: str,
+    step_batch: int,
+    step_dims: str,
+    given: tuple[int, ...],
+    write: Write,
+    headrace_server: Callable[..., Server],
+    infer: Callable[..., dict[str, Any]],
+) -> None:
+    """As real Triton 2.51 answers the same configs."""
+    write("one", identity(batch=step_batch, dims=step_dims))
+    write("e", RESHAPED.format(batch=batch, dims=dims, shape=shape, step=step("one", "a=x", "b=y")))
+    values = np.arange(np.prod(given), dtype=np.float32).reshape(given)
+    answer = np.asarray(infer(headrace_server(), "e", {"x": values})["y"])
+    assert answer.shape == given
+    np.testing.assert_array_equal(answer, values)
+
+
 SUMS = """
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -33,7 +33,9 @@ def check(config: ModelConfig, others: Mapping[Dependency, OtherModel]) -> bool:
     """Whether the ensemble of ``config`` is decoupled. Raises `ConfigError` at the first thing that does not fit,
     naming step, tensor and both sides. What is not among ``others`` is not judged."""
     sides = {
-        io.name: Side(config.name, spec.datatype, spec.dims, config.max_batch_size > 0, f"the ensemble's {kind}")
+        io.name: Side(
+            config.name, spec.datatype, spec.backend_dims, config.max_batch_size > 0, f"the ensemble's {kind}"
+        )
         for kind, tensors in (("input", config.input), ("output", config.output))
         for io in tensors
         for spec in (Spec.from_config(io),)
@@ -119,8 +121,8 @@ def _compare(ensemble: str, tensor: str, known: Side, side: Side, field: str) ->
         )
     if not (_match(known.dims, side.dims) or _match(known.full_dims, side.full_dims)):
         raise ConfigError(
-            f"{prefix} shape: {_shape(known.dims)} is inferred from model {known.model} while {_shape(side.dims)} is "
-            f"inferred from model {side.model}{where}",
+            f"{prefix} shape: {_shape(known.full_dims)} is inferred from model {known.model} while "
+            f"{_shape(side.full_dims)} is inferred from model {side.model}{where}",
             field=field,
         )
 

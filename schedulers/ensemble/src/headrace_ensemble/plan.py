@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, TypeAlias
 
-from headrace import Dependency, ModelConfig, OtherModel, Tensor, Ticket
+from headrace import Dependency, ModelConfig, OtherModel, Spec, Tensor, Ticket
 from headrace_ensemble.conditions import Condition, conditions
 
 #: What makes a tensor fit whoever reads it, where one has a batch axis and the other has none.
@@ -202,8 +203,10 @@ class EnsembleGraph:
         return adapter(self._is_batched(tensor), model.config.max_batch_size > 0, len(model.inputs[name].dims))
 
     def _adapt_output(self, name: str) -> Adapt | None:
-        (dims,) = (output.dims for output in self._config.output if output.name == name)
-        return adapter(self._is_batched(name), self._config.max_batch_size > 0, len(dims))
+        (spec,) = (Spec.from_config(output) for output in self._config.output if output.name == name)
+        is_batched = self._config.max_batch_size > 0
+        adapt = adapter(self._is_batched(name), is_batched, len(spec.backend_dims))
+        return adapt if spec.reshape is None else _reshaper(spec, is_batched, adapt)
 
 
 def dependency_of(step: Any) -> Dependency:
@@ -257,3 +260,19 @@ def adapter(is_batched: bool, wants_batch: bool, rank: int) -> Adapt | None:
         return adapted
 
     return add_axis if wants_batch else drop_axis
+
+
+def _reshaper(spec: Spec, is_batched: bool, adapt: Adapt | None) -> Adapt:
+    """Return what turns an ensemble tensor into the output ``spec``: ``adapt`` first, then the output's ``reshape``.
+
+    A tensor whose elements do not fit the output's dims keeps its shape.
+    """
+
+    def undo_reshape(tensor: Any) -> Tensor:
+        adapted: Any = tensor if adapt is None else adapt(tensor)
+        batch = adapted.shape[:1] if is_batched else ()
+        shape = (*batch, *spec.undo_reshape(adapted.shape[len(batch) :]))
+        reshaped: Tensor = adapted.reshape(shape) if prod(shape) == prod(adapted.shape) else adapted
+        return reshaped
+
+    return undo_reshape
