@@ -122,6 +122,30 @@ def test_the_config_goes_before_the_files(tmp_path: Path, text: str, files: str,
     assert told(derived(tmp_path, text, files)) == wanted
 
 
+@pytest.mark.parametrize(
+    ("platform", "filename", "backend"),
+    [
+        ("foo", "model.onnx", "onnxruntime"),
+        ("foo", "model.plan", "tensorrt"),
+        ("foo", "model.xml", "openvino"),
+        ("foo", "model.py", "python"),
+        ("foo", "model.graphdef", ""),
+        ("foo", "weights.bin", ""),
+        ("foo", "", ""),
+        ("onnxruntime_onnx", "model.plan", "tensorrt"),
+        ("onnxruntime_onnx", "model.xml", "onnxruntime"),
+        ("tensorrt_plan", "model.onnx", "tensorrt"),
+        ("tensorflow_graphdef", "model.onnx", "tensorflow"),
+    ],
+)
+def test_a_platform_and_a_file_that_do_not_go_together_tell_a_backend_as_in_triton(
+    tmp_path: Path, platform: str, filename: str, backend: str
+) -> None:
+    """Asked of Triton 2.51."""
+    text = f'platform: "{platform}" default_model_filename: "{filename}"'
+    assert told(derived(tmp_path, text, "1/model.onnx")) == (backend, platform, filename)
+
+
 def test_the_models_name_is_the_last_resort(tmp_path: Path) -> None:
     assert told(derived(tmp_path, name="net.my.backend")) == ("my.backend", "", "model.my.backend")
 

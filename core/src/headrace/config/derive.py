@@ -75,6 +75,8 @@ def _derive_backend(config: ModelConfig, model_path: Path, needs_backend: bool) 
         config.backend, config.platform = rule.backend, rule.platform
         if not config.default_model_filename and config.runtime != "model.py":
             config.default_model_filename = rule.filename
+    elif config.platform and not config.backend:
+        config.backend = _backend_beside_platform(config)
     elif needs_backend and not (config.backend or config.platform or config.default_model_filename):
         _derive_from_name(config, model_path)
 
@@ -92,6 +94,20 @@ def _find_rule(config: ModelConfig, model_path: Path) -> _Rule | None:
     present = [rule for rule in fitting if folder is not None and rule.is_in(folder)]
     is_told = told != ModelConfig()
     return next(iter(present or (fitting if is_told else [])), None)
+
+
+def _backend_beside_platform(config: ModelConfig) -> str:
+    """Return the backend of a platform and a file name that do not go together, as Triton does; empty for none.
+
+    Validation then refuses the pair, unless the backend takes any platform.
+    """
+    fitting = (
+        rule.backend
+        for rule in _RULES
+        if rule.platform == config.platform
+        or (rule.filename == config.default_model_filename and rule.backend != "tensorflow")
+    )
+    return next(fitting, "")
 
 
 def _first_folder(model_path: Path) -> Path | None:
