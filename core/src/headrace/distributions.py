@@ -5,6 +5,8 @@ Whoever needs one that is missing is told the command that installs it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from difflib import get_close_matches
 from importlib.util import find_spec
 
 from headrace.errors import ConfigError
@@ -45,6 +47,20 @@ def is_known(kind: str, name: str) -> bool:
     """Whether ``name`` is a part that exists elsewhere, and no slip of the pen."""
     known = {"backend": _WRITTEN | _PLANNED, "scheduler": _SCHEDULERS, "cache": _CACHES}
     return name in known.get(kind, ())
+
+
+def meant(kind: str, name: str, installed: Collection[str]) -> str:
+    """Return the part of ``kind`` that ``name`` is probably a slip for; empty if there is none.
+
+    For a backend, the name of its distribution (``onnx``) and a platform (``onnxruntime_onnx``) count, too.
+    """
+    if is_known(kind, name):
+        return ""
+    lower = name.lower()
+    known = sorted({*installed, *(_WRITTEN if kind == "backend" else ())})
+    near = [part for part in known if _WRITTEN.get(part) == f"headrace-{lower}" or lower.startswith(part)]
+    near += [part for part in known if len(lower) > 2 and lower in part] + get_close_matches(lower, known, 1)
+    return next(iter(near), "")
 
 
 def missing(kind: str, name: str) -> str:

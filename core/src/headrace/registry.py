@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Generic, TypeVar
 
 from headrace.config.option_groups import OptionGroup, group_flags
-from headrace.distributions import is_known, missing
-from headrace.errors import ConfigError, LoadError
+from headrace.distributions import meant, missing
+from headrace.errors import Code, ConfigError, LoadError
 from headrace.frontends.http.plugin_routes import HttpRoute, clash, read_route
 
 P = TypeVar("P", bound=type)
@@ -100,7 +99,7 @@ class Registry(Generic[P]):
         if len(claims) > 1:
             raise LoadError(self._conflict(name))
         if not claims:
-            raise LoadError(self._explain(name))
+            raise LoadError(self._explain(name), Code.INVALID_ARGUMENT)
         return claims[0][0]
 
     def _conflict(self, name: str) -> str:
@@ -111,8 +110,8 @@ class Registry(Generic[P]):
         guilty = [info for info in self._broken if info.may_have_had(f"{self.kind} {name}", name)]
         if guilty:
             return "; ".join(f"plugin {info} is broken: {info.error}" for info in guilty)
-        nearest = [] if is_known(self.kind, name) else get_close_matches(name, self._claims, 1)
-        hint = f"did you mean '{nearest[0]}'? " if nearest else ""
+        nearest = meant(self.kind, name, self._claims)
+        hint = f"did you mean '{nearest}'? " if nearest else ""
         text = f"no plugin provides {self.kind} '{name}'; {hint}installed: {', '.join(self.names())}"
         if known := missing(self.kind, name):
             text = f"{known} {text}"
