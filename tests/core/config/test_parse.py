@@ -19,6 +19,7 @@ TYPES = (
     "TYPE_FP16, TYPE_FP32, TYPE_FP64, TYPE_STRING, TYPE_BF16"
 )
 
+JSON = "this looks like JSON, and a config is protobuf text format: no braces around it, no quotes around names"
 BAD_TEXTS = [
     ("max_batchsize: 3", "1:1: ModelConfig has no field 'max_batchsize'; did you mean 'max_batch_size'?"),
     ("MAX_BATCH_SIZE: 3", "1:1: ModelConfig has no field 'MAX_BATCH_SIZE'; did you mean 'max_batch_size'?"),
@@ -64,6 +65,22 @@ BAD_TEXTS = [
     ('input { name: "x" ', "1:15: input[0].name: expected '}', found the end"),
     ('name: "a" name: "b"', "1:17: name: is given more than once"),
     ("\x00", r"1:1: Expected identifier or number, got \x00"),
+    ('{ "name": "a" }', f"1:1: Expected identifier or number, got {{; {JSON}"),
+    ('# of m\n{ "name": "a" }', f"2:1: Expected identifier or number, got {{; {JSON}"),
+    ('[ { "name": "a" } ]', f"1:3: Expected identifier; {JSON}"),
+    ('"name": "a"', '1:1: Expected identifier or number, got "name"; the name of a field has no quotes'),
+    (
+        "input { 'name': 'a' }",
+        "1:9: input[0]: Expected identifier or number, got 'name'; the name of a field has no quotes",
+    ),
+    ("// of m", "1:1: Expected identifier or number, got /; a comment begins with '#'"),
+    ("/* of m */", "1:1: Expected identifier or number, got /; a comment begins with '#'"),
+    (
+        "max_batch_size: 8 // rows",
+        "1:19: max_batch_size: Expected identifier or number, got /; a comment begins with '#'",
+    ),
+    ("max_batch_size: // rows", f"1:17: max_batch_size: expected {INT32}, found /; a comment begins with '#'"),
+    ("name: /m", "1:7: name: expected a quoted string, found /"),
     (
         "dynamic_batching {} sequence_batching {}",
         '1:21: Field "sequence_batching" is specified along with field "dynamic_batching", another member of oneof '

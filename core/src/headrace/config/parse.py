@@ -93,7 +93,9 @@ def explain_text(error: ParseError, text: str, root: Descriptor) -> tuple[int, i
     place = place_at(text, root, line, column)
     # The parser quotes the line, except where the text has ended.
     found = clip(place.found) if reason.startswith(quoted) else "the end"
-    return line, column, place.path, _reword(reason.removeprefix(quoted), place, found)
+    reason = reason.removeprefix(quoted)
+    hint = _hint(text.split("\n")[line - 1][column - 1 :], place, reason)
+    return line, column, place.path, _reword(reason, place, found, hint)
 
 
 def unknown_field(message: Descriptor, name: str) -> str:
@@ -109,18 +111,31 @@ def shorten(reason: str) -> str:
     return clip(re.sub(r'\bheadrace\.| at "?ModelConfig"?$|(?<= at )ModelConfig\.', "", reason), 300)
 
 
-def _reword(reason: str, place: SourcePlace, found: str) -> str:
+def _reword(reason: str, place: SourcePlace, found: str, hint: str) -> str:
     unknown = _UNKNOWN_FIELD.match(reason)
     mark = _MISSING_MARK.match(reason)
     if unknown is not None:
         return _unknown_in(place, unknown[1], unknown[2])
     if place.field is not None and _WRONG_VALUE.search(reason):
-        return f"expected {_expected(place.field)}, found {found}{_nearest_value(place.field, found)}"
+        return f"expected {_expected(place.field)}, found {found}{_nearest_value(place.field, found)}{hint}"
     if mark is not None:
-        return f"expected '{mark[1]}', found {found}"
+        return f"expected '{mark[1]}', found {found}{hint}"
     if _REPEATED.search(reason):
         return "is given more than once"
-    return clip(_short(reason).rstrip("."), 300)
+    return clip(_short(reason).rstrip("."), 300) + hint
+
+
+def _hint(rest: str, place: SourcePlace, reason: str) -> str:
+    """Return what to write in place of JSON or of a comment of another language, which ``rest`` begins with."""
+    if rest.startswith(("//", "/*")):
+        return "; a comment begins with '#'"
+    if not reason.startswith("Expected identifier"):
+        return ""
+    if rest[:1] in ("{", "[") and not place.path:
+        return (
+            "; this looks like JSON, and a config is protobuf text format: no braces around it, no quotes around names"
+        )
+    return "; the name of a field has no quotes" if rest[:1] in ("'", '"') else ""
 
 
 def _unknown_in(place: SourcePlace, message: str, name: str) -> str:
