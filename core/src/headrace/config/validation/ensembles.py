@@ -61,7 +61,9 @@ def _check_steps(steps: Sequence[ModelEnsembling.Step], name: str) -> Iterator[P
                 "or an integer >= 0",
             )
         if step.model_name == name:
-            yield Problem(f"{field}.model_name", f"circular dependency between ensembles: {name} -> {name}")
+            yield Problem(
+                f"{field}.model_name", f"circular dependency between ensembles: {name} -> ... -> {name} -> {name}"
+            )
         yield from _check_maps(step, field, index, name)
         yield from _check_written_once(step, field, index, name, written)
 
@@ -117,11 +119,11 @@ class _Graph:
         name = self._config.name
         for index, given in enumerate(self._config.input):
             if not self._is_known(given.name):
-                yield Problem(f"input[{index}].name", f"ensemble input '{given.name}' for ensemble {name} is not used")
+                yield Problem(f"input[{index}].name", f"ensemble input '{given.name}' for ensemble {name}' is not used")
         for index, output in enumerate(self._config.output):
             if not self._is_known(output.name):
                 yield Problem(
-                    f"output[{index}].name", f"ensemble output '{output.name}' for ensemble {name} is not used"
+                    f"output[{index}].name", f"ensemble output '{output.name}' for ensemble {name}' is not used"
                 )
             elif output.name not in self._ready:
                 yield Problem(f"output[{index}].name", self._explain(output.name))
