@@ -122,6 +122,30 @@ def test_an_ensemble_is_refused_with_what_it_misses(models: dict[str, str], said
     assert not server.ready_versions("e")
 
 
+def test_an_ensemble_with_a_cache_and_a_decoupled_step_is_refused(write: Write, run: Run) -> None:
+    """In the words of Triton 2.51."""
+    cached = "response_cache { enable: true }"
+    write("many", identity() + "model_transaction_policy { decoupled: true }")
+    write("plain", ensemble([step("many", "a=x", "b=y")]))
+    for name, steps in (("e", step("many", "a=x", "b=y")), ("outer", step("plain", "x=x", "y=y"))):
+        write(name, ensemble([steps], more=cached))
+    write("above", ensemble([step("e", "x=x", "y=y")]))
+    write("one", identity())
+    write("fine", ensemble([step("one", "a=x", "b=y")], more=cached))
+    server = run(**LENIENT)
+    refused = (
+        "Response Cache does not currently support model {} with 'decoupled' transaction policy. Please disable the "
+        "response cache."
+    )
+    for name in ("e", "outer"):
+        assert why(server, name) == f"Invalid argument: {refused.format(name)}"
+    assert why(server, "above").endswith(
+        "ensemble 'above' depends on 'e' which has no loaded version. Model 'e' loading failed with error: version 1 is "
+        f"at UNAVAILABLE state: Invalid argument: {refused.format('e')};"
+    )
+    assert server.ready_versions("plain") == server.ready_versions("fine") == [1]
+
+
 def test_a_required_version_that_is_not_loaded_is_named(write: Write, run: Run) -> None:
     write("one", identity(), versions=(1, 3))
     write("e", ensemble([step("one", "a=x", "b=y", version=1)]))

@@ -321,9 +321,12 @@ def dependencies(config: ModelConfig, scheduler: type[Scheduler]) -> frozenset[D
 
 
 def complete_with(config: ModelConfig, scheduler: type[Scheduler], others: Mapping[Dependency, OtherModel]) -> None:
-    """Have ``scheduler`` hold ``config`` against the ``others``, and complete it in place. Raises as `dependencies`."""
+    """Have ``scheduler`` hold ``config`` against the ``others``, and complete it in place. Raises as `dependencies`,
+    and `LoadError` if the result cannot be cached."""
     with _of_scheduler(scheduler, config):
         scheduler.complete_config(config, others)
+    for problem in validation.check_caching(config):  # the scheduler may have found the model to be decoupled
+        raise LoadError(problem.message, problem.code)
 
 
 @contextmanager

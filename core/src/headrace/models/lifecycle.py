@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from headrace.errors import HeadraceError, OperatorError
+from headrace.errors import HeadraceError, LoadError, OperatorError
 from headrace.models import model_files
 from headrace.models.dependencies import Dependencies, Needed
 from headrace.models.loader import Loader, LoadPlan
@@ -289,8 +289,8 @@ class Lifecycle:
             self._abandon(record, loaded, failed, entry)
             for change in changes.values():
                 await self._slots.run(change.discard)
-            if plan.dependencies:  # all of them fail alike, and as Triton says it
-                first = next(iter(failed.values()))
+            first = next(iter(failed.values()))
+            if plan.dependencies and not isinstance(first, LoadError):  # what all versions need, as Triton says it
                 raise OperatorError(f"load failed for model '{plan.name}': {entry.hide(first.message)}\n")
             raise versions_failure(entry, failed)
         leaving = [left for number, change in changes.items() for left in self._exchange(record, plan, number, change)]

@@ -19,9 +19,10 @@ from headrace.config.validation import (
     paths,
     sequences,
 )
+from headrace.config.validation.model import check_caching
 from headrace.config.validation.shared import Problem, check_enums
 
-__all__ = ["Problem", "problems"]
+__all__ = ["Problem", "check_caching", "problems"]
 
 
 def early(config: ModelConfig, *, complete: bool, needs_backend: bool = True) -> list[Problem]:
@@ -38,7 +39,7 @@ def early(config: ModelConfig, *, complete: bool, needs_backend: bool = True) ->
         *model.check_batching(config),
         *sequences.check(config),
         *ensembles.check(config),
-        *model.check_caching(config),
+        *check_caching(config),
         *model.check_metrics(config),
     ]
     if complete:
@@ -65,7 +66,7 @@ def problems(
         *sequences.check(config),
         *sequences.check_states(config),
         *ensembles.check(config),
-        *model.check_caching(config),
+        *check_caching(config),
         *model.check_metrics(config),
         *instances.check(config, gpus),
         *io.check(config),
