@@ -15,7 +15,7 @@ from headrace.config.model_config_pb2 import (
     ModelQueuePolicy,
     ModelVersionPolicy,
 )
-from headrace.config.validation.shared import Problem, check_duration, check_preferred_sizes
+from headrace.config.validation.shared import Problem, check_preferred_sizes
 
 #: Backends that go with certain platforms only; any platform goes with a backend not named here.
 _PLATFORMS = {
@@ -40,7 +40,7 @@ def check(config: ModelConfig, needs_backend: bool = True) -> Iterator[Problem]:
 
 
 def check_batching(config: ModelConfig) -> Iterator[Problem]:
-    """Preferred sizes, delay, priorities and queue policies."""
+    """Preferred sizes, priorities and queue policies."""
     batching, model = config.dynamic_batching, config.name
     yield from check_preferred_sizes(
         "dynamic_batching.preferred_batch_size",
@@ -48,13 +48,7 @@ def check_batching(config: ModelConfig) -> Iterator[Problem]:
         batching.preferred_batch_size,
         config,
     )
-    field = "dynamic_batching.max_queue_delay_microseconds"
-    yield from check_duration(field, batching.max_queue_delay_microseconds, f" for {model}")
     yield from _check_priorities(batching, model)
-    for field, policy in _policies(batching):
-        yield from check_duration(
-            f"{field}.default_timeout_microseconds", policy.default_timeout_microseconds, f" for {model}"
-        )
     if batching.preserve_ordering:
         yield from _check_ordering(batching, model)
 

@@ -17,7 +17,6 @@ from headrace.config.model_config_pb2 import (
 from headrace.config.validation.shared import (
     MAX_MADE_BYTES,
     Problem,
-    check_duration,
     check_preferred_sizes,
     check_shape,
     invalid_dimension,
@@ -34,8 +33,6 @@ def check(config: ModelConfig) -> Iterator[Problem]:
     """Controls, then the strategy."""
     batching, suffix = config.sequence_batching, f" for {config.name}"
     yield from _check_controls(batching, config.name)
-    field = "sequence_batching.max_sequence_idle_microseconds"
-    yield from check_duration(field, batching.max_sequence_idle_microseconds, suffix)
     yield from _check_oldest(batching.oldest, config)
     yield from _check_direct(batching.direct, suffix)
 
@@ -116,8 +113,6 @@ def _check_oldest(oldest: ModelSequenceBatching.StrategyOldest, config: ModelCon
         oldest.preferred_batch_size,
         config,
     )
-    delay = oldest.max_queue_delay_microseconds
-    yield from check_duration(f"{field}.max_queue_delay_microseconds", delay, f" for {config.name}")
 
 
 def _check_direct(direct: ModelSequenceBatching.StrategyDirect, suffix: str) -> Iterator[Problem]:
@@ -127,8 +122,6 @@ def _check_direct(direct: ModelSequenceBatching.StrategyDirect, suffix: str) -> 
             f"{field}.minimum_slot_utilization",
             f"sequence batching minimum slot utilization must be in range (0.0, 1.0]{suffix}",
         )
-    delay = direct.max_queue_delay_microseconds
-    yield from check_duration(f"{field}.max_queue_delay_microseconds", delay, suffix)
 
 
 State = ModelSequenceBatching.State

@@ -1,4 +1,4 @@
-"""What the checks share: the `Problem` that they yield, and the rules of enum values, shapes, sizes and durations.
+"""What the checks share: the `Problem` that they yield, and the rules of enum values, shapes and sizes.
 
 Arithmetic is in Python's unbounded integers.
 """
@@ -31,8 +31,6 @@ class Problem:
 MAX_RANK = 32
 #: Of elements and of bytes: what a signed 64-bit integer holds.
 MAX_SIZE = 2**63 - 1
-#: Waits are counted in nanoseconds in a signed 64-bit integer; this is 292 years.
-MAX_MICROSECONDS = MAX_SIZE // 1000
 #: Of a tensor that the server makes up by itself: warm-up data, initial states.
 MAX_MADE_BYTES = 4 * 2**30
 #: Every element of BYTES has a length in front.
@@ -52,12 +50,6 @@ def check_shape(field: str, name: str, dims: Sequence[int], data_type: int, suff
         yield Problem(field, f"element count for tensor '{name}' exceeds maximum size of {MAX_SIZE}{suffix}")
     elif data_type and size_in_bytes(dims, data_type) > MAX_SIZE:
         yield Problem(field, f"byte size for tensor '{name}' exceeds maximum size of {MAX_SIZE}{suffix}")
-
-
-def check_duration(field: str, microseconds: int, suffix: str) -> Iterator[Problem]:
-    """A duration must fit the clock that counts it."""
-    if microseconds > MAX_MICROSECONDS:
-        yield Problem(field, f"{field} is {microseconds}, the limit is {MAX_MICROSECONDS} (292 years){suffix}")
 
 
 def check_preferred_sizes(field: str, title: str, sizes: Sequence[int], config: ModelConfig) -> Iterator[Problem]:
