@@ -159,6 +159,73 @@ def test_json_takes_both_spellings_of_names_and_any_case_of_enums() -> None:
 CONFIG = text_format.Parse(TEXT, ModelConfig())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{max_batch_size:4,parameters:{foo:{string_value:'x'}}}",
+        "{'max_batch_size':4,\"parameters\":{ foo : {'string_value':\"x\"}}}",
+        "{\n maxBatchSize\n:'4', parameters:{foo:{string_value:'x',},}, }",
+        '{max_batch_size:4e0,parameters:{"foo":{"string_value":"x"}}}',
+    ],
+)
+def test_json_is_as_lenient_as_tritons_parser(text: str) -> None:
+    """Asked of Triton 2.51, as is what follows."""
+    assert parse_json(text) == parse_text('max_batch_size: 4 parameters { key: "foo" value { string_value: "x" } }')
+
+
+@pytest.mark.parametrize(
+    ("text", "backend"),
+    [
+        ("{backend:'py\\'on'}", "py'on"),
+        ("{backend:'py\"on'}", 'py"on'),
+        ('{backend:"py\'on"}', "py'on"),
+        ("{backend:'a:b,}'}", "a:b,}"),
+        ('{backend:"{a:1,}"}', "{a:1,}"),
+        ("{backend:'\\u0041\\\\'}", "A\\"),
+        ('{"backend":"py\nthon"}', "py\nthon"),
+    ],
+)
+def test_strings_keep_what_they_hold(text: str, backend: str) -> None:
+    assert parse_json(text).backend == backend
+
+
+def test_booleans_may_be_words_in_quotes() -> None:
+    assert parse_json('{response_cache:{enable:"true"}}').response_cache.enable
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{backend:python}",
+        "{a-b:1}",
+        "{true:1}",
+        "{1:1}",
+        "{parameters:{a.b:{string_value:'x'}}}",
+        "{parameters:{\u00e9:{string_value:'x'}}}",
+        "{,}",
+        "{backend:'x',,}",
+        "{input:[,]}",
+        "{backend:'x';}",
+        "{backend:'x'} x",
+        "{backend:'x' /* c */}",
+        "{backend:'x}",
+        "{max_batch_size:0x4}",
+    ],
+)
+def test_what_tritons_parser_refuses_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^Invalid config override: "):
+        parse_json(text)
+
+
+@pytest.mark.parametrize("part", ['"\\"', "'\\'", "a", " ", ", ", "[,", "a:", "\\"])
+def test_a_long_run_of_anything_is_refused_in_linear_time(part: str) -> None:
+    """A quadratic search would take minutes."""
+    with pytest.raises(ConfigError):
+        parse_json("{'" + part * (200_000 // len(part)))
+    with pytest.raises(ConfigError):
+        parse_json("{" + part * (200_000 // len(part)))
+
+
 def test_text_and_json_give_the_same_config() -> None:
     assert parse_text(text_format.MessageToString(CONFIG)) == CONFIG
     assert parse_json(json_format.MessageToJson(CONFIG)) == CONFIG

@@ -8,6 +8,7 @@ where Triton turns them back.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,17 +40,34 @@ _NUMBERS = (
 )
 
 
+#: What protobuf's parser takes beside JSON, and what may look like it: strings, names, commas. No ``\\s*`` is followed
+#: by what may fail after a part of it, so that time is linear in the text.
+_LENIENT = re.compile(
+    r"""(?P<string>"(?:[^"\\]|\\.)*"?)
+    | '(?P<single>(?:[^'\\]|\\.)*)'?
+    | (?P<name>[A-Za-z_$][\w$]*)(?P<colon>\s*:)?
+    | (?P<missing>[{[,]\s*,)
+    | (?P<trailing>,)(?=\s*[]}])""",
+    re.VERBOSE | re.DOTALL | re.ASCII,
+)
+_WORDS = frozenset(("true", "false", "null"))
+
+
 def parse_json(text: str) -> ModelConfig:
     """The config in JSON, as the load API takes it: snake_case or camelCase names, enums in any case.
 
+    As in Triton, names may have no quotes, strings may be in single quotes, and a comma may follow the last value.
     Raises `ConfigError` with Triton's ``Invalid config override:`` prefix.
     """
     if len(text) > MAX_BYTES:
         raise _refuse(f"{len(text)} characters, the limit is {MAX_BYTES}")
     try:
-        values = json.loads(text, object_pairs_hook=_without_duplicates)
+        values = _load(text)
     except (ValueError, RecursionError) as error:
-        raise _refuse(f"not JSON: {error}") from error
+        try:
+            values = _load(_LENIENT.sub(_strict, text))
+        except (ValueError, RecursionError):
+            raise _refuse(f"not JSON: {error}") from error
     if not isinstance(values, dict):
         raise _refuse(f"expected a JSON object, found {type(values).__name__}")
     config = ModelConfig()
@@ -58,6 +76,24 @@ def parse_json(text: str) -> ModelConfig:
     except json_format.ParseError as error:
         raise _refuse(shorten(str(error))) from error
     return config
+
+
+def _load(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_without_duplicates, strict=False)
+
+
+def _strict(found: re.Match[str]) -> str:
+    """Return the token ``found`` as JSON has it."""
+    if found["single"] is not None:
+        inner = re.sub(r"\\.|\"", lambda part: _SINGLE.get(part[0], part[0]), found["single"], flags=re.DOTALL)
+        return f'"{inner}"'
+    if found["colon"] and found["name"] not in _WORDS:
+        return f'"{found["name"]}"{found["colon"]}'
+    return "" if found["trailing"] else found[0]
+
+
+#: What changes within a string where double quotes take the place of single ones.
+_SINGLE = {"\\'": "'", '"': '\\"'}
 
 
 def _refuse(reason: str) -> ConfigError:
@@ -102,6 +138,8 @@ def _fold_field(value: Any, field: FieldDescriptor, path: str) -> Any:
 def _fold_one(value: Any, field: FieldDescriptor, path: str) -> Any:
     if field.message_type is not None:
         return _fold_message(value, field.message_type, path)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL and value in ("true", "false"):
+        return value == "true"
     return value.upper() if field.enum_type is not None and isinstance(value, str) else value
 
 
