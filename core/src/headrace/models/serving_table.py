@@ -141,7 +141,7 @@ class ServingTable:
         prefix = f"Request for unknown model: '{name}'"
         number = parse_version(version) if version != "" else None
         record = self._records.get(name)
-        if record is None:
+        if record is None or not (record.versions or record.counts):  # nor could its config be read
             return NotFound(f"{prefix} is not found")
         if number is None:
             return NotFound(f"{prefix} has no available versions")

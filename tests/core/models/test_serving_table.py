@@ -1,0 +1,47 @@
+"""How a request for a model that is not there is refused. The words are those of Triton 2.51, asked by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace import HeadraceError, Server
+
+CONFIG = """
+backend: "identity"
+input { name: "x" data_type: TYPE_FP32 dims: [2] }
+output { name: "y" data_type: TYPE_FP32 dims: [2] }
+"""
+UNKNOWN = "Request for unknown model: "
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "said"),
+    [
+        *((name, version, f"'{name}' is not found") for name in ("nobody", "bad") for version in ("", "1", "3")),
+        ("good", "3", "'good' version 3 is not found"),
+        ("empty", "", "'empty' has no available versions"),
+        ("empty", "1", "'empty' version 1 is not found"),
+        ("broken", "", "'broken' has no available versions"),
+        ("broken", "1", "'broken' version 1 is not at ready state"),
+        ("broken", "3", "'broken' version 3 is not found"),
+    ],
+)
+def test_a_model_that_is_not_served_is_refused_in_tritons_words(
+    name: str, version: str, said: str, headrace_repository: Path, headrace_server: Callable[..., Server]
+) -> None:
+    """A model whose config is wrong is as unknown as one that does not exist."""
+    for model, text in {
+        "good": CONFIG,
+        "bad": "foo: 3",
+        "empty": CONFIG,
+        "broken": CONFIG.replace("identity", "nobody"),
+    }.items():
+        (headrace_repository / model / ("1" if model != "empty" else "configs")).mkdir(parents=True)
+        (headrace_repository / model / "config.pbtxt").write_text(text)
+    server = headrace_server(exit_on_error=False)
+    with pytest.raises(HeadraceError) as refusal:
+        server.infer(name, {"x": [0, 0]}, version=version)
+    assert refusal.value.message == UNKNOWN + said
