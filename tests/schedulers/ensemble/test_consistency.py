@@ -64,15 +64,15 @@ def refusal(config: str) -> ConfigError:
         ),
         (
             ensemble([step("one", "a=x", "b=m"), step("wide", "a=m", "b=y")]),
-            f"{E}ensemble tensor m: inconsistent shape: [-1,2] is inferred from model one while [-1,3] is inferred from "
-            "model wide "
+            f"{E}ensemble tensor m: inconsistent shape: [-1,2] is inferred from model one while [-1,3] is inferred "
+            "from model wide "
             "(output b of step 0, input a of step 1)",
             "step[1].input_map['a']",
         ),
         (
             ensemble([step("one", "a=x", "b=m"), step("rank", "a=m", "b=y")]),
-            f"{E}ensemble tensor m: inconsistent shape: [-1,2] is inferred from model one while [-1,2,2] is inferred from "
-            "model "
+            f"{E}ensemble tensor m: inconsistent shape: [-1,2] is inferred from model one while [-1,2,2] is inferred "
+            "from model "
             "rank",
             "step[1].input_map['a']",
         ),

@@ -140,8 +140,8 @@ def test_an_ensemble_with_a_cache_and_a_decoupled_step_is_refused(write: Write, 
     for name in ("e", "outer"):
         assert why(server, name) == f"Invalid argument: {refused.format(name)}"
     assert why(server, "above").endswith(
-        "ensemble 'above' depends on 'e' which has no loaded version. Model 'e' loading failed with error: version 1 is "
-        f"at UNAVAILABLE state: Invalid argument: {refused.format('e')};"
+        "ensemble 'above' depends on 'e' which has no loaded version. Model 'e' loading failed with error: version 1 "
+        f"is at UNAVAILABLE state: Invalid argument: {refused.format('e')};"
     )
     assert server.ready_versions("plain") == server.ready_versions("fine") == [1]
 

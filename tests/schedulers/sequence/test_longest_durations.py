@@ -1,4 +1,4 @@
-"""Durations up to the largest number of their fields, as Triton 2.51 takes them: requests are answered, none expires."""
+"""Durations up to the largest number of their fields, as in Triton 2.51: requests are answered, none expires."""
 
 from __future__ import annotations
 
