@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.config.options import ServerOptions
-from headrace.errors import ConfigError, Unavailable
+from headrace.errors import Unavailable
 from headrace.frontends.metrics_frontend import MetricsFrontend
 from headrace.server import Server
 from headrace.telemetry.statistics import ModelStatistics
@@ -134,11 +134,6 @@ def test_summaries_are_counted_from_the_first_request_when_asked_for(repository:
         assert "nv_inference_request_duration_us ['1', 'plain']" not in found
 
     run(test)
-
-
-def test_quantile_that_is_none_stops_the_server_before_it_starts(repository: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'half:0\.1'"):
-        Server(repository, metrics_config={"summary_quantiles": "half:0.1"})
 
 
 def test_host_metrics_can_be_turned_off(repository: Path) -> None:

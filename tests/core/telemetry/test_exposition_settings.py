@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+from math import inf, isnan, nan
+
 import pytest
 
-from headrace.errors import ConfigError
 from headrace.telemetry import exposition
-from headrace.telemetry.exposition import MetricsSettings
+from headrace.telemetry.exposition import DEFAULT_QUANTILES, MetricsSettings
+from headrace.telemetry.summaries import Summary
 
 
 def test_defaults_are_tritons() -> None:
-    assert exposition.parse_metrics_config({}) == MetricsSettings(True, False, (0.5, 0.9, 0.95, 0.99, 0.999))
+    assert exposition.parse_metrics_config({}) == MetricsSettings(True, False, False, (0.5, 0.9, 0.95, 0.99, 0.999))
 
 
 def test_settings_that_triton_does_not_know_change_nothing() -> None:
-    assert exposition.parse_metrics_config({"colour": "blue", "histogram_latencies": "true"}) == MetricsSettings()
+    assert exposition.parse_metrics_config({"colour": "blue"}) == MetricsSettings()
 
 
 def test_only_the_exact_words_true_and_false_count() -> None:
@@ -28,7 +30,44 @@ def test_quantiles_are_pairs_of_quantile_and_error() -> None:
     assert exposition.parse_metrics_config({"summary_quantiles": "0.25:0.05,0.75:0.01"}).quantiles == (0.25, 0.75)
 
 
-@pytest.mark.parametrize("text", ["", "0.5", "0.5:", "x:0.1", "1.5:0.1", "0.5:0.1,", "0.5:nan", "0.5:0.1:0.2"])
-def test_what_is_no_quantile_is_named(text: str) -> None:
-    with pytest.raises(ConfigError, match="summary_quantiles"):
-        exposition.parse_metrics_config({"summary_quantiles": text})
+@pytest.mark.parametrize(
+    ("text", "quantiles", "refused"),
+    [
+        ("0.1:0.0.1", (0.1,), []),
+        (" 0.5abc:0.1", (0.5,), []),
+        ("0x1p-1:0.1", (0.5,), []),
+        ("0.5:0.1:3", (0.5,), []),
+        ("0.5:0.1,", (0.5,), []),
+        ("1.5:0.1", (1.5,), []),
+        ("-1:0.1", (-1,), []),
+        ("inf:0.1", (inf,), []),
+        ("0.5:0.1,x:0.2", (0.5,), ["[x:0.2]. Error: stod"]),
+        ("x:0.2,0.5:0.1", (0.5,), ["[x:0.2]. Error: stod"]),
+        ("0.25:0.1,,0.75:0.1", (0.25, 0.75), ["[]. No ':' delimiter found. Expected format is <quantile>:<error>"]),
+        ("0.1", DEFAULT_QUANTILES, ["[0.1]. No ':' delimiter found. Expected format is <quantile>:<error>"]),
+        ("0.5:", DEFAULT_QUANTILES, ["[0.5:]. Error: stod"]),
+        (":0.1", DEFAULT_QUANTILES, ["[:0.1]. Error: stod"]),
+        ("0.1:x", DEFAULT_QUANTILES, ["[0.1:x]. Error: stod"]),
+        ("0x1p99999:0.1", DEFAULT_QUANTILES, ["[0x1p99999:0.1]. hexadecimal value too large"]),  # where Triton ends
+    ],
+)
+def test_quantiles_are_read_as_by_triton(
+    caplog: pytest.LogCaptureFixture, text: str, quantiles: tuple[float, ...], refused: list[str]
+) -> None:
+    assert exposition.parse_metrics_config({"summary_quantiles": text}).quantiles == quantiles
+    told = [message.partition("Invalid option: ")[2] for message in caplog.messages]
+    assert [words.partition(" to represent")[0] for words in told] == refused
+
+
+@pytest.mark.parametrize(("quantile", "value"), [(1.5, 3), (inf, 3), (-1, 1), (-inf, 1)])
+def test_a_quantile_beyond_all_samples_is_that_of_the_last(quantile: float, value: int) -> None:
+    summary = Summary()
+    for us in (1, 2, 3):
+        summary.record(us, now_ns=0)
+    assert summary.quantiles([quantile], 0) == [value]
+
+
+def test_a_quantile_that_is_no_number_has_no_value() -> None:
+    summary = Summary()
+    summary.record(1, now_ns=0)
+    assert isnan(*summary.quantiles([nan], 0))

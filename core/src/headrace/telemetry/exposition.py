@@ -10,12 +10,12 @@ label that tells the buckets apart last, ``_count`` and ``_sum`` before the buck
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import Metric
-
-from headrace.errors import ConfigError
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -33,7 +33,7 @@ def _lines(family: Metric) -> Iterator[str]:
     yield f"# HELP {name} {_escape(family.documentation)}\n"
     yield f"# TYPE {name} {kind}\n"
     for sample in samples:
-        yield f"{sample.name}{_labels(sample.labels)} {_number(sample.value)}\n"
+        yield f"{sample.name}{_labels(sample.labels)} {number(sample.value)}\n"
 
 
 def _labels(labels: Mapping[str, str]) -> str:
@@ -48,8 +48,8 @@ def _escape(value: str, quoted: bool = False) -> str:
     return value.replace('"', r"\"") if quoted else value
 
 
-def _number(value: float) -> str:
-    """16 significant digits, as prometheus-cpp; its spellings of what is no number, too."""
+def number(value: float) -> str:
+    """Return ``value`` with 16 significant digits, and NaN and the infinities, as prometheus-cpp writes them."""
     if isinstance(value, int):
         return str(value)
     if value != value:
@@ -58,6 +58,11 @@ def _number(value: float) -> str:
         return "+Inf" if value > 0 else "-Inf"
     return format(value, ".16g")
 
+
+log = logging.getLogger("headrace.metrics")
+
+_DECIMAL = re.compile(r"\s*[+-]?(?:inf(?:inity)?|nan|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)", re.IGNORECASE)
+_HEXADECIMAL = re.compile(r"\s*[+-]?0x(?:[0-9a-f]+(?:\.[0-9a-f]*)?|\.[0-9a-f]+)(?:p[+-]?[0-9]+)?", re.IGNORECASE)
 
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
@@ -68,34 +73,44 @@ class MetricsSettings:
     ignored, as Triton does."""
 
     counter_latencies: bool = True
+    histogram_latencies: bool = False
     summary_latencies: bool = False
     quantiles: tuple[float, ...] = DEFAULT_QUANTILES
 
 
 def parse_metrics_config(config: Mapping[str, str]) -> MetricsSettings:
-    """The settings of ``--metrics-config``; values other than "true" and "false" change nothing.
+    """Return the settings of ``--metrics-config``; values other than "true" and "false" change nothing.
 
-    Raises `ConfigError` naming the quantile that is none.
+    As in Triton, each part of ``summary_quantiles`` that is no pair of numbers is logged and left out; if none is left,
+    the default quantiles count.
     """
     return MetricsSettings(
         counter_latencies=config.get("counter_latencies") != "false",
+        histogram_latencies=config.get("histogram_latencies") == "true",
         summary_latencies=config.get("summary_latencies") == "true",
-        quantiles=_quantiles(config["summary_quantiles"]) if "summary_quantiles" in config else DEFAULT_QUANTILES,
+        quantiles=tuple(_quantiles(config.get("summary_quantiles", ""))) or DEFAULT_QUANTILES,
     )
 
 
-def _quantiles(setting: str) -> tuple[float, ...]:
-    """``q:error,q:error``. The error is checked and not used: see `headrace.telemetry.summaries`."""
-    return tuple(_quantile(pair) for pair in setting.split(","))
+def _quantiles(setting: str) -> Iterator[float]:
+    """Yield the quantiles of ``q:error,q:error``. The error must be a number, and is not used: see
+    `headrace.telemetry.summaries`."""
+    for pair in setting.removesuffix(",").split(",") if setting else ():
+        quantile, colon, error = pair.partition(":")
+        try:
+            if not colon:
+                raise ValueError("No ':' delimiter found. Expected format is <quantile>:<error>")
+            value, _ = _leading_number(quantile), _leading_number(error)
+        except (ValueError, OverflowError) as reason:
+            log.error("--metrics-config: summary_quantiles: Invalid option: [%s]. %s", pair, reason)
+        else:
+            yield value
 
 
-def _quantile(pair: str) -> float:
-    rule = f"--metrics-config: summary_quantiles has '{pair}' where <quantile>:<error>, both in [0, 1], is expected"
-    quantile, colon, error = pair.partition(":")
-    try:
-        value, tolerance = float(quantile), float(error)
-    except ValueError:
-        raise ConfigError(rule) from None
-    if not colon or not 0 <= value <= 1 or not 0 <= tolerance <= 1:
-        raise ConfigError(rule)
-    return value
+def _leading_number(text: str) -> float:
+    """Return the number that ``text`` begins with, as C's ``strtod`` does. Raises `ValueError` if there is none."""
+    found = _HEXADECIMAL.match(text) or _DECIMAL.match(text)
+    if found is None:
+        raise ValueError("Error: stod")
+    number = found.group()
+    return float.fromhex(number) if "x" in number.lower() else float(number)

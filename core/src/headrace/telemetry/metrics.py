@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.telemetry.executions import BATCH_BOUNDS, LATENCY_BOUNDS_US, Histogram
-from headrace.telemetry.exposition import MetricsSettings
+from headrace.telemetry.exposition import MetricsSettings, number
 from headrace.telemetry.statistics import Snapshot
 from headrace.telemetry.summaries import Summaries
 
@@ -247,7 +247,7 @@ class ModelCollector(Collector):
         yield Sample(f"{name}_count", labels, count)
         yield Sample(f"{name}_sum", labels, total)
         for quantile, value in zip(wanted, values, strict=True):
-            yield Sample(name, {**labels, "quantile": format(quantile, "g")}, value)
+            yield Sample(name, {**labels, "quantile": number(quantile)}, value)
 
 
 def labels_of(model: CollectedModel) -> Labels:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from math import ceil, log, nan
+from math import ceil, isnan, log, nan
 from threading import Lock
 from time import monotonic_ns
 from typing import Protocol
@@ -71,8 +71,13 @@ class Summary:
 
 
 def _value(buckets: Sequence[tuple[int, int]], quantile: float, total: int) -> float:
-    """The middle of the bucket in which the sample of rank ``quantile * total`` lies."""
-    rank = max(1, ceil(quantile * total))
+    """Return the middle of the bucket in which the sample of rank ``quantile * total`` lies.
+
+    A quantile below 0 counts as 0, and one above 1 as 1; NaN has no value.
+    """
+    if isnan(quantile):
+        return nan
+    rank = max(1, ceil(min(max(quantile, 0), 1) * total))
     for index, count in buckets:
         rank -= count
         if rank <= 0:
