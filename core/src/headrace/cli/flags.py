@@ -67,7 +67,7 @@ _NAMED_SETTING = "<name>,<key>=<value>"
 # fmt: off
 GROUPS: dict[str, tuple[Flag, ...]] = {
     "Server and logs": (
-        Flag("id", "<name>", "Name of this server in its metadata.", "digits-1"),
+        Flag("id", "<name>", "Name of this server in its metadata.", "digits-1", values.utf8),
         Flag("exit-timeout-secs", "<s>", "Time for requests in flight to finish after SIGTERM or SIGINT.", "60", int32),
         Flag("log-verbose", "<level>", "Level of extra messages, 0 or false for none; from 1 on, answers name files in "
              "full.", "1", values.level),

@@ -72,8 +72,13 @@ def run_loop(main: Coroutine[None, None, int]) -> int:
 
 
 async def _serve(options: ServerOptions) -> int:
-    server, told_to_stop = Server(options), asyncio.Event()
+    told_to_stop = asyncio.Event()
     _watch_signals(told_to_stop)
+    try:
+        server = Server(options)
+    except Exception as error:
+        _complain(options, f"error: creating server: {_words(error)}")
+        return 1
     return await serve_until(told_to_stop, server)
 
 

@@ -23,6 +23,13 @@ def text(value: str) -> str:
     return value
 
 
+def utf8(value: str) -> str:
+    """Return ``value``, which answers may have to repeat: bytes that are not UTF-8 are refused."""
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(f"Invalid option value: not UTF-8. Got {value.encode('utf-8', 'backslashreplace').decode()}")
+    return value
+
+
 def boolean(value: str) -> bool:
     if value.lower() in _TRUE:
         return True

@@ -26,9 +26,11 @@ def bind(address: str, port: int, is_shared: bool, listens: bool = True) -> sock
 
     ``is_shared`` lets other processes listen on the same port. Raises OSError.
     """
-    family, kind, protocol, _, name = socket.getaddrinfo(
-        address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise OSError(errno.EINVAL, "neither an address nor the name of a host") from error
+    family, kind, protocol, _, name = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -44,13 +46,13 @@ def bind(address: str, port: int, is_shared: bool, listens: bool = True) -> sock
     return listener
 
 
-def listen_http(address: str, port: int, is_shared: bool, listens: bool = True) -> socket.socket:
-    """`bind` for HTTP. Raises `Unavailable` naming address and port."""
+def listen_http(address: str, port: int, is_shared: bool, listens: bool = True, service: str = "HTTP") -> socket.socket:
+    """Return `bind` for a service that speaks HTTP. Raises `Unavailable` naming the service, address and port."""
     try:
         return bind(address, port, is_shared, listens)
     except OSError as error:
-        reason = "the port is in use" if error.errno == errno.EADDRINUSE else str(error)
-        raise Unavailable(f"failed to listen for HTTP on {address}:{port}: {reason}") from error
+        reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise Unavailable(f"failed to listen for {service} on {address}:{port}: {reason}") from error
 
 
 def claim(listen: Listen, address: str, port: int, is_shared: bool) -> socket.socket:

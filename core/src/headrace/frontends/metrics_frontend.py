@@ -63,7 +63,7 @@ class MetricsFrontend(Frontend):
     async def start(self) -> None:
         options = self.engine.options
         self._devices = await asyncio.to_thread(_devices, options)
-        listener = listen_http(options.metrics_address, options.metrics_port, is_shared=False)
+        listener = listen_http(options.metrics_address, options.metrics_port, is_shared=False, service="metrics")
         self.port = listener.getsockname()[1]
         self._connections = connections = NativeConnections(
             self._answer, _Limits(**flagged(options)), self.engine.large_work

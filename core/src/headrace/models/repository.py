@@ -82,9 +82,17 @@ class Repository:
                     f"repository path '{given}' is not on this machine: this version reads directories only; copy the "
                     "repository into one, or mount it"
                 )
-            if not root.is_dir():
+            if not _is_directory(root):
                 raise InvalidArgument(f"failed to stat file {root}: repository path is not a valid directory")
             yield from root.iterdir()
+
+
+def _is_directory(path: Path) -> bool:
+    """True if ``path`` is a directory; a path too long for the system is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 class NoVersion(OperatorError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from headrace.frontends.grpc.infer import SHUTTING_DOWN
 from headrace.frontends.grpc.rpc import Metadata, Rpc, Stream, Unary, awaited, serialize
 from headrace.frontends.grpc.status import STATUS, details
 from headrace.frontends.grpc.wire import MESSAGE_BYTES
+from headrace.frontends.listening import bind
 from headrace.large import Large, LargeWork
 from headrace.telemetry.pacing import paced
 from headrace.trimming import share_heap
@@ -315,12 +315,7 @@ def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
 def _why_not(options: ServerOptions, address: str) -> str:
     """grpc only says that it could not bind; binding once more gives the reason."""
     try:
-        family, kind, protocol, _, target = socket.getaddrinfo(
-            options.grpc_address, options.grpc_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(target)
+        bind(options.grpc_address, options.grpc_port, is_shared=False, listens=False).close()
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             return f"can not listen on '{address}' for gRPC: {error.strerror}"
