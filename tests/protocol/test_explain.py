@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,6 +97,25 @@ def test_what_cannot_be_asked_is_one_line(
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert re.search(why, told.err)
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_reader_that_has_seen_enough_is_no_fault_of_the_server(server: Headrace, words: list[str]) -> None:
+    """As in ``headrace explain | head``."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "headrace.cli", "explain", "batched", f"--url=http://127.0.0.1:{server.http}"]
+    with os.fdopen(write, "w") as unread:
+        # Unbuffered, so that what is printed meets the closed pipe at once, as a long answer does.
+        asked = subprocess.run(
+            [*command, *words],
+            stdout=unread,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    assert (asked.returncode, asked.stderr) == (1, "")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def run(words: Sequence[str]) -> int:
     arguments = _parser().parse(words)
     try:
         told = _ask(_address(arguments.url, arguments.model, arguments.version or ""), arguments.header)
-        print(json.dumps(told, indent=2) if arguments.json else "\n".join(_picture(told, arguments.last)))
+        text = json.dumps(told, indent=2) if arguments.json else "\n".join(_picture(told, arguments.last))
     except HTTPError as error:
         print(f"{arguments.url} answers {error.code}: {_error_in(error)}", file=sys.stderr)
     except HTTPException:
@@ -37,6 +37,7 @@ def run(words: Sequence[str]) -> int:
     except (OSError, ValueError, LookupError, TypeError) as error:
         print(f"cannot ask {arguments.url} about '{arguments.model}': {one_line(str(error))}", file=sys.stderr)
     else:
+        print(text)  # outside of the try: that nobody reads it is no fault of the server
         return 0
     return 1
 
