@@ -510,6 +510,33 @@ def test_bad_document_is_refused(make_caller: MakeCaller, document: Any, status:
     assert (reply.status, error_of(body)) == (status, text)
 
 
+#: Bodies that are no JSON, and what Triton 2.51 answers.
+NO_JSON = [
+    (b"[...]", "Invalid value. at 1"),
+    (b'{"inputs":[{"data":[1,2,...]}]}', "Invalid value. at 24"),
+    (b"[-]", "Invalid value. at 2"),
+    (b'{"a":1.}', "Miss fraction part in number. at 7"),
+    (b'{"a":1e}', "Miss exponent in number. at 7"),
+    (b"nan", "Invalid value. at 1"),
+    (b'{"a":tru}', "Invalid value. at 8"),
+    (b"[1,]", "Invalid value. at 3"),
+    (b'{"a":1,}', "Missing a name for object member. at 7"),
+    (b"{'a':1}", "Missing a name for object member. at 1"),
+    (b'{"a" 1}', "Missing a colon after a name of object member. at 5"),
+    (b'{"a":1 "b":2}', "Missing a comma or '}' after an object member. at 7"),
+    (b"[1 2]", "Missing a comma or ']' after an array element. at 3"),
+    (b'{"a":1}}', "The document root must not be followed by other values. at 7"),
+    (b'{"a":"\\x"}', "Invalid escape character in string. at 6"),
+    (b'{"a":"\\ud800"}', "The surrogate pair in string is invalid. at 6"),
+]
+
+
+@pytest.mark.parametrize(("body", "text"), NO_JSON, ids=[repr(body) for body, _ in NO_JSON])
+def test_what_is_no_json_is_told_in_tritons_words(make_caller: MakeCaller, body: bytes, text: str) -> None:
+    reply, answer = make_caller(FOUR).infer(body)
+    assert (reply.status, error_of(answer)) == (500, f"failed to parse the request JSON buffer: {text}")
+
+
 @pytest.mark.parametrize("field", ["sequence_id", "priority", "timeout"])
 @pytest.mark.parametrize("value", ["1.5", "-1", "1e309", "true", "null", "18446744073709551616", "[]"])
 def test_number_fields_take_unsigned_integers_only(make_caller: MakeCaller, field: str, value: str) -> None:

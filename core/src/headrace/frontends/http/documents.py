@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -22,6 +23,22 @@ MAX_DEPTH = 100
 #: What may end a string, or begin one, and the literal ``Inf``, which only rapidjson reads. It never tries
 #: twice: an expression for whole strings would begin anew at each quote of a string that does not end.
 _INF = re.compile(rb'\\.|"|Inf(?!inity)', re.DOTALL)
+
+
+#: By the texts of orjson: those of RapidJSON, Triton's parser.
+_TRITONS_WORDS = {
+    "no digit after sign": "Invalid value.",
+    "unexpected character, expected a JSON value": "Invalid value.",
+    "no digit after decimal point": "Miss fraction part in number.",
+    "no digit after exponent sign": "Miss exponent in number.",
+    "unexpected character, expected a string key": "Missing a name for object member.",
+    "unexpected character, expected ':' after key": "Missing a colon after a name of object member.",
+    "unexpected character, expected ',' or '}'": "Missing a comma or '}' after an object member.",
+    "unexpected character, expected ',' or ']'": "Missing a comma or ']' after an array element.",
+    "unexpected content after document": "The document root must not be followed by other values.",
+    "invalid escaped sequence in string": "Invalid escape character in string.",
+    "no low surrogate in string": "The surrogate pair in string is invalid.",
+}
 
 
 def malformed(text: str) -> InvalidArgument:
@@ -49,7 +66,10 @@ def parse(body: memoryview, offset: int = 0) -> Any:
         raw = bytes(body)
         if b"NaN" in raw or b"Inf" in raw:
             return _parse_literals(raw, offset)
-        raise unreadable("The document is empty." if not raw.strip() else error.msg, offset + error.pos) from None
+        if not raw.strip():
+            raise unreadable("The document is empty.", offset) from None
+        text, position = _tritons_words(error)
+        raise unreadable(text, offset + len(error.doc[:position].encode())) from None
 
 
 def parse_object(body: memoryview) -> dict[str, Any]:
@@ -123,6 +143,19 @@ def _children(node: Any) -> Iterable[Any]:
 def _deep_or_open(body: memoryview, offset: int) -> InvalidArgument:
     """Why ``body`` cannot be followed: it is too deep, or it does not end, which goes first as in Triton."""
     return too_deep() if is_complete(body) else unreadable("Invalid value.", offset + body.nbytes)
+
+
+def _tritons_words(error: orjson.JSONDecodeError) -> tuple[str, int]:
+    """Return what Triton's parser says instead of ``error``, and at which character; orjson's text where Triton has
+    several."""
+    position = error.pos
+    if found := re.fullmatch("invalid literal, expected '([a-z]+)'", error.msg):
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(found[1], error.doc[position:], strict=False))
+        return "Invalid value.", position + sum(1 for _ in alike)
+    if error.msg.startswith("trailing comma"):
+        is_object = error.doc[position + 1 :].lstrip().startswith("}")
+        return "Missing a name for object member." if is_object else "Invalid value.", position + 1
+    return _TRITONS_WORDS.get(error.msg, error.msg), position
 
 
 def _parse_literals(raw: bytes, offset: int) -> Any:
