@@ -226,7 +226,10 @@ def test_the_index_lists_every_version(client: Client) -> None:
 def test_models_are_not_loaded_over_the_network(client: Client, method: str) -> None:
     with pytest.raises(InferenceServerException) as caught:
         getattr(client, method)("add")
-    assert caught.value.message() == "explicit model load / unload is not allowed if polling is enabled"
+    assert caught.value.message() == (
+        "explicit model load / unload is not allowed in model control mode 'none'; start the server with "
+        "--model-control-mode=explicit"
+    )
     assert caught.value.status() == ("503" if client.is_http else "StatusCode.UNAVAILABLE")
 
 

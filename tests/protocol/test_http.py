@@ -148,7 +148,10 @@ def test_a_repository_name_is_not_supported_in_control_calls(http_server: Headra
     assert (reply.status, reply.error) == (501, "'repository_name' specification is not supported")
     refused = send(http_server, "POST", f"/v2/repository/models/add/{action}")
     assert refused.status == 503
-    assert refused.error == "explicit model load / unload is not allowed if polling is enabled"
+    assert refused.error == (
+        "explicit model load / unload is not allowed in model control mode 'none'; start the server with "
+        "--model-control-mode=explicit"
+    )
 
 
 # ---------------------------------------------------------------------- answers

@@ -201,6 +201,14 @@ class Engine:
             return self.ready
         return all(await asyncio.gather(*(model.check_ready() for model in self._table.all_ready())))
 
+    def why_not_alive(self, name: str = "", version: str | int = "") -> str:
+        """Return why an instance of the model is not alive, in one line; without a name, of any model that strict
+        readiness counts. Empty if all are alive, or if the server is not serving. Raises as `resolve`."""
+        if name:
+            return self._table.served(name, version).why_not_alive
+        is_asked = self.phase is Phase.READY and self.options.strict_readiness
+        return self.lifecycle.why_not_alive if is_asked else ""
+
     def is_model_alive(self, name: str, version: str | int = "") -> bool | None:
         """Whether every instance of the model is alive; None if some must be asked, as `check_model` does.
 

@@ -195,13 +195,16 @@ def test_a_version_that_failed_is_forgotten_once_the_model_is_whole(
 @pytest.mark.parametrize("mode", ["none", "poll"])
 def test_without_explicit_mode_nothing_is_controlled(write_model: Any, make_server: MakeServer, mode: str) -> None:
     write_model("m")
+    texts = {
+        "none": "explicit model load / unload is not allowed in model control mode 'none'; start the server with "
+        "--model-control-mode=explicit",
+        "poll": "explicit model load / unload is not allowed if polling is enabled",
+    }
 
     async def scenario() -> None:
         async with make_server(model_control_mode=mode) as server:
             for call in (server.load("m"), server.unload("m"), server.load(".."), server.unload("nope")):
-                assert await refusal(call) == (
-                    Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled",
-                )  # fmt: skip
+                assert await refusal(call) == (Code.UNAVAILABLE, texts[mode])
 
     run(scenario())
 

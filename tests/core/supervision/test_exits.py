@@ -1,4 +1,7 @@
-"""What is left of a fatal error's report is what the model's author can use. The reports are CPython's."""
+"""What is left of a fatal error's report is what the model's author can use, and when another process is started.
+
+The reports are CPython's.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.supervision.exits import crash_report
+from headrace.supervision import exits
+from headrace.supervision.exits import RestartPolicy, crash_report
 
 HOST = """
 import ctypes, faulthandler, sys, threading, traceback
@@ -75,3 +79,53 @@ def test_a_traceback_keeps_the_models_source_and_loses_ours(ours: str) -> None:
 def test_other_words_stay_as_they_are() -> None:
     assert crash_report("out of luck\n", ["/srv"]) == "out of luck"
     assert crash_report("", ["/srv"]) == ""
+
+
+class Clock:
+    """The clock of a policy, which the test turns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(exits, "monotonic", lambda: self.now)
+
+    def exit_after(self, policy: RestartPolicy, seconds: float) -> float:
+        """Return the delay after an exit that comes so many seconds after the last one."""
+        self.now += seconds
+        policy.add_exit()
+        return policy.delay_s
+
+
+def test_each_exit_within_a_minute_doubles_the_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, policy = Clock(monkeypatch), RestartPolicy()
+    assert [clock.exit_after(policy, 1) for _ in range(4)] == [0.0, 0.5, 1.0, 2.0]
+    assert clock.exit_after(policy, 59.5) == 0.5  # of the four only the last was less than a minute ago
+    assert clock.exit_after(policy, 61) == 0.0
+
+
+def test_the_fifth_exit_within_a_minute_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, policy = Clock(monkeypatch), RestartPolicy()
+    for _ in range(4):
+        clock.exit_after(policy, 14)
+        assert not policy.is_exhausted
+    clock.exit_after(policy, 14)
+    assert policy.is_exhausted
+    slow = RestartPolicy()
+    for _ in range(9):
+        clock.exit_after(slow, 15)
+        assert not slow.is_exhausted
+
+
+def test_pauses_double_to_four_minutes_and_are_short_again_after_ten_quiet_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, policy, pauses = Clock(monkeypatch), RestartPolicy(), []
+    for _ in range(6):
+        while not policy.is_exhausted:
+            clock.exit_after(policy, 2)
+        pauses.append(policy.next_pause_s())
+        clock.now += pauses[-1]
+    assert pauses == [15, 30, 60, 120, 240, 240]
+    clock.now += 590
+    assert policy.next_pause_s() == 240
+    clock.now += 240 + 601
+    assert policy.next_pause_s() == 15

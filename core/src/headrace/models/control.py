@@ -77,8 +77,12 @@ class Control:
         return self._options.model_control_mode == "explicit"
 
     async def load(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
-        """Load or reload; returns when the model serves. Raises `HeadraceError`, and the old versions stay."""
-        self._require_explicit()
+        """Load or reload; return when the model serves. Raises `HeadraceError`, and the old versions stay.
+
+        In every mode, a model whose instance has died is loaded again as it is in the repository.
+        """
+        if parameters or not self._lifecycle.has_died(name):
+            self._require_explicit()
         name = judged_name(name)
         if self.relay is not None:
             await self.relay.load(name, parameters)
@@ -86,7 +90,9 @@ class Control:
             await self.load_here(name, parameters)
 
     async def load_here(self, name: str, parameters: Mapping[str, str | bytes]) -> None:
-        """`load`, whoever else is to do the same."""
+        """`load` in this server only. In a mode that allows no loads, do nothing if no instance has died here."""
+        if not (self.is_explicit or self._lifecycle.has_died(name)):
+            return
         entry = await asyncio.to_thread(self._find, name, parameters)
         await self._lifecycle.load(entry)
 
@@ -133,8 +139,14 @@ class Control:
         return Watcher(self._repository, self._lifecycle, interval_s, dev=options.dev, known_only=self.is_explicit)
 
     def _require_explicit(self) -> None:
-        if not self.is_explicit:
+        if self.is_explicit:
+            return
+        if self._options.model_control_mode == "poll":
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+        raise Unavailable(
+            "explicit model load / unload is not allowed in model control mode 'none'; start the server with "
+            "--model-control-mode=explicit"
+        )
 
     def _find(self, name: str, parameters: Mapping[str, str | bytes]) -> Entry:
         """What to load ``name`` from. Blocks. Raises `HeadraceError`."""

@@ -126,6 +126,20 @@ class Lifecycle:
         """Whether any version of ``name`` takes requests."""
         return name in self.records and self.records[name].is_served
 
+    def has_died(self, name: str) -> bool:
+        """True if a version of ``name`` is served and one of its instances is not alive."""
+        record = self.records.get(name)
+        return record is not None and record.is_served and not record.is_alive
+
+    @property
+    def why_not_alive(self) -> str:
+        """Return which model has an instance that is not alive, and why, in one line; empty if all are alive."""
+        for record in self.records.values():
+            for number, version in record.versions.items():
+                if version.served is not None and (why := version.served.why_not_alive):
+                    return f"model '{record.name}' version {number} is not ready: {why}"
+        return ""
+
     def stopping(self) -> None:
         """The server has begun to stop; `stop` follows when nobody can send requests any more."""
         self._is_stopping = True

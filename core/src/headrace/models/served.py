@@ -142,6 +142,11 @@ class ServedModel:
         return next((worker.reason for worker in self.workers if not worker.alive), "")
 
     @property
+    def why_not_alive(self) -> str:
+        """Return the first line of `reason`."""
+        return self.reason.partition("\n")[0]
+
+    @property
     def has_checks(self) -> bool:
         """Whether `check_ready` may have to wait."""
         return self._readiness.has_checks

@@ -18,9 +18,11 @@ from headrace.supervision.child_process import ChildProcess
 LAST_READ_S = 0.05
 #: How long a child may take to end when it has closed a channel.
 _LAST_BREATH_S = 0.25
-#: This many exits within the window, and the instance is given up.
+#: After this many exits within the window, no other process is started for a pause.
 MOST: Final = 5
 WINDOW_S: Final = 60.0
+#: The first pause, the longest, and how long after a pause the next counts as the first again.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _QUIET_S = 15.0, 240.0, 600.0
 #: Before the second restart within the window, and at most before any.
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 15.0
 
@@ -143,10 +145,16 @@ def _without_ours(lines: list[str], folders: Collection[str]) -> Iterator[str]:
 
 
 class RestartPolicy:
-    """How long after the process of an instance has ended another is started, and when no more."""
+    """How long after the process of an instance has ended another is started.
+
+    A process that ends now and then is followed at once. One of several exits within `WINDOW_S` is followed after a
+    delay, and `MOST` of them by a pause.
+    """
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=MOST)
+        self._pauses = 0
+        self._pause_ends = 0.0
 
     def add_exit(self) -> None:
         """A process has ended now, or another could not be started."""
@@ -154,11 +162,23 @@ class RestartPolicy:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the last exit was one too many within the window."""
+        """True if the last exit was one too many within the window: then `next_pause_s` follows."""
         return len(self._times) == MOST and self._times[-1] - self._times[0] < WINDOW_S
 
     @property
     def delay_s(self) -> float:
-        """How long to wait: not after the first exit in a while, then twice as long each time."""
+        """Return how long to wait: not after the first exit in a while, then twice as long each time."""
         earlier = sum(self._times[-1] - exit_s < WINDOW_S for exit_s in self._times) - 1
         return min(_FIRST_DELAY_S * 2 ** (earlier - 1), _LONGEST_DELAY_S) if earlier else 0.0
+
+    def next_pause_s(self) -> float:
+        """Return how long to wait after too many exits, and forget these: 15 s, then twice as long each time, at most
+        240 s. 10 minutes after a pause, the next one takes 15 s again."""
+        now = monotonic()
+        if now - self._pause_ends > _QUIET_S:
+            self._pauses = 0
+        pause_s: float = min(_FIRST_PAUSE_S * 2**self._pauses, _LONGEST_PAUSE_S)
+        self._pauses += 1
+        self._pause_ends = now + pause_s
+        self._times.clear()
+        return pause_s

@@ -208,7 +208,10 @@ async def test_refusals_have_tritons_status_and_text(repository: str) -> None:
         )
         statistics = "requested model 'z' is not available"
         assert await refusal(connection.get_inference_statistics("z")) == ("StatusCode.INVALID_ARGUMENT", statistics)
-        mode = "explicit model load / unload is not allowed if polling is enabled"
+        mode = (
+            "explicit model load / unload is not allowed in model control mode 'none'; start the server with "
+            "--model-control-mode=explicit"
+        )
         assert await refusal(connection.load_model("identity")) == ("StatusCode.UNAVAILABLE", mode)
         shm = "Client shared memory is disabled: it is not built yet"
         assert await refusal(connection.register_system_shared_memory("r", "/r", 4)) == (

@@ -47,6 +47,7 @@ class EchoModel:
                 io.dims.extend(dims)
         self.name, self.version, self.config.name = name, 1, name
         self.ready, self.has_checks, self.decoupled = True, False, False
+        self.why_not_alive = ""
         self.labels: dict[str, list[str]] = {}
         self.signature = Signature(name, self.config)
         self.inputs, self.outputs = self.signature.inputs, self.signature.outputs
@@ -109,7 +110,7 @@ class Caller:
         self.table.serve(model)
         self.engine = Engine(ServerOptions(**options), self.table)
         self.engine.phase = Phase.READY
-        self.engine.lifecycle = SimpleNamespace(are_settled=True)  # type: ignore[assignment]
+        self.engine.lifecycle = SimpleNamespace(are_settled=True, why_not_alive="")  # type: ignore[assignment]
         self.routes = Routes(self.engine)
 
     def send(

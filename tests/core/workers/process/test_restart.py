@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from headrace.errors import Code, HeadraceError
+from headrace.errors import Code, HeadraceError, Unavailable
 from headrace.messages.response import InferResponse
 from headrace.supervision import exits
 
@@ -165,7 +165,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_an_instance_that_keeps_dying_is_given_up_after_the_fifth_death(
+def test_an_instance_that_keeps_dying_pauses_after_the_fifth_death(
     run_trial: Run, wait_until: WaitUntil, write_model: Any
 ) -> None:
     model = run_trial()
@@ -174,7 +174,7 @@ def test_an_instance_that_keeps_dying_is_given_up_after_the_fifth_death(
         refusal(model, "exit")
         if restarts < 4:
             wait_for_restart(model, wait_until, restarts + 1)
-    wait_until(lambda: model.worker.reason.startswith("died 5 times within 60 s"), "it is given up")
+    wait_until(lambda: model.worker.reason.startswith("died 5 times within 60 s"), "it pauses")
     assert model.worker.restarts == 4
     error = refusal(model, "")
     assert error.code is Code.UNAVAILABLE
@@ -200,19 +200,74 @@ def test_requests_wait_for_the_instance_that_is_left(run_trial: Run, wait_until:
     assert not model.server.ready
 
 
-@pytest.mark.usefixtures("hurried")
-def test_a_load_brings_an_instance_back_that_was_given_up_although_no_file_changed(
-    run_trial: Run, wait_until: WaitUntil
-) -> None:
-    model = run_trial(options={"model_control_mode": "explicit", "load_model": ("m",)})
+def die_until_it_pauses(model: Running, wait_until: WaitUntil) -> None:
     for _ in range(5):
         wait_until(lambda: model.worker.alive, "it is back")
         refusal(model, "exit")
-    wait_until(lambda: model.worker.reason.startswith("died 5 times"), "it is given up")
-    asyncio.run_coroutine_threadsafe(model.server.load("m"), model.server.loop).result(20)
+    wait_until(lambda: model.worker.reason.startswith("died 5 times"), "it pauses")
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
+def test_a_load_ends_the_pause_of_an_instance_in_every_mode_although_no_file_changed(
+    run_trial: Run, wait_until: WaitUntil, mode: str
+) -> None:
+    named = {"load_model": ("m",)} if mode == "explicit" else {}
+    model = run_trial(options={"model_control_mode": mode, **named})
+
+    def load(**parameters: str) -> None:
+        asyncio.run_coroutine_threadsafe(model.server.load("m", parameters), model.server.loop).result(20)
+
+    die_until_it_pauses(model, wait_until)
+    if mode != "explicit":
+        with pytest.raises(Unavailable, match="is not allowed"):
+            load(config="{}")
+    load()
     assert model.worker.restarts == 0
     assert isinstance(model.infer(), InferResponse)
     assert model.server.ready
+    if mode != "explicit":
+        with pytest.raises(Unavailable, match="is not allowed"):  # it is alive
+            load()
+
+
+@pytest.mark.usefixtures("hurried")
+def test_an_instance_starts_again_by_itself_after_a_pause_and_a_longer_one(
+    run_trial: Run, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exits, "_FIRST_PAUSE_S", 1.5)
+    model = run_trial()
+    for pause in ("1.5", "3"):
+        die_until_it_pauses(model, wait_until)
+        assert f"it starts again after a pause of {pause} s, or when the model is loaded" in model.worker.reason
+        assert "exited with status 3" in model.worker.reason
+        assert refusal(model, "").code is Code.UNAVAILABLE  # at once: nobody waits for the pause to end
+        wait_until(lambda: model.worker.alive, "it is back", 20)
+        assert isinstance(model.infer(), InferResponse)
+        assert model.server.ready
+
+
+@pytest.mark.usefixtures("hurried")
+def test_an_instance_that_cannot_be_started_pauses_and_comes_back_when_it_can(
+    run_trial: Run, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exits, "_FIRST_PAUSE_S", 0.2)
+    model = run_trial()
+    begin, can_start = model.worker._begin, threading.Event()  # type: ignore[attr-defined]
+
+    async def fail() -> None:
+        if not can_start.is_set():
+            raise Unavailable("no memory is left")
+        await begin()
+
+    monkeypatch.setattr(model.worker, "_begin", fail)
+    refusal(model, "exit")
+    wait_until(lambda: "after a pause of 0.4 s" in model.worker.reason, "it pauses again")
+    assert model.worker.reason.endswith("no memory is left")
+    assert model.worker.reason.count("died 5 times") == 1
+    can_start.set()
+    wait_until(lambda: model.worker.alive, "it is back", 20)
+    assert isinstance(model.infer(), InferResponse)
 
 
 # ---------------------------------------------------------------------- processes that do not end

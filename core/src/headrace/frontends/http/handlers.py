@@ -44,7 +44,7 @@ class DescriptionHandlers:
 
     def model_ready(self, request: HttpRequest, target: PathTarget) -> HttpReply | Coroutine[Any, Any, HttpReply]:
         is_alive = self._engine.is_model_alive(target.name, target.version)
-        return self._check_model(target) if is_alive is None else _model_health(is_alive)
+        return self._check_model(target) if is_alive is None else self._model_health(target, is_alive)
 
     def config(self, request: HttpRequest, target: PathTarget) -> HttpReply:
         from headrace.config import config_json
@@ -61,11 +61,19 @@ class DescriptionHandlers:
         return self._health(await self._engine.check_ready())
 
     async def _check_model(self, target: PathTarget) -> HttpReply:
-        return _model_health(await self._engine.check_model(target.name, target.version))
+        return self._model_health(target, await self._engine.check_model(target.name, target.version))
+
+    def _model_health(self, target: PathTarget, is_ready: bool) -> HttpReply:
+        if not is_ready:
+            why = self._engine.why_not_alive(target.name, target.version)
+            raise InvalidArgument("Model version not ready" + (why and f": {why}"))
+        return HttpReply(200)
 
     def _health(self, is_well: bool) -> HttpReply:
         if self._engine.exiting:
             raise Unavailable("Server exiting")
+        if not is_well and (why := self._engine.why_not_alive()):
+            return json_reply({"error": why}, 400)
         return HttpReply(200 if is_well else 400)
 
 
@@ -108,12 +116,6 @@ class RepositoryHandlers:
         dependents = as_boolean(given.get("unload_dependents", False), "unload_dependents")
         await self._engine.unload(target.name, dependents)
         return json_type_reply()
-
-
-def _model_health(is_ready: bool) -> HttpReply:
-    if not is_ready:
-        raise InvalidArgument("Model version not ready")
-    return HttpReply(200)
 
 
 def _entry(entry: IndexEntry) -> dict[str, str]:

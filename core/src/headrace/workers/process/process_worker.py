@@ -1,7 +1,7 @@
 """A process of its own for one instance: batches go out and answers come back on the event loop.
 
-A child that dies is followed by another: at once the first time, then later and later, and not any
-more when it keeps dying. What it had in flight is answered `Unavailable`: the same request may
+A child that dies is followed by another: at once the first time, then later and later, and after a
+pause when it keeps dying. What it had in flight is answered `Unavailable`: the same request may
 succeed when it is sent again.
 """
 
@@ -39,8 +39,8 @@ _RETRY_S = 1.0
 class ProcessWorker:
     """Owns the child processes of one instance, one after the other. A `headrace.workers.worker.Worker`.
 
-    ``siblings`` are the workers of all instances of the version: when all have been given up, requests
-    are refused instead of waiting. ``exit_timeout_s`` is asked how many seconds an instance that is to close
+    ``siblings`` are the workers of all instances of the version: while all of them pause, requests are
+    refused instead of waiting. ``exit_timeout_s`` is asked how many seconds an instance that is to close
     may take. `load`, `serve`, `join` and `check_ready` are called on threads, everything else on the
     event loop.
     """
@@ -71,7 +71,8 @@ class ProcessWorker:
         self._newest: Child | None = None
         self._restart_policy = RestartPolicy()
         self._restart: asyncio.Task[None] | None = None
-        self._is_given_up = False
+        #: While no child is started because too many have died: the beginning of the reason. Else empty.
+        self._paused = ""
         self._is_leaving = False
         siblings.append(self)
 
@@ -226,34 +227,40 @@ class ProcessWorker:
             self._restart = asyncio.ensure_future(self._replace())
 
     async def _replace(self) -> None:
-        """Start another child, unless too many have died already."""
+        """Start another child; after too many exits, once a pause is over."""
+        policy = self._restart_policy
         while self._child is None and not self._is_leaving:
-            self._restart_policy.add_exit()
-            if self._restart_policy.is_exhausted:
-                self._give_up()
-                return
-            await asyncio.sleep(self._restart_policy.delay_s)
+            policy.add_exit()
+            await asyncio.sleep(self._pause() if policy.is_exhausted else policy.delay_s)
             self.restarts += 1
             try:
                 await self._begin()
             except Exception as error:
-                self.reason = summary(error)
+                self.reason = f"{self._paused}{summary(error)}"
                 log.error("instance '%s' could not be restarted: %s", self.name, self.reason)
         if self._child is not None:
+            self._paused = ""
             log.warning("instance '%s' has been restarted", self.name)
             self._pull()
 
-    def _give_up(self) -> None:
-        self._is_given_up = True
-        self.reason = f"died {exits.MOST} times within {exits.WINDOW_S:g} s and is given up; reload it. {self.reason}"
+    def _pause(self) -> float:
+        """Refuse requests from now on, unless another instance takes them. Return the seconds until the next start."""
+        pause_s = self._restart_policy.next_pause_s()
+        why = self.reason.removeprefix(self._paused)
+        self._paused = (
+            f"died {exits.MOST} times within {exits.WINDOW_S:g} s; it starts again after a pause of {pause_s:g} s, or "
+            "when the model is loaded. "
+        )
+        self.reason = f"{self._paused}{why}"
         log.error("instance '%s' %s", self.name, self.reason)
         for worker in self._siblings:
-            if worker._is_given_up:
+            if worker._paused:
                 worker._pull()
+        return pause_s
 
     def _turn_away(self, source: BatchSource) -> None:
-        """Leave requests to the others, or to the next child; if there is no hope, refuse them."""
-        if not all(worker._is_given_up for worker in self._siblings):
+        """Leave requests to the others, or to the next child; refuse them while all instances pause."""
+        if not all(worker._paused for worker in self._siblings):
             source.leave(self._wakeup)
             return
         while batch := source.poll(self._wakeup):
