@@ -12,7 +12,9 @@ import pytest
 from tritonclient import grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
-from headrace import Caller, InferRequest, Interceptor, ModelView, Unavailable, Unsupported, builtins, hookimpl
+from headrace import (
+    Caller, InferRequest, Interceptor, InvalidArgument, ModelView, Unavailable, Unsupported, builtins, hookimpl,
+)  # fmt: skip
 from headrace.engine import Engine
 from headrace.models.entrance import start
 from headrace.server import Server
@@ -151,6 +153,57 @@ def test_an_interceptor_that_raises_at_an_answer_keeps_it_from_nobody(
     monkeypatch.setattr(builtins, "register_interceptors", hookimpl(lambda: [Clumsy]), raising=False)
     serve(lambda server, http, grpc: post(http).raise_for_status())
     assert "an interceptor failed at an answer" in caplog.text
+
+
+class First(Interceptor):
+    """Notes when it is asked and when it sees an answer, and refuses a request that says so."""
+
+    name: ClassVar[str] = "first"
+    events: ClassVar[list[str]] = []
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> Any:
+        self.events.append(f"{self.name} is asked")
+        if request.parameters.get("refused_by") == self.name:
+            raise Unsupported(f"{self.name} refuses")
+        return lambda answer, final: self.events.append(f"{self.name} sees {type(answer).__name__}")
+
+
+class Second(First):
+    name = "second"
+
+
+class Third(First):
+    name = "third"
+
+
+@pytest.mark.parametrize("order", [(First, Second, Third), (Third, First, Second)])
+def test_interceptors_are_asked_in_order_and_see_answers_the_other_way_round(
+    write_model: Any,
+    make_server: Callable[..., Server],
+    monkeypatch: pytest.MonkeyPatch,
+    order: tuple[type[First], ...],
+) -> None:
+    monkeypatch.setattr(builtins, "register_interceptors", hookimpl(lambda: list(order)), raising=False)
+    write_model("m", CONFIG)
+    outer, middle, inner = (kind.name for kind in order)
+    asked = [f"{name} is asked" for name in (outer, middle, inner)]
+
+    async def scenario() -> None:
+        async with make_server() as server:
+            x = np.zeros((1, 2), np.float32)
+            First.events.clear()
+            await server.infer_async("m", {"x": x})
+            assert First.events == [*asked, *(f"{name} sees InferResponse" for name in (inner, middle, outer))]
+            First.events.clear()
+            with pytest.raises(InvalidArgument):  # behind all of them
+                await server.infer_async("m", {"x": np.zeros((9, 2), np.float32)})
+            assert First.events == [*asked, *(f"{name} sees InvalidArgument" for name in (inner, middle, outer))]
+            First.events.clear()
+            with pytest.raises(Unsupported, match=f"{middle} refuses"):
+                await server.infer_async("m", {"x": x}, parameters={"refused_by": middle})
+            assert First.events == [*asked[:2], f"{outer} sees Unsupported"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_without_interceptors_a_request_is_started_by_nothing_else(make_server: Callable[..., Server]) -> None:
