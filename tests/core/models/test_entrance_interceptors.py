@@ -13,7 +13,15 @@ from tritonclient import grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
 from headrace import (
-    Caller, InferRequest, Interceptor, InvalidArgument, ModelView, Unavailable, Unsupported, builtins, hookimpl,
+    Caller,
+    InferRequest,
+    Interceptor,
+    InvalidArgument,
+    ModelView,
+    Unavailable,
+    Unsupported,
+    builtins,
+    hookimpl,
 )  # fmt: skip
 from headrace.engine import Engine
 from headrace.models.entrance import start
