@@ -182,7 +182,7 @@ def pythons(session: nox.Session, version: str) -> None:
     """All tests on the oldest and the newest Python, before a release; arguments after `--` go to pytest."""
     python = _environment(session, version)
     editable = [argument for folder in (CORE, *_folders()) for argument in ("-e", folder)]
-    tools = [*GROUPS["benchmarks"], *GROUPS["test"], "nox"]
+    tools = [*GROUPS["benchmarks"], *GROUPS["lint"], *GROUPS["test"], "nox"]
     session.run(python, "-m", "pip", "install", "-q", *PINS, *editable, *tools, external=True)
     session.run(python, "-m", "pip", "install", "-q", *PINS, *WEIGHTS, external=True)
     session.run(python, "-m", "pytest", *PARALLEL, *session.posargs, external=True)

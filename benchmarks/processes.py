@@ -23,8 +23,8 @@ from types import FrameType
 from typing import Any
 
 from beside import least
-
 from frontends import COUNT, KINDS, Kind, Wire, _http, _two
+
 from headrace import Server
 from headrace.engine import Engine
 from headrace.frontends.http.caller_limits import HttpLimits, flagged

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +105,22 @@ def test_readme_serves_with_one_command() -> None:
     assert re.fullmatch(
         r"\.ci/venv && .* \./core \./backends/onnx && \.venv/bin/headrace serve --model-repository=\S+", serve
     )
+
+
+def test_the_lint_passes_beside_the_repository_that_the_readme_makes(tmp_path: Path) -> None:
+    """Its folder ``models`` has the name of a module in benchmarks/."""
+    copied = shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
+    for name in ("pyproject.toml", ".gitignore"):
+        shutil.copy(ROOT / name, tmp_path)
+    model = tmp_path / "models/double/1/model.py"
+    model.parent.mkdir(parents=True)
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+               if "TritonPythonModel" in block)  # fmt: skip
+    model.write_text(code)
+    ruff = Path(sys.executable).with_name("ruff")
+    found = subprocess.run([ruff, "check", "."], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+    assert any(copied.glob("*.py"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
