@@ -37,6 +37,7 @@ import report
 import servers
 from measure import Case, Run, as_json, compare, median
 from models import ENSEMBLES, write_models
+from python_build import build_beside
 from report import LOAD_COLUMNS, Section, load_row
 from servers import BENCHMARKS, Running
 from settings import Missing, Settings, need_wrk
@@ -199,6 +200,7 @@ def main() -> int:
             "Sequences beside single requests, and cached beside computed, on the same server",
             ("case", "server", *RATIOS),
         )
+        pythons = [build_beside(path) for _, path, _ in options.server]
         with tempfile.TemporaryDirectory() as folder:
             asked = {model for model, _ in chosen.values()}
             needed = {each for model in asked for each in ENSEMBLES.get(model, ())}
@@ -222,8 +224,8 @@ def main() -> int:
                     ratios.rows.append((name, *_ratios(*named.values())))
                     for server, runs in named.items() if is_beside else ():
                         beside.rows.append((name, server, *_ratios(found[server + PLAIN], runs)))
-                    report.write([section, ratios, beside], options.out, sys.argv)
-    print(report.markdown([section, ratios, *([beside] if beside.rows else [])]))
+                    report.write([section, ratios, beside], options.out, sys.argv, pythons)
+    print(report.markdown([section, ratios, *([beside] if beside.rows else [])], pythons))
     return 0 if section.rows else 1
 
 

@@ -32,6 +32,7 @@ from engines import engines, threads
 from large_tensors import large_tensors
 from measure import Case, Run, median
 from models import ENSEMBLES, write_models
+from python_build import build_beside
 from report import Section, table
 from servers import BENCHMARKS, Running
 from settings import Missing, Settings, need_wrk
@@ -239,12 +240,12 @@ def main() -> None:
     def write() -> None:
         options.page.write_text(fill(PROSE.read_text(), tables))
 
-    def runs(only: str = "") -> str:
+    def runs(only: str = "", pythons: Sequence[str] = ()) -> str:
         words = f"`python benchmarks/page.py{only}`, {options.runs} runs of {options.seconds:g} s."
-        return f"{report.machine_line()}; {words}"
+        return f"{report.machine_line(pythons)}; {words}"
 
     def show() -> None:
-        tables["machine"] = runs()
+        tables["machine"] = runs(pythons=[build_beside(path) for _, path, _ in options.headrace])
         write()
 
     if "engines" in options.only:

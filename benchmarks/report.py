@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 from measure import Run, median
+from python_build import build
 from wake_up import wake_up_us
 
 
@@ -65,29 +66,31 @@ def load_row(case: str, server: str, runs: Sequence[Run]) -> Sequence[str]:
     )
 
 
-def markdown(sections: Sequence[Section]) -> str:
-    """The targets first, then a table per section."""
+def markdown(sections: Sequence[Section], pythons: Sequence[str] = ()) -> str:
+    """Return the targets, then a table per section. ``pythons`` as for `machine_line`."""
     targets = [
         (target.figure, target.wanted, target.measured, "yes" if target.is_met else "**no**")
         for section in sections
         for target in section.targets
     ]
-    parts = [machine_line(), table(("figure", "wanted", "measured", "met"), targets)] if targets else [machine_line()]
+    parts = [machine_line(pythons)]
+    if targets:
+        parts.append(table(("figure", "wanted", "measured", "met"), targets))
     for section in sections:
         parts += [f"## {section.title}", table(section.columns, section.rows)]
     return "\n\n".join(parts) + "\n"
 
 
-def write(sections: Sequence[Section], folder: Path, command: Sequence[str]) -> None:
-    """``perf.json`` with every run, and ``perf.md``."""
+def write(sections: Sequence[Section], folder: Path, command: Sequence[str], pythons: Sequence[str] = ()) -> None:
+    """Write ``perf.json`` with every run, and ``perf.md``. ``pythons`` as for `machine_line`."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
-        "machine": machine_line(),
+        "machine": machine_line(pythons),
         "command": list(command),
         "sections": [asdict(section) for section in sections],
     }
     (folder / "perf.json").write_text(json.dumps(document, indent=1))
-    (folder / "perf.md").write_text(markdown(sections))
+    (folder / "perf.md").write_text(markdown(sections, pythons))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,9 @@ class _Beginning:
 _BEGAN = _Beginning.now()
 
 
-def machine_line() -> str:
-    """Cores, what a wake-up costs, the share of the CPU that others have stolen since the start, Python and commit."""
+def machine_line(pythons: Sequence[str] = ()) -> str:
+    """Return the cores, what a wake-up costs, the share of the CPU that others have stolen since the start, the builds
+    of Python that ran the servers (that of this process unless given), and the commit."""
     model = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -121,7 +125,7 @@ def machine_line() -> str:
     stolen = (times.steal - _BEGAN.stolen_s) / max(1e-9, sum(times[:8]) - _BEGAN.total_s)
     return (
         f"{os.cpu_count()} CPUs ({model}), a wake-up {_BEGAN.wake_up_us:.1f} µs, {stolen:.0%} of the CPU stolen by "
-        f"others; Python {platform.python_version()}, commit {commit.stdout.strip()}"
+        f"others; {', '.join(dict.fromkeys(filter(None, pythons))) or build()}; commit {commit.stdout.strip()}"
     )
 
 
