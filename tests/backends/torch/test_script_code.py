@@ -38,6 +38,29 @@ class Prints(torch.nn.Module):
         return x
 
 
+class Restored(torch.nn.Module):
+    """Loading it calls ``__setstate__``, and thereby ``count``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 3
+
+    def count(self, n: int) -> int:
+        return n + 1
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[int, bool]:
+        return (self.n, self.training)
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[int, bool]) -> None:
+        self.n = self.count(state[0])
+        self.training = state[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.n
+
+
 class Runs:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,6 +111,26 @@ def test_other_ways_to_say_it_are_not_loaded_either(scripts: Any, code: str) -> 
     rewrite(path, lambda name, data: data.replace(b"return x", f"y = {code}\n    return x".encode()))
     with pytest.raises(LoadError, match="may do more than compute"):
         scripts.load(None, CONFIG)
+
+
+@pytest.mark.parametrize("place", ["__setstate__", "count"])
+def test_a_loop_that_loading_would_run_is_refused_and_no_other(scripts: Any, place: str) -> None:
+    """It might never end, and PyTorch holds the interpreter's lock while it loads."""
+    path = scripts.save(Restored())
+    assert scripts.load(None, CONFIG).execute({"x": torch.ones(1).numpy()})["y"].tolist() == [5.0]
+    loop = b"i = 0\n    while torch.gt(i, 3):\n      i = torch.add(i, 1)\n    "
+
+    def add_loop(name: str, data: bytes) -> bytes:
+        before, behind = data.partition(f"def {place}(".encode())[::2]
+        if not (name.endswith(".py") and behind):
+            return data
+        first = behind.index(b":\n    ") + 6
+        return before + f"def {place}(".encode() + behind[:first] + loop + behind[first:]
+
+    rewrite(path, add_loop)
+    with pytest.raises(LoadError, match=r"runs a loop when it is loaded \('__setstate__'\).*'trust' to 'true'"):
+        scripts.load(None, CONFIG)
+    assert scripts.load(None, CONFIG, trust=True).execute({"x": torch.ones(1).numpy()})["y"].tolist() == [5.0]
 
 
 @pytest.mark.parametrize("record", ["data.pkl", "constants.pkl"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
@@ -22,24 +22,45 @@ _FILES = frozenset(("save", "from_file", "rpc_async", "rpc_remote", "rpc_sync", 
 _LIBRARIES = frozenset(("aten", "prim", "prims", "quantized", "_quantized", "sparse", "mkldnn", "torchvision"))
 #: Characters, and a continued line, which PyTorch never writes.
 _UNUSUAL = re.compile(r"[^\n -~]|\\\n")
+#: The method that PyTorch calls when it loads a file.
+_AT_LOAD = "__setstate__"
 _CLASS = re.compile(rb"__torch__\.torch\.classes\.([A-Za-z0-9_]+)")
 
 
 def finding(reader: Any) -> str:
     """Why the TorchScript archive in ``reader``, a ``PyTorchFileReader``, needs trust; empty if it does not."""
+    functions: dict[str, list[ast.FunctionDef]] = {}
     for name in reader.get_all_records():
         if name.startswith("code/") and name.endswith(".py"):
-            found = next(_in_code(reader.get_record(name).decode("latin-1")), "")
+            found = next(_in_code(reader.get_record(name).decode("latin-1"), functions), "")
         elif name.endswith(".pkl"):
             found = next(_in_classes(reader.get_record(name)), "")
         else:
             continue
         if found:
             return f"its '{name}' {found}"
+    return _loop_at_load(functions)
+
+
+def _loop_at_load(functions: Mapping[str, Sequence[ast.FunctionDef]]) -> str:
+    """That a loop is run when the file is loaded, by ``__setstate__`` or what it calls by name; empty if none is.
+
+    PyTorch holds the interpreter's lock meanwhile, so that a loop without an end would stop the whole server.
+    """
+    waiting, seen = [_AT_LOAD], {_AT_LOAD}
+    while waiting:
+        for node in (node for function in functions.get(waiting.pop(), ()) for node in ast.walk(function)):
+            if isinstance(node, (ast.While, ast.For)):
+                return f"its code runs a loop when it is loaded ('{_AT_LOAD}')"
+            name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            if name in functions and name not in seen:
+                seen.add(name)
+                waiting.append(name)
     return ""
 
 
-def _in_code(code: str) -> Iterator[str]:
+def _in_code(code: str, functions: dict[str, list[ast.FunctionDef]]) -> Iterator[str]:
+    """What needs trust in ``code``, whose functions are added to ``functions``, by their names."""
     try:
         is_usual = not _UNUSUAL.search(code) and all(map(_is_usual, tokenize.generate_tokens(StringIO(code).readline)))
         tree = ast.parse(code)
@@ -50,7 +71,9 @@ def _in_code(code: str) -> Iterator[str]:
         return
     yield from _in_classes(code.encode())
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.FunctionDef):
+            functions.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.Attribute):
             yield from _in_path(ast.unparse(node).split("."), node.attr)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
             name = node.args[1] if len(node.args) > 1 else None
