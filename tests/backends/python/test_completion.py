@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent, indent
+from typing import Any
 
 import psutil
 import pytest
@@ -13,6 +16,7 @@ from headrace.backends.base import Model
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.parse import parse_text
 from headrace.errors import LoadError
+from headrace_python import completion
 from headrace_python.completion import complete
 
 HEAD = """
@@ -27,13 +31,13 @@ Completes = Callable[..., ModelConfig]
 def completes(tmp_path: Path) -> Completes:
     """Writes a model whose auto_complete_config has a body, and completes its config."""
 
-    def run(body: str, config: str = "", timeout_s: float = 30.0) -> ModelConfig:
+    def run(body: str, config: str = "", timeout_s: float = 30.0, before: str = "", **given: Any) -> ModelConfig:
         folder = tmp_path / "m" / "1"
         folder.mkdir(parents=True)
         method = f"    @staticmethod\n    def auto_complete_config(config):\n{indent(dedent(body), ' ' * 8)}"
-        (folder / "model.py").write_text(f"{HEAD}\nclass TritonPythonModel:\n{method}")
+        (folder / "model.py").write_text(f"{HEAD}\n{before}\nclass TritonPythonModel:\n{method}")
         model = Model("m", 1, folder, parse_text(f'name: "m" backend: "python" {config}'))
-        complete(model, folder / "model.py", timeout_s=timeout_s)
+        complete(model, folder / "model.py", timeout_s=timeout_s, **given)
         return model.config
 
     return run
@@ -127,10 +131,40 @@ def test_code_that_does_not_return_is_killed_with_all_it_started(
     open({str(tmp_path / "pids")!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
     time.sleep(100)
     """
-    with pytest.raises(LoadError, match="auto_complete_config of model 'm' did not return within 2 s"):
+    with pytest.raises(LoadError, match=r"auto_complete_config of model 'm' did not return within 2 s \(stub-timeout"):
         completes(body, timeout_s=2)
     for pid in (tmp_path / "pids").read_text().split():
         wait_until(lambda pid=pid: _is_gone(int(pid)), f"{pid} has ended")
+
+
+def test_importing_does_not_count(completes: Completes) -> None:
+    assert completes("return config", "max_batch_size: 2", timeout_s=1, before="time.sleep(2)").max_batch_size == 2
+
+
+def test_importing_has_a_bound_of_its_own(completes: Completes) -> None:
+    expected = r"file of model 'm' was not imported within 1 s \(load-timeout-seconds of --backend-config=python\)"
+    with pytest.raises(LoadError, match=expected):
+        completes("return config", before="time.sleep(100)", import_timeout_s=1)
+
+
+def test_no_more_are_started_at_once_than_there_are_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes when it begins and when it ends; with one core, one ends before the next begins."""
+    monkeypatch.setattr(completion, "_STARTS", threading.Semaphore(1))
+    (tmp_path / "model.py").write_text(
+        f"import time\nfile = open({str(tmp_path / 'seen')!r}, 'a', buffering=1)\n"
+        "file.write('begin\\n')\ntime.sleep(0.2)\nfile.write('end\\n')\nclass TritonPythonModel: pass\n"
+    )
+    models = [Model("m", 1, tmp_path, parse_text('name: "m" backend: "python"')) for _ in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda model: complete(model, tmp_path / "model.py"), models))
+    assert (tmp_path / "seen").read_text().split() == ["begin", "end"] * 3
+
+
+def test_one_that_hangs_does_not_keep_others_from_starting(
+    completes: Completes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion, "_STARTS", threading.Semaphore(0))
+    assert completes("return config", "max_batch_size: 2", timeout_s=1).max_batch_size == 2
 
 
 def test_what_the_code_left_running_is_ended(

@@ -44,8 +44,8 @@ class PythonBackend(Backend):
         """Ask the model's ``auto_complete_config``. Raises `LoadError` with Triton's words."""
         source = find_source(model.path, json.dumps(config_to_json(model.config)), self.options)
         environment = self._environment(model)
-        timeout_s = self.settings.stub_timeout_s
-        complete(model, source.file, source.folders, environment.python, environment.environ, timeout_s)
+        timeouts_s = self.settings.stub_timeout_s, self.settings.load_timeout_s
+        complete(model, source.file, source.folders, environment.python, environment.environ, *timeouts_s)
 
     def isolation(self, model: Model) -> Isolation | None:
         """A process in the model's environment.

@@ -6,17 +6,20 @@ Source: docs/spec/behaviours.md sections 9.1 and 9.2. Whatever that code does, t
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias, get_args
 
 from google.protobuf.json_format import ParseDict, ParseError
 
-from headrace import LoadError, Model, ModelConfig, child_command, config_to_json, ending
+from headrace import LoadError, Model, ModelConfig, available_cores, child_command, config_to_json, ending
 from headrace_python.environment import PACKAGES
-from headrace_python.program import run
+from headrace_python.program import StartTimeout, run
 
 #: What ``auto_complete_config`` may change; as in Triton, all else that it returns is not read.
 Completed: TypeAlias = Literal[
@@ -25,6 +28,8 @@ Completed: TypeAlias = Literal[
 _COMPLETED: tuple[Completed, ...] = get_args(Completed)
 #: A config is smaller.
 MAX_BYTES = 16 << 20
+#: Each imports what its model does, which takes a core: more at once would all be late.
+_STARTS = threading.BoundedSemaphore(available_cores())
 
 
 def complete(
@@ -34,12 +39,15 @@ def complete(
     python: Path | str = sys.executable,
     environ: Mapping[str, str] | None = None,
     timeout_s: float = 30.0,
+    import_timeout_s: float = 600.0,
 ) -> None:
     """Let the class in ``file`` complete ``model.config``, in place; without that method, nothing changes.
 
     ``folders`` are those of `headrace_python.module.load_class`. ``python`` is the interpreter and
-    ``environ`` what is added to the variables of the server. Raises `LoadError` with Triton's
-    words or the model's traceback; then the config is as it was.
+    ``environ`` what is added to the variables of the server. The method has ``timeout_s``; before that, the file
+    has ``import_timeout_s`` to be imported. As many processes do that at once as there are cores; the rest waits, for
+    ``timeout_s`` at most. Raises `LoadError` with Triton's words or the model's traceback; then the config is as it
+    was.
     """
     order = {
         "name": model.name,
@@ -52,22 +60,50 @@ def complete(
     with tempfile.TemporaryFile() as exchange:
         exchange.write(json.dumps(order).encode())
         exchange.flush()
-        code = _run(model.name, str(python), environ or {}, timeout_s, exchange)
+        with _turn(timeout_s):
+            code = _run(model.name, str(python), environ or {}, timeout_s, import_timeout_s, exchange)
         found = _read(model.name, exchange, code)
     if found is not None:
         _merge(found, model)
 
 
-def _run(name: str, python: str, environ: Mapping[str, str], timeout_s: float, exchange: IO[bytes]) -> int:
-    called, entry = f"{name}_autocomplete", "headrace_python.entries:complete"
-    interpreter, *rest = child_command(python, entry, called, PACKAGES, exchange=exchange.fileno())
-    argv = [interpreter, "-X", "faulthandler", *rest]
+@contextmanager
+def _turn(patience_s: float) -> Iterator[None]:
+    """One of `_STARTS`, or none after ``patience_s``: imports that hang must not keep all others from starting."""
+    is_mine = _STARTS.acquire(timeout=patience_s)
     try:
-        return run(argv, timeout_s, environ={"PYTHONUNBUFFERED": "1", **environ}, pass_fds=(exchange.fileno(),))
+        yield
+    finally:
+        if is_mine:
+            _STARTS.release()
+
+
+def _run(
+    name: str, python: str, environ: Mapping[str, str], timeout_s: float, import_timeout_s: float, exchange: IO[bytes]
+) -> int:
+    called, entry = f"{name}_autocomplete", "headrace_python.entries:complete"
+    started, starts = os.pipe()
+    try:
+        interpreter, *rest = child_command(python, entry, called, PACKAGES, exchange=exchange.fileno(), starts=starts)
+        return run(
+            [interpreter, "-X", "faulthandler", *rest],
+            timeout_s,
+            environ={"PYTHONUNBUFFERED": "1", **environ},
+            pass_fds=(exchange.fileno(), starts),
+            started=started,
+            start_timeout_s=import_timeout_s,
+        )
+    except StartTimeout:
+        said = f"the file of model '{name}' was not imported within {import_timeout_s:g} s"
+        raise LoadError(f"{said} (load-timeout-seconds of --backend-config=python)") from None
     except TimeoutError:
-        raise LoadError(f"auto_complete_config of model '{name}' did not return within {timeout_s:g} s") from None
+        said = f"auto_complete_config of model '{name}' did not return within {timeout_s:g} s"
+        raise LoadError(f"{said} (stub-timeout-seconds of --backend-config=python)") from None
     except OSError as error:
         raise LoadError(f"cannot run the interpreter '{python}' of model '{name}': {error.strerror}") from error
+    finally:
+        os.close(started)
+        os.close(starts)
 
 
 def _read(name: str, exchange: IO[bytes], code: int) -> dict[str, Any] | None:

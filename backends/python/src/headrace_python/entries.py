@@ -17,6 +17,7 @@ from headrace import InstanceSpec, LoadError
 from headrace_python.instance import InstanceDescription, PythonInstance, instance_of, is_decoupled
 from headrace_python.module import find_source, load_class
 from headrace_python.outcomes import describe
+from headrace_python.process_title import show_as_stub
 from triton_python_backend_utils import ModelConfig
 from triton_python_backend_utils import runtime as runtimes
 from triton_python_backend_utils.runtime import ModelPhase, Runtime
@@ -27,6 +28,7 @@ def load(spec: InstanceSpec) -> PythonInstance:
 
     Raises `LoadError` with Triton's words.
     """
+    show_as_stub()
     path = Path(spec.path)
     source = find_source(path, spec.config, spec.options)
     description = InstanceDescription(
@@ -53,9 +55,10 @@ def _forget() -> None:
     runtimes.use(None)
 
 
-def complete(*, exchange: int) -> NoReturn:
+def complete(*, exchange: int, starts: int) -> NoReturn:
     """Read from the descriptor ``exchange`` what to do, write the answer in its place, and end.
 
+    When the model is imported, a byte is written to ``starts``.
     The answer is ``{"completed": ...}``, null if the model has no ``auto_complete_config``, or
     ``{"error": ...}``.
     """
@@ -64,19 +67,21 @@ def complete(*, exchange: int) -> NoReturn:
         order = json.load(stream)
         stream.seek(0)
         stream.truncate()
-        stream.write(_answer(**order).encode())
+        stream.write(_answer(**order, starts=starts).encode())
     for output in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the model may have closed or replaced them
             output.flush()
     os._exit(0)  # whatever threads the model has started
 
 
-def _answer(name: str, version: int, path: str, file: str, folders: list[str], config: str) -> str:
+def _answer(name: str, version: int, path: str, file: str, folders: list[str], config: str, starts: int) -> str:
     runtime = Runtime(name, str(version), services=None, phase=ModelPhase.COMPLETING, model_dir=path)
     runtimes.use(runtime)
     try:
         with runtime.entered():
             model_class = load_class(Path(file), version, [Path(folder) for folder in folders])
+            with contextlib.suppress(OSError):  # the model has closed it: then all of its time counts as importing
+                os.write(starts, b"1")
             return json.dumps({"completed": _completed(name, model_class, config)})
     except LoadError as error:
         return json.dumps({"error": error.message})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -15,6 +16,12 @@ from headrace import ORPHAN_REAPER
 
 #: How often whoever waits is told that the program still runs.
 TELL_S = 10.0
+#: How often a program that has not started is looked at: its end alone is no event on the pipe if its children live.
+_LOOK_S = 0.2
+
+
+class StartTimeout(TimeoutError):
+    """The program has not started in time."""
 
 
 def run(
@@ -26,14 +33,17 @@ def run(
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
     tell: Callable[[float], None] | None = None,
+    started: int | None = None,
+    start_timeout_s: float = 0.0,
 ) -> int:
     """The exit code of ``argv``, negative for the signal that ended it.
 
     It runs in a process group of its own, which is dead when this returns or raises, and also when
     the server has been killed meanwhile. ``environ`` is added to the server's variables.
     ``output`` is a descriptor for both its outputs, or else they are the server's stderr. ``tell``
-    is called with the seconds passed, every `TELL_S`. Raises TimeoutError, and OSError if it
-    cannot be started.
+    is called with the seconds passed, every `TELL_S`. With ``started``, the reading end of a pipe to which it writes,
+    the time counts from there, for which it has ``start_timeout_s``. Raises TimeoutError, `StartTimeout` in the latter
+    case, and OSError if it cannot be started.
     """
     process = subprocess.Popen(
         argv,
@@ -50,6 +60,8 @@ def run(
     ended = threading.Thread(target=os.waitid, args=(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT), daemon=True)
     ended.start()
     try:
+        if started is not None:
+            _await_start(ended, started, start_timeout_s)
         _wait(ended, timeout_s, tell)
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -58,6 +70,13 @@ def run(
         code = process.wait()
         ORPHAN_REAPER.forget(process.pid)
     return code
+
+
+def _await_start(ended: threading.Thread, started: int, timeout_s: float) -> None:
+    begun = time.monotonic()
+    while ended.is_alive() and not select.select([started], [], [], _LOOK_S)[0]:
+        if time.monotonic() - begun > timeout_s:
+            raise StartTimeout
 
 
 def _wait(ended: threading.Thread, timeout_s: float, tell: Callable[[float], None] | None) -> None:
