@@ -78,14 +78,11 @@ def truth(value: Any, what: str) -> bool:
 
 
 def choice(value: Any, kind: type[Choice], what: str) -> Choice:
-    """The member of ``kind`` that is, or has, ``value``."""
+    """Return ``value`` if it is a member of ``kind``; raises TypeError for anything else, such as its number."""
     if isinstance(value, kind):
         return value
-    try:
-        return kind(whole_number(value, what, UINT32))
-    except ValueError:
-        expected = ", ".join(member.name for member in kind)
-        raise TypeError(f"{what} must be one of {expected}, found {value}") from None
+    members = ", ".join(member.name for member in kind)
+    raise _wrong(what, f"of type {kind.__name__} ({members})", value)
 
 
 def instance(value: Any, kind: type[Any], what: str) -> None:

@@ -30,7 +30,7 @@ def checked(parameters: Mapping[str, Parameter] | None) -> dict[str, Parameter]:
     if parameters is None:
         return {}
     if not isinstance(parameters, Mapping):
-        raise TritonModelException(f"Expect parameters to have type dict, found type {type(parameters)}")
+        raise TritonModelException(f"Expect N8pybind114dictE, got {type(parameters)}")  # as Triton's compiler names it
     for name, value in parameters.items():
         if not isinstance(name, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(name)}")

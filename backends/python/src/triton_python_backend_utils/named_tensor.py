@@ -73,10 +73,10 @@ class Tensor:
     __slots__ = ("__weakref__", "_datatype", "_name", "_value")
 
     def __init__(self, name: Text, array: Array) -> None:
-        if type(name) is not str or not name:
-            name = _checked_name(name)
         if not isinstance(array, _NDARRAY):
             raise TypeError(f"Tensor takes a NumPy array, found type '{type(array).__name__}'")
+        if type(name) is not str or not name:
+            name = _checked_name(name)
         datatype = _BY_NUMPY(array.dtype)
         if datatype is None:
             array, datatype = _accepted(array)

@@ -36,8 +36,8 @@ class Logger:
     VERBOSE: ClassVar[LogLevel] = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: Text, level: int = INFO) -> None:
-        """Raises TypeError for a message that is no text, and for an unknown level."""
+    def log(message: Text, level: LogLevel = INFO) -> None:
+        """Raises TypeError for a message that is no text, and for a level that is no `LogLevel`."""
         _write(message, level, sys._getframe(1))
 
     @staticmethod
@@ -65,7 +65,7 @@ _NAMES: dict[Logger.LogLevel, LogLevel] = {
 }
 
 
-def _write(message: Text, level: int, caller: FrameType) -> None:
+def _write(message: Text, level: Logger.LogLevel, caller: FrameType) -> None:
     message = lines(message, "a log message")
     name = _NAMES[choice(level, Logger.LogLevel, "the level of a log message")]
     runtime = runtimes.current()

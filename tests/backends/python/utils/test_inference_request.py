@@ -106,7 +106,7 @@ def test_parameters_are_json_text() -> None:
             "Expect parameters values to have type bool/int/str, found type <class 'float'>",
         ),
         ({"parameters": {1: 1}}, "Expect parameters keys to have type str, found type <class 'int'>"),
-        ({"parameters": [1]}, "Expect parameters to have type dict, found type <class 'list'>"),
+        ({"parameters": [1]}, "Expect N8pybind114dictE, got <class 'list'>"),
     ],
 )
 def test_argument_that_makes_no_request_is_refused(fields: dict[str, Any], text: str) -> None:

@@ -47,15 +47,18 @@ def test_levels_have_tritons_numbers() -> None:
 @pytest.mark.parametrize(
     ("message", "level", "kind"),
     [
-        (3, 0, TypeError),
-        (None, 0, TypeError),
-        (["m"], 0, TypeError),
+        (3, Logger.INFO, TypeError),
+        (None, Logger.INFO, TypeError),
+        (["m"], Logger.INFO, TypeError),
         ("m", 7, TypeError),
+        ("m", 1, TypeError),
+        ("m", True, TypeError),
+        ("m", np.int32(1), TypeError),
         ("m", None, TypeError),
         ("m", "INFO", TypeError),
     ],
 )
-def test_what_is_no_line_is_refused(message: Any, level: int, kind: type[Exception]) -> None:
+def test_what_is_no_line_is_refused(message: Any, level: Any, kind: type[Exception]) -> None:
     with pytest.raises(kind):
         Logger.log(message, level)
 
