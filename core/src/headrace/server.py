@@ -143,6 +143,11 @@ class Server:
         """As the readiness endpoints say it, without asking an instance; `check_ready` does."""
         return self.engine.ready
 
+    @property
+    def has_left_threads(self) -> bool:
+        """True if loads have left threads behind, which may never end: then only `os._exit` ends the process safely."""
+        return self.engine.phase is not Phase.NEW and self._lifecycle.left_loads.has_any
+
     # ------------------------------------------------------------------ start and stop
 
     async def start(self) -> None:

@@ -135,10 +135,10 @@ async def serve_until(
         waiting.cancel()
         _complain(options, f"error: creating server: {_words(error)}")
         await _stop(server)
-        return 1
+        return _leave(server, 1)
     garbage.close()
     await _stop(server)
-    return 0
+    return _leave(server, 0)
 
 
 def _watch_signals(told_to_stop: asyncio.Event) -> None:
@@ -194,6 +194,13 @@ def _words(error: Exception) -> str:
         return f"{error.code.value} - {error.message}"
     log.error("unexpected error", exc_info=error)
     return f"Internal - {type(error).__name__}: {error}"
+
+
+def _leave(server: Server, code: int) -> int:
+    """Return ``code``, or exit with it if threads are left that would run while the interpreter ends."""
+    if server.has_left_threads:
+        _exit_now(code)
+    return code
 
 
 def _exit_now(code: int) -> NoReturn:

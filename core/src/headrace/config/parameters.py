@@ -31,6 +31,9 @@ MEMORY_LIMIT = "memory_limit_bytes"
 #: The key that says how long a process of a model, and the server for it, look for a message before they sleep.
 BUSY_POLL = "busy_poll_microseconds"
 
+#: The key that bounds how long a version of a model may take to load.
+LOAD_TIMEOUT = "load_timeout_seconds"
+
 #: The key that says whether the instances of a model run on the server's event loop.
 EVENT_LOOP = "event_loop"
 
@@ -41,7 +44,7 @@ SCHEDULER_PREFIX = "scheduler."
 
 #: Keys that core understands for every backend.
 CORE_KEYS = frozenset(
-    ("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL, EVENT_LOOP, SCHEDULER, PADDING)
+    ("TRITON_BATCH_STRATEGY_PATH", ISOLATION, MEMORY_LIMIT, BUSY_POLL, LOAD_TIMEOUT, EVENT_LOOP, SCHEDULER, PADDING)
 )
 #: A core that is never given up is of no use to the others.
 _BUSY_POLL_US = range(1_000_001)
@@ -79,6 +82,11 @@ def read_busy_poll(given: Mapping[str, ModelParameter], default: int) -> int:
     return _whole(given, BUSY_POLL, _BUSY_POLL_US, default, _BUSY_POLL_EXPECTED)
 
 
+def read_load_timeout(given: Mapping[str, ModelParameter]) -> int:
+    """What the parameter ``load_timeout_seconds`` says; 0 if it is not given. Raises `ConfigError`."""
+    return _whole(given, LOAD_TIMEOUT, range(1, 1 << 31), 0, "a number of seconds above 0")
+
+
 def read_event_loop(given: Mapping[str, ModelParameter]) -> OnLoop:
     """What the parameter ``event_loop`` says; ``auto`` if nothing. Raises `ConfigError`."""
     return cast("OnLoop", _choice(given, EVENT_LOOP, get_args(OnLoop), "'on', 'off' or 'auto'") or "auto")
@@ -109,7 +117,8 @@ def check(cls: type, given: Mapping[str, ModelParameter]) -> list[Problem]:
     Raises `PluginError` as they do.
     """
     wrong: list[Problem] = []
-    for read in (read_isolation, read_memory_limit, partial(read_busy_poll, default=0), read_event_loop):
+    busy_poll = partial(read_busy_poll, default=0)
+    for read in (read_isolation, read_memory_limit, busy_poll, read_load_timeout, read_event_loop):
         try:
             read(given)
         except ConfigError as error:

@@ -23,7 +23,7 @@ from headrace.config.config_json import config_to_json
 from headrace.config.derive import derive, fill_batching
 from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput, ModelParameter
 from headrace.config.options import ServerOptions
-from headrace.config.parse import find_config, read_config
+from headrace.config.parse import clip, find_config, read_config
 from headrace.config.validation import Problem
 from headrace.distributions import installs, is_known
 from headrace.errors import Code, ConfigError, HeadraceError, InternalError, LoadError, PluginError, summary
@@ -33,6 +33,9 @@ from headrace.workers.devices import available_gpus, fill_groups
 from headrace.workers.process.config_completion import complete_apart
 
 log = logging.getLogger(__name__)
+
+#: How long a version may take to load, where nothing is said, and the setting of a backend that says it.
+LOAD_TIMEOUT_S, LOAD_TIMEOUT_OPTION = 600, "load-timeout-seconds"
 
 #: What a config may ask for that is not built yet; to ignore it would give wrong answers.
 _NOT_BUILT = {
@@ -144,7 +147,8 @@ def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
     try:
         if _is_apart(backend, config):
             memory_bytes = parameters.read_memory_limit(config.parameters)
-            complete_apart(backend, model, Isolation(memory_bytes=memory_bytes))
+            timeout_s = load_timeout_s(backend, config)
+            complete_apart(backend, model, Isolation(memory_bytes=memory_bytes, load_timeout_s=timeout_s))
         else:
             backend.complete_config(replace(model, parameters=_typed(backend.Parameters, config.parameters)))
     except HeadraceError:
@@ -159,6 +163,26 @@ def fill(model: Model, backend: Backend, options: ServerOptions) -> None:
             f"{config.WhichOneof('scheduling_choice')}"
         )
     fill_batching(config)
+
+
+def load_timeout_s(backend: Backend, config: ModelConfig) -> int:
+    """Return how long a version may take to load: what the model's parameter says, else the option of ``backend``.
+
+    Raises `ConfigError`.
+    """
+    text = backend.options.get(LOAD_TIMEOUT_OPTION, str(LOAD_TIMEOUT_S))
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise ConfigError(
+            f"backend option {LOAD_TIMEOUT_OPTION} of '{backend.name}' is '{clip(text)}', expected a number of "
+            "seconds above 0"
+        )
+    return parameters.read_load_timeout(config.parameters) or int(text)
+
+
+def has_processes(backend: Backend, config: ModelConfig) -> bool:
+    """True if the instances of a model have processes, or if that is for ``backend`` to say. Raises `ConfigError`."""
+    asked = parameters.read_isolation(config.parameters)
+    return asked == "process" or (asked is None and type(backend).isolation is not Backend.isolation)
 
 
 def _is_apart(backend: Backend, config: ModelConfig) -> bool:

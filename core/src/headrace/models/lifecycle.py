@@ -12,14 +12,18 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
+from headrace.config.parameters import LOAD_TIMEOUT
 from headrace.errors import HeadraceError, LoadError, OperatorError
 from headrace.models import model_files
+from headrace.models.configuring import LOAD_TIMEOUT_OPTION, LOAD_TIMEOUT_S
 from headrace.models.dependencies import Dependencies, Needed
+from headrace.models.left_loads import LeftLoads
 from headrace.models.loader import Loader, LoadPlan
 from headrace.models.repository import Entry, NoVersion
-from headrace.models.running_loads import Background, LoadSlots, NestedLoads, Progress
+from headrace.models.running_loads import Background, LoadSlots, NestedLoads, Progress, Wait
 from headrace.models.served import PreparedChange, ServedModel
 from headrace.models.serving_table import ServingTable
 from headrace.models.states import (
@@ -35,6 +39,7 @@ from headrace.models.states import (
     versions_failure,
 )
 from headrace.telemetry.logs import VERBOSE_2
+from headrace.workers.threads import apart
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +75,7 @@ class Lifecycle:
         self._table = table
         self._retries = retries
         self._slots = slots
+        self.left_loads = LeftLoads()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def load_all(self, entries: Iterable[Entry]) -> list[HeadraceError]:
@@ -99,9 +105,11 @@ class Lifecycle:
 
         ``with_needed``: also what only it needed and nobody has loaded by name.
 
-        A load that waits for processes fails, so that one which never ends can be got rid of.
+        A load that waits for processes fails at once, and one that runs on a thread after `left_loads.GRACE_S`, so that
+        one which never ends can be got rid of.
         """
         self._loader.stop_loading(name)
+        self.left_loads.end_soon(name, "was unloaded while it was being loaded")
         async with self._turn(name):
             needed = self._dependencies.needed(name) if with_needed else ()
             self._dependencies.forget(name)
@@ -151,6 +159,7 @@ class Lifecycle:
         Without ``wait_for_loads``, what is being loaded is left behind.
         """
         if wait_for_loads:
+            self.left_loads.end_all_soon("was being loaded when the server stopped")
             await self.background.settle()
         self._is_stopping = True
         for name in self.records:
@@ -162,6 +171,8 @@ class Lifecycle:
             return
         await self.background.settle()
         self._slots.close()
+        if self.left_loads.has_any:
+            self._loader.abandon()
 
     def close(self) -> None:
         """Give up waiting: say for whom, and end every model at once, those on their way out included."""
@@ -267,7 +278,9 @@ class Lifecycle:
 
     async def _plan(self, entry: Entry) -> LoadPlan:
         try:
-            return await self._slots.run(self._loader.plan, entry)
+            self.left_loads.refuse(entry.name)
+            wait = partial(self.left_loads.wait, entry.name, LOAD_TIMEOUT_S, "its files are read", _nothing)
+            return await self._slots.run(self._loader.plan, entry, wait=wait)
         except NoVersion as error:
             log.error("failed to load '%s': %s", entry.name, error.message)
             raise OperatorError(f"load failed for model '{entry.name}': {error.message}\n") from error
@@ -336,19 +349,33 @@ class Lifecycle:
         log.log(VERBOSE_2, "CreateModel() '%s' version %d", plan.name, number)
         for attempt in range(self._retries + 1):
             try:
+                self.left_loads.refuse(plan.name)
+                setting = f"parameter '{LOAD_TIMEOUT}', or {LOAD_TIMEOUT_OPTION} of --backend-config"
+                wait: Wait[Any] = partial(self.left_loads.wait, plan.name, plan.timeout_s, setting, self._end_late)
                 if current.served is not None and current.wants_instances(plan.versions[number]):
-                    return await self._slots.run(self._change_on_thread, plan, current.served, progress)
+                    served, change = current.served, self._change_on_thread
+                    prepared: PreparedChange = await self._slots.run(change, plan, served, progress, wait=wait)
+                    return prepared
                 with self._dependencies.kept(plan) as needed:
-                    model = await self._slots.run(self._load_on_thread, plan, number, needed, progress)
+                    load = self._load_on_thread
+                    model: ServedModel = await self._slots.run(load, plan, number, needed, progress, wait=wait)
             except Exception as error:
                 failure = error if isinstance(error, HeadraceError) else unexpected(error)
                 log.error("failed to load '%s' version %d: %s", plan.name, number, failure.message)
-                if attempt == self._retries:
+                if attempt == self._retries or self.left_loads.has(plan.name):
                     return failure
             else:
                 log.log(VERBOSE_2, "OnLoadComplete() '%s' version %d", plan.name, number)
                 return model
         raise AssertionError("unreachable")
+
+    def _end_late(self, loaded: ServedModel | PreparedChange) -> None:
+        """Close what a load has made that was given up."""
+        if isinstance(loaded, ServedModel):
+            loaded.others = ()  # let go when it was given up
+            self._begin_draining([Draining(VersionRecord(), loaded)], None)
+        else:
+            self.background.start(apart(loaded.discard, "headrace-close"))
 
     def _load_on_thread(self, plan: LoadPlan, number: int, needed: Needed, progress: Progress) -> ServedModel:
         progress.began(plan.name)
@@ -419,3 +446,7 @@ class Lifecycle:
     def _turn(self, name: str) -> asyncio.Lock:
         """Loads and unloads of one name take turns."""
         return self._locks.setdefault(name, asyncio.Lock())
+
+
+def _nothing(plan: LoadPlan) -> None:
+    """What is done with a plan that comes too late."""

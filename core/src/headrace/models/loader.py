@@ -20,7 +20,7 @@ from headrace.caches.model_cache import ModelCache, ServerCache
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.config.parameters import parse_parameters
-from headrace.errors import LoadError
+from headrace.errors import HeadraceError, LoadError
 from headrace.messages.ticket import Ticket
 from headrace.models import model_files
 from headrace.models.cache_identity import identity_of
@@ -30,7 +30,9 @@ from headrace.models.configuring import (
     complete_with,
     dependencies,
     find_scheduler,
+    has_processes,
     judge,
+    load_timeout_s,
     make_backend,
     raise_first,
     read,
@@ -84,6 +86,8 @@ class LoadPlan:
     fingerprint: Fingerprint
     is_sent: bool = False
     dependencies: frozenset[Dependency] = frozenset()
+    #: How long a thread of the server may take for a version; None where a process does it, which has its own bounds.
+    timeout_s: float | None = None
 
 
 class Loader:
@@ -131,7 +135,8 @@ class Loader:
             raise
         fingerprints = {version: fingerprint_of_version(fingerprint, version, config) for version in versions}
         needed = dependencies(config, find_scheduler(config, self._plugins.schedulers))
-        return LoadPlan(entry.name, entry.path, config, fingerprints, fingerprint, entry.is_sent, needed)
+        timeout_s = self._timeout_s(config)
+        return LoadPlan(entry.name, entry.path, config, fingerprints, fingerprint, entry.is_sent, needed, timeout_s)
 
     def load(self, plan: LoadPlan, version: int, needed: Mapping[Dependency, ServedModel]) -> ServedModel:
         """One version, warmed up and ready for requests. ``needed`` is what its plan depends on, kept for it.
@@ -188,6 +193,14 @@ class Loader:
     def unloaded(self, model: ServedModel) -> None:
         """Tell the plugins that ``model`` is gone."""
         self._plugins.tell("model_unloaded", model=model)
+
+    def _timeout_s(self, config: ModelConfig) -> float | None:
+        try:
+            backend = self._backend(config.backend)
+        except HeadraceError:  # which the load of the version says
+            return None
+        timeout_s = load_timeout_s(backend, config)
+        return None if has_processes(backend, config) else timeout_s
 
     def _backend(self, name: str) -> Backend:
         with self._lock:

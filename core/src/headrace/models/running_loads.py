@@ -8,22 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from headrace.errors import HeadraceError, InvalidArgument
-from headrace.workers.threads import contained
+from headrace.errors import HeadraceError, InvalidArgument, Unavailable
+from headrace.workers.threads import apart
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Threads are made as they are needed: one for each slot, and one for each load that has lent its own.
-_MOST_THREADS = 4096
+#: Waits for work that runs on a thread.
+Wait: TypeAlias = "Callable[[asyncio.Future[T]], Awaitable[T]]"
 #: How often a load that takes long is told of.
 INTERVAL_S = 10.0
 
@@ -39,14 +38,19 @@ class LoadSlots:
         self._free = asyncio.Semaphore(max(1, count))
         #: LoadSlots that have been taken back while all were in use: so many are not passed on.
         self._owed = 0
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="headrace-load")
+        self._is_closed = False
 
-    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """What ``function`` returns or raises, on a thread, once there is a slot."""
+    async def run(self, function: Callable[..., T], *arguments: Any, wait: Wait[T] | None = None) -> T:
+        """Return what ``function`` returns, or raise what it raises, on a thread, once there is a slot.
+
+        The slot is given back when ``wait``, which is given the future of the outcome, is over: the thread may go on.
+        """
         await self._free.acquire()
         try:
-            work = partial(contained, partial(function, *arguments))
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            if self._is_closed:
+                raise Unavailable("the server is stopping")
+            running = asyncio.ensure_future(apart(partial(function, *arguments), "headrace-load"))
+            return await (running if wait is None else wait(running))
         finally:
             self._give()
 
@@ -67,7 +71,7 @@ class LoadSlots:
 
     def close(self) -> None:
         """Begin nothing any more; what runs goes on."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
 
     def _give(self) -> None:
         if self._owed:

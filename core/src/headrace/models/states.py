@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -175,6 +175,9 @@ def unexpected(error: Exception) -> HeadraceError:
 # ---------------------------------------------------------------------------
 
 
+#: How long a model may take to end before it is told why it has not.
+TELL_S = 10.0
+
 #: Of the time that the server has to stop, or that is left of it. The rest is for killing.
 _CLOSING_PART = 0.8
 
@@ -222,17 +225,41 @@ async def drain(draining: Iterable[Draining], directory: Path | None, unloaded: 
 async def _drain_one(draining: Draining, unloaded: Callable[[ServedModel], None]) -> None:
     record, model = draining
     try:
-        await model.drain()
+        await _telling(model.drain(), draining, "waits for its requests")
     except Exception:
         log.exception("'%s' version %d did not wait for its requests", model.name, model.version)
     try:
         model.close()
-        await apart(partial(_end, model, unloaded), f"headrace-close-{model.name}")  # may take as long as it likes
+        # It may take as long as it likes.
+        closing = apart(partial(_end, model, unloaded), f"headrace-close-{model.name}")
+        await _telling(closing, draining, "waits for the close of its instances")
         log.log(VERBOSE_2, "OnDestroy callback() '%s' version %d", model.name, model.version)
         log.info("successfully unloaded '%s' version %d", model.name, model.version)
     except Exception:
         log.exception("'%s' version %d did not close in order", model.name, model.version)
     record.state, record.reason = State.UNAVAILABLE, UNLOADED
+
+
+async def _telling(work: Awaitable[None], draining: Draining, what: str) -> None:
+    """Await ``work``; if it takes longer than `TELL_S`, say in the log and in the index what it waits for."""
+    record, model = draining
+    task = asyncio.ensure_future(work)
+    await asyncio.wait((task,), timeout=TELL_S)
+    if not task.done():
+        record.reason = f"{what} since {TELL_S:g} s{_busy(model)}"
+        log.warning("'%s' version %d %s", model.name, model.version, record.reason)
+    await task
+
+
+def _busy(model: ServedModel) -> str:
+    """Return which instances of ``model`` execute, and what can be done about it."""
+    busy = [worker for worker in model.workers if worker.executing or worker.held]
+    if not busy:
+        return ""
+    names = ", ".join(f"'{worker.name}'" for worker in busy)
+    if all(worker.runs_on == "process" for worker in busy):
+        return f": {names} executes"
+    return f": {names} executes on a thread of the server, which cannot be ended before its execution returns"
 
 
 def _end(model: ServedModel, unloaded: Callable[[ServedModel], None]) -> None:

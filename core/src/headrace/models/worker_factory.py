@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from weakref import WeakSet
@@ -21,10 +20,12 @@ from headrace.config.parameters import (
     read_busy_poll,
     read_event_loop,
     read_isolation,
+    read_load_timeout,
     read_memory_limit,
 )
 from headrace.errors import ConfigError
 from headrace.messages.spec import Spec
+from headrace.models.configuring import load_timeout_s
 from headrace.models.server_services import LocalServices, SiblingServices
 from headrace.models.signature import Signature
 from headrace.telemetry.executions import ExecutionCounter
@@ -39,6 +40,7 @@ from headrace.workers.output_schema import OutputSchema
 from headrace.workers.process.handshake import InstanceSpec
 from headrace.workers.process.process_worker import ProcessWorker
 from headrace.workers.runner import Runner
+from headrace.workers.threads import side_by_side
 from headrace.workers.warmup import WarmupSample, prepare, read_samples
 from headrace.workers.worker import Worker
 
@@ -55,7 +57,7 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
     asked = read_isolation(parameters)
     chosen = None if asked == "thread" else backend.isolation(model)
     if chosen is None and asked == "process":
-        chosen = Isolation()
+        chosen = Isolation(load_timeout_s=load_timeout_s(backend, model.config))
     memory_bytes = read_memory_limit(parameters)
     busy_poll_us = read_busy_poll(parameters, 0 if chosen is None else chosen.busy_poll_us)
     if chosen is not None:
@@ -64,7 +66,8 @@ def isolation_of(backend: Backend, model: Model) -> Isolation | None:
                 f"parameter '{EVENT_LOOP}' is 'on', but the instances of the model run in processes of their own",
                 field=f"parameters['{EVENT_LOOP}']",
             )
-        return replace(chosen, memory_bytes=memory_bytes, busy_poll_us=busy_poll_us)
+        timeout_s = read_load_timeout(parameters) or chosen.load_timeout_s
+        return replace(chosen, memory_bytes=memory_bytes, busy_poll_us=busy_poll_us, load_timeout_s=timeout_s)
     if memory_bytes:  # a limit would be lost; threads do without the other
         raise ConfigError(
             f"parameter '{MEMORY_LIMIT}' needs instances in processes of their own: set parameter '{ISOLATION}' to "
@@ -125,10 +128,7 @@ class WorkerFactory:
         refuse_beyond(self._gpu_limits, placements)
         workers = [self._worker(placement, replace(self._model, config=config)) for placement in placements]
         try:
-            with ThreadPoolExecutor(len(workers)) as together:
-                loads = [together.submit(worker.load) for worker in workers]
-            for load in loads:  # only now: none may be left that has not begun and cannot be joined
-                load.result()
+            side_by_side([worker.load for worker in workers], "headrace-load")
         except BaseException:
             for worker in workers:
                 worker.join()

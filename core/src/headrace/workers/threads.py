@@ -6,8 +6,8 @@ import asyncio
 import threading
 from asyncio import _get_running_loop
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from headrace.errors import InternalError, summary
@@ -89,6 +89,28 @@ class LoopMailbox:
 
 def _nothing() -> None:
     """What is sent for the sake of the wake-up."""
+
+
+def side_by_side(works: Sequence[Callable[[], None]], name: str) -> None:
+    """Do all ``works`` at once, each on a thread, and wait until all have ended; then raise what the first raised.
+
+    Threads that never end do not keep the interpreter from exiting.
+    """
+    ends: list[Future[None]] = [Future() for _ in works]
+
+    def run(work: Callable[[], None], end: Future[None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # SystemExit of a stranger is its error, too
+            end.set_exception(error)
+        else:
+            end.set_result(None)
+
+    for work, end in zip(works, ends, strict=True):
+        threading.Thread(target=run, args=(work, end), name=name, daemon=True).start()
+    wait(ends)
+    for end in ends:
+        end.result()
 
 
 async def apart(work: Callable[[], T], name: str) -> T:

@@ -24,6 +24,7 @@ from headrace.workers.threads import LoopMailbox
 
 log = logging.getLogger(__name__)
 
+_TIMEOUT_SET_BY = "parameter 'load_timeout_seconds', or load-timeout-seconds of --backend-config"
 _OF_BATCHES: Final = frozenset((Kind.ALIKE_DONE, Kind.DONE, Kind.LAYOUT))
 _LAUNCHES = ThreadPoolExecutor(4, "headrace-launch")
 
@@ -103,7 +104,9 @@ class Child:
             self._launched.process.send_signal(signal.SIGUSR1)  # it writes where it is
             await asyncio.sleep(LAST_READ_S)
             where = await asyncio.to_thread(read_crash_report, self._launched)
-            raise LoadError(f"model instance '{self._name}' did not load within {timeout:g} s\n{where}".rstrip())
+            raise LoadError(
+                f"model instance '{self._name}' did not load within {timeout:g} s ({_TIMEOUT_SET_BY})\n{where}".rstrip()
+            )
         self.has_check = self._handshake.loaded.result()
 
     async def check(self) -> bool:

@@ -1,0 +1,93 @@
+"""Loads that do not end in time. No thread can be ended: theirs are left behind, counted, and bounded.
+
+Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import TypeVar
+
+from headrace.errors import LoadError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Threads of one model that may be left behind. Then it is not loaded again until one of them has ended.
+MOST = 3
+#: How long a load goes on after somebody has asked for the end of its model, or of the server.
+GRACE_S = 5.0
+
+
+class LeftLoads:
+    """Bounds how long loads are waited for, and knows which threads have been left behind."""
+
+    def __init__(self) -> None:
+        self._left: Counter[str] = Counter()
+        self._waits: defaultdict[str, set[asyncio.Future[str]]] = defaultdict(set)
+
+    @property
+    def has_any(self) -> bool:
+        return self._left.total() > 0
+
+    def has(self, name: str) -> bool:
+        """True if a load of ``name`` has left a thread that has not ended."""
+        return self._left[name] > 0
+
+    def refuse(self, name: str) -> None:
+        """Raise `LoadError` if ``name`` has left `MOST` threads."""
+        if self._left[name] >= MOST:
+            raise LoadError(
+                f"model '{name}' is not loaded: {self._left[name]} threads of earlier loads have not ended, and a "
+                "thread cannot be ended. Restart the server, or give the model a process, which is killed: "
+                'parameters { key: "isolation" value { string_value: "process" } }'
+            )
+
+    async def wait(
+        self, name: str, timeout_s: float | None, setting: str, late: Callable[[T], object], running: asyncio.Future[T]
+    ) -> T:
+        """Return or raise the outcome of ``running``, a load of ``name`` on a thread.
+
+        Raises `LoadError` after ``timeout_s``, which ``setting`` sets, and `GRACE_S` after `end_soon`. Then the thread
+        is left, and ``late`` is called with what it returns.
+        """
+        waits = self._waits[name]
+        given_up = asyncio.get_running_loop().create_future()
+        waits.add(given_up)
+        try:
+            await asyncio.wait((running, given_up), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waits.discard(given_up)
+        if running.done():
+            return running.result()
+        self._left[name] += 1
+        running.add_done_callback(lambda _: self._ended(name, late, running))
+        why = given_up.result() if given_up.done() else f"did not load within {timeout_s:g} s ({setting})"
+        raise LoadError(f"model '{name}' {why}; its thread, which cannot be ended, is left behind")
+
+    def end_soon(self, name: str, why: str) -> None:
+        """Give up the loads of ``name`` that have not ended after `GRACE_S`. ``why`` completes "the model ..."."""
+        loop = asyncio.get_running_loop()
+        for given_up in self._waits[name]:
+            loop.call_later(GRACE_S, _give_up, given_up, why)
+
+    def end_all_soon(self, why: str) -> None:
+        """`end_soon`, for all models."""
+        for name in tuple(self._waits):
+            self.end_soon(name, why)
+
+    def _ended(self, name: str, late: Callable[[T], object], running: asyncio.Future[T]) -> None:
+        self._left[name] -= 1
+        error = None if running.cancelled() else running.exception()
+        log.info("a load of '%s' that was given up has ended%s", name, f": {error}" if error is not None else "")
+        if error is None and not running.cancelled():
+            late(running.result())
+
+
+def _give_up(given_up: asyncio.Future[str], why: str) -> None:
+    if not given_up.done():
+        given_up.set_result(why)
