@@ -7,7 +7,9 @@ often as it is sent away.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
+import select
 import socket
 import struct
 import threading
@@ -30,6 +32,7 @@ DATA, HEADERS, PRIORITY, RESET, SETTINGS, PING, UPDATE, CONTINUATION = 0, 1, 2, 
 END_STREAM, END_HEADERS, PADDED = 1, 4, 8
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 CALM = 11
+MIB = 1 << 20
 #: How long each attack lasts, and how many bytes are sent in one piece.
 SECONDS = 1.5
 PIECE_BYTES = 1 << 20
@@ -191,6 +194,17 @@ ONCE: dict[str, Callable[[], bytes]] = {
 }  # fmt: skip
 
 
+def opened(*calls: bytes) -> bytes:
+    """What a connection says whose answers may not go, as far as windows bound that."""
+    return PREFACE + raw(SETTINGS, setting(4, 0)) + b"".join(calls)
+
+
+def packed(size: int) -> bytes:
+    """A framed request of few bytes for an echo of ``size``, which gzip makes small."""
+    content = gzip.compress(echo(size)[5:], 1)
+    return b"\1" + struct.pack(">I", len(content)) + content
+
+
 class Attackers:
     """``count`` connections that send, and come back when they are sent away, until `SECONDS` are over."""
 
@@ -272,6 +286,100 @@ def innocents(port: int) -> Iterator[None]:
         asking.result(30)
     assert waits
     assert max(waits) < 5, waits
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[int, bytes], socket.socket]]:
+    """``connect(port, sent)``: a connection that has sent that, as far as the server has read it within 10 s, and that
+    is closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(port: int, sent: bytes) -> socket.socket:
+            peer = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            with contextlib.suppress(OSError):
+                peer.sendall(sent)
+            return peer
+
+        yield connect
+
+
+def test_a_thousand_answers_under_a_window_of_zero(
+    serve_attacked: Callable[..., Headrace], under_attack: Frame, connect: Callable[[int, bytes], socket.socket]
+) -> None:
+    """Each of a megabyte, asked for in a kilobyte: 1 GB, of which the server holds 64 MiB and what is being made."""
+    server = serve_attacked("--grpc-max-unread-size=67108864")
+    first, rest = head("ModelInfer", ("grpc-encoding", "gzip"))
+    call = packed(MIB)
+    calls = (
+        raw(HEADERS, rest if number else first, 2 * number + 1, END_HEADERS)
+        + raw(DATA, call, 2 * number + 1, END_STREAM)
+        for number in range(1000)
+    )
+    with under_attack(server), innocents(server.grpc):
+        before = server.rss_bytes
+        peer = connect(server.grpc, opened(*calls))
+        select.select([], [], [], 4.0)
+        peer.close()
+        assert server.peak_rss_bytes < before + 160 * MIB
+
+
+@pytest.mark.parametrize("size", [16_384, 240_005], ids=["frames", "frame"])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_a_thousand_messages_that_are_not_finished(
+    attacked_natively: Headrace,
+    under_attack: Frame,
+    connect: Callable[[int, bytes], socket.socket],
+    method: str,
+    size: int,
+) -> None:
+    """240 kB of each: they take what has arrived, and no more."""
+    message = struct.pack(">BI", 0, 1 << 30) + bytes(240_000)
+    with under_attack(attacked_natively), innocents(attacked_natively.grpc):
+        before = attacked_natively.rss_bytes
+        peer = connect(
+            attacked_natively.grpc,
+            PREFACE + raw(SETTINGS) + streams(1000, method, lambda stream: body(stream, message, size)),
+        )
+        select.select([], [], [], 2.0)
+        peer.close()
+        assert attacked_natively.peak_rss_bytes < before + 300 * MIB
+
+
+@pytest.mark.parametrize("kind", ["answers", "messages"])
+def test_many_who_hold_much_make_room_for_each_other(
+    serve_attacked: Callable[..., Headrace],
+    under_attack: Frame,
+    connect: Callable[[int, bytes], socket.socket],
+    kind: str,
+) -> None:
+    """What all of them hold is bounded."""
+    server = serve_attacked("--grpc-max-held-size=67108864")
+    message = struct.pack(">BI", 0, 1 << 30) + bytes(240_000)
+    sent = {
+        "answers": opened(
+            streams(8, "ModelInfer", lambda stream: body(stream, echo(2 * MIB)) + raw(DATA, b"", stream, END_STREAM))
+        ),
+        "messages": PREFACE + raw(SETTINGS) + streams(64, "ModelInfer", lambda stream: body(stream, message)),
+    }[kind]
+    with under_attack(server), innocents(server.grpc):
+        before = server.rss_bytes
+        peers = [connect(server.grpc, sent) for _ in range(12)]
+        select.select([], [], [], 2.0)
+        assert sum(map(ended, peers)) >= 6
+        for peer in peers:
+            peer.close()
+        assert server.peak_rss_bytes < before + 140 * MIB
+
+
+def ended(peer: socket.socket) -> bool:
+    """Whether the server has ended the connection. Reads all that it has sent."""
+    try:
+        while select.select([peer], [], [], 0)[0]:
+            if not peer.recv(1 << 20):
+                return True
+    except ConnectionResetError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, id="alone"), pytest.param(16, id="together")])

@@ -42,6 +42,8 @@ OURS = {
     "dev",
     "frontend-processes",
     "grpc-max-decompressed-size",
+    "grpc-max-held-size",
+    "grpc-max-received-size",
     "grpc-max-stream-size",
     "grpc-max-unread-size",
     "grpc-message-timeout-secs",

@@ -179,10 +179,15 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("grpc-max-connection-age-grace", "<ms>", "Time for the calls of such a connection to finish.", "30000",
              count),
         Flag("grpc-max-unread-size", "<bytes>", "Answers that may wait for a client to read them, per connection; "
-             "beyond it, its further calls wait, too.", "1073741824",
+             "its further calls wait, and answers beyond it are refused.", "1073741824",
              values.positive("grpc-max-unread-size", values.INT64)),
         Flag("grpc-max-stream-size", "<bytes>", "Requests and unread answers of one stream; beyond it, the stream is "
              "not read.", "268435456", values.positive("grpc-max-stream-size", values.INT64)),
+        Flag("grpc-max-received-size", "<bytes>", "Requests over 256 KiB that may arrive and be in flight, per "
+             "connection; beyond it, its further ones wait.", "1073741824",
+             values.positive("grpc-max-received-size", values.INT64)),
+        Flag("grpc-max-held-size", "<bytes>", "Requests over 64 KiB and unread answers of all connections; beyond it, "
+             "the slowest and largest of them end. 0 is a quarter of the memory.", "2147483648", size),
         Flag("grpc-unread-timeout-secs", "<s>", "Time for a client to read what waits for it; then its connection is "
              "closed.", "60", values.positive("grpc-unread-timeout-secs", values.INT32)),
         Flag("grpc-message-timeout-secs", "<s>", "Time in which a message that has begun must go on to arrive; then "

@@ -159,6 +159,9 @@ class ServerOptions:
     #: What one client may make the server hold: in bytes per connection and per stream, and for how long.
     grpc_max_unread_size: int = 512 * 1024 * 1024
     grpc_max_stream_size: int = 64 * 1024 * 1024
+    grpc_max_received_size: int = 512 * 1024 * 1024
+    #: Of all connections; 0 is a quarter of the memory.
+    grpc_max_held_size: int = 0
     grpc_unread_timeout_secs: int = 300
     grpc_message_timeout_secs: int = 60
     #: Category to the metadata key, prefix included, that unlocks it.

@@ -536,12 +536,12 @@ def test_whoever_does_not_read_is_sent_away(serve_native: Serve, connect: Connec
 def test_calls_of_whoever_has_too_much_to_read_wait_until_it_is_read(
     serve_native: Serve, connect: Connect, gate: Gate
 ) -> None:
-    server = serve_native("--grpc-max-unread-size=100000")
+    server = serve_native("--grpc-max-unread-size=130000")
     peer = connect(server.grpc, {4: 0})
     peer.credits = False
     for stream in range(1, 9, 2):
         peer.call(stream, "ModelInfer", peer.infer(content=bytes(30_000)))
-    peer.until(frames.HeadersFrame, 7)  # four answers, of which three are not too much, and those windows are shut
+    peer.until(frames.HeadersFrame, 7)  # four answers, beside which there is no room for another, and windows are shut
     peer.call(9, "ModelInfer", peer.infer("slow"))
     peer.call(11, "ServerLive")
     peer.settle()
@@ -553,6 +553,67 @@ def test_calls_of_whoever_has_too_much_to_read_wait_until_it_is_read(
     gate.open()
     peer.send(peer.window(9, 1000), peer.window(11, 1000))
     assert [peer.answer(stream).status for stream in (9, 11)] == [OK] * 2
+
+
+def test_answers_beyond_what_may_be_unread_are_refused(serve_native: Serve, connect: Connect, gate: Gate) -> None:
+    """The first may have any size. Those that were asked for before it was known end in a few bytes."""
+    server = serve_native("--grpc-max-unread-size=100000")
+    peer = connect(server.grpc, {4: 0})
+    peer.credits = False
+    for stream in (1, 3, 5):
+        peer.call(stream, "ModelInfer", peer.infer("slow", bytes(60_000)))
+    peer.settle()
+    gate.open()
+    assert [peer.answer(stream).status for stream in (3, 5)] == [EXHAUSTED] * 2
+    assert peer.answers[3].trailers["grpc-message"].startswith("the client does not read: 60")
+    peer.send(peer.window(1, 100_000), peer.window(0, 1 << 20))
+    assert peer.answer(1).status == OK
+    peer.call(7)
+    peer.send(peer.window(7, 1000))
+    assert peer.answer(7).message == LIVE
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_large_messages_of_one_client_come_in_turn(serve_native: Serve, connect: Connect, method: str) -> None:
+    """The next one has no credit before there is room for it, and is not ended meanwhile for not going on."""
+    server = serve_native("--grpc-max-received-size=1000000", "--grpc-message-timeout-secs=1")
+    peer = connect(server.grpc)
+    message = peer.framed(peer.infer(content=bytes(800_000)))
+    frames_of = {
+        stream: [peer.data(stream, message[at : at + 16384]) for at in range(0, len(message), 16384)]
+        for stream in (1, 3)
+    }
+    for stream, pieces in frames_of.items():
+        pieces[-1].flags.add("END_STREAM")
+        peer.start(stream, method).send(*pieces[:16])  # all that the window allows
+    peer.settle()
+
+    def credited() -> list[int]:
+        return [each.stream_id for each in peer.seen if isinstance(each, frames.WindowUpdateFrame) and each.stream_id]
+
+    assert credited() == [1]
+    for piece in frames_of[1][16:]:
+        peer.send(piece)
+        time.sleep(0.1)  # slowly enough for the other to be ended
+    assert peer.answer(1).status == OK
+    peer.settle()
+    assert credited() == [1, 3]
+    peer.send(*frames_of[3][16:])
+    assert peer.answer(3).status == OK
+    assert len(peer.answer(3).data) > 800_000
+
+
+@pytest.mark.parametrize("method", ["ModelStreamInfer", "ServerMetadata"])
+def test_calls_that_are_reset_as_they_come_do_not_count_for_ever(peer: Peer, method: str) -> None:
+    """More than a connection may have open: each is read together with its reset, before its task has begun."""
+    reset = frames.RstStreamFrame
+    calls = [
+        (peer.headers(stream, peer.fields(method)), peer.data(stream, bytes(5), "END_STREAM"), reset(stream, CANCEL))
+        for stream in range(1, 2401, 2)
+    ]
+    peer.send(*(frame for call in calls for frame in call))
+    peer.settle()
+    assert peer.ask(2401).message == LIVE
 
 
 # --------------------------------------------------------------------------------- TLS

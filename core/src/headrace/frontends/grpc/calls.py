@@ -28,7 +28,14 @@ from headrace.frontends.grpc.call_headers import CallHead, Refusal, refusal
 from headrace.frontends.grpc.hosts import OUT_OF_TIME
 from headrace.frontends.grpc.message_framing import IDENTITY, Compressor, MessageAssembler, bound, inflate
 from headrace.frontends.grpc.rpc import Cancel, Metadata
-from headrace.frontends.grpc.status import DEADLINE_EXCEEDED, INTERNAL, STATUS, UNAVAILABLE, Status
+from headrace.frontends.grpc.status import (
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    RESOURCE_EXHAUSTED,
+    STATUS,
+    UNAVAILABLE,
+    Status,
+)
 from headrace.frontends.grpc.wire import Buffer
 from headrace.frontends.http2.connection import Connection
 from headrace.frontends.http2.stream import Stream
@@ -41,6 +48,8 @@ T = TypeVar("T")
 
 #: Pieces of a message that are smaller, and not its last, are counted like frames without a use.
 _FRAGMENT_BYTES = 64
+#: Requests up to here are not counted among what a connection holds; each of them is one of its calls.
+COUNTED_BYTES = 64 * 1024
 #: What beginning a task is taken to cost, in the turn of the loop in which it begins.
 _TASK_NS = 50_000
 
@@ -111,6 +120,7 @@ class GrpcCall(Stream):
         assembler = self._assembler
         try:
             assembler.append(data)
+            self._keep(assembler)
             self._gathered(assembler, ended)
         except Status as status:
             self.fail(status)
@@ -130,6 +140,7 @@ class GrpcCall(Stream):
     def tail_received(self, size_bytes: int, ended: bool) -> None:
         assert self._assembler is not None
         self._assembler.advance(size_bytes)
+        self._keep(self._assembler)
         try:
             self._gathered(self._assembler, ended)
         except Status as status:
@@ -191,6 +202,22 @@ class GrpcCall(Stream):
         if cancel is not None:
             cancel()
 
+    def _keep(self, assembler: MessageAssembler) -> None:
+        """Count what has arrived, if it is much."""
+        kept = assembler.kept_bytes
+        if kept > COUNTED_BYTES:
+            self.connection.holding.keep(self, kept)
+
+    def _require_room(self, size_bytes: int) -> None:
+        """Raise `Status` if an answer of ``size_bytes`` is too much beside those that the client does not read."""
+        holding = self.connection.holding
+        if not holding.has_room(size_bytes):
+            raise Status(
+                RESOURCE_EXHAUSTED,
+                f"the client does not read: {holding.unread_bytes} bytes of answers wait on its connection, and more "
+                f"than {self.connection.limits.unread_bytes} may not (--grpc-max-unread-size)",
+            )
+
     # ------------------------------------------------------------------ the forms say
 
     @abstractmethod
@@ -198,10 +225,15 @@ class GrpcCall(Stream):
         """Something has come, and perhaps all. Raises `Status`."""
 
     def _begin_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let ``work``, which ends with `done`, answer the call."""
+        """Let ``work`` answer the call."""
         self.is_busy = True
         self.connection.turns.left_ns -= _TASK_NS
-        self._cancel = self._calls.loop.create_task(work).cancel
+        task = self._calls.loop.create_task(work)
+        task.add_done_callback(self._task_done)  # a task that is cancelled before it starts runs no line of its own
+        self._cancel = task.cancel
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self.done()
 
     def _inflated(self, flag: int, body: Buffer, patience: int) -> Buffer:
         """What ``body`` is without compression. Raises `Status`, and `Large` beyond ``patience`` bytes."""

@@ -25,9 +25,11 @@ from headrace.large import UNBOUNDED
 PREFIX = Struct(">BL")
 PREFIX_BYTES = PREFIX.size
 _ALIGNMENT = 64
-#: A message has so much memory at first, and four times as much whenever that is full. The system
-#: gives the pages as they are written: announcing bytes costs nothing but addresses.
-_FIRST_BYTES = 16 * 1024 * 1024
+#: A message has all its memory at first if that is little; else so much, and when that is full, as much as the next
+#: constant says, and four times as much whenever that is full. The system gives the pages as they are written, but
+#: NumPy asks for pages of 2 MiB from 4 MiB on, of which one byte takes a whole one.
+_HUGE_BYTES = 4 * 1024 * 1024
+_FIRST_BYTES, _SECOND_BYTES = 1024 * 1024, 16 * 1024 * 1024
 #: So many are put together before they are taken. What comes behind them stays in one piece: tiny messages would take
 #: sixteen times their bytes.
 _AHEAD = 64
@@ -91,6 +93,11 @@ class MessageAssembler:
     def missing_bytes(self) -> int:
         """Of the message that is coming."""
         return self._size - self._filled if self._memory is not None else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """What has arrived and was not taken."""
+        return self.complete_bytes + (self._filled if self._memory is not None else 0)
 
     @property
     def is_between(self) -> bool:
@@ -182,11 +189,11 @@ class MessageAssembler:
             self.complete_bytes += PREFIX_BYTES + size
             return begin + size
         self._flag, self._size, self._filled = flag, size, 0
-        self._memory = _aligned(min(size, _FIRST_BYTES), size)
+        self._memory = _aligned(size if size < _HUGE_BYTES else _FIRST_BYTES, size)
         return begin
 
     def _grow(self, memory: memoryview) -> memoryview:
-        larger = _aligned(min(self._size, 4 * len(memory)), self._size)
+        larger = _aligned(min(self._size, max(_SECOND_BYTES, 4 * len(memory))), self._size)
         larger[: len(memory)] = memory
         self._memory = larger
         return larger

@@ -73,6 +73,9 @@ class Calls(CallState, Service["CallHead | Refusal"]):
     def extend(self, meaning: CallHead | Refusal, fields: Fields) -> CallHead | None:
         return None if isinstance(meaning, Refusal) else extended(meaning, fields)
 
+    def give_back(self) -> None:
+        self.large.give_back_later()
+
     def open_held(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
         if isinstance(meaning, Refusal) or meaning.rpc.direct is None:
             return self.open(connection, id, meaning)  # small, or bounded by itself
@@ -90,6 +93,8 @@ class Calls(CallState, Service["CallHead | Refusal"]):
 def _limits(options: ServerOptions) -> Limits:
     return Limits(
         unread_bytes=options.grpc_max_unread_size,
+        received_bytes=options.grpc_max_received_size,
+        held_bytes=options.grpc_max_held_size,
         unread_seconds=options.grpc_unread_timeout_secs,
         message_seconds=options.grpc_message_timeout_secs,
     )

@@ -10,7 +10,7 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.frontends.failures import tell_fault
 from headrace.frontends.grpc.call_headers import SUCCESS, begin_block
-from headrace.frontends.grpc.calls import GrpcCall
+from headrace.frontends.grpc.calls import COUNTED_BYTES, GrpcCall
 from headrace.frontends.grpc.infer import SHUTTING_DOWN
 from headrace.frontends.grpc.message_framing import PREFIX, PREFIX_BYTES, MessageAssembler
 from headrace.frontends.grpc.rpc import serialize
@@ -29,6 +29,8 @@ class SingleCall(GrpcCall):
     def data_received(self, data: Buffer, ended: bool) -> None:
         size = len(data) - PREFIX_BYTES
         if ended and self._assembler is None and size >= 0 and PREFIX.unpack_from(data) == (0, size):
+            if size > COUNTED_BYTES:
+                self.connection.holding.keep(self, size)
             self._start(0, bytes(data[PREFIX_BYTES:]))  # nearly always
         else:
             GrpcCall.data_received(self, data, ended)
@@ -40,7 +42,9 @@ class SingleCall(GrpcCall):
         if len(complete) > 1 or (complete and not assembler.is_between):
             raise Status(UNIMPLEMENTED, "more than one request message")
         if not ended:
-            self.credit(assembler.missing_bytes - self.receive_window)
+            missing = assembler.missing_bytes - self.receive_window
+            if missing > 0:
+                self.connection.holding.grant(self, missing)
             return
         if not assembler.is_between:
             raise Status(INTERNAL, "the request message is incomplete")
@@ -79,7 +83,12 @@ class SingleCall(GrpcCall):
             del outcome  # an error and the frame that has it would keep each other, and the body, for the collector
 
     def look(self, now: float) -> None:
-        if not (self.is_busy or self.is_ended):
+        if self.is_busy or self.is_ended:
+            return
+        if self in self.connection.holding.waiting:  # it may not send
+            assert self._assembler is not None
+            self._assembler.goes_on()
+        else:
             self._require_progress(now)
 
     def farewell(self) -> None:
@@ -95,6 +104,8 @@ class SingleCall(GrpcCall):
         if self.is_ended:
             return
         encoding = self._head.answers
+        if self.connection.holding.unread_bytes and not self._has_room(len(body)):
+            return
         if not encoding:
             self._end()
             self.respond(_BEGIN, PREFIX.pack(0, len(body)), body, SUCCESS)
@@ -105,6 +116,15 @@ class SingleCall(GrpcCall):
                 self._begin_large(partial(self._calls.compressor.deflate, body, encoding), self._packed)
             except HeadraceError as error:  # too many wait
                 self.fail(error)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """True if the answer may wait to be read; else the call is refused."""
+        try:
+            self._require_room(size_bytes)
+        except Status as status:
+            self.fail(status)
+            return False
+        return True
 
     def _packed(self, outcome: bytes | Exception) -> None:
         self._cancel = None
@@ -164,7 +184,7 @@ class HeldCall(DirectCall):
 
     def _start(self, flag: int, body: Buffer) -> None:
         self.is_busy = True
-        self.sender.held.append(partial(self._begin, flag, body))
+        self.connection.holding.hold_back(partial(self._begin, flag, body))
 
     def _begin(self, flag: int, body: Buffer) -> None:
         if self.is_ended:
@@ -192,5 +212,3 @@ class UnaryCall(SingleCall):
             if isinstance(error, HeadraceError):
                 tell_fault(error, rpc.name)
             self.fail(error)
-        finally:
-            self.done()

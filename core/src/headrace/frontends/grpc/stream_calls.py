@@ -32,6 +32,7 @@ class StreamCall(GrpcCall):
         self._arrival: asyncio.Future[None] | None = None
         self._drain: asyncio.Future[None] | None = None
         self._has_begun = False
+        connection.holding.long_calls += 1
         self._begin_task(self._run(assembler))
 
     def drained(self) -> None:
@@ -59,8 +60,11 @@ class StreamCall(GrpcCall):
             self.fail(error)
         else:
             self.finish(OK)
-        finally:
-            self.done()
+
+    def done(self) -> None:
+        if self.is_busy:
+            self.connection.holding.long_calls -= 1
+        GrpcCall.done(self)
 
     async def _requests(self, assembler: MessageAssembler) -> AsyncIterator[Any]:
         parse, turns = self._head.rpc.parse, self.connection.turns
@@ -69,6 +73,8 @@ class StreamCall(GrpcCall):
                 if turns.left_ns < 0 and turns.is_over():
                     await turns.task_turn()
                 flag, body = assembler.take()
+                if self.is_counted:
+                    self.connection.holding.let_go(self, assembler.kept_bytes)
                 turns.left_ns -= _MESSAGE_NS + len(body)
                 self._invite(assembler)
                 try:
@@ -99,6 +105,8 @@ class StreamCall(GrpcCall):
         if encoding:
             pack = partial(self._calls.compressor.deflate, body, encoding)
             body = pack() if len(body) <= LARGE_BYTES else await self._calls.large.run(pack)
+        if self.connection.holding.unread_bytes:
+            self._require_room(len(body))
         self.send((PREFIX.pack(bool(encoding), len(body)), body))
         if self.is_blocked:
             self._drain = self._calls.loop.create_future()
@@ -114,7 +122,10 @@ class StreamCall(GrpcCall):
         window = self.connection.limits.stream_window
         wanted = window - assembler.complete_bytes - self.receive_window
         missing = 0 if assembler.complete else assembler.missing_bytes
-        if wanted + missing >= window >> 1 or missing > self.receive_window:
+        if missing > window:
+            if missing > self.receive_window:
+                self.connection.holding.grant(self, wanted + missing)
+        elif wanted + missing >= window >> 1 or missing > self.receive_window:
             self.credit(wanted + missing)
 
     def _send_status(self, code: int, message: str) -> None:

@@ -25,6 +25,7 @@ from headrace.frontends.http2.frames import (
     ConnectionFault,
 )
 from headrace.frontends.http2.headers import HeaderReader, MalformedHeaders
+from headrace.frontends.http2.holding import PeerHoldings
 from headrace.frontends.http2.lifetime import Lifetime
 from headrace.frontends.http2.limits import Allowance
 from headrace.frontends.http2.receiving import Receiver
@@ -71,6 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_taken = LAST_ID
         self._excused: dict[int, None] = {}
         self.turns = connections.turns
+        self.holding = PeerHoldings(connections.limits, connections.held, self.turns, self._begun, self.fail)
         self.receiver = Receiver(self, connections.scratch, connections.turns)
         #: Whether it waits for a turn, and is not read meanwhile.
         self._is_late = False
@@ -87,7 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = cast("asyncio.Transport", transport)
         self._connections.add(self)
         limits = self.limits
-        self.sender = Sender(self.transport, limits, self.turns)
+        self.sender = Sender(self.transport, limits, self.turns, self.holding)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self.transport.abort()
@@ -104,6 +106,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
         self.transport.close()  # the TLS of Python 3.10 does not notice by itself
+        if self.holding.end():
+            self._service.give_back()
         self._drop_all()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -203,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.active >= self._most_streams or id > self.last_taken:
             self._refuse_one_more(id)
             return
-        if self.sender.is_full:
+        if self.active >= self.holding.most_active and self.holding.is_full:
             stream = self._service.open_held(self, id, meaning)
         else:
             stream = self._service.open(self, id, meaning)
@@ -238,11 +242,18 @@ class Connection(asyncio.BufferedProtocol):
         if has_waited:
             self.sender.waiting.pop(stream, None)
         if not stream.is_busy:
-            self.released()
+            self.released(stream)
 
-    def released(self) -> None:
-        """A stream is closed, and nobody works for it."""
+    def _begun(self) -> int:
+        return self.active - len(self.sender.waiting)
+
+    def released(self, stream: Stream) -> None:
+        """``stream`` is closed, and nobody works for it."""
         self.active -= 1
+        if stream.is_counted:
+            self.holding.let_go(stream)
+        if self.holding.held_back:
+            self.holding.let_begin()
         if self.is_leaving and not self.active:
             self.leave()
 
@@ -285,9 +296,9 @@ class Connection(asyncio.BufferedProtocol):
         if not isinstance(error, ConnectionFault):
             log.error("an HTTP/2 connection failed", exc_info=error)
             error = ConnectionFault(INTERNAL_ERROR, "the connection failed inside the server")
-        self._fail(error)
+        self.fail(error)
 
-    def _fail(self, fault: ConnectionFault) -> None:
+    def fail(self, fault: ConnectionFault) -> None:
         """Say what the peer did wrong, and close once it has had a chance to read that.
 
         Closing with unread bytes in the socket would reset the connection and lose the words.

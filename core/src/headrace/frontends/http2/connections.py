@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from headrace.frontends.held_bytes import HeldBytes
 from headrace.frontends.http2.field_decoder import Fields
 from headrace.frontends.http2.headers import RequestHeaders
 from headrace.frontends.http2.lifetime import Keepalive
@@ -40,8 +41,11 @@ class Service(ABC, Generic[T]):
         """The stream that ``meaning`` opens. May answer already."""
 
     def open_held(self, connection: Connection, id: int, meaning: T) -> Stream:
-        """The same for a peer that does not read its answers: let the work wait in ``connection.sender.held``."""
+        """The same for a peer that does not read its answers: let the work wait (`PeerHoldings.hold_back`)."""
         return self.open(connection, id, meaning)
+
+    def give_back(self) -> None:
+        """Much was let go: return the memory to the system soon."""
 
 
 class Connections:
@@ -57,6 +61,7 @@ class Connections:
         self.keepalive = keepalive
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.turns = Turns()
+        self.held = HeldBytes(limits.held_bytes)
         self._loop = asyncio.get_running_loop()
         self._interval = keepalive.interval(
             min(SWEEP_SECONDS, limits.head_seconds / 4, limits.unread_seconds / 4, limits.message_seconds / 4)

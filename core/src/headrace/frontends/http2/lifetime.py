@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from headrace.frontends.held_bytes import SLOW_S
 from headrace.frontends.http2 import frames
 from headrace.frontends.http2.frames import ENHANCE_YOUR_CALM, LAST_ID, NO_ERROR, ConnectionFault
 
@@ -143,10 +144,14 @@ class Lifetime:
         receiver, sender, limits = connection.receiver, connection.sender, connection.limits
         is_owed = receiver.is_amid and not receiver.has_moved
         self._partial_since = min(self._partial_since, now) if is_owed else inf
+        holding, since = connection.holding, now - self._looked_at
         patience = limits.unread_seconds
-        if sender.is_full:
+        if holding.unread_bytes > limits.unread_bytes >> 1:
             patience /= 10
-        due_bytes = sender.unread_bytes * (now - self._looked_at) / patience
+        due_bytes = holding.unread_bytes * since / patience
+        is_unread = holding.unread_bytes * since > SLOW_S * sender.moved_bytes
+        holding.is_slow = is_unread if holding.unread_bytes else connection.is_quiet
+        holding.forget_largest()
         is_read = (sender.has_moved and sender.moved_bytes >= due_bytes) or (sender.is_writable and not sender.waiting)
         self._unread_since = inf if is_read else min(self._unread_since, now)
         receiver.has_moved = sender.has_moved = False

@@ -34,9 +34,8 @@ _TASK_NS = 50_000
 class Limits:
     """Bounds on one connection.
 
-    Unread, a connection makes the server hold ``streams`` times ``stream_window`` bytes, of each
-    stream the message that is arriving, as far as it has arrived, and ``unread_bytes`` of answers with
-    those that were under way when these had gathered.
+    A connection makes the server hold at most ``streams`` times ``stream_window`` and ``received_bytes`` of requests,
+    or one request, and ``unread_bytes`` of answers, or one answer.
     """
 
     #: Streams whose call has not ended, those included that were reset and still run.
@@ -72,10 +71,15 @@ class Limits:
     #: For the preface, a frame other than DATA, or a header block, once begun.
     head_seconds: float = 20.0
     #: In which a peer must read what it asked for: a tenth of what waits in a tenth of the time, and so on.
-    #: A tenth of it is left to one that has more than ``unread_bytes`` waiting.
+    #: A tenth of it is left to one that has more than half of ``unread_bytes`` waiting.
     unread_seconds: float = 300.0
-    #: Bytes of answers that wait, of all streams. Calls that are opened then begin when some of it has been read.
+    #: Bytes of answers that wait, of all streams, with those that are being made as large as the largest before.
+    #: Calls that are opened then begin when there is room again. An answer for which there is none is refused.
     unread_bytes: int = 512 * 1024 * 1024
+    #: Bytes of messages beyond a window, which arrive or are in flight. Further ones get no credit until there is room.
+    received_bytes: int = 512 * 1024 * 1024
+    #: What all connections hold; then the slowest and largest of them end. 0 is a quarter of the memory.
+    held_bytes: int = 0
     #: In which a message, once begun, must go on to arrive, at `MESSAGE_PACE` bytes a second at least.
     message_seconds: float = 60.0
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.frontends.http2.frames import DEFAULT_FRAME_BYTES, DEFAULT_WINDOW
 
 if TYPE_CHECKING:
+    from headrace.frontends.http2.holding import PeerHoldings
     from headrace.frontends.http2.limits import Limits, Turns
     from headrace.frontends.http2.stream import Stream
 
@@ -27,7 +27,7 @@ _HIGH_WATER, _LOW_WATER = 1024 * 1024, 256 * 1024
 class Sender:
     """The sending half of a connection. What is written within one turn of the loop leaves in one piece."""
 
-    def __init__(self, transport: asyncio.Transport, limits: Limits, turns: Turns) -> None:
+    def __init__(self, transport: asyncio.Transport, limits: Limits, turns: Turns, holding: PeerHoldings) -> None:
         transport.set_write_buffer_limits(_HIGH_WATER, _LOW_WATER)
         #: What the peer allows: in all, to a new stream, and in one frame.
         self.window = self.stream_window = DEFAULT_WINDOW
@@ -40,16 +40,9 @@ class Sender:
         self.is_writable = True
         #: Whether so much waits for the socket that the peer is not read.
         self.is_backlogged = False
-        #: Bytes of bodies that wait for the peer, and the largest body of all.
-        self.unread_bytes = self.largest_bytes = 0
-        #: Whether so much waits that no more should be begun.
-        self.is_full = False
         #: Whether the peer has read since somebody last looked, and how many of these bytes.
         self.has_moved = False
         self.moved_bytes = 0
-        #: What begins as soon as so much has been read as the largest body takes.
-        self.held: deque[Callable[[], object]] = deque()
-        self._freed_bytes = 0
         #: Streams with a body that may not go, or not yet.
         self.waiting: dict[Stream, None] = {}
         #: Of these, the ones to be looked at before the next `flush`.
@@ -61,6 +54,7 @@ class Sender:
         self._is_held = self._is_ended = False
         self._round_left = 0
         self._limits = limits
+        self._holding = holding
         self._backlog = 0
 
     def write(self, data: bytes) -> None:
@@ -102,22 +96,14 @@ class Sender:
 
     def send_soon(self, stream: Stream, size_bytes: int) -> None:
         """Send what waits in ``stream``, of which ``size_bytes`` are new, now or when it may."""
-        self.unread_bytes += size_bytes
-        self.is_full = self.unread_bytes > self._limits.unread_bytes
-        self.largest_bytes = max(self.largest_bytes, size_bytes)
+        self._holding.wait(size_bytes)
         self.waiting[stream] = None
         self._pump({stream: None})
 
     def gone(self, size_bytes: int) -> None:
         """So much of what waited has been sent, or will not be."""
-        self.unread_bytes -= size_bytes
-        self.is_full = self.unread_bytes > self._limits.unread_bytes
         self.moved_bytes += size_bytes
-        if self.held:
-            self._freed_bytes += size_bytes
-            while self.held and (self._freed_bytes >= self.largest_bytes or not self.unread_bytes):
-                self._freed_bytes = max(0, self._freed_bytes - self.largest_bytes)
-                self._turns.wait(self.held.popleft())
+        self._holding.gone(size_bytes)
 
     def due(self, stream: Stream) -> None:
         """Look at ``stream`` before the next `flush`, which the caller sees to: it may send more."""

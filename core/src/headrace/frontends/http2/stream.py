@@ -43,10 +43,13 @@ class Stream:
         "_queue",
         "_trailers",
         "connection",
+        "granted_bytes",
         "id",
         "is_busy",
         "is_closed",
+        "is_counted",
         "is_remote_closed",
+        "kept_bytes",
         "receive_window",
         "send_credit",
         "sender",
@@ -57,6 +60,9 @@ class Stream:
         self.sender = connection.sender
         self.id = id
         self.is_busy = self.is_closed = self.is_remote_closed = False
+        #: What it has of the connection's `PeerHoldings`, if it `is_counted` there.
+        self.granted_bytes = self.kept_bytes = 0
+        self.is_counted = False
         #: What it may send beyond ``sender.stream_window``; below zero after sending.
         self.send_credit = 0
         self.receive_window = connection.limits.stream_window
@@ -189,7 +195,7 @@ class Stream:
         if self.is_busy:
             self.is_busy = False
             if self.is_closed:
-                self.connection.released()
+                self.connection.released(self)
 
     @property
     def is_blocked(self) -> bool:
