@@ -216,8 +216,8 @@ def test_a_deprecated_flag_gives_way_and_is_remarked_upon() -> None:
     options, warnings = read_options(words, {})
     assert options.disable_auto_complete_config
     assert warnings == [
-        "'--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' instead.",
-        "Overriding deprecated '--strict-model-config' from False to True in favor of "
+        "Warning: '--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' instead.",
+        "Warning: Overriding deprecated '--strict-model-config' from False to True in favor of "
         "'--disable-auto-complete-config'!",
     ]
 
@@ -228,10 +228,10 @@ def test_old_flags_of_tracing_are_remarked_upon_as_triton_does() -> None:
     warnings = read_options(words, {})[1]
     old = "has been deprecated and will be removed in future releases. Please use '--trace-config"
     assert warnings[:4] == [
-        f"'--trace-rate' {old} rate=<rate value> instead.",
-        "Overriding deprecated '--trace-rate' in favor of provided rate value in --trace-config!",
-        f"'--trace-file' {old} triton,file=<filepath> instead.",
-        f"'--trace-level' {old} level=<OFF|TIMESTAMPS|TENSORS> instead.",
+        f"Warning: '--trace-rate' {old} rate=<rate value> instead.",
+        "Warning: Overriding deprecated '--trace-rate' in favor of provided rate value in --trace-config!",
+        f"Warning: '--trace-file' {old} triton,file=<filepath> instead.",
+        f"Warning: '--trace-level' {old} level=<OFF|TIMESTAMPS|TENSORS> instead.",
     ]
 
 

@@ -214,7 +214,7 @@ def test_flags_without_effect_are_said_in_one_line_each(serve: Start) -> None:
     server.wait_for(OPTIONS)
     log = "".join(server.seen)
     assert len(re.findall(r"^W.*--http-thread-count has no effect: ", log, re.MULTILINE)) == 1
-    assert len(re.findall(r"^W.*'--strict-model-config' has been deprecated! ", log, re.MULTILINE)) == 1
+    assert len(re.findall(r"^W.*Warning: '--strict-model-config' has been deprecated! ", log, re.MULTILINE)) == 1
 
 
 def test_a_json_log_is_json_from_the_first_line_to_the_last(serve: Start) -> None:

@@ -216,7 +216,7 @@ def _deprecation(old: Given, given: Sequence[Given]) -> Iterator[str]:
 
 def _warnings(given: Sequence[Given], options: ServerOptions) -> list[str]:
     old = {one.flag.name: one for one in given if one.flag.deprecated}
-    warnings = [line for one in old.values() for line in _deprecation(one, given)]
+    warnings = [f"Warning: {line}" for one in old.values() for line in _deprecation(one, given)]
     if not options.trace_config and any(one.flag.option == "trace_config" for one in given):
         warnings.append("--trace-config has no effect: no level turns tracing on")
     return warnings
