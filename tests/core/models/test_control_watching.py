@@ -17,6 +17,7 @@ from headrace.models.repository import Repository
 from headrace.server import Server
 
 T = TypeVar("T")
+TWICE = "model appears in two or more repositories"
 ONE = {"x": np.ones((1, 2), np.float32)}
 GATED = """
 backend: "gated" max_batch_size: 8
@@ -102,6 +103,34 @@ def test_a_failed_reload_keeps_the_old_version_until_the_next_change(
 
     run(scenario())
     assert sum("failed to load 'm'" in text for text in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("dev", [True, False])
+def test_a_model_that_turns_up_in_a_second_repository_is_unloaded_until_one_goes(
+    dev: bool, make_server: Callable[..., Server], repository: Path, write_model: Any, gated: Any, tmp_path: Path
+) -> None:
+    """As in Triton 2.51, which shows the same reason."""
+    folder = write_model("m", GATED)
+    second = tmp_path / "second"
+    second.mkdir()
+
+    async def scenario() -> None:
+        async with make_server(exit_on_error=False) as server:
+            watcher = Watcher(Repository([repository, second]), server._lifecycle, 0.01, dev=dev, known_only=False)
+            await watcher.prepare()
+            watcher.start()
+            for gone in (second / "m", folder):
+                await asyncio.to_thread(shutil.copytree, folder, second / "m")
+                await until(lambda: [entry.reason for entry in server.index()] == [TWICE])
+                assert shown(server) == [("m", "", "UNAVAILABLE")]
+                assert not server.ready_versions("m")
+                await asyncio.to_thread(shutil.rmtree, gone)
+                await until(lambda: shown(server) == [("m", "1", "READY")])
+                await server.infer_async("m", ONE)
+            watcher.stop()
+
+    run(scenario())
+    assert len(gated.loaded) == 3
 
 
 def test_mode_poll_tries_a_failed_load_again(watched: Callable[..., Any], write_model: Any, gated: Any) -> None:

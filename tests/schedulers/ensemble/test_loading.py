@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from headrace import HeadraceError, Server
 from headrace.testing.serving import on_loop
 
-from .conftest import EXPLICIT, LENIENT, Write, ensemble, identity, step
+from .conftest import EXPLICIT, LENIENT, Write, both, ensemble, identity, step
 
 Run = Callable[..., Server]
 ROW = np.array([[1, 2]], np.float32)
@@ -153,6 +155,71 @@ def test_a_required_version_that_is_not_loaded_is_named(write: Write, run: Run) 
     server = run(**LENIENT)
     assert "ensemble 'e' depends on 'one' whose required version 1 is not loaded." in why(server, "e")
     server.infer("good", {"x": ROW})
+
+
+INITIALIZE = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        {0}
+
+    def execute(self, requests):
+        raise AssertionError("nobody asks")
+"""
+IN_THREAD = 'parameters { key: "isolation" value { string_value: "thread" } }'
+
+
+def python(write: Write, name: str, initialize: str) -> None:
+    """A Python model that begins as ``initialize`` says."""
+    config = f'backend: "python" max_batch_size: 8 {both("a", "b")}{IN_THREAD}'
+    write(name, config, files={"1/model.py": INITIALIZE.format(initialize)})
+
+
+@pytest.mark.parametrize("asked", ["one", "inner"])
+def test_an_unload_of_a_step_waits_until_its_ensembles_are_loaded(
+    asked: str, write: Write, run: Run, tmp_path: Path
+) -> None:
+    """As in Triton 2.51: the load succeeds, then the step goes, and the ensemble with it."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    closed = os.open(gate, os.O_RDWR)  # as long as it can be written to, it is read
+    write("one", identity())
+    write("inner", chain("one"))
+    python(write, "slow", f"__import__('pathlib').Path({str(gate)!r}).read_text()")
+    write("e", ensemble([step("inner", "x=x", "y=m"), step("slow", "a=m", "b=y")]))
+    server = run(**EXPLICIT)
+
+    async def scene() -> None:
+        load = asyncio.ensure_future(server.load("e"))
+        try:
+            while not server.ready_versions("inner"):
+                await asyncio.sleep(0)
+            unload = asyncio.ensure_future(server.unload(asked))
+            await server.load("one")  # which comes behind an unload that does not wait
+            assert not unload.done()
+            assert server.ready_versions(asked)
+        finally:
+            os.close(closed)
+        await load
+        await unload
+        while server.ready_versions("e"):
+            await asyncio.sleep(0)
+
+    on_loop(server, asyncio.wait_for(scene(), DEADLINE_S))
+    assert states(server)[asked] != "READY"
+    assert states(server)["slow"] == "READY"
+
+
+def test_a_step_that_unloads_another_while_it_is_loaded_does_not_wait_for_itself(write: Write, run: Run) -> None:
+    write("one", identity())
+    python(write, "asks", "pb_utils.unload_model('one')")
+    write("e", ensemble([step("one", "a=x", "b=m"), step("asks", "a=m", "b=y")]))
+    server = run(**EXPLICIT)
+    on_loop(server, server.load("one"))
+    with pytest.raises(HeadraceError, match="depends on 'one' which has no loaded version"):
+        on_loop(server, asyncio.wait_for(server.load("e"), DEADLINE_S))
 
 
 def test_an_ensemble_follows_its_models_as_they_are_unloaded_and_loaded(write: Write, run: Run) -> None:

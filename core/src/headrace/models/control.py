@@ -249,6 +249,9 @@ class Watcher:
             del self._handled[name]
             return
         log.info("'%s' %s: loading it", name, "has changed" if name in self._handled else "is new in the repository")
-        failures = await self._lifecycle.load_all([found[name][0]])
-        if self._dev or not failures:
+        entry = found[name][0]
+        if entry.is_duplicate:  # nobody knows which of the two is meant
+            await self._lifecycle.remove(name)
+        failures = await self._lifecycle.load_all([entry])
+        if self._dev or not failures or entry.is_duplicate:
             self._handled[name] = found[name]

@@ -68,6 +68,15 @@ class Dependencies:
         """The models that need ``name`` themselves."""
         return [known for known, (plan, _) in self._known.items() if any(d.model == name for d in plan.dependencies)]
 
+    def above(self, name: str) -> list[str]:
+        """The models that need ``name``, themselves or through others, except those whose load waits for a model that
+        asks for a change of ``name`` while it is being loaded itself."""
+        found = self.dependents(name)
+        askers = [asker for asker in self._nested.askers(name) if asker not in found]
+        for dependent in found:  # which grows
+            found += [each for each in self.dependents(dependent) if each not in found]
+        return [each for each in found if not any(self._nested.path(each, asker) for asker in askers)]
+
     async def await_loads(self, plan: LoadPlan, load: Callable[[str], Awaitable[None]]) -> None:
         """Have ``load`` load what ``plan`` needs and is not served. What waits for the load of ``plan`` itself is not
         waited for: it will be missed."""

@@ -106,10 +106,13 @@ class Lifecycle:
         ``with_needed``: also what only it needed and nobody has loaded by name.
 
         A load that waits for processes fails at once, and one that runs on a thread after `left_loads.GRACE_S`, so that
-        one which never ends can be got rid of.
+        one which never ends can be got rid of. Loads of models that need ``name`` end first, as in Triton.
         """
         self._loader.stop_loading(name)
         self.left_loads.end_soon(name, "was unloaded while it was being loaded")
+        for dependent in self._dependencies.above(name):
+            async with self._turn(dependent):
+                pass
         async with self._turn(name):
             needed = self._dependencies.needed(name) if with_needed else ()
             self._dependencies.forget(name)
@@ -125,6 +128,7 @@ class Lifecycle:
             self._dependencies.forget(name)
             self._let_go(name)
             record = self.records.get(name, ModelRecord(name))
+            record.problem = ""
             for number in [number for number, version in record.versions.items() if version.has_failed]:
                 del record.versions[number]
             if not record.versions:
@@ -203,7 +207,7 @@ class Lifecycle:
         except HeadraceError as error:
             progress.failed(entry.name)
             record = self.records.setdefault(entry.name, ModelRecord(entry.name))
-            if not record.versions:
+            if not record.versions or (entry.is_duplicate and not record.is_served):
                 # Triton's index shows the reason for a duplicate bare (docs/spec/behaviours.md section 1.6).
                 cause = error.__cause__ if isinstance(error.__cause__, HeadraceError) else error
                 record.problem = cause.message if entry.is_duplicate else f"{cause.code.value}: {cause.message}"

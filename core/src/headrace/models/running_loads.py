@@ -118,6 +118,10 @@ class NestedLoads:
             if not targets:
                 self._waiting.pop(asker, None)
 
+    def askers(self, target: str) -> list[str]:
+        """The models whose loads wait for ``target``."""
+        return [asker for asker, targets in self._waiting.items() if target in targets]
+
     def path(self, start: str, end: str) -> list[str]:
         """The models from ``start`` on of which each waits for the next, up to ``end``; empty if there is no way."""
         ways, seen = [[start]], {start}

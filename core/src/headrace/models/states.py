@@ -84,7 +84,7 @@ class VersionRecord:
 
 @dataclass(slots=True)
 class ModelRecord:
-    """One model. ``problem`` says why it has no versions at all (a bad config, a duplicate).
+    """One model. ``problem`` says why none of its versions can be loaded (a bad config, a duplicate).
 
     Strict readiness ``counts`` it unless it could not even be read, as Triton's does.
     ``fingerprint`` is of what it was loaded from, None if it is not loaded; ``temporary`` a directory
@@ -126,7 +126,7 @@ class IndexEntry:
 
 def index_of(record: ModelRecord, ready_only: bool) -> list[IndexEntry]:
     """The lines that ``record`` contributes to the index."""
-    if not record.versions:
+    if record.problem or not record.versions:
         if ready_only:
             return []
         return [IndexEntry(record.name, "", State.UNAVAILABLE.value if record.problem else "", record.problem)]
