@@ -184,7 +184,6 @@ def test_an_unload_of_a_step_waits_until_its_ensembles_are_loaded(
     """As in Triton 2.51: the load succeeds, then the step goes, and the ensemble with it."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    closed = os.open(gate, os.O_RDWR)  # as long as it can be written to, it is read
     write("one", identity())
     write("inner", chain("one"))
     python(write, "slow", f"__import__('pathlib').Path({str(gate)!r}).read_text()")
@@ -201,7 +200,7 @@ def test_an_unload_of_a_step_waits_until_its_ensembles_are_loaded(
             assert not unload.done()
             assert server.ready_versions(asked)
         finally:
-            os.close(closed)
+            await asyncio.to_thread(gate.write_text, "")
         await load
         await unload
         while server.ready_versions("e"):
