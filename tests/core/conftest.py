@@ -159,11 +159,13 @@ class Gated(Backend):
     name: ClassVar[str] = "gated"
     gate: ClassVar[threading.Event]
     failing: ClassVar[set[int]]
+    refused: ClassVar[list[int]]
     loaded: ClassVar[list[Gate]]
     closed: ClassVar[list[str]]
 
     def load(self, model: Model) -> Gate:
         if model.version in self.failing:
+            self.refused.append(model.version)
             raise LoadError(f"version {model.version} is broken")
         instance = Gate(self.gate, self.closed, f"{model.instance_name}/{model.version}")
         self.loaded.append(instance)
@@ -175,7 +177,8 @@ GATED = IDENTITY.replace('"identity"', '"gated"')
 
 @pytest.fixture
 def gated() -> type[Gated]:
-    Gated.gate, Gated.failing, Gated.loaded, Gated.closed = threading.Event(), set(), [], []
+    Gated.gate, Gated.failing, Gated.refused = threading.Event(), set(), []
+    Gated.loaded, Gated.closed = [], []
     Gated.gate.set()
     return Gated
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -143,6 +144,29 @@ def test_mode_poll_tries_a_failed_load_again(watched: Callable[..., Any], write_
             await until(lambda: ("m", "2", "UNAVAILABLE") in shown(server))
             gated.failing.clear()
             await until(lambda: server.ready_versions("m") == [2])
+
+    run(scenario())
+
+
+def test_mode_poll_says_once_why_a_load_fails_that_is_tried_again(
+    watched: Callable[..., Any], write_model: Any, gated: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    write_model("m", GATED)
+
+    def lines(text: str) -> int:
+        return sum(text in message for message in caplog.messages)
+
+    async def scenario() -> None:
+        async with watched(dev=False) as server:
+            for attempt, version in enumerate((2, 3), 1):  # what has changed meanwhile is told anew
+                gated.failing.add(version)
+                write_model("m", GATED, (version,))
+                await until(lambda version=version: gated.refused.count(version) > 4)  # type: ignore[misc]
+                assert lines("'m' has changed: loading it") == attempt
+                assert lines("failed to load 'm'") == attempt
+            gated.failing.clear()
+            await until(lambda: server.ready_versions("m") == [3])
 
     run(scenario())
 

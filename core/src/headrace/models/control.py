@@ -10,7 +10,6 @@ changed.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol, TypeAlias
@@ -21,8 +20,9 @@ from headrace.models.lifecycle import Lifecycle
 from headrace.models.model_files import Overrides, TemporaryDirectories, parse_overrides, remove, write_files
 from headrace.models.repository import Entry, Fingerprint, Repository, take_fingerprint
 from headrace.models.states import IndexEntry, index_of, poll_failure
+from headrace.telemetry.pacing import once, saying_once
 
-log = logging.getLogger(__name__)
+log = once(__name__)
 
 #: What stands for all models in ``--load-model``.
 ALL = "*"
@@ -200,6 +200,8 @@ class Watcher:
         self._dev = dev
         self._known_only = known_only
         self._handled: Fingerprints = {}
+        #: Models whose load is tried again at every look: from which files, and what the log has of it.
+        self._failed: dict[str, tuple[object, set[str]]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def prepare(self) -> None:
@@ -247,11 +249,17 @@ class Watcher:
             log.info("'%s' is gone from the repository: unloading it", name)
             await self._lifecycle.remove(name)
             del self._handled[name]
+            self._failed.pop(name, None)
             return
-        log.info("'%s' %s: loading it", name, "has changed" if name in self._handled else "is new in the repository")
         entry = found[name][0]
         if entry.is_duplicate:  # nobody knows which of the two is meant
             await self._lifecycle.remove(name)
-        failures = await self._lifecycle.load_all([entry])
+        seen, said = self._failed.pop(name, (None, set[str]()))
+        with saying_once(said if seen == found[name] else (said := set())):
+            change = "has changed" if name in self._handled else "is new in the repository"
+            log.info("'%s' %s: loading it", name, change)
+            failures = await self._lifecycle.load_all([entry])
         if self._dev or not failures or entry.is_duplicate:
             self._handled[name] = found[name]
+        else:
+            self._failed[name] = found[name], said

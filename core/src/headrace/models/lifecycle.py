@@ -7,7 +7,6 @@ A version that replaces another is loaded beside it; the swap is one assignment 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -39,9 +38,10 @@ from headrace.models.states import (
     versions_failure,
 )
 from headrace.telemetry.logs import VERBOSE_2
+from headrace.telemetry.pacing import once
 from headrace.workers.threads import apart
 
-log = logging.getLogger(__name__)
+log = once(__name__)
 
 #: How long a load waits for the instances that it has dismissed.
 LEAVING_S = 5.0

@@ -2,7 +2,8 @@
 
 A line that callers cause, or a model that fails, comes as often as they like. So the loggers of
 such lines are `paced`: of each kind some are written, then none for a while, and then how many were
-left out. One kind is one place in the code and one model.
+left out. One kind is one place in the code and one model. What is tried again and again from the same files says each
+line once (`saying_once`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
 from time import monotonic
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -112,6 +115,40 @@ def paced(name: str) -> logging.Logger:
     if not any(isinstance(each, LogRateLimit) for each in logger.filters):
         logger.addFilter(LogRateLimit())
     return logger
+
+
+_said: ContextVar[set[str] | None] = ContextVar("_said", default=None)
+
+
+def once(name: str) -> logging.Logger:
+    """Return the logger ``name``, which obeys `saying_once`."""
+    logger = logging.getLogger(name)
+    if _is_new not in logger.filters:
+        logger.addFilter(_is_new)
+    return logger
+
+
+@contextlib.contextmanager
+def saying_once(said: set[str]) -> Iterator[None]:
+    """Write no line of a `once` logger whose text is in ``said``, and add each that is written.
+
+    Holds in this task, and in those that it starts.
+    """
+    before = _said.set(said)
+    try:
+        yield
+    finally:
+        _said.reset(before)
+
+
+def _is_new(record: logging.LogRecord) -> bool:
+    said = _said.get()
+    if said is None or record.levelno < logging.INFO:
+        return True
+    text = record.getMessage()
+    is_new = text not in said
+    said.add(text)
+    return is_new
 
 
 def flush() -> None:
