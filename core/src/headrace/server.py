@@ -47,7 +47,7 @@ from headrace.plugins import Plugins
 from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry import exposition
 from headrace.telemetry.custom import CustomMetrics
-from headrace.telemetry.metrics import ModelCollector, labels_of
+from headrace.telemetry.metrics import ModelCollector, labels_of, lost_lines
 from headrace.telemetry.published import PublishedMetrics, Publisher, PublisherLabels
 from headrace.telemetry.summaries import Summaries
 from headrace.workers.threads import LoopMailbox
@@ -119,7 +119,7 @@ class Server:
             self.plugins.register(summaries)
         models = ModelCollector(self._table.all_ready, wanted, summaries)
         published = PublishedMetrics(self._publishers)
-        return lambda: (*models.collect(), *published.collect(), *self.custom_metrics.collect())
+        return lambda: (*models.collect(), *published.collect(), *self.custom_metrics.collect(), lost_lines())
 
     def _publishers(self) -> Iterable[tuple[PublisherLabels, Publisher]]:
         """The parts that may have metrics of their own now."""

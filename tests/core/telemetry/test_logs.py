@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from headrace.config.options import LogFormat, ServerOptions
 from headrace.telemetry import pacing
-from headrace.telemetry.log_output import speak_for
+from headrace.telemetry.log_output import LogOutput, speak_for
 from headrace.telemetry.logs import LOGGER, JsonFormatter, LineFormatter, Log, LogSettings, escape
+from headrace.telemetry.metrics import lost_lines
 
 HOSTILE = 'a"b\r\nI0101 00:00:00.000000 1 forged.py:1] "all is well"\x1b[31m\x9b2J\u2028\u202e\ud800\x00'
 log = logging.getLogger("headrace.test")
@@ -261,11 +262,15 @@ def test_a_record_that_cannot_be_formatted_is_one_line_all_the_same(
 
 
 def test_a_full_disk_disturbs_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    before = LogOutput.lost
     opened = Log(LogSettings(file="/dev/full"), {})
     for _ in range(3):
         log.error("lost")
     opened.close()
     assert capfd.readouterr() == ("", "")
+    assert LogOutput.lost == before + 3
+    (sample,) = lost_lines().samples
+    assert (sample.name, sample.value) == ("headrace_log_lines_lost", before + 3)
 
 
 def test_a_full_disk_under_standard_error_does_not_change_the_exit_code() -> None:

@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, ClassVar
 
 _local = threading.local()
 #: Of every thread, in a process that has one model only.
@@ -57,9 +57,11 @@ class LogOutput(logging.Handler):
     """Writes each record as one line into the file ``path``, or to standard error if that is empty.
 
     A line that cannot be written is lost, and nobody is disturbed: neither who logs nor the exit of
-    the process. The first that goes through again says how many were lost, and why. Raises OSError
-    if the file cannot be opened.
+    the process. The first that goes through again says how many were lost, and why; ``lost`` counts those of
+    all outputs of the process. Raises OSError if the file cannot be opened.
     """
+
+    lost: ClassVar[int] = 0
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -85,6 +87,7 @@ class LogOutput(logging.Handler):
             self._lost -= lost
         else:
             self._lost += 1
+            LogOutput.lost += 1  # under the lock of this handler: a process has one log
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """A record that cannot be formatted is replaced by why: the one who logs is not to blame for the log."""

@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.telemetry.executions import BATCH_BOUNDS, LATENCY_BOUNDS_US, Histogram
 from headrace.telemetry.exposition import MetricsSettings, number
+from headrace.telemetry.log_output import LogOutput
 from headrace.telemetry.statistics import Snapshot
 from headrace.telemetry.summaries import Summaries
 
@@ -264,6 +265,14 @@ def _tag_label(tag: str) -> str:
 def _family(family: Family, kind: str, rows: Iterable[tuple[Labels, Snapshot]]) -> Metric:
     metric = Metric(family.name, family.help, kind)
     metric.samples += (Sample(family.name, labels, family.value(snapshot)) for labels, snapshot in rows)
+    return metric
+
+
+def lost_lines() -> Metric:
+    """Return how many lines of the log were lost: the log itself cannot tell where a disk is full. Headrace's own."""
+    name = "headrace_log_lines_lost"
+    metric = Metric(name, "Number of lines of the log that could not be written", "counter")
+    metric.samples.append(Sample(name, {}, LogOutput.lost))
     return metric
 
 
