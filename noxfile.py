@@ -150,11 +150,11 @@ def coverage(session: nox.Session) -> None:
     _run(session, "pytest", *PARALLEL, "--cov", "--cov-report=term", *session.posargs)
 
 
-@nox.session(reuse_venv=True, default=False)
+@nox.session(reuse_venv=True)
 def core(session: nox.Session) -> None:
     """The tests of core, with no backend installed."""
     session.install("-q", *PINS, "-e", CORE, *GROUPS["test"])
-    session.run("pytest", *(session.posargs or ["tests/core"]))
+    session.run("pytest", *(session.posargs or [*PARALLEL, "tests/core"]))
 
 
 @nox.session(reuse_venv=True, default=False)

@@ -105,7 +105,8 @@ def test_the_options_of_a_plugin_are_in_the_help_and_in_the_server(
 
 def test_a_plugin_left_out_adds_no_options(serve: Start, distribute: Distribute) -> None:
     distribute("good", GOOD)
-    code, text = serve("--plugins=onnxruntime", "--good-colour=blue").finish()
+    distribute("plain", "")
+    code, text = serve("--plugins=plain", "--good-colour=blue").finish()
     assert code == 1
     assert text.endswith("unrecognized option '--good-colour'\n")
 
