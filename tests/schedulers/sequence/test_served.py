@@ -101,6 +101,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("repository")
     for name, strategy, kinds, identity in (
         ("direct_sums", "direct { }", (INT, FLOAT, BOOL), "UINT64"),
+        ("counted_sums", "direct { }", (INT, FLOAT, BOOL), "UINT64"),
         ("oldest_sums", "oldest { }", (BOOL, INT, FLOAT), "STRING"),
     ):
         (repository / name / "1").mkdir(parents=True)
@@ -116,6 +117,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     apart = 'parameters { key: "isolation" value { string_value: "process" } }'
     for name, strategy, more in (
         ("direct_net", "direct { }", ""),
+        ("counted_net", "direct { }", "instance_group { kind: KIND_CPU count: 1 }"),
         ("oldest_net", "oldest { }", ""),
         ("shown_net", "direct { }", shown),
         ("process_net", "direct { }", apart),
@@ -253,3 +255,19 @@ def test_statistics_have_nothing_of_slots_without_a_request(server: Server) -> N
     assert after.executions.inference_count - before.executions.inference_count == 4
     assert after.executions.execution_count - before.executions.execution_count == 4
     assert {*after.executions.batches} == {1}
+
+
+@pytest.mark.parametrize("model", ["counted_sums", "counted_net"])
+def test_slots_without_a_request_are_rows_of_the_execution_and_no_inferences(server: Server, model: str) -> None:
+    """The figures are those of a real Triton 2.51 that was asked the same."""
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as client:
+        for number, is_start in ((1, True), (2, True), (3, True), (3, False), (3, False), (1, False)):
+            _asked(tritonclient.http, client, model, [1, 2], sequence_id=number, sequence_start=is_start)
+        (told,) = client.get_inference_statistics(model)["model_stats"]
+    assert (told["inference_count"], told["execution_count"]) == (6, 6)
+    assert told["inference_stats"]["success"]["count"] == 6
+    assert [(each["batch_size"], each["compute_infer"]["count"]) for each in told["batch_stats"]] == [
+        (1, 2),
+        (2, 1),
+        (3, 3),
+    ]

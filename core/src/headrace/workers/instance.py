@@ -163,17 +163,24 @@ class ExecutionRecorder:
         answers: Sequence[Answer],
         times: BatchTimes,
     ) -> None:
-        """``batch`` has run; ``finished`` are those of it that have their last answer."""
+        """``batch`` has run; ``finished`` are those of it that have their last answer.
+
+        `Padding` is nobody's request, and a row of the execution.
+        """
+        padding: Sequence[Ticket] = ()
         if isinstance(batch, Batch):
+            padding = [ticket for ticket in batch if _is_padding(ticket)]
             answers = [answer for ticket, answer in zip(finished, answers, strict=True) if not _is_padding(ticket)]
             finished = [ticket for ticket in finished if not _is_padding(ticket)]
             batch = [ticket for ticket in batch if not _is_padding(ticket)]
         succeeded, failed, cancelled = _outcome(finished, answers)
-        if len(finished) == len(batch):
+        if len(finished) == len(batch) and not padding:
             self._batches.record(succeeded, failed, times)
         else:
             self._batches.record_requests(succeeded, failed, times)
-            self._batches.record_execution(batch, times)
+            ran = batch if len(finished) < len(batch) else succeeded
+            if ran:
+                self._batches.record_execution([*ran, *padding], times)
         self._conclude(self._batches, succeeded, failed, cancelled, times)
 
     def late(self, ticket: Ticket, answer: Answer, is_execution: bool = False) -> None:
