@@ -262,7 +262,26 @@ def test_what_a_step_says_of_the_sequence_goes_on_with_its_tensors_and_to_the_ca
         board.answer(aside, {"b": ROW})
         (answer,) = caller.answers
         assert isinstance(answer, InferResponse)
-        assert answer.parameters == {"sequence_id": 43}
+        assert answer.parameters == {"sequence_id": 43, "sequence_start": False, "sequence_end": False}
+
+    play(scene)
+
+
+def test_the_answer_says_in_which_sequence_the_request_was_and_nothing_for_one_in_none() -> None:
+    async def scene() -> None:
+        board = Board(CHAIN, {"one": model("a", "b")})
+        for asked, told in (
+            ({"sequence_id": 5, "sequence_start": True, "sequence_end": True}, (5, True, True)),
+            ({"sequence_id": "abc", "sequence_start": True}, ("abc", True, False)),
+            ({}, None),
+        ):
+            caller = board.send({"x": ROW}, **asked)
+            while board.calls:
+                board.answer(board.calls[0], {"b": ROW})
+            (answer,) = caller.answers
+            assert isinstance(answer, InferResponse)
+            names = ("sequence_id", "sequence_start", "sequence_end")
+            assert answer.parameters == ({} if told is None else dict(zip(names, told, strict=True)))
 
     play(scene)
 

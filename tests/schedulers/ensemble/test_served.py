@@ -306,8 +306,34 @@ def test_an_error_of_a_step_has_its_words_and_its_code_and_says_through_which_en
         "'wide'. "
         "Expected [-1,3], got [1,2]."
     )
-    counts = [server.served(name)[0].snapshot().executions for name in ("e", "inner", "one")]
+    counts = [server.served(name)[0].snapshot() for name in ("e", "inner", "one")]
     assert [(each.success.count, each.fail.count) for each in counts] == [(0, 1), (0, 1), (1, 0)]
+    assert [(each.other_failures.count, each.backend_failures.count) for each in counts] == [(1, 0), (1, 0), (0, 0)]
+    assert counts[0].other_failures.ns >= counts[1].other_failures.ns > 0
+
+
+def test_the_sequence_of_a_request_is_in_the_answer_over_both_protocols(
+    write: Write, headrace_server: Callable[..., Server]
+) -> None:
+    write("one", identity())
+    write("e", ensemble([step("one", "a=x", "b=y")]))
+    server = headrace_server()
+    with (
+        httpclient.InferenceServerClient(f"127.0.0.1:{server.options.http_port}") as http,
+        grpcclient.InferenceServerClient(f"127.0.0.1:{server.options.grpc_port}") as grpc,
+    ):
+        for number in (5, 2**63 - 1, 2**64 - 1):
+            given = httpclient.InferInput("x", list(ROW.shape), "FP32")
+            given.set_data_from_numpy(ROW)
+            answer = http.infer("e", [given], sequence_id=number, sequence_start=True)
+            told = {"sequence_id": number, "sequence_start": True, "sequence_end": False}
+            assert answer.get_response()["parameters"] == told
+            signed = number if number < 2**63 else number - 2**64
+            asked = grpcclient.InferInput("x", list(ROW.shape), "FP32")
+            asked.set_data_from_numpy(ROW)
+            parameters = grpc.infer("e", [asked], sequence_id=signed, sequence_end=True).get_response().parameters
+            assert parameters["sequence_id"].int64_param == signed
+            assert parameters["sequence_end"].bool_param
 
 
 def test_statistics_count_a_request_of_an_ensemble_as_one_execution(write: Write, run: Callable[..., Server]) -> None:

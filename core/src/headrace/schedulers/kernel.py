@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from headrace.errors import Cancelled, HeadraceError, InternalError, Unavailable, summary
+from headrace.errors import Cancelled, Code, HeadraceError, InternalError, Unavailable, summary
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Respond, Ticket
 from headrace.schedulers.base import Clock, InstanceInfo, ScheduledModel, Scheduler, Timer
@@ -161,6 +161,11 @@ class Kernel(Dispatcher):
         if self.queue.remove(ticket) and isinstance(answer, Unavailable | Cancelled):
             is_rejected = isinstance(answer, Unavailable)
             self._count(ticket, self.statistics.rejected if is_rejected else self.statistics.cancelled)
+            self.deliver((ticket,), (answer,))
+            return
+        if isinstance(answer, HeadraceError) and not self.scheduler.needs_instances:
+            is_cancelled = ticket.cancelled and answer.code is Code.CANCELLED
+            self._count(ticket, self.statistics.cancelled if is_cancelled else self.statistics.other_failures)
             self.deliver((ticket,), (answer,))
             return
         ticket.started_ns = ticket.started_ns or self._now_ns()

@@ -308,13 +308,17 @@ class Dataflow:
             if not self.is_decoupled:
                 self._fail(InvalidArgument(self.ticket.request.log_id + "; ".join(missing)))
             return
+        request = self.ticket.request
         parameters: dict[str, Any] = {}
+        if request.sequence_id:
+            flags = request.sequence_start, request.sequence_end
+            parameters = dict(zip(_SEQUENCE, (request.sequence_id, *flags), strict=True))
         if item.sequences is not None:
             for _, tensor, _ in self._plan.outputs:
                 parameters |= item.sequences.get(tensor, {})
         if self.is_decoupled:
             item.open += 1
-        self._emitted.append((item, InferResponse(outputs, parameters, id=self.ticket.request.id)))
+        self._emitted.append((item, InferResponse(outputs, parameters, id=request.id)))
 
     def _settle(self) -> None:
         """Send what has been emitted, and the end if nothing is under way."""

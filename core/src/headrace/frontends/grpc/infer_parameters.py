@@ -110,6 +110,8 @@ def write(parameters: Mapping[str, Parameter], target: Mapping[str, InferParamet
     Raises `PluginError` for a value that the protocol cannot carry.
     """
     for key, value in parameters.items():
+        if key == "sequence_id" and isinstance(value, int) and value > UINT64_MAX >> 1:
+            value -= UINT64_MAX + 1  # as requests carry it: 64 bits without a sign in a field that has one
         try:
             _set(target[key], value)
         except (TypeError, ValueError) as error:
