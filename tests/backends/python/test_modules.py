@@ -203,7 +203,11 @@ def test_default_model_filename_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "outside.py").touch()
     assert model_file(version, '{"default_model_filename": "other.py"}') == version / "other.py"
     for config, text in (
-        ("{}", rf"^Python model file not found in '{version / 'model.py'}'$"),
+        (
+            "{}",
+            rf"^Python model file not found in '{version / 'model.py'}'\. Its directory has 'other\.py': rename it, or "
+            r'set default_model_filename: "other\.py"$',
+        ),
         ('{"default_model_filename": "model.txt"}', r'^Model name must end with \'.py\'. Model name is "model.txt".$'),
         ('{"default_model_filename": "../../outside.py"}', "outside the model directory"),
     ):

@@ -200,7 +200,13 @@ def test_what_no_field_is_at_fault_for_has_no_place(repository: Path, capsys: py
     (repository / "none.identity").mkdir()
     _, found = check(capsys, str(repository))
     assert placed(found["none.identity"]) == [
-        (0, 0, "", "at least one version must be available under the version policy of model 'none.identity'")
+        (
+            0,
+            0,
+            "",
+            "at least one version must be available under the version policy of model 'none.identity'. It has no "
+            "version directory, such as '1', which holds the model's files, and is empty for an ensemble",
+        )
     ]
 
 

@@ -159,6 +159,11 @@ NAMES = "model.savedmodel, model.graphdef, model.plan, model.onnx, model.xml, mo
     [
         ("1/weights.bin", f"Its directory '1' has 'weights.bin', and none of {NAMES}"),
         (
+            "1/digits.onnx",
+            f"Its directory '1' has 'digits.onnx', and none of {NAMES}; rename 'digits.onnx' to model.onnx",
+        ),
+        ("1/a.onnx 1/b.onnx", f"Its directory '1' has 'a.onnx', 'b.onnx', and none of {NAMES}"),
+        (
             "3/e.onnx 3/d.onnx 3/c.onnx 3/b.onnx 3/a.onnx",
             f"Its directory '3' has 'a.onnx', 'b.onnx', 'c.onnx', 'd.onnx' and 1 more, and none of {NAMES}",
         ),

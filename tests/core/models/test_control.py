@@ -467,7 +467,8 @@ def test_files_of_a_load_that_fails_are_removed_and_the_name_is_forgotten(
             code, text = await refusal(server.load("m", {"config": JSON, "file:weights": b""}))
             assert text == (
                 "load failed for model 'm': at least one version must be available under the version policy of model "
-                "'m'\n"
+                "'m'. It has no version directory, such as '1', which holds the model's files, and is empty for an "
+                "ensemble\n"
             )
             await refusal(server.load("m", {"config": "{", "file:1/weights": b""}))
             await refusal(server.load("x" * 300, {"config": JSON, "file:1/weights": b""}))

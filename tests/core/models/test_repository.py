@@ -7,7 +7,7 @@ from google.protobuf import text_format
 
 from headrace.config.model_config_pb2 import ModelVersionPolicy
 from headrace.errors import HeadraceError, OperatorError
-from headrace.models.repository import Repository, available_versions, select_versions
+from headrace.models.repository import Repository, available_versions, select_versions, versions_to_serve
 
 
 def make(root: Path, *names: str) -> Path:
@@ -73,3 +73,27 @@ def test_no_version_left_is_an_error_that_names_the_model() -> None:
         OperatorError, match="at least one version must be available under the version policy of model 'm'"
     ):
         select_versions("m", policy("specific { versions: [2] }"), [1])
+
+
+@pytest.mark.parametrize(
+    ("folders", "text", "why"),
+    [
+        (
+            "",
+            "",
+            "It has no version directory, such as '1', which holds the model's files, and is empty for an ensemble",
+        ),
+        ("configs warmup .git", "", "It has no version directory, such as '1'"),
+        ("v1", "", "Its directory 'v1' is no version: a version is a number without leading zeros, such as '1'"),
+        ("01", "all { }", "Its directory '01' is no version: a version is a number without leading zeros, such as '1'"),
+        ("1 2", "specific { versions: [7, 9] }", "It has version 1, 2, and its version policy asks for 7, 9"),
+    ],
+)
+def test_no_version_left_says_what_there_is_instead(tmp_path: Path, folders: str, text: str, why: str) -> None:
+    (tmp_path / "model.py").touch()
+    for folder in folders.split():
+        (tmp_path / folder).mkdir()
+    with pytest.raises(OperatorError) as refusal:
+        versions_to_serve("m", tmp_path, policy(text))
+    said = "at least one version must be available under the version policy of model 'm'. "
+    assert refusal.value.message.startswith(said + why)

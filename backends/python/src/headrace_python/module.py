@@ -75,10 +75,18 @@ def model_file(path: Path, config: str) -> Path:
     if not name.endswith(".py"):
         raise LoadError(f"Model name must end with '.py'. Model name is \"{name}\".")
     if not file.is_file():
-        raise LoadError(f"Python model file not found in '{file}'")
+        raise LoadError(f"Python model file not found in '{file}'{_beside(path)}")
     if reason := why_path_leaves(name, levels=1):
         raise LoadError(f"Python model file '{name}' is outside the model directory: {reason}")
     return file
+
+
+def _beside(folder: Path) -> str:
+    """What to do where the model's file is missing and ``folder`` has one Python file; empty for none or several."""
+    found = [file.name for file in folder.glob("*.py") if file.name.isprintable()]
+    if len(found) != 1:
+        return ""
+    return f". Its directory has '{found[0]}': rename it, or set default_model_filename: \"{found[0]}\""
 
 
 def load_class(file: Path, version: int, folders: Sequence[Path] = ()) -> type[Any]:

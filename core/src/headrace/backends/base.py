@@ -132,7 +132,8 @@ class Model:
         try:
             kind = special_kind(path.stat().st_mode)
         except OSError as error:
-            raise LoadError(f"no file '{path}' for model '{self.name}' version {self.version}") from error
+            hint = _beside(path)
+            raise LoadError(f"no file '{path}' for model '{self.name}' version {self.version}{hint}") from error
         if kind:
             raise LoadError(f"'{path}' of model '{self.name}' is {kind}, not a regular file")
         return path
@@ -149,6 +150,17 @@ class Model:
                 f"{setting} of model '{self.name}' came with a load request: it counts in the repository only",
                 field=field,
             )
+
+
+def _beside(path: Path) -> str:
+    """What to do where ``path`` is missing and one file of its kind stands in its place; empty for none or several."""
+    try:
+        found = [one_line(other.name) for other in path.parent.iterdir() if path.suffix and other.suffix == path.suffix]
+    except OSError:
+        return ""
+    if len(found) != 1:
+        return ""
+    return f". Its directory has '{found[0]}': rename it, or set default_model_filename: \"{found[0]}\""
 
 
 class Backend(ABC):

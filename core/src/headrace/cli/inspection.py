@@ -35,7 +35,7 @@ from headrace.models.configuring import (
     without_effect,
     written,
 )
-from headrace.models.repository import Entry, available_versions, select_versions
+from headrace.models.repository import Entry, versions_to_serve
 from headrace.plugins import Plugins
 from headrace.workers.devices import available_gpus, fill_groups
 from headrace.workers.warmup import read_samples
@@ -194,7 +194,7 @@ class _Inspection:
                 self._found.graph = step_graph(config)
             self._found.completed += completed_fields(given, config, "Headrace")
             self.add(examine(config, path, self._options, self._plugins.schedulers))
-            versions = select_versions(self._entry.name, config.version_policy, available_versions(path))
+            versions = versions_to_serve(self._entry.name, path, config.version_policy)
             self._filename = config.default_model_filename
             if not self._found.problems:
                 scheduler_parameters(config, find_scheduler(config, self._plugins.schedulers))

@@ -146,7 +146,9 @@ def _found_in(model_path: Path) -> str:
         return f"It has no version directory with one of {names}"
     found = sorted(path.name for path in folder.iterdir())
     shown = ", ".join(f"'{one_line(name)}'" for name in found[:4]) + (f" and {len(found) - 4} more" * (len(found) > 4))
-    return f"Its directory '{folder.name}' has {shown or 'nothing'}, and none of {names}"
+    found_in = f"Its directory '{folder.name}' has {shown or 'nothing'}, and none of {names}"
+    near = [rule for name in found for rule in _RULES if Path(name).suffix == Path(rule.filename).suffix]
+    return f"{found_in}; rename '{one_line(found[0])}' to {near[0].filename}" if near and len(found) == 1 else found_in
 
 
 def _fill_defaults(config: ModelConfig) -> None:

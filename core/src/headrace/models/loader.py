@@ -46,10 +46,9 @@ from headrace.models.repository import (
     Fingerprint,
     NoVersion,
     VersionFingerprint,
-    available_versions,
     fingerprint_of_version,
-    select_versions,
     take_fingerprint,
+    versions_to_serve,
 )
 from headrace.models.served import PreparedChange, ServedModel
 from headrace.models.server_services import SiblingServices
@@ -129,7 +128,7 @@ class Loader:
         fingerprint = take_fingerprint(entry.path)  # first, so that what changes from here on counts as a change
         config = read(entry.path, self._options, self._plugins.schedulers, entry.config)
         try:
-            versions = select_versions(entry.name, config.version_policy, available_versions(entry.path))
+            versions = versions_to_serve(entry.name, entry.path, config.version_policy)
         except NoVersion:  # a mistake in the config is the better thing to say
             raise_first(written(config, entry.path))
             raise

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISDIR
 
+from headrace.config.confinement import one_line
 from headrace.config.model_config_pb2 import ModelConfig, ModelVersionPolicy
 from headrace.errors import InvalidArgument, OperatorError
 
@@ -135,6 +136,28 @@ def available_versions(model_path: Path) -> list[int]:
         else:
             versions.append(int(name))
     return sorted(versions)
+
+
+def versions_to_serve(name: str, model_path: Path, policy: ModelVersionPolicy) -> list[int]:
+    """The versions of the model at ``model_path`` to serve, in ascending order; raises `NoVersion`, with the cause, if
+    there are none."""
+    available = available_versions(model_path)
+    try:
+        return select_versions(name, policy, available)
+    except NoVersion as error:
+        raise NoVersion(f"{error.message}. {_why_none(model_path, policy, available)}") from None
+
+
+def _why_none(model_path: Path, policy: ModelVersionPolicy, available: Sequence[int]) -> str:
+    """A sentence on what a model without a version to serve has instead."""
+    if available:
+        wanted = ", ".join(map(str, policy.specific.versions))
+        return f"It has version {', '.join(map(str, available))}, and its version policy asks for {wanted}"
+    ignored = sorted(path.name for path in model_path.iterdir() if _is_entry(path) and path.name not in _NOT_VERSIONS)
+    if ignored:
+        name = one_line(ignored[0])
+        return f"Its directory '{name}' is no version: a version is a number without leading zeros, such as '1'"
+    return "It has no version directory, such as '1', which holds the model's files, and is empty for an ensemble"
 
 
 def select_versions(name: str, policy: ModelVersionPolicy, available: Sequence[int]) -> list[int]:
