@@ -107,7 +107,10 @@ class ConfigError(OperatorError):
 
     ``field`` is the path in a model's config, such as ``input[0].dims``, of what is at fault, and
     ``line`` and ``column`` count from 1 in its text; empty and 0 where they are not known.
+    ``place`` is where a log shows the field: ``FILE:LINE:COLUMN: FIELD: ``, empty where the message says it, or nobody.
     """
+
+    place: str = ""
 
     def __init__(
         self, message: str = "", code: Code | None = None, *, field: str = "", line: int = 0, column: int = 0

@@ -177,9 +177,48 @@ def test_an_unknown_parameter_is_ignored_with_a_warning_unless_the_server_is_str
     (warning,) = [record for record in caplog.records if "execute_delay" in record.message]
     assert warning.levelname == "WARNING"
     assert warning.message.startswith(f"model 'm': {message}")
-    assert f"failed to load 'm' version 1: {message}" in reasons(tmp_path, caplog, strict_parameters=True)
+    place = f"{tmp_path / 'm' / 'config.pbtxt'}:1:{len(IDENTITY) + 19}: parameters['execute_delay']: "
+    assert f"failed to load 'm' version 1: Invalid argument: {place}{message}" in reasons(
+        tmp_path, caplog, strict_parameters=True
+    )
     assert main(["check", str(tmp_path)]) == 1
     assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("versions", [(), (1,)])
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        (
+            "\nresponse_cache { enable: true } model_transaction_policy { decoupled: true }",
+            "2:26: response_cache.enable: ",
+            "Response Cache",
+        ),
+        (
+            "version_policy { specific { versions: [1,\n -3] } }",
+            "2:2: version_policy.specific.versions[1]: ",
+            "version policy",
+        ),
+        (
+            "instance_group { count: 1 }\ninstance_group { count: -1 }",
+            "2:25: instance_group[1].count: ",
+            "instance group",
+        ),
+    ],
+)
+def test_the_log_says_where_a_mistake_stands_and_clients_are_told_no_path(
+    text: str, place: str, message: str, versions: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As headrace check does."""
+    for version in versions:
+        (tmp_path / "m" / str(version)).mkdir(parents=True)
+    (tmp_path / "m").mkdir(exist_ok=True)
+    (tmp_path / "m" / "config.pbtxt").write_text(f"{IDENTITY} {text}")
+    with Server(tmp_path, exit_on_error=False) as server:
+        (line,) = server.index()
+    assert f"{tmp_path / 'm' / 'config.pbtxt'}:{place}{message}" in caplog.text
+    assert message in line.reason
+    assert str(tmp_path) not in line.reason
 
 
 @pytest.mark.parametrize("acts_on", [None, (), ("optimization.graph", "model_operations")])

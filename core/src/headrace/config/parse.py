@@ -15,7 +15,7 @@ from google.protobuf.text_format import ParseError
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.regular_files import open_regular
-from headrace.config.source_map import SourcePlace, place_at
+from headrace.config.source_map import SourceMap, SourcePlace, place_at
 from headrace.errors import ConfigError
 
 #: No hand-written config comes near; what does is not worth parsing.
@@ -63,6 +63,15 @@ def parse_text(text: str, source: str = "config") -> ModelConfig:
         message = f"{source}:{line}:{column}: {f'{field}: ' if field else ''}{reason}"
         raise ConfigError(message, field=field, line=line, column=column) from error
     return config
+
+
+def place_of(field: str, path: Path) -> str:
+    """Return where the config file ``path`` has ``field``, as the beginning of a log line."""
+    try:
+        found = SourceMap(path.read_text(encoding="utf-8-sig"), ModelConfig.DESCRIPTOR).find(field)
+    except (OSError, UnicodeDecodeError):  # it has changed since it was parsed
+        found = None
+    return ":".join((str(path), *map(str, found or ()), f" {field}: "))
 
 
 _UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "([^"]*)"')

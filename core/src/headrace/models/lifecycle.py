@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from headrace.config.parameters import LOAD_TIMEOUT
-from headrace.errors import HeadraceError, LoadError, OperatorError
+from headrace.errors import ConfigError, HeadraceError, LoadError, OperatorError
 from headrace.models import model_files
 from headrace.models.configuring import LOAD_TIMEOUT_OPTION, LOAD_TIMEOUT_S
 from headrace.models.dependencies import Dependencies, Needed
@@ -290,7 +290,7 @@ class Lifecycle:
             raise OperatorError(f"load failed for model '{entry.name}': {error.message}\n") from error
         except (HeadraceError, OSError) as error:
             why = error.message if isinstance(error, HeadraceError) else error.strerror or ""
-            log.error("failed to load '%s': %s", entry.name, why)
+            log.error("failed to load '%s': %s%s", entry.name, _place(error), why)
             raise poll_failure(entry.name, entry.hide(why), is_override=entry.config is not None) from error
 
     async def _load_versions(
@@ -365,7 +365,8 @@ class Lifecycle:
                     model: ServedModel = await self._slots.run(load, plan, number, needed, progress, wait=wait)
             except Exception as error:
                 failure = error if isinstance(error, HeadraceError) else unexpected(error)
-                log.error("failed to load '%s' version %d: %s", plan.name, number, failure.message)
+                text = "failed to load '%s' version %d: %s: %s%s"
+                log.error(text, plan.name, number, failure.code.value, _place(failure), failure.message)
                 if attempt == self._retries or self.left_loads.has(plan.name):
                     return failure
             else:
@@ -454,3 +455,8 @@ class Lifecycle:
 
 def _nothing(plan: LoadPlan) -> None:
     """What is done with a plan that comes too late."""
+
+
+def _place(error: Exception) -> str:
+    """Where the file of a config has what ``error`` is about, for the log; clients are told no paths."""
+    return error.place if isinstance(error, ConfigError) else ""

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic_ns
@@ -20,7 +20,8 @@ from headrace.caches.model_cache import ModelCache, ServerCache
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.config.options import ServerOptions
 from headrace.config.parameters import parse_parameters
-from headrace.errors import HeadraceError, LoadError
+from headrace.config.parse import find_config, place_of
+from headrace.errors import ConfigError, HeadraceError, LoadError
 from headrace.messages.ticket import Ticket
 from headrace.models import model_files
 from headrace.models.cache_identity import identity_of
@@ -126,11 +127,13 @@ class Loader:
         roots, allows_links = self._options.model_repository, self._options.allow_external_links
         model_files.check_files(entry.path, roots, allow_external_links=allows_links)
         fingerprint = take_fingerprint(entry.path)  # first, so that what changes from here on counts as a change
-        config = read(entry.path, self._options, self._plugins.schedulers, entry.config)
+        with self._placed(entry.path, entry.is_sent):
+            config = read(entry.path, self._options, self._plugins.schedulers, entry.config)
         try:
             versions = versions_to_serve(entry.name, entry.path, config.version_policy)
         except NoVersion:  # a mistake in the config is the better thing to say
-            raise_first(written(config, entry.path))
+            with self._placed(entry.path, entry.is_sent):
+                raise_first(written(config, entry.path))
             raise
         fingerprints = {version: fingerprint_of_version(fingerprint, version, config) for version in versions}
         needed = dependencies(config, find_scheduler(config, self._plugins.schedulers))
@@ -142,6 +145,21 @@ class Loader:
 
         Raises `HeadraceError`.
         """
+        with self._placed(plan.path, plan.is_sent):
+            return self._load(plan, version, needed)
+
+    @contextmanager
+    def _placed(self, model_path: Path, is_sent: bool) -> Iterator[None]:
+        """Note in a `ConfigError` where the config file has the field at fault."""
+        try:
+            yield
+        except ConfigError as error:
+            path = None if is_sent or error.line else find_config(model_path, self._options.model_config_name)
+            if error.field and path is not None:
+                error.place = place_of(error.field, path)
+            raise
+
+    def _load(self, plan: LoadPlan, version: int, needed: Mapping[Dependency, ServedModel]) -> ServedModel:
         speak_for(plan.name)
         started = monotonic_ns()
         backend = self._backend(plan.config.backend)
