@@ -18,9 +18,9 @@ from headrace.frontends.http.frontend import choose_host
 from headrace.frontends.processes.forwarding import Forwarder, ForwardingRoutes, forwarding_rpcs
 from headrace.frontends.processes.schema import FrontendKind, read_options
 from headrace.ipc.arena import Arena, Reader, Writer
-from headrace.ipc.channel import Releases
+from headrace.ipc.channel import ReleasedPlaces, Releases
 from headrace.ipc.codec import Decoder, Encoder
-from headrace.ipc.framing import Frame, Kind, read_integers
+from headrace.ipc.framing import Frame, Kind
 from headrace.ipc.json_parts import json_frame, read_json
 from headrace.remote_engine import RemoteEngine, RemoteRequests
 from headrace.supervision.parent_line import ParentLine, run
@@ -83,9 +83,10 @@ class RunningFrontend(ParentLine):
     def __init__(self, inbound: Arena, outbound: Arena) -> None:
         super().__init__()
         self.forwarder = Forwarder(self.send)
-        self._writer = Writer(outbound)
+        writer = Writer(outbound)
+        self._released = ReleasedPlaces(writer)
         decoder = Decoder(Reader(inbound), Releases(self.soon, self.send).add)
-        self.requests = RemoteRequests(Encoder(self._writer, names_models=True), decoder, self.send)
+        self.requests = RemoteRequests(Encoder(writer, names_models=True), decoder, self.send)
         self._engine: RemoteEngine | None = None
         self._early: list[Frame] = []
 
@@ -100,8 +101,7 @@ class RunningFrontend(ParentLine):
         if kind in (Kind.ALIKE_ANSWERS, Kind.ANSWERS, Kind.LAYOUT):
             self.requests.hear(message)
         elif kind == Kind.RELEASE:
-            for offset in read_integers(message):
-                self._writer.release(offset)
+            self._released.hear(message)
         elif kind == FrontendKind.MODELS:
             if self._engine is None:
                 self._early.append(message)

@@ -35,6 +35,8 @@ PATIENCE_S = 10.0
 LONG_S = 0.002
 #: So much more memory is a reason to look; and a part of what there is.
 GROWTH_BYTES, GROWTH_SHARE = 256 << 20, 0.25
+#: When memory has grown or shrunk by so much, and the process is idle, what is free of it goes back to the system.
+TRIM_BYTES = 16 << 20
 
 
 class GarbagePolicy:
@@ -58,6 +60,8 @@ class GarbagePolicy:
         self._threshold = self._usual = gc.get_threshold()[0]
         self._may_wait = False
         self._limit_bytes: float = 0
+        #: The memory after the last trim.
+        self._trimmed_bytes = 0
         #: By when all is to be looked at, frozen or not: as soon as the process is idle, if not before.
         self._due: float | None = None
         #: Whether it has been due for a while: who said so is through.
@@ -103,11 +107,15 @@ class GarbagePolicy:
         is_settled, self._is_settled = self._is_settled, True
         if self._due is not None and ((is_idle and is_settled) or self._clock() >= self._due):
             self.look()
-        elif 0 < self._limit_bytes < self._resident_bytes():
+            return
+        resident_bytes = self._resident_bytes()
+        if 0 < self._limit_bytes < resident_bytes:
             gc.collect()
-            resident_bytes = self._resident_bytes()
-            if resident_bytes > self._limit_bytes:
+            if self._resident_bytes() > self._limit_bytes:
                 self.look()
+        elif is_idle and abs(resident_bytes - self._trimmed_bytes) > TRIM_BYTES:
+            trim()  # what large requests took, or have freed
+            self._trimmed_bytes = self._resident_bytes()
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)

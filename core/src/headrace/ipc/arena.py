@@ -26,6 +26,9 @@ import numpy.typing as npt
 
 #: Pages up to here stay with an arena when nothing is in it; fresh ones cost as much as a copy.
 KEPT_BYTES: Final = 64 * 1024 * 1024
+#: Pages up to here stay with an arena that has not been used for `IDLE_S`, or twice as long.
+IDLE_BYTES: Final = 1024 * 1024
+IDLE_S: Final = 2.5
 #: Pages are taken in steps of this.
 STEP_BYTES: Final = 64 * 1024
 #: Every block begins at a multiple of this and is that long: a cache line, and enough for any SIMD load.
@@ -74,6 +77,8 @@ class Writer:
         self._arena = arena
         self._free_list = FreeList(arena.size)
         self._backed = 0
+        #: How many places have been reserved, and how many had been at the last `shrink`.
+        self._uses = self._uses_before = 0
 
     def place(self, data: memoryview) -> int | None:
         """Copy ``data`` (C-contiguous) into the arena; its offset, or None if there is no room."""
@@ -94,6 +99,7 @@ class Writer:
         offset = self._free_list.take(nbytes)
         if offset is None:
             return None
+        self._uses += 1
         if offset + nbytes > self._backed and not self._back(offset + nbytes):
             self._free_list.give_back(offset)
             return None
@@ -109,7 +115,18 @@ class Writer:
         """Free what begins at ``offset``. Raises `ValueError` if nothing does: the peer may say anything."""
         self._free_list.give_back(offset)
         if self._backed > KEPT_BYTES and self._free_list.is_empty:
-            self._trim()
+            self._trim(KEPT_BYTES)
+
+    @property
+    def can_shrink(self) -> bool:
+        """True if it keeps pages that `shrink` would give back in time."""
+        return self._backed > IDLE_BYTES and self._arena.memory is not None and sys.platform == "linux"
+
+    def shrink(self) -> None:
+        """Give back pages above `IDLE_BYTES` if nothing is in use, and nothing has been since the last call."""
+        if self._uses == self._uses_before and self._free_list.is_empty:
+            self._trim(IDLE_BYTES)
+        self._uses_before = self._uses
 
     def _back(self, end: int) -> bool:
         """Have memory for everything before ``end``; False if there is none."""
@@ -121,13 +138,13 @@ class Writer:
         self._backed = target
         return True
 
-    def _trim(self) -> None:
-        """Give the pages above `KEPT_BYTES` back to the system."""
+    def _trim(self, kept_bytes: int) -> None:
+        """Give the pages above ``kept_bytes`` back to the system."""
         memory = self._arena.memory
         if memory is not None and sys.platform == "linux":
             with contextlib.suppress(OSError):
-                memory.madvise(mmap.MADV_REMOVE, KEPT_BYTES, self._backed - KEPT_BYTES)
-                self._backed = KEPT_BYTES
+                memory.madvise(mmap.MADV_REMOVE, kept_bytes, self._backed - kept_bytes)
+                self._backed = kept_bytes
 
 
 class FreeList:

@@ -1,5 +1,5 @@
-"""Sockets that take and give whole frames: `FramedSocket` and `FrameSender` where threads speak, `FrameProtocol`
-and `Releases` where an event loop does."""
+"""Sockets that take and give whole frames: `FramedSocket` and `FrameSender` where threads speak, `FrameProtocol`,
+`Releases` and `ReleasedPlaces` where an event loop does."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from time import sleep
 from typing import NoReturn
 
-from headrace.ipc.arena import Arena, Writer
+from headrace.ipc.arena import IDLE_S, Arena, Writer
 from headrace.ipc.batches import DoneWriter
 from headrace.ipc.busy_poll import BusyPoller
 from headrace.ipc.codec import Encoder
-from headrace.ipc.framing import MOST_INTEGERS, Frame, FrameParser, Kind, integers_frame
+from headrace.ipc.framing import MOST_INTEGERS, Frame, FrameParser, Kind, integers_frame, read_integers
 from headrace.ipc.replies import AnswerStatus, Reply, Times, reply_of, unsendable_reply, unsendable_request
 from headrace.messages.request import InferRequest
 
@@ -131,6 +132,7 @@ class FrameSender:
         self._answers, self._aside = answers, aside
         self._queue = SerialQueue()
         self._writer = Writer(arena)
+        self._is_shrinking = False
         self._encoder = Encoder(self._writer)
         self._done = DoneWriter(self._encoder)
 
@@ -184,6 +186,16 @@ class FrameSender:
     def _free_places(self, offsets: list[int]) -> None:
         for offset in offsets:
             self._writer.release(offset)
+        if self._writer.can_shrink and not self._is_shrinking:
+            self._is_shrinking = True
+            threading.Thread(target=self._shrink, name="headrace-shrink", daemon=True).start()
+
+    def _shrink(self) -> None:
+        """Give pages of the arena back, once nothing large has been sent for a while."""
+        while self._writer.can_shrink:
+            sleep(IDLE_S)
+            self._queue.post(self._writer.shrink)
+        self._is_shrinking = False
 
 
 # ---------------------------------------------------------------------- an event loop
@@ -238,3 +250,27 @@ class Releases:
         while self._free:
             offsets = [self._free.popleft() for _ in range(min(len(self._free), MOST_INTEGERS))]
             self._send(integers_frame(Kind.RELEASE, offsets))
+
+
+class ReleasedPlaces:
+    """Frees what the peer no longer looks at in the arena of ``writer``, whose pages go back when it is idle."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._is_waiting = False
+
+    def hear(self, message: Frame) -> None:
+        """Take RELEASE. Raises `ProtocolError`, and `ValueError` for a place that is not taken."""
+        for offset in read_integers(message):
+            self._writer.release(offset)
+        if not self._is_waiting:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._is_waiting = self._writer.can_shrink
+        if self._is_waiting:
+            asyncio.get_running_loop().call_later(IDLE_S, self._shrink)
+
+    def _shrink(self) -> None:
+        self._writer.shrink()
+        self._wait()

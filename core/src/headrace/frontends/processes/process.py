@@ -10,9 +10,9 @@ from headrace.frontends.processes.incoming import IncomingInferences
 from headrace.frontends.processes.schema import FrontendKind, write_options
 from headrace.frontends.processes.whole_calls import Tables, WholeCalls
 from headrace.ipc.arena import Arena, Reader, Writer
-from headrace.ipc.channel import Releases
+from headrace.ipc.channel import ReleasedPlaces, Releases
 from headrace.ipc.codec import Decoder, Encoder
-from headrace.ipc.framing import Frame, Kind, read_integers
+from headrace.ipc.framing import Frame, Kind
 from headrace.ipc.json_parts import json_frame
 from headrace.remote_engine import write_view
 from headrace.supervision.supervised_process import LaunchedProcess, SupervisedProcess, launch
@@ -41,9 +41,10 @@ class FrontendProcess(SupervisedProcess):
         self._engine, self._listeners = engine, listeners
         self._offered: dict[str, Offer] = {}
         self._inbound, self._outbound = Arena.create(ARENA_BYTES), Arena.create(ARENA_BYTES)
-        self._writer = Writer(self._inbound)
+        writer = Writer(self._inbound)
+        self._released = ReleasedPlaces(writer)
         decoder = Decoder(Reader(self._outbound), Releases(self.soon, self.send).add)
-        encoder = Encoder(self._writer, names_models=True)
+        encoder = Encoder(writer, names_models=True)
         self._requests = IncomingInferences(encoder, decoder, engine, self.send)
         self._calls = WholeCalls(tables, self.send)
 
@@ -77,8 +78,7 @@ class FrontendProcess(SupervisedProcess):
             return
         kind = message.kind
         if kind == Kind.RELEASE:
-            for offset in read_integers(message):
-                self._writer.release(offset)
+            self._released.hear(message)
         elif kind in _CALLS:
             self._calls.hear(message)
         else:

@@ -11,9 +11,9 @@ from typing import Final, Protocol
 from headrace.backends.base import Isolation
 from headrace.errors import LoadError
 from headrace.ipc.arena import Reader, Writer
-from headrace.ipc.channel import FrameProtocol, Releases, connect
+from headrace.ipc.channel import FrameProtocol, ReleasedPlaces, Releases, connect
 from headrace.ipc.codec import Decoder, Encoder
-from headrace.ipc.framing import Frame, Kind, frame, read_integers
+from headrace.ipc.framing import Frame, Kind, frame
 from headrace.ipc.peer_requests import DirectReplies
 from headrace.supervision.exits import LAST_READ_S, ExitWatcher, ending, read_crash_report
 from headrace.workers.process.batch_channel import BatchChannel, BatchSink
@@ -53,7 +53,7 @@ class Child:
         self._work: asyncio.WriteTransport
         self._side: asyncio.WriteTransport
         self._direct: DirectReplies
-        self._writer: Writer
+        self._released: ReleasedPlaces
         self._handshake = Handshake(self._name, self._send_aside)
         self._trouble = ""
         self._is_open = self._is_stopping = False
@@ -80,8 +80,9 @@ class Child:
         # Not on the loop's own threads: those may all wait for models that are to be loaded in processes.
         self._launched = launched = await self._loop.run_in_executor(_LAUNCHES, launch, self._name, self._isolation)
         self._watcher = watcher = ExitWatcher(launched, self._end, self._cut_off)
-        self._writer = Writer(launched.inbound)
-        encoder = Encoder(self._writer)
+        writer = Writer(launched.inbound)
+        self._released = ReleasedPlaces(writer)
+        encoder = Encoder(writer)
         decoder = Decoder(Reader(launched.outbound), Releases(LoopMailbox(self._loop).send, self._send_aside).add)
         self._work = await connect(launched.work, FrameProtocol(self._hear, self._hung_up, self._broken))
         busy_poll_us = self._isolation.busy_poll_us
@@ -204,7 +205,6 @@ class Child:
         elif kind == Kind.ANSWERS:
             self.batches.hear(message)
         elif kind == Kind.RELEASE:
-            for offset in read_integers(message):
-                self._writer.release(offset)
+            self._released.hear(message)
         elif not self._handshake.hear(message):
             self._endpoint.hear(message, self._send_aside)

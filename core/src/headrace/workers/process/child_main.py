@@ -98,11 +98,8 @@ class Executor:
         """Do what the server says, until it says close."""
         frames = self._work.frames()
         runner = self._load(next(frames))
-        for message in frames:
-            if message.kind == ChildKind.CLOSE:
-                self._close(runner)
-            self._run(runner, message)
-        raise AssertionError("unreachable")
+        while True:  # without a loop variable: it would keep a message, which may be large, until the next
+            self._run(runner, next(frames))
 
     def send(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         """Pass on what a batch did not answer. Any thread."""
@@ -146,6 +143,8 @@ class Executor:
         os._exit(1)
 
     def _run(self, runner: Runner, message: Frame) -> None:
+        if message.kind == ChildKind.CLOSE:
+            self._close(runner)
         requests = self._batches.hear(message)
         if not requests:
             return
