@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from headrace.config.options import ServerOptions
 from headrace.engine import Engine
 from headrace.errors import BackendError
 from headrace.messages.request import InferRequest
+from headrace.messages.tensor import BytesTensor
 from headrace.messages.ticket import Ticket
+from headrace.server import Server
 
 
 class Held(InferRequest):
@@ -44,3 +48,25 @@ def test_a_request_that_fails_is_free_at_once() -> None:
         return held
 
     assert asyncio.run(ask())() is None
+
+
+@pytest.mark.parametrize("given", [np.array(["a", b"\xff", "é"], np.object_), np.array([b"a", b"b", b"c"])])
+def test_responses_take_arrays_of_strings(tmp_path: Path, given: npt.NDArray[Any]) -> None:
+    (tmp_path / "m/1").mkdir(parents=True)
+    (tmp_path / "m/config.pbtxt").write_text(
+        'backend: "identity" input { name: "x" data_type: TYPE_STRING dims: -1 } '
+        'output { name: "x" data_type: TYPE_STRING dims: -1 }'
+    )
+
+    async def ask(server: Server, x: Any) -> list[bytes]:
+        (response,) = [each async for each in server.engine.responses(InferRequest("m", {"x": x}))]
+        answer = response.outputs["x"]
+        assert isinstance(answer, BytesTensor)
+        return answer.to_objects().tolist()  # type: ignore[no-any-return]
+
+    async def main() -> None:
+        async with Server(tmp_path, allow_http=False, allow_grpc=False, allow_metrics=False) as server:
+            encoded = BytesTensor.from_objects(given)
+            assert await ask(server, given) == await ask(server, encoded) == encoded.to_objects().tolist()
+
+    asyncio.run(main())

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headrace.config.options import ServerOptions
 from headrace.errors import HeadraceError, Unavailable
 from headrace.large import LargeWork
-from headrace.messages.request import InferRequest
+from headrace.messages.request import InferRequest, with_strings_encoded
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.models.entrance import Caller, Describe, Entrance, Interceptor, not_by_model_infer, not_over_http, program
@@ -128,7 +128,11 @@ class Engine:
         return self._table.resolve(name, version)
 
     async def responses(self, request: InferRequest, caller: Caller | None = None) -> AsyncIterator[InferResponse]:
-        """The responses of a model to ``request``, each when it is asked for; a model that is `UNREAD` ahead waits.
+        """Yield the responses of a model to ``request``, each when it is asked for.
+
+        A model that is `UNREAD` responses ahead waits.
+
+        Inputs of type BYTES may be arrays of ``str`` or ``bytes``, as `headrace.Server.infer` takes them.
 
         The request is submitted with the first, as that of ``caller``. Whoever stops asking cancels it. Raises
         `HeadraceError` where the model is not there, refuses, or fails, and `Unavailable` at the request's deadline.
@@ -140,7 +144,7 @@ class Engine:
             answers.append((answer, final))
             arrived.set()
 
-        ticket = Ticket(request, respond)
+        ticket = Ticket(with_strings_encoded(request), respond)
         self._any_number.submit(ticket, caller)
         deadline_ns, timer = request.deadline_ns, None
         if deadline_ns:

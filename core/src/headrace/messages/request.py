@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import numpy as np
+
 from headrace.errors import InvalidArgument
-from headrace.messages.tensor import Tensor
+from headrace.messages.tensor import Tensor, as_tensor
 
 if TYPE_CHECKING:
     from headrace.messages.ticket import Ticket
@@ -166,3 +168,16 @@ def log_id(request_id: str) -> str:
 def too_many_inputs(count: int) -> InvalidArgument:
     """What a frontend raises instead of decoding more than `MAX_INPUTS`."""
     return InvalidArgument(f"request has {count} inputs, the limit is {MAX_INPUTS}")
+
+
+def with_strings_encoded(request: InferRequest) -> InferRequest:
+    """Return ``request`` with its arrays of strings in wire form; the same object if it has none."""
+    for value in request.inputs.values():
+        if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":
+            return request.with_inputs(
+                {
+                    name: as_tensor(each) if isinstance(each, np.ndarray) else each
+                    for name, each in request.inputs.items()
+                }
+            )
+    return request

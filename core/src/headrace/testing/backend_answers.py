@@ -41,7 +41,13 @@ class Answers(Subject):
         if not self.zero_rows:
             self.not_claimed("zero rows are not claimed")
         with self.driver(example).loaded() as instance:
-            found = instance.infer(take_rows(example.given, 0, 0))
+            try:
+                found = instance.infer(take_rows(example.given, 0, 0))
+            except Exception as error:
+                raise AssertionError(
+                    f"no rows at all are refused: {error}\nIf the engine takes no batch of no rows, write "
+                    f"`zero_rows = False` in {type(self).__name__}"
+                ) from error
         assert_same(found, take_rows(example.expected, 0, 0), example.tolerance, "zero rows")
 
     def test_a_kept_answer_is_unchanged_by_the_next_call(self, example: Example) -> None:
