@@ -78,6 +78,7 @@ CONNECTION: list[tuple[str, Act, int | set[int]]] = [
     ("a priority of no stream", lambda p: p.send(raw(PRIORITY, bytes(5))), PROTOCOL),
     ("a reset of no stream", lambda p: p.send(raw(RESET, bytes(4))), PROTOCOL),
     ("a reset that is too short", lambda p: opened(p).send(raw(RESET, bytes(3), 1)), SIZE),
+    ("a priority of an idle stream that is too short", lambda p: p.send(raw(PRIORITY, bytes(4), 1)), SIZE),
     # 6.5
     ("settings of a stream", lambda p: p.send(raw(SETTINGS, b"", 1)), PROTOCOL),
     ("an acknowledgement with settings", lambda p: p.send(raw(SETTINGS, bytes(6), 0, ACK)), SIZE),
@@ -114,6 +115,10 @@ CONNECTION: list[tuple[str, Act, int | set[int]]] = [
      lambda p: p.send(raw(HEADERS, b"\x82\x20" + p.block(p.fields())[1:], 1, END_HEADERS)), COMPRESSION),
     ("a Huffman code that is padded by too much", lambda p: p.send(raw(HEADERS, b"\x00\x01a\x82\xff\xff", 1, 5)),
      COMPRESSION),
+    ("a Huffman code that is padded with zeros", lambda p: p.send(raw(HEADERS, b"\x00\x01a\x81\x18", 1, 5)),
+     COMPRESSION),
+    ("a Huffman code with the end of strings in it",
+     lambda p: p.send(raw(HEADERS, b"\x00\x01a\x85\x1f\xff\xff\xff\xff", 1, 5)), COMPRESSION),
     ("a block that is empty but for a table update that is too large, on trailers",
      lambda p: opened(p).send(raw(HEADERS, b"\x3f\xe1\xff\x03", 1, END_HEADERS | END_STREAM)), COMPRESSION),
 ]  # fmt: skip
@@ -220,6 +225,35 @@ def test_a_window_that_settings_raise_beyond_2_gib_ends_the_connection(peer: Pee
     peer.start(1)
     peer.send(peer.window(1, 1 << 30), setting(WINDOW, (1 << 31) - 1))
     assert peer.goaway() == FLOW
+
+
+BEHIND_A_REFUSAL: list[tuple[str, tuple[str, ...], list[bytes], list[int]]] = [
+    ("nothing", ("END_STREAM",), [], []),
+    ("what it was about to send", (), [raw(DATA, b"x", 1), raw(DATA, b"", 1, END_STREAM)], [0]),
+    ("data after the end", ("END_STREAM",), [raw(DATA, b"x", 1)], [CLOSED]),
+    ("data after a reset", (), [raw(RESET, bytes(4), 1), raw(DATA, b"x", 1)], [0, CLOSED]),
+    ("a priority that is too short", ("END_STREAM",), [raw(PRIORITY, bytes(4), 1)], [SIZE]),
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "frames_behind", "codes"), [row[1:] for row in BEHIND_A_REFUSAL], ids=[row[0] for row in BEHIND_A_REFUSAL]
+)
+def test_behind_a_request_that_is_refused_by_its_headers_comes(
+    peer: Peer, flags: tuple[str, ...], frames_behind: list[bytes], codes: list[int]
+) -> None:
+    """It is no call of gRPC. What its client may still be sending is discarded (5.1), and nothing else is."""
+    get = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "x")]
+    peer.send(peer.headers(1, get, *flags), *frames_behind)
+    peer.settle()
+    assert [each.error_code for each in peer.seen if isinstance(each, frames.RstStreamFrame)] == codes
+    assert peer.ask(3).status == 0
+
+
+@pytest.mark.parametrize("code", [0, 255])
+def test_a_client_that_says_farewell_and_waits_for_nothing_is_disconnected(peer: Peer, code: int) -> None:
+    peer.send(raw(GOAWAY, struct.pack(">II", 0, code)))
+    peer.wait_until_closed()
 
 
 # --------------------------------------------------------------------- what is allowed

@@ -72,6 +72,7 @@ class RefusedCall(Stream):
 
     def __init__(self, connection: Connection, id: int, refused: Refusal) -> None:
         Stream.__init__(self, connection, id)
+        self.is_remote_closed = connection.is_whole
         self.end(refused.block)
 
 

@@ -67,6 +67,8 @@ class Connection(asyncio.BufferedProtocol):
         #: Streams that are open, or for which somebody works.
         self.active = 0
         self._most_streams = connections.limits.streams
+        #: True if the stream that is being opened consists of its headers.
+        self.is_whole = False
         self.last_id = 0
         #: Of the streams that are still taken when the connection is to end.
         self.last_taken = LAST_ID
@@ -207,11 +209,12 @@ class Connection(asyncio.BufferedProtocol):
         if self.active >= self._most_streams or id > self.last_taken:
             self._refuse_one_more(id)
             return
+        self.is_whole = is_whole = bool(flags & END_STREAM)
         if self.active >= self.holding.most_active and self.holding.is_full:
             stream = self._service.open_held(self, id, meaning)
         else:
             stream = self._service.open(self, id, meaning)
-        if flags & END_STREAM:
+        if is_whole and not stream.is_closed:
             stream.receive(b"", True)
 
     def _refuse_one_more(self, id: int) -> None:
@@ -274,6 +277,10 @@ class Connection(asyncio.BufferedProtocol):
         excused[id] = None
         if len(excused) > _EXCUSED:
             del excused[next(iter(excused))]
+
+    def left(self, id: int) -> None:
+        """The peer has reset that stream: it knows that it is closed."""
+        self._excused.pop(id, None)
 
     def peer_window_changed(self, size: int) -> None:
         """Streams may send ``size`` bytes at first, and those that are open the difference."""

@@ -94,7 +94,9 @@ def _rst_stream(connection: Connection, flags: int, id: int, payload: bytes) -> 
     _number(payload)
     _require_opened(connection, id)
     stream = connection.streams.get(id)
-    if stream is not None:
+    if stream is None:
+        connection.left(id)
+    else:
         connection.allowance.count_left()
         stream.close()
         stream.lost()
@@ -104,8 +106,14 @@ def _priority(connection: Connection, flags: int, id: int, payload: bytes) -> No
     """Has no effect (RFC 9113, section 5.3)."""
     if not id:
         raise ConnectionFault(PROTOCOL_ERROR, "PRIORITY of the connection")
+    if len(payload) == 5:
+        return
+    if id > connection.last_id:
+        raise ConnectionFault(FRAME_SIZE_ERROR, "PRIORITY of a wrong size on an idle stream")
     stream = connection.streams.get(id)
-    if len(payload) != 5 and stream is not None:
+    if stream is None:
+        connection.refuse(id, FRAME_SIZE_ERROR)
+    else:
         stream.reset(FRAME_SIZE_ERROR)
 
 
@@ -114,11 +122,12 @@ def _push_promise(connection: Connection, flags: int, id: int, payload: bytes) -
 
 
 def _goaway(connection: Connection, flags: int, id: int, payload: bytes) -> None:
-    """The client opens no more streams, and will close the connection when it has its answers."""
+    """The client is about to leave: answer what it has asked, and close."""
     if id:
         raise ConnectionFault(PROTOCOL_ERROR, "GOAWAY on a stream")
     if len(payload) < 8:
         raise ConnectionFault(FRAME_SIZE_ERROR, "GOAWAY of a wrong size")
+    connection.lifetime.shut_down()
 
 
 def _number(payload: bytes) -> int:
