@@ -323,6 +323,23 @@ def test_a_thousand_answers_under_a_window_of_zero(
         assert server.peak_rss_bytes < before + 160 * MIB
 
 
+def test_streams_of_answers_that_are_not_read(
+    serve_attacked: Callable[..., Headrace], under_attack: Frame, connect: Callable[[int, bytes], socket.socket]
+) -> None:
+    """64 streams of one connection, each of which asks for 40 MB: they share what one connection may hold."""
+    server = serve_attacked("--grpc-max-unread-size=67108864")
+    first, rest = head("ModelStreamInfer", ("grpc-encoding", "gzip"))
+    call = packed(MIB)
+    calls = [raw(HEADERS, rest if number else first, 2 * number + 1, END_HEADERS) for number in range(64)]
+    requests = [raw(DATA, call, 2 * number + 1) for _ in range(40) for number in range(64)]
+    with under_attack(server), innocents(server.grpc):
+        before = server.rss_bytes
+        peer = connect(server.grpc, opened(*calls, *requests))
+        select.select([], [], [], 4.0)
+        peer.close()
+        assert server.peak_rss_bytes < before + 300 * MIB
+
+
 @pytest.mark.parametrize("size", [16_384, 240_005], ids=["frames", "frame"])
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 def test_a_thousand_messages_that_are_not_finished(

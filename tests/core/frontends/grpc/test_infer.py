@@ -93,6 +93,7 @@ class Call:
 
     metadata: Metadata = ()
     draining: bool = False
+    streams: int = 1
     peer: str = "127.0.0.1"
     certificate: None = None
     deadline_ns: int = 0
@@ -545,6 +546,39 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
         (await engine.submitted.get()).respond(answer(stream_infer.IN_FLIGHT + value), True)
     assert await opened.values(stream_infer.IN_FLIGHT + extra) == list(range(stream_infer.IN_FLIGHT + extra))
     await opened.task
+
+
+@asynchronous
+async def test_streams_of_one_connection_share_what_it_may_have_in_flight() -> None:
+    for streams, begun in ((1, 1024), (8, 1024), (64, 128), (10_000, 1)):
+        await _expect_in_flight(streams, begun)
+
+
+async def _expect_in_flight(streams: int, begun: int) -> None:
+    engine = StandInEngine()
+    opened = OpenStream(engine, Call(streams=streams))
+    opened.send(*[raw_request() for _ in range(1100)], None)
+    for _ in range(begun):
+        await engine.submitted.get()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert engine.submitted.empty()
+    opened.task.cancel()
+
+
+@asynchronous
+async def test_streams_of_one_connection_share_what_it_may_leave_unread() -> None:
+    """Of 1024 streams each may hold 10,000 bytes of requests and answers, and one request whatever its size."""
+    engine = StandInEngine()
+    engine.options = ServerOptions(model_repository=("models",), grpc_max_unread_size=10_000 * 1024)
+    opened = OpenStream(engine, Call(streams=1024))
+    opened.send(*[raw_request(id="x" * 8_000) for _ in range(7)], None)
+    for _ in range(2):
+        await engine.submitted.get()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert engine.submitted.empty()
+    opened.task.cancel()
 
 
 @asynchronous

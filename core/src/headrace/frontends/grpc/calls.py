@@ -113,6 +113,10 @@ class GrpcCall(Stream):
     def draining(self) -> bool:
         return self._calls.draining
 
+    @property
+    def streams(self) -> int:
+        return self.connection.holding.long_calls
+
     # ------------------------------------------------------------------ the stream calls
 
     def data_received(self, data: Buffer, ended: bool) -> None:

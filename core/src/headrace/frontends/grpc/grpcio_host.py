@@ -270,6 +270,10 @@ class _Call:
     def draining(self) -> bool:
         return self._host.draining
 
+    @property
+    def streams(self) -> int:
+        return 1
+
 
 async def _abort(context: ServicerContext[Any, Any], reason: Exception) -> NoReturn:
     """End the call with the status of ``reason``; what is not ours is logged and not shown.

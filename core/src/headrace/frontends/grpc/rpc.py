@@ -47,6 +47,10 @@ class Context(Protocol):
     def draining(self) -> bool:
         """Whether the server is about to stop and takes no new requests."""
 
+    @property
+    def streams(self) -> int:
+        """How many calls with any number of messages are open on its connection; 1 where that is not known."""
+
 
 #: What handlers answer: a message, or one that is serialized already.
 Answer: TypeAlias = "Message | bytes"

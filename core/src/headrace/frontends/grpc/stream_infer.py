@@ -36,6 +36,8 @@ log = paced(__name__)
 #: holds for their bytes, and what their answers will need as far as the answers before tell
 #: (``--grpc-max-stream-size``).
 IN_FLIGHT = 1024
+#: The same of all streams of a connection, which share it, as they share the bytes of ``--grpc-max-unread-size``.
+IN_FLIGHT_TOGETHER = 8192
 #: Answers of one stream that wait for the client to read those before them; beyond it the stream is not read either.
 #: A refusal counts no bytes and takes a few KiB, while five bytes are enough to ask for it.
 UNSENT = 64
@@ -144,6 +146,7 @@ class _Stream:
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
         self._limit_bytes = inference.options.grpc_max_stream_size
+        self._limit_together = inference.options.grpc_max_unread_size
         #: Of requests in flight, and of answers that wait to be sent.
         self._held_bytes = 0
         self._largest_bytes = 0
@@ -160,11 +163,12 @@ class _Stream:
 
     def _is_full(self) -> bool:
         """Whether no more should be begun."""
-        in_flight = len(self._open)
+        in_flight, streams = len(self._open), max(1, self._context.streams)
+        limit_bytes = min(self._limit_bytes, self._limit_together // streams)
         return (
-            in_flight >= IN_FLIGHT
+            in_flight >= max(1, min(IN_FLIGHT, IN_FLIGHT_TOGETHER // streams))
             or len(self._ready) >= UNSENT
-            or (in_flight > 0 and self._held_bytes + in_flight * self._largest_bytes >= self._limit_bytes)
+            or (in_flight > 0 and self._held_bytes + in_flight * self._largest_bytes >= limit_bytes)
         )
 
     def half_close(self, reader: asyncio.Task[None]) -> None:

@@ -153,6 +153,7 @@ class WholeContext:
     peer: str
     certificate: Mapping[str, Any] | None
     draining: bool = False
+    streams: int = 1
 
 
 class _WholeReply:
