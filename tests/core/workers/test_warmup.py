@@ -121,8 +121,9 @@ def test_a_sample_that_does_not_fit_the_model_is_named(tmp_path: Path, caplog: p
     (tmp_path / "m" / "config.pbtxt").write_text(f"{text} {sample}")
     with pytest.raises(HeadraceError, match="failed to load all models"), Server(tmp_path):
         pass
+    assert "failed to load 'm' version 1: Invalid argument: " in caplog.text
     assert (
-        "failed to load 'm' version 1: warmup sample 'w' of model 'm': expected 1 inputs but got 0 inputs "
+        ": model_warmup: warmup sample 'w' of model 'm': expected 1 inputs but got 0 inputs "
         "for model 'm'. Got input(s) [], but missing required input(s) ['x']. Please provide all required input(s). "
         "No input of the model: 'xx'."
     ) in caplog.text
