@@ -53,13 +53,34 @@ def test_the_page_about_it_shows_what_it_prints(
 ) -> None:
     page = Path(__file__).parents[3] / "docs/check.md"
     (command,) = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
-    flip, flop, printed = re.findall(r"```\n(.*?)```", page.read_text().replace(f"```sh\n{command}```", ""), re.DOTALL)
+    flip, flop, printed, printed_alone = re.findall(
+        r"```\n(.*?)```", page.read_text().replace(f"```sh\n{command}```", ""), re.DOTALL
+    )
     monkeypatch.chdir(tmp_path)
     subprocess.run(["sh", "-ec", command], check=True, timeout=10)
     Path("models/flip/config.pbtxt").write_text(flip)
     Path("models/flop/config.pbtxt").write_text(flop)
     assert main(["check", "models"]) == 1
     assert capsys.readouterr().out == printed
+    assert main(["check", "models/flip"]) == 0
+    assert capsys.readouterr().out == printed_alone
+
+
+def test_a_parent_of_a_repository_is_refused_with_the_repository(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(6):
+        (tmp_path / "parent" / f"other{number}").mkdir(parents=True)
+    folder = write(tmp_path / "parent" / "other3", "m", "")
+    assert main(["check", str(tmp_path / "parent")]) == 1
+    printed = capsys.readouterr()
+    inner = tmp_path / "parent" / "other3"
+    assert printed.err == f"'{tmp_path / 'parent'}' holds no models, but '{inner}' does: name that one\n"
+    assert not printed.out
+    (tmp_path / "parent" / "one" / "1").mkdir(parents=True)
+    assert main(["check", str(tmp_path / "parent")]) == 1
+    assert "one: 1 problem" in capsys.readouterr().out
+    assert folder.exists()
 
 
 def test_a_misspelt_field_is_placed_and_the_nearest_named(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:

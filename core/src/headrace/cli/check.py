@@ -24,7 +24,7 @@ from headrace.cli.resource_scopes import ResourceScopes
 from headrace.cli.usage import Parser
 from headrace.config.completed_fields import CompletedField
 from headrace.config.options import RateLimitResource, ServerOptions
-from headrace.errors import HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.models.repository import Entry, Repository, is_model
 from headrace.plugins import Plugins
 from headrace.server import Server
@@ -54,6 +54,9 @@ def run(words: Sequence[str]) -> int:
     # What the server logs is in the reports, or of no interest here.
     logging.getLogger("headrace").setLevel(logging.CRITICAL + 1)
     try:
+        for repository in map(Path, repositories):
+            if inner := _repository_below(repository):
+                raise ConfigError(f"'{repository}' holds no models, but '{inner}' does: name that one")
         entries = Repository(options.model_repository).scan()
         chosen = [entry for entry in entries.values() if _is_meant(entry, repositories, models)]
         with contextlib.ExitStack() as stack:
@@ -141,25 +144,35 @@ def _split(paths: Sequence[str]) -> tuple[list[str], list[Path]]:
     return repositories, models
 
 
+def _repository_below(path: Path) -> Path | None:
+    """Return the first directory in ``path`` that holds models, if none in ``path`` is a model itself."""
+    folders = sorted(child for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+    if any(map(is_model, folders)):
+        return None
+    return next((folder for folder in folders if any(map(is_model, folder.iterdir()))), None)
+
+
 def _is_meant(entry: Entry, repositories: Sequence[str], models: Sequence[Path]) -> bool:
     return any(path.parent in map(Path, repositories) or path in models for path in entry.paths)
 
 
 def _picture(reports: Sequence[ModelReport]) -> str:
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    lines = [line for report in reports for line in _lines(report, coloured)]
     problems = sum(len(report.problems) for report in reports)
-    return "\n".join([*lines, f"{_number(len(reports), 'model')}, {_number(problems, 'problem')}"])
+    lines = [line for report in reports for line in _lines(report, coloured, shows_completed=not problems)]
+    is_short = problems and any(report.completed for report in reports)
+    remark = "; completed fields are not shown, --json has them" if is_short else ""
+    return "\n".join([*lines, f"{_number(len(reports), 'model')}, {_number(problems, 'problem')}{remark}"])
 
 
-def _lines(report: ModelReport, coloured: bool) -> list[str]:
+def _lines(report: ModelReport, coloured: bool, shows_completed: bool) -> list[str]:
     verdict = _paint(_number(len(report.problems), "problem"), _RED, coloured)
     return [
         f"{one_line(report.model)}: {verdict if report.problems else _paint('ok', _GREEN, coloured)}",
         *(f"  {one_line(str(problem))}" for problem in report.problems),
         *(f"  note: {one_line(str(note))}" for note in report.notes),
         *(f"  {one_line(line)}" for line in (as_text(report.graph) if report.graph else ())),
-        *(_paint(f"  {_told(completion)}", _DIM, coloured) for completion in report.completed),
+        *(_paint(f"  {_told(each)}", _DIM, coloured) for each in report.completed if shows_completed),
         "",
     ]
 

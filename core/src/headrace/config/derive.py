@@ -144,6 +144,8 @@ def _found_in(model_path: Path) -> str:
     names = ", ".join(rule.filename for rule in _RULES)
     if folder is None:
         return f"It has no version directory with one of {names}"
+    if (folder / "config.pbtxt").is_file():
+        return f"It holds a model, '{one_line(folder.name)}': perhaps it is the repository"
     found = sorted(path.name for path in folder.iterdir())
     shown = ", ".join(f"'{one_line(name)}'" for name in found[:4]) + (f" and {len(found) - 4} more" * (len(found) > 4))
     found_in = f"Its directory '{folder.name}' has {shown or 'nothing'}, and none of {names}"
