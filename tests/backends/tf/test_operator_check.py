@@ -321,3 +321,63 @@ def test_a_graph_of_another_machine_does_not_load(models: Any) -> None:
     models.frozen(build)
     models.config(GRAPH)
     assert "m/1/model.graphdef': " in models.reason()
+
+
+def empty() -> Any:
+    return tf.raw_ops.Empty(shape=[16384], dtype=tf.float32)
+
+
+def temporary() -> Any:
+    made = tf.raw_ops.TemporaryVariable(shape=[16384], dtype=tf.float32, var_name="made")
+    return tf.raw_ops.DestroyTemporaryVariable(ref=made, var_name="made")
+
+
+def without_values() -> Any:
+    return tf.raw_ops.FakeParam(dtype=tf.float32, shape=[16384])
+
+
+def triangle() -> Any:
+    """The numbers above the diagonal, where the matrix is not positive definite."""
+    found = tf.raw_ops.Cholesky(input=tf.random.uniform([128, 128]) - 2.0)
+    return tf.reshape(tf.linalg.band_part(found, 0, -1) - tf.linalg.band_part(found, 0, 0), [-1])
+
+
+def vectors() -> Any:
+    """What stands for eigenvectors that nobody has asked for."""
+    return tf.raw_ops.SelfAdjointEigV2(input=tf.random.uniform([64, 64]), compute_v=False)[1]
+
+
+@pytest.mark.parametrize(
+    ("operator", "make"),
+    [
+        ("Empty", empty),
+        ("TemporaryVariable", temporary),
+        ("FakeParam", without_values),
+        ("Cholesky", triangle),
+        ("SelfAdjointEigV2", vectors),
+    ],
+)
+def test_memory_that_an_operator_has_not_written_is_not_served(models: Any, operator: str, make: Any) -> None:
+    def has_memory_of_others() -> bool:
+        with tf.Graph().as_default() as graph:
+            other = tf.compat.v1.placeholder(tf.float32, [16384])
+            with tf.control_dependencies([tf.reduce_sum(other + other)]):
+                run = tf.compat.v1.Session(graph=graph).make_callable(make(), [other])
+        return any(run(np.full(16384, 7.25, np.float32)).any() for _ in range(50))
+
+    assert has_memory_of_others(), "the operator writes, and this test shows nothing"
+    models.frozen(lambda: tf.add(placeholder(), tf.reshape(make(), [-1, 1])[:1], name="y"))
+    models.config(GRAPH)
+    assert f"operator '{operator}'" in (said := models.reason()), said
+    assert "it returns memory that it has not written" in said
+    models.config(GRAPH + models.parameters(trust="true"))
+    assert models.reason() == ""
+
+
+def test_memory_that_an_operator_fills_with_zeros_is_served(models: Any) -> None:
+    def build() -> None:
+        tf.add(placeholder(), tf.raw_ops.Empty(shape=[1, 2], dtype=tf.float32, init=True), name="y")
+
+    models.frozen(build)
+    models.config(GRAPH)
+    assert models.reason() == ""

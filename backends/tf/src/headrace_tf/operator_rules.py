@@ -17,6 +17,7 @@ _DATA = "it is an input pipeline, which reads and writes files"
 _MACHINE = "it may be given addresses in memory, or compiled code"
 _STRINGS = "it runs what is in a tensor, which nobody has looked at"
 _ANOTHER = "it is of another machine"
+_UNWRITTEN = "it returns memory that it has not written, in which tensors of other callers may still be"
 _CALLS_OTHERS = "it speaks to other devices and machines"
 
 #: Stateless operators that do more than compute, and why each is refused. Stateful ones have their reason here, too.
@@ -86,8 +87,19 @@ REFUSED: Mapping[str, str] = {
     "XlaCallModule": _MACHINE,
     "MlirPassthroughOp": _MACHINE,
     "TPUExecute": _MACHINE,
+    "Cholesky": f"{_UNWRITTEN}, where a matrix is not positive definite",
+    "FakeParam": _UNWRITTEN,
+    "TemporaryVariable": _UNWRITTEN,
+    "_ParallelConcatStart": _UNWRITTEN,
     "SnapshotDatasetReader": _READS,
     "SnapshotNestedDatasetReader": _READS,
+}
+#: Operators that leave an output unwritten unless this attribute is true, and what it is where it is not given.
+WRITES_ALL: Mapping[str, tuple[str, bool]] = {
+    "Empty": ("init", False),
+    "Eig": ("compute_v", True),
+    "SelfAdjointEigV2": ("compute_v", True),
+    "Svd": ("compute_uv", True),
 }
 #: Words in the names of operators that are refused with them.
 REFUSED_WORDS: Mapping[str, str] = {
@@ -116,7 +128,7 @@ STATEFUL = frozenset(
     (
         # variables
         "VarHandleOp", "_VarHandlesOp", "ReadVariableOp", "_ReadVariablesOp", "AssignVariableOp", "AssignAddVariableOp",
-        "AssignSubVariableOp", "VarIsInitializedOp", "VariableShape", "Variable", "VariableV2", "TemporaryVariable",
+        "AssignSubVariableOp", "VarIsInitializedOp", "VariableShape", "Variable", "VariableV2",
         "DestroyResourceOp", "DisableCopyOnRead", "ReadVariableXlaSplitND", "AssignVariableXlaConcatND",
         # tables
         "HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2", "MutableHashTableOfTensors",
@@ -135,7 +147,7 @@ STATEFUL = frozenset(
         "Case", "If", "_If", "While", "_While", "StatefulPartitionedCall", "Assert", "CheckNumerics", "CheckNumericsV2",
         "Print", "_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "MutexV2", "MutexLock", "ConsumeMutexLock",
         # others that compute
-        "Empty", "GuaranteeConst", "DeepCopy", "IsTensorFloat32Enabled", "DeviceIndex", "Timestamp", "CudnnRNN",
+        "GuaranteeConst", "DeepCopy", "IsTensorFloat32Enabled", "DeviceIndex", "Timestamp", "CudnnRNN",
         "CudnnRNNV2", "CudnnRNNV3", "CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", "Stack", "StackV2",
         "StackPushV2", "StackPopV2", "StackCloseV2", "DummySeedGenerator", "AnonymousSeedGenerator",
         "AnonymousRandomSeedGenerator", "BoostedTreesPredict", "BoostedTreesExampleDebugOutputs",
@@ -165,6 +177,11 @@ def why_refused(node: object, is_stateful: bool) -> str:
         return "" if node.attr["output_stream"].s in _STREAMS else REFUSED[name]  # type: ignore[attr-defined]
     if name in HARMLESS:
         return ""
+    if name in WRITES_ALL:
+        attribute, default = WRITES_ALL[name]
+        given = node.attr  # type: ignore[attr-defined]
+        is_true = given[attribute].b if attribute in given else default
+        return "" if is_true else f"{_UNWRITTEN}, unless its attribute '{attribute}' is true"
     if name in REFUSED:
         return REFUSED[name]
     for word, reason in REFUSED_WORDS.items():
