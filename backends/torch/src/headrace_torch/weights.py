@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import HeadraceError, LoadError, Model, in_memory, one_line
-from headrace_torch import pickle_check
+from headrace_torch import pickle_check, storage_check
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
 
 log = logging.getLogger("headrace.pytorch")
@@ -114,8 +114,10 @@ def _damage(torch: Any, path: str) -> str:
     with Path(path).open("rb") as file:
         if file.read(4) != _ZIP:  # as PyTorch wrote before 1.6: five pickles, and then the numbers
             file.seek(0)
-            return pickle_check.damage(file.read(_MOST_BYTES_OF_PICKLES), count=5)
-    return pickle_check.damage(torch._C.PyTorchFileReader(path).get_record("data.pkl"))
+            content = file.read(_MOST_BYTES_OF_PICKLES)
+            return pickle_check.damage(content, count=5) or storage_check.absent(torch, content)
+    reader = torch._C.PyTorchFileReader(path)
+    return pickle_check.damage(reader.get_record("data.pkl")) or storage_check.oversized(torch, reader, "data")
 
 
 def _is_stored(path: str) -> bool:

@@ -1,0 +1,146 @@
+"""Tensors in a file of PyTorch's that say they are larger than what the file has for them.
+
+PyTorch makes a storage as large as the pickle says, of the memory into which it has read what the file has: the rest
+is whatever lies behind that. So what each pickle says of its storages is read here, without making anything of it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from headrace import one_line
+
+#: How PyTorch names the storages of types whose own names are others.
+_TYPES = {
+    "Untyped": "uint8", "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64",
+    "Half": "float16", "Float": "float32", "Double": "float64", "ComplexHalf": "complex32",
+    "ComplexFloat": "complex64", "ComplexDouble": "complex128",
+}  # fmt: skip
+_MARK = object()
+_CONSTANTS = (
+    "INT",
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "LONG",
+    "LONG1",
+    "LONG4",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "UNICODE",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """What a pickle names, as ``module name``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What a pickle says of the memory of a tensor: the key of its record, and how many bytes that has."""
+
+    key: str
+    size: int
+
+
+def oversized(torch: Any, reader: Any, folder: str) -> str:
+    """Say which tensor of the pickle ``<folder>.pkl`` is larger than its record in ``folder``; empty if none is.
+    ``reader`` is a ``PyTorchFileReader``. Raises `ValueError` for a pickle that PyTorch does not write."""
+    for storage in storages(torch, reader.get_record(f"{folder}.pkl")):
+        record = f"{folder}/{storage.key}"
+        size = reader.get_record_size(record) if reader.has_record(record) else 0
+        if storage.size > size:
+            return f"tensor '{one_line(storage.key)[:200]}' has {storage.size} bytes, and the file has {size} of them"
+    return ""
+
+
+def absent(torch: Any, content: bytes) -> str:
+    """Say which tensor a file from before PyTorch 1.6 does not have; empty if it has all. ``content`` begins with its
+    five pickles: the fourth has the tensors, and the fifth the keys of those that follow. PyTorch refuses a file with
+    fewer."""
+    stream = io.BytesIO(content)
+    try:
+        for _ in range(3):
+            deque(pickletools.genops(stream), 0)
+        told = [storage.key for storage in storages(torch, stream)]
+        found = {argument for operation, argument, _ in pickletools.genops(stream) if operation.name == "BINUNICODE"}
+    except ValueError:
+        if stream.tell() < len(content):
+            raise
+        return ""
+    missing = [key for key in told if key not in found]
+    return f"tensor '{one_line(missing[0])[:200]}' is not in the file" if missing else ""
+
+
+def storages(torch: Any, pickle: bytes | io.BytesIO) -> Iterator[Storage]:
+    """The storages that ``pickle`` names. Raises `ValueError` for what PyTorch does not write."""
+    for told in _persistent_ids(pickle):
+        match told:
+            case ("storage", Global(name), str(key), str(), int(count), *_) if count >= 0:
+                yield Storage(key, count * _item_size(torch, name))
+            case _:
+                raise ValueError("it names a storage in a way of its own")
+
+
+def _item_size(torch: Any, name: str) -> int:
+    module, _, kind = name.partition(" ")
+    kind = kind.removesuffix("Storage")
+    dtype = getattr(torch, _TYPES.get(kind, kind.lower()), None)
+    if module not in ("torch", "torch.storage") or not isinstance(dtype, torch.dtype):
+        raise ValueError(f"it has a storage of the type '{name[:200]}'")
+    return int(dtype.itemsize)
+
+
+def _persistent_ids(pickle: bytes | io.BytesIO) -> Iterator[Any]:
+    """What stands for the objects that are outside of the pickle: tuples of numbers, texts and globals; None for all
+    else."""
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    argument: Any
+    for operation, argument, _ in pickletools.genops(pickle):
+        name = operation.name
+        popped = _pop(stack, operation)
+        if name == "MARK":
+            stack.append(_MARK)
+        elif name in _CONSTANTS:
+            stack.append(argument)
+        elif name == "GLOBAL":
+            stack.append(Global(argument))
+        elif name.startswith("TUPLE"):
+            stack.append(tuple(popped))
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(memo.get(int(argument)))
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
+            stack += popped
+            memo[len(memo) if argument is None else int(argument)] = stack[-1]
+        elif name == "DUP":
+            stack += popped * 2
+        else:
+            if name == "BINPERSID":
+                yield popped[0]
+            stack += [None] * len(operation.stack_after)
+
+
+def _pop(stack: list[Any], operation: Any) -> list[Any]:
+    """Take off ``stack`` what ``operation`` does. Raises `ValueError` if that is not there."""
+    before = operation.stack_before
+    if pickletools.markobject in before:
+        at = next((place for place in reversed(range(len(stack))) if stack[place] is _MARK), -1)
+        start = at - before.index(pickletools.markobject)
+        if at < 0 or start < 0:
+            raise ValueError(f"'{operation.name}' finds no mark")
+    else:
+        start = len(stack) - len(before)
+    popped = stack[start:] if start >= 0 else [_MARK]
+    if _MARK in popped and pickletools.markobject not in before:
+        raise ValueError(f"'{operation.name}' finds too little")
+    del stack[start:]
+    return [each for each in popped if each is not _MARK]
