@@ -14,18 +14,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from headrace_torch.foreign_memory import why_refused
+
 #: Libraries of operators that are PyTorch's, or are known to touch no files.
 LIBRARIES = frozenset(("aten", "prims", "quantized_decomposed", "torchvision"))
-#: Operators in them that do more than compute: they touch files, write to the server's output, change what is the whole
-#: process's, or believe what they are told about memory. A test looks through all that there are for others.
-REFUSED = frozenset(
-    (
-        "_cufft_clear_plan_cache", "_cufft_set_plan_cache_max_size", "_nested_view_from_buffer",
-        "_nested_view_from_buffer_copy", "_print", "_sparse_bsc_tensor_unsafe", "_sparse_bsr_tensor_unsafe",
-        "_sparse_compressed_tensor_unsafe", "_sparse_coo_tensor_unsafe", "_sparse_csc_tensor_unsafe",
-        "_sparse_csr_tensor_unsafe", "from_file", "save", "set_data",
-    )
-)  # fmt: skip
+#: Operators in them that do more than compute: they touch files, write to the server's output, or change what is the
+#: whole process's. A test looks through all that there are for others. `foreign_memory` has more.
+REFUSED = frozenset(("_cufft_clear_plan_cache", "_cufft_set_plan_cache_max_size", "_print", "from_file", "save"))
 
 
 def _choose(condition: bool, then: Any, otherwise: Any) -> Any:
@@ -103,6 +98,8 @@ def find_operator(torch: Any, target: str) -> Any:
         raise Distrusted(f"it calls '{target}', an operator of the library '{library}'")
     if name in REFUSED:
         raise Distrusted(f"it calls '{target}', which does more than compute")
+    if why := why_refused(name):
+        raise Distrusted(f"it calls '{target}', {why}")
     found = getattr(getattr(getattr(torch.ops, library), name, None), overload, None)
     if not isinstance(found, torch._ops.OpOverload):
         raise ValueError(f"it calls '{target}', which PyTorch {torch.__version__} does not have")

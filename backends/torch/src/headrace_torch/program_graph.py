@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from headrace_torch.foreign_memory import ZEROED
 from headrace_torch.program_check import HIGHER_ORDER, Distrusted, find_operator
 from headrace_torch.program_signature import SCALAR_TYPES
 from headrace_torch.script_effects import drops_nothing
@@ -146,6 +147,8 @@ class _Builder:
             else:
                 arguments.append(value)
         result = self.graph.call_function(called, tuple(arguments), named)
+        if schema and schema.name.partition("::")[2] in ZEROED:
+            result = self.graph.call_function(self._torch.ops.aten.zero_.default, (result,))
         if schema:
             given = dict(zip([argument.name for argument in schema.arguments], arguments, strict=False)) | named
             self._watch(result, schema, given)

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from headrace import HeadraceError, LoadError, Model, in_memory, one_line
-from headrace_torch import pickle_check, script_code
+from headrace_torch import foreign_memory, pickle_check, script_code, storage_check
 from headrace_torch.conversion import kept_memory
 from headrace_torch.instance import Forward
 from headrace_torch.parameters import HOW_TO_TRUST, is_trusted
 from headrace_torch.script_effects import effects_of
 from headrace_torch.torch_process import first_line
+
+#: Pickles in a TorchScript file that have tensors, and the folders that their memory is in.
+_TENSORS = ("data", "constants")
 
 
 def open_script(torch: Any, model: Model, device: str) -> Forward:
@@ -25,7 +28,7 @@ def open_script(torch: Any, model: Model, device: str) -> Forward:
         with in_memory(path) as opened, warnings.catch_warnings():
             _check(torch, model, path, opened)
             warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's advice to export, for who made the file
-            module = torch.jit.load(opened, map_location=None if model.device.kind == "model" else device)
+            module = _load(torch, model, path, opened, None if model.device.kind == "model" else torch.device(device))
     except HeadraceError:
         raise
     except Exception as error:  # pybind raises classes of its own
@@ -51,12 +54,23 @@ def open_script(torch: Any, model: Model, device: str) -> Forward:
     )
 
 
+def _load(torch: Any, model: Model, path: Path, opened: str, place: Any) -> Any:
+    """Return what ``torch.jit.load`` does. Unless the model is trusted, what it does not write in memory is zero."""
+    unit = torch._C.CompilationUnit()
+    module = torch._C.import_ir_module(unit, opened, place, {}, False)
+    if not is_trusted(model):
+        functions = unit.get_functions()
+        if found := foreign_memory.finding(functions):
+            raise _distrust(model, path, found)
+        foreign_memory.zero(functions)
+    return torch.jit._recursive.wrap_cpp_module(module)
+
+
 def _check(torch: Any, model: Model, path: Path, opened: str) -> None:
-    """Raise `LoadError` unless ``path``, which is ``opened`` by another name, is TorchScript that may be run."""
     try:
         reader = torch._C.PyTorchFileReader(opened)
         records = reader.get_all_records()
-        damage = _damage(reader)
+        damage = _damage(torch, reader)
         found = "" if is_trusted(model) else script_code.finding(reader)
     except HeadraceError:
         raise
@@ -69,15 +83,16 @@ def _check(torch: Any, model: Model, path: Path, opened: str) -> None:
     if damage:
         raise LoadError(f"failed to load model '{model.name}': '{path}' is damaged at {damage}")
     if found:
-        raise LoadError(
-            f"failed to load model '{model.name}': '{path}' may do more than compute: {found}; {HOW_TO_TRUST}"
-        )
+        raise _distrust(model, path, found)
 
 
-def _damage(reader: Any) -> str:
+def _damage(torch: Any, reader: Any) -> str:
     for name in reader.get_all_records():
         if name.endswith(".pkl") and (found := pickle_check.damage(reader.get_record(name))):
             return f"'{one_line(name)}': {found}"
+    for folder in _TENSORS:
+        if reader.has_record(f"{folder}.pkl") and (found := storage_check.oversized(torch, reader, folder)):
+            return f"'{folder}.pkl': {found}"
     return ""
 
 
@@ -94,6 +109,10 @@ def _takes_dict(model: Model, declared: Sequence[Any]) -> bool:
             "dictionary must be its only argument, and Dict(str, Tensor)"
         )
     return bool(dicts)
+
+
+def _distrust(model: Model, path: Path, found: str) -> LoadError:
+    return LoadError(f"failed to load model '{model.name}': '{path}' may do more than compute: {found}; {HOW_TO_TRUST}")
 
 
 def _failure(model: Model, path: Path, error: Exception) -> LoadError:

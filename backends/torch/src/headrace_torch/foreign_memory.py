@@ -1,0 +1,86 @@
+"""Operators that return memory of others: what they have not written, or what lies outside of a tensor.
+
+In memory that an operator has not written the tensors of other callers still are. A model without ``trust`` gets zeros
+from the operators of `ZEROED`: ordinary models use them, and write what they return. The others are refused: to zero
+what they return would change results, or leave part of the memory as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+#: Operators whose whole result can be zeroed.
+ZEROED = frozenset(("empty", "empty_like", "empty_permuted", "new_empty"))
+#: Operators that return unwritten memory in part, behind gaps of strides, or in types that ``zero_`` does not take.
+UNWRITTEN = frozenset(
+    (
+        "_ctc_loss", "_empty_affine_quantized", "_empty_per_channel_affine_quantized", "_make_dep_token",
+        "_nested_compute_contiguous_strides_offsets", "_resize_output", "_resize_output_", "empty_quantized",
+        "empty_strided", "new_empty_strided", "resize", "resize_", "resize_as", "resize_as_", "resize_as_sparse",
+        "resize_as_sparse_", "set", "set_", "sparse_resize", "sparse_resize_", "sparse_resize_and_clear",
+        "sparse_resize_and_clear_",
+    )
+)  # fmt: skip
+#: Operators that do not check whether the sizes, strides and indices they are given lie within a tensor.
+UNCHECKED = frozenset(
+    (
+        "_nested_view_from_buffer", "_nested_view_from_buffer_copy", "_reshape_alias", "_reshape_alias_copy",
+        "_sparse_bsc_tensor_unsafe", "_sparse_bsr_tensor_unsafe", "_sparse_compressed_tensor_unsafe",
+        "_sparse_coo_tensor_unsafe", "_sparse_csc_tensor_unsafe", "_sparse_csr_tensor_unsafe", "set_data",
+    )
+)  # fmt: skip
+#: A call of a method that stays a call when all that is known is inlined.
+_CALL = "prim::CallMethod"
+
+
+def why_refused(name: str) -> str:
+    """Why the operator ``name`` needs trust; empty if it does not."""
+    if name in UNWRITTEN:
+        return "which returns memory that it has not written"
+    return "which does not check what it is told about memory" if name in UNCHECKED else ""
+
+
+def finding(functions: Sequence[Any]) -> str:
+    """Why TorchScript with these ``functions``, all that its file has, needs trust; empty if it does not.
+
+    ``__setstate__`` has run when a file is loaded, and the module keeps what it was given then."""
+    for function in functions:
+        for node in _nodes(function.graph):
+            if why := why_refused(_operator(node)):
+                return f"it calls '{node.kind()}', {why}"
+        if function.name == "__setstate__":
+            for node in _nodes(function.inlined_graph):
+                if _operator(node) in ZEROED or (node.kind() == _CALL and _is_interface(node)):
+                    return f"its '__setstate__' calls '{node.kind()}', which may keep memory that it has not written"
+    return ""
+
+
+def zero(functions: Sequence[Any]) -> None:
+    """Put ``zero_`` behind each operator of `ZEROED` in the graphs of TorchScript's ``functions``."""
+    for function in functions:
+        for node in [each for each in _nodes(function.graph) if _operator(each) in ZEROED]:
+            result = node.output()
+            zeros = function.graph.create("aten::zero_", [result], 1).insertAfter(node)
+            zeros.output().setType(result.type())
+            result.replaceAllUsesAfterNodeWith(zeros, zeros.output())
+
+
+def _operator(node: Any) -> str:
+    library, _, name = node.kind().partition("::")
+    return name if library in ("aten", "prims") else ""
+
+
+def _is_interface(node: Any) -> bool:
+    return bool(next(node.inputs()).type().kind() == "InterfaceType")
+
+
+def _nodes(block: Any) -> Iterator[Any]:
+    """The nodes of a graph or a block, of the blocks in it, and of the graphs that nodes have as attributes."""
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)
+        for name in node.attributeNames():
+            if node.kindOf(name) == "g":
+                yield from _nodes(node.g(name))
