@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from headrace import Code, ConfigError, LoadError
 from headrace.config.model_config_pb2 import ModelConfig
+from headrace.testing.serving import serve
 from headrace_onnx import OnnxRuntime
 
 
@@ -129,7 +132,52 @@ def test_a_type_outside_the_protocol_is_named(graphs: Any) -> None:
     assert caught.value.message == "unsupported datatype tensor(float8e4m3fn) for input 'x' for model 'm'"
 
 
-def test_an_output_that_is_no_tensor_is_refused_with_the_way_out(graphs: Any, tmp_path: Any) -> None:
+def classifier() -> onnx.ModelProto:
+    """What skl2onnx writes for a linear classifier unless told otherwise: the last operator makes a list of
+    dictionaries of the probabilities."""
+    ml = "ai.onnx.ml"
+    scores: dict[str, Any] = {"coefficients": [1.0, -1.0, -1.0, 1.0], "intercepts": [0.0, 0.0], "classlabels_ints": [0, 1]}
+    nodes = [
+        helper.make_node("LinearClassifier", ["X"], ["label", "p"], domain=ml, post_transform="SOFTMAX", **scores),
+        helper.make_node("Cast", ["label"], ["output_label"], to=TensorProto.INT64),
+        helper.make_node("ZipMap", ["p"], ["output_probability"], domain=ml, classlabels_int64s=[0, 1]),
+    ]
+    kinds = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    graph = helper.make_graph(
+        nodes,
+        "classifier",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [None, 2])],
+        [
+            helper.make_tensor_value_info("output_label", TensorProto.INT64, [None]),
+            helper.make_value_info("output_probability", helper.make_sequence_type_proto(kinds)),
+        ],
+    )
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(ml, 3)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+@pytest.mark.parametrize("told", ["", 'output { name: "output_label" data_type: TYPE_INT64 dims: 1 reshape { } }'])
+@pytest.mark.parametrize("rows", ["", "max_batch_size: 8"])
+def test_a_classifier_of_skl2onnx_is_served_without_its_list_of_dictionaries(
+    graphs: Any, told: str, rows: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = graphs.root / "m/1"
+    version.mkdir(parents=True)
+    onnx.save(classifier(), version / "model.onnx")
+    (version.parent / "config.pbtxt").write_text(f'backend: "onnxruntime"\n{rows}\n{told}')
+    x = np.array([[1, 2], [2, 1], [3, 4]], np.float32)
+    with serve(graphs.root) as server:
+        outputs = server.infer("m", {"X": x}).outputs
+    assert outputs.keys() == {"output_label"}
+    assert np.asarray(outputs["output_label"]).tolist() == [[1], [0], [1]]
+    found = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    expected = (
+        "model 'm': outputs that are not tensors are left out: 'output_probability' is seq(map(int64,tensor(float)))"
+    )
+    assert found == ([] if told else [expected])
+
+
+def test_outputs_of_which_none_is_a_tensor_are_refused(graphs: Any, tmp_path: Any) -> None:
     path = graphs.identity(TensorProto.FLOAT, ["n", 2])
     graph = helper.make_graph(
         [helper.make_node("SequenceConstruct", ["x"], ["s"])],

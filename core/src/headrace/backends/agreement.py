@@ -6,7 +6,7 @@ Source: docs/spec/behaviours.md sections 10.1 and 10.2, with Triton's words.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 
 from headrace.backends.graph import Graph, GraphTensor
@@ -46,6 +46,7 @@ def default_max_batch_size(backend: str, options: Mapping[str, str]) -> int:
 def complete_from_graph(config: ModelConfig, graph: Graph, default_max_batch_size: int) -> None:
     """Fill ``max_batch_size``, ``dynamic_batching``, ``input`` and ``output`` of ``config``.
 
+    Outputs that are not tensors are left out with one warning, unless no output is a tensor.
     Raises `ConfigError` when the config asks for batches that the graph does not take, and
     `LoadError` for a tensor that the protocol cannot carry.
     """
@@ -55,12 +56,28 @@ def complete_from_graph(config: ModelConfig, graph: Graph, default_max_batch_siz
         for info in graph.inputs.values():
             _describe(config.input.add(), info, "input", config.name, skipped)
     if not config.output:
-        for info in graph.outputs.values():
+        for info in _servable(graph.outputs.values(), config.name):
             _describe(config.output.add(), info, "output", config.name, skipped)
 
 
+def _servable(outputs: Collection[GraphTensor], model: str) -> Collection[GraphTensor]:
+    """Return the outputs that are tensors, and warn of the others; return all if none is a tensor."""
+    tensors = [info for info in outputs if info.is_tensor]
+    if not tensors or len(tensors) == len(outputs):
+        return outputs
+    others = [f"'{info.name}' is {info.type}" for info in outputs if not info.is_tensor]
+    log.warning(
+        "model '%s': outputs that are not tensors are left out: %s",
+        model,
+        one_line(", ".join(others)),
+        extra={"model": model},
+    )
+    return tensors
+
+
 def _complete_batching(config: ModelConfig, graph: Graph, default_max_batch_size: int) -> None:
-    infos = [info for info in (*graph.inputs.values(), *graph.outputs.values()) if not info.is_shape_tensor]
+    tensors = [info for info in (*graph.inputs.values(), *graph.outputs.values()) if info.is_tensor]
+    infos = [info for info in tensors if not info.is_shape_tensor]
     if not all(info.batches for info in infos) or not _hints_agree(config, graph):
         if config.max_batch_size > 0:
             raise ConfigError(
@@ -76,11 +93,11 @@ def _complete_batching(config: ModelConfig, graph: Graph, default_max_batch_size
 
 
 def _hints_agree(config: ModelConfig, graph: Graph) -> bool:
-    """Whether the dims that the config does give leave the batch axis out."""
+    """True if the dims that the config gives, as the model sees them, leave the batch axis out."""
     given: Iterable[ModelInput | ModelOutput] = chain(config.input, config.output)
     known = {**graph.inputs, **graph.outputs}
     return all(
-        len(io.dims) + 1 == len(known[io.name].shape)
+        len(io.reshape.shape if io.HasField("reshape") else io.dims) + 1 == len(known[io.name].shape)
         for io in given
         if io.name in known and not known[io.name].is_shape_tensor
     )

@@ -48,8 +48,8 @@ class GraphTensor:
         ``input`` or ``output``."""
         if not self.is_tensor:
             raise LoadError(
-                f"unable to load model '{model}': {direction} '{self.name}' is {self.type}, not a tensor. To serve "
-                "the other outputs, name them in the model configuration",
+                f"unable to load model '{model}': {direction} '{self.name}' is {self.type}, not a tensor, and "
+                "the protocol carries tensors only",
                 Code.UNSUPPORTED,
             )
         if self.datatype is None:
