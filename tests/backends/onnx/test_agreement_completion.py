@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from headrace import Code, ConfigError, LoadError
+from headrace import Code, ConfigError, HeadraceError, LoadError
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.testing.serving import serve
 from headrace_onnx import OnnxRuntime
@@ -126,6 +126,16 @@ def test_unknown_dimensions_become_minus_one(graphs: Any) -> None:
     assert list(config.input[0].dims) == [-1, -1, 3]
 
 
+def test_a_dim_of_zero_is_served_as_a_variable_one(graphs: Any) -> None:
+    """A config cannot say 0."""
+    version = graphs.identity(TensorProto.FLOAT, [2, 0])
+    assert list(completed(graphs, version).input[0].dims) == [2, -1]
+    with serve(graphs.root) as server:
+        assert server.infer("m", {"x": np.zeros((2, 0), np.float32)}).outputs["y"].shape == (2, 0)
+        with pytest.raises(HeadraceError, match="Got invalid dimensions for input: x"):
+            server.infer("m", {"x": np.zeros((2, 1), np.float32)})
+
+
 def test_a_type_outside_the_protocol_is_named(graphs: Any) -> None:
     with pytest.raises(LoadError) as caught:
         completed(graphs, graphs.identity(TensorProto.FLOAT8E4M3FN, ["n", 2]))
@@ -136,7 +146,11 @@ def classifier() -> onnx.ModelProto:
     """What skl2onnx writes for a linear classifier unless told otherwise: the last operator makes a list of
     dictionaries of the probabilities."""
     ml = "ai.onnx.ml"
-    scores: dict[str, Any] = {"coefficients": [1.0, -1.0, -1.0, 1.0], "intercepts": [0.0, 0.0], "classlabels_ints": [0, 1]}
+    scores: dict[str, Any] = {
+        "coefficients": [1.0, -1.0, -1.0, 1.0],
+        "intercepts": [0.0, 0.0],
+        "classlabels_ints": [0, 1],
+    }
     nodes = [
         helper.make_node("LinearClassifier", ["X"], ["label", "p"], domain=ml, post_transform="SOFTMAX", **scores),
         helper.make_node("Cast", ["label"], ["output_label"], to=TensorProto.INT64),

@@ -110,7 +110,7 @@ def _describe(io: ModelInput | ModelOutput, info: GraphTensor, direction: str, m
         io.is_shape_tensor = True
         io.dims.extend(dim - skipped for dim in info.shape)
     else:
-        io.dims.extend(info.shape[skipped:])
+        io.dims.extend(dim or -1 for dim in info.shape[skipped:])  # a config cannot say 0
     if not io.dims:
         io.dims.append(1)
         if skipped and not info.is_shape_tensor:
@@ -269,9 +269,9 @@ def _check_scalar(config: ModelConfig, io: ModelInput | ModelOutput, dims: Seque
 
 
 def _matches(model: Sequence[int], config: Sequence[int], exact: bool) -> bool:
-    """Whether the config's shape fits the model's; a variable dim of an input may be fixed."""
+    """True if the config's shape fits the model's. A variable dim of an input may be fixed, and a dim of 0 is -1."""
     return len(model) == len(config) and all(
-        theirs == ours or (theirs == -1 and not exact) for theirs, ours in zip(model, config, strict=True)
+        ours == (theirs or -1) or (theirs == -1 and not exact) for theirs, ours in zip(model, config, strict=True)
     )
 
 
