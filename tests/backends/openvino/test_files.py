@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -112,3 +113,106 @@ def test_a_scalar_has_dims_one(models: Any) -> None:
         assert list(server.resolve("m").config.input[0].dims) == [1]
         answer = server.infer("m", {"x": np.array([2.5], np.float32)}).outputs["y"]
     np.testing.assert_array_equal(answer, np.array([-2.5], np.float32))
+
+
+# ---------------------------------------------------------------------------- ONNX, as OpenVINO changes it
+
+INFO = helper.make_tensor_value_info
+
+
+def write_onnx(models: Any, nodes: list[Any], inputs: list[Any], outputs: list[Any], config: str = "") -> None:
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    version = models.root / "m" / "1"
+    version.mkdir(parents=True)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), version / "model.onnx"
+    )
+    models.config(f'backend: "openvino" default_model_filename: "model.onnx" {config}')
+
+
+@pytest.mark.parametrize("operator", ["Max", "Sum"])
+def test_an_output_that_is_its_input_has_its_own_name(models: Any, operator: str) -> None:
+    """OpenVINO knows both by both names, and calls the input as the output."""
+    io = [INFO(name, TensorProto.FLOAT, [3]) for name in ("x", "a")]
+    write_onnx(models, [helper.make_node(operator, ["x"], ["a"])], io[:1], io[1:])
+    x = np.array([1, 2, 3], np.float32)
+    with serve(models.root) as server:
+        outputs = server.infer("m", {"x": x}).outputs
+    assert list(outputs) == ["a"]
+    np.testing.assert_array_equal(outputs["a"], x)
+
+
+@pytest.mark.parametrize("dims", ["", "-1", "24"])
+def test_dims_that_only_compiling_tells_may_be_told_or_not(models: Any, dims: str) -> None:
+    config = f"""
+        input {{ name: "x" data_type: TYPE_FP32 dims: [2, 3, 4] }}
+        input {{ name: "s" data_type: TYPE_INT64 dims: 1 }}
+        output {{ name: "y" data_type: TYPE_FP32 dims: [{dims}] }}"""
+    write_onnx(
+        models,
+        [helper.make_node("Reshape", ["x", "s"], ["y"])],
+        [INFO("x", TensorProto.FLOAT, [2, 3, 4]), INFO("s", TensorProto.INT64, [1])],
+        [INFO("y", TensorProto.FLOAT, ["n"])],
+        config if dims else "",
+    )
+    x = np.arange(24, dtype=np.float32)
+    with serve(models.root) as server:
+        outputs = server.infer("m", {"x": x.reshape(2, 3, 4), "s": np.array([24])}).outputs
+    np.testing.assert_array_equal(outputs["y"], x)
+
+
+def test_an_operator_that_openvino_knows_from_memory_only_is_served(models: Any) -> None:
+    """The loss of each row is what the row has for its class, negated."""
+    write_onnx(
+        models,
+        [helper.make_node("NegativeLogLikelihoodLoss", ["x", "t"], ["y"], reduction="none", ignore_index=9)],
+        [INFO("x", TensorProto.FLOAT, [2, 3, 1]), INFO("t", TensorProto.INT64, [2, 1])],
+        [INFO("y", TensorProto.FLOAT, [2, 1])],
+    )
+    x = np.array([[[1], [2], [3]], [[4], [5], [6]]], np.float32)
+    with pytest.raises(RuntimeError, match="NegativeLogLikelihoodLoss"):
+        openvino.Core().read_model(str(models.root / "m/1/model.onnx"))
+    with serve(models.root) as server:
+        outputs = server.infer("m", {"x": x, "t": np.array([[2], [0]])}).outputs
+    np.testing.assert_array_equal(outputs["y"], [[-3], [-4]])
+
+
+SUM_OF_ALL = """
+input [{ name: "x" data_type: TYPE_FP32 dims: [2, 3] }, { name: "axes" data_type: TYPE_INT64 dims: [-1] }]
+output { name: "y" data_type: TYPE_FP32 dims: [1, 1] }
+"""
+
+
+def write_sum(models: Any, config: str) -> None:
+    inputs = [INFO("x", TensorProto.FLOAT, [2, 3]), INFO("axes", TensorProto.INT64, [0])]
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"])
+    write_onnx(models, [node], inputs, [INFO("y", TensorProto.FLOAT, [1, 1])], config)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_input_that_openvino_drops_may_be_in_the_config(
+    models: Any, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_sum(models, f"{SUM_OF_ALL} instance_group {{ count: {count} }}")
+    with caplog.at_level(logging.WARNING, "headrace.openvino"), serve(models.root) as server:
+        inputs: dict[str, Any] = {"x": np.ones((2, 3), np.float32), "axes": np.zeros(0, np.int64)}
+        assert np.asarray(server.infer("m", inputs).outputs["y"]).item() == 6
+    told = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
+    assert told == ["model 'm': OpenVINO has dropped inputs that change nothing; requests may have them: axes"]
+
+
+def test_a_wrong_name_is_not_taken_for_an_input_that_openvino_drops(models: Any) -> None:
+    write_sum(models, SUM_OF_ALL.replace('"x"', '"X"'))
+    assert "configuration expects 2 inputs, model provides 1" in reason(models)
+
+
+@pytest.mark.parametrize("kind", ["i8", "u8"])
+def test_of_whole_numbers_of_64_bits_the_lower_32_count(models: Any, kind: str) -> None:
+    """As the README says; if this fails, another OpenVINO does it in another way."""
+    element = {"i8": openvino.Type.i64, "u8": openvino.Type.u64}[kind]
+    models.save(lambda x: {"y": opset13.add(x, opset13.constant(np.array(0, kind)))}, {"x": (element, [-1, 4])})
+    models.config('backend: "openvino"')
+    x = np.random.default_rng(1).integers(0, 2**63, (1, 4), kind)
+    with serve(models.root) as server:
+        y = server.infer("m", {"x": x}).outputs["y"]
+    np.testing.assert_array_equal(y, x.astype(np.int32).astype(kind))

@@ -101,7 +101,7 @@ def test_instances_share_a_compiled_model_with_a_stream_for_each(tmp_path: Any, 
     backend.complete_config(model)
     instances = [backend.load(model) for _ in range(count)]
     (compiled,) = model.shared.made.values()
-    assert compiled.get_property("NUM_STREAMS") == count
+    assert compiled.compiled.get_property("NUM_STREAMS") == count
     assert [instance.any_thread for instance in instances] == [count == 1] * count
 
 
@@ -130,14 +130,14 @@ def test_an_instance_keeps_its_part_of_the_streams_busy(
 @pytest.mark.parametrize(("hint", "precision"), [(False, "f32"), (True, "bf16")])
 def test_the_cpu_computes_in_fp32_unless_it_is_told_otherwise(models: Any, hint: bool, precision: str) -> None:
     model = Model("m", 1, models.add(), ModelConfig(name="m"), Parameters(hint_bf16=hint))
-    assert compile_model(model).get_property("INFERENCE_PRECISION_HINT").get_type_name() == precision
+    assert compile_model(model).compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name() == precision
 
 
 def test_all_streams_together_have_the_cores_of_the_server(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     version = models.add()
     for cores in (1, 2):
         monkeypatch.setattr("headrace_openvino.compiled_model.available_cores", lambda cores=cores: cores)
-        compiled = compile_model(Model("m", 1, version, ModelConfig(name="m"), Parameters()))
+        compiled = compile_model(Model("m", 1, version, ModelConfig(name="m"), Parameters())).compiled
         assert compiled.get_property("INFERENCE_NUM_THREADS") == cores
 
 
@@ -150,7 +150,7 @@ def test_instances_in_processes_divide_the_cores_and_have_a_stream_each(
         config = ModelConfig(name="m")
         config.instance_group.add(count=count, kind=ModelInstanceGroup.KIND_CPU)
         config.parameters["isolation"].string_value = "process"
-        compiled = compile_model(Model("m", 1, version, config, Parameters()))
+        compiled = compile_model(Model("m", 1, version, config, Parameters())).compiled
         assert (compiled.get_property("NUM_STREAMS"), compiled.get_property("INFERENCE_NUM_THREADS")) == (1, threads)
 
 

@@ -15,7 +15,7 @@ from headrace import (
     dtypes,
     names_all_tensors,
 )
-from headrace_openvino.compiled_model import compile_model
+from headrace_openvino.compiled_model import compile_model, without_dropped_inputs
 from headrace_openvino.input_shapes import open_model
 from headrace_openvino.instance import OpenVinoInstance
 from headrace_openvino.openvino_api import load_engine, open_core
@@ -50,5 +50,5 @@ class OpenVino(Backend):
     def load(self, model: Model) -> OpenVinoInstance:
         openvino = load_engine()
         compiled = model.shared.get(model.parameters.target_device, lambda: compile_model(model))
-        check_against_graph(model.config, graph_of(compiled, model.config))
+        check_against_graph(without_dropped_inputs(model.config, compiled.graph), compiled.graph)
         return OpenVinoInstance(openvino, model, compiled)

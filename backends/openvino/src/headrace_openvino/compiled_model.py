@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
-from headrace import ConfigError, LoadError, Model, available_cores, one_line, read_isolation, threads_per_instance
+from headrace import (
+    ConfigError,
+    Graph,
+    LoadError,
+    Model,
+    ModelConfig,
+    available_cores,
+    one_line,
+    read_isolation,
+    threads_per_instance,
+)
 from headrace_openvino.input_shapes import open_model
 from headrace_openvino.openvino_api import open_core, reword
-from headrace_openvino.ports import narrowed
+from headrace_openvino.ports import fixed_batch, graph_of, narrowed, port_names, with_resolved_dims
 
 log = logging.getLogger("headrace.openvino")
 
@@ -16,26 +27,81 @@ log = logging.getLogger("headrace.openvino")
 _REPEATING = ("TensorIterator", "If")
 
 
-def compile_model(model: Model) -> Any:
-    """A ``CompiledModel``; raises `LoadError`, or `ConfigError` for parameters that do not go together."""
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """An ``openvino.CompiledModel``, and what its file says of it: compiling changes names and dims.
+
+    ``inputs`` and ``outputs`` are the names of its ports. ``rows`` is the number of rows that every batch must have; 0
+    if any number will do.
+    """
+
+    compiled: Any
+    graph: Graph
+    inputs: list[str]
+    outputs: list[str]
+    rows: int
+
+
+def compile_model(model: Model) -> CompiledGraph:
+    """Compile the file of a version.
+
+    Raises `LoadError`, or `ConfigError` for parameters that do not go together.
+    """
     parameters = model.parameters
     core = open_core(model)
     _require_devices(core, model)
     opened = open_model(core, model)
     if parameters.target_device == "CPU" and (names := narrowed(opened, model.config)):
         log.warning(
-            "model '%s': OpenVINO's CPU computes INT64 and UINT64 with 32 bits, clipping what is larger, and FP64 as "
+            "model '%s': OpenVINO's CPU computes INT64 and UINT64 as INT32, from their lower 32 bits, and FP64 as "
             "FP32: %s",
             model.name,
             one_line(", ".join(names)),
             extra={"model": model.name},
         )
+    graph, (inputs, outputs) = graph_of(opened, model.config), port_names(opened, model.config)
+    rows = fixed_batch(opened, model.config)
     try:
-        return core.compile_model(opened, parameters.target_device, _properties(model))
+        compiled = core.compile_model(opened, parameters.target_device, _properties(model))
     except Exception as error:  # pybind raises classes of its own
         raise LoadError(
             f"unable to load model '{model.name}' on device '{one_line(parameters.target_device)}': {reword(error)}"
         ) from error
+    for kind, names, ports in (("inputs", inputs, compiled.inputs), ("outputs", outputs, compiled.outputs)):
+        if len(names) != len(ports):
+            raise LoadError(
+                f"unable to load model '{model.name}': its file has {len(names)} {kind}, but OpenVINO compiled it to "
+                f"{len(ports)}"
+            )
+    _warn_of_dropped_inputs(model, graph)
+    return CompiledGraph(compiled, with_resolved_dims(graph, compiled, model.config), inputs, outputs, rows)
+
+
+def without_dropped_inputs(config: ModelConfig, graph: Graph) -> ModelConfig:
+    """Return the config without the inputs that OpenVINO has dropped from the graph: nothing depends on their values.
+
+    If it lacks an input of the graph, it is returned as it is: then a name is wrong.
+    """
+    named = {io.name for io in config.input}
+    told = Graph.of_config(config).inputs
+    if named <= graph.inputs.keys() or not graph.inputs.keys() <= told.keys():
+        return config
+    kept = ModelConfig()
+    kept.CopyFrom(config)
+    del kept.input[:]
+    kept.input.extend(io for io in config.input if io.name in graph.inputs)
+    return kept
+
+
+def _warn_of_dropped_inputs(model: Model, graph: Graph) -> None:
+    kept = {io.name for io in without_dropped_inputs(model.config, graph).input}
+    if dropped := [io.name for io in model.config.input if io.name not in kept]:
+        log.warning(
+            "model '%s': OpenVINO has dropped inputs that change nothing; requests may have them: %s",
+            model.name,
+            one_line(", ".join(dropped)),
+            extra={"model": model.name},
+        )
 
 
 def repeats(compiled: Any) -> bool:

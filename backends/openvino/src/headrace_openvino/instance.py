@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import BackendError, Code, Graph, Instance, InvalidArgument, Model, Tensor, Tensors, dtypes
-from headrace_openvino.compiled_model import instances_of, repeats
+from headrace_openvino.compiled_model import CompiledGraph, instances_of, repeats
 from headrace_openvino.openvino_api import reword
-from headrace_openvino.ports import fixed_batch, graph_of, names_of
 
 
 class OpenVinoInstance(Instance):
@@ -23,19 +22,18 @@ class OpenVinoInstance(Instance):
     a dictionary, and setting its tensors one by one 20 us, of which 11 us are the engine's.
     """
 
-    def __init__(self, openvino: Any, model: Model, compiled: Any) -> None:
-        config, graph = model.config, graph_of(compiled, model.config)
+    def __init__(self, openvino: Any, model: Model, graph: CompiledGraph) -> None:
+        compiled, (inputs, outputs) = graph.compiled, (graph.graph.inputs, graph.graph.outputs)
         self._tensor = openvino.Tensor
         self._types = [port.get_element_type() for port in compiled.inputs]
-        self._inputs, self._outputs = names_of(compiled.inputs, config), names_of(compiled.outputs, config)
-        self._rows = fixed_batch(compiled, config)
+        self._inputs, self._outputs, self._rows = graph.inputs, graph.outputs, graph.rows
         self._pads = model.parameters.enable_batch_padding
-        told = Graph.of_config(config).outputs
-        self._scalar_inputs = [name for name in self._inputs if not graph.inputs[name].shape]
+        told = Graph.of_config(model.config).outputs
+        self._scalar_inputs = [name for name in self._inputs if not inputs[name].shape]
         self._scalar_outputs = {
-            name: told[name].shape for name in self._outputs if not graph.outputs[name].shape and name in told
+            name: told[name].shape for name in self._outputs if not outputs[name].shape and name in told
         }
-        self._bfloat16 = [name for name in self._outputs if graph.outputs[name].datatype is dtypes.BF16]
+        self._bfloat16 = [name for name in self._outputs if outputs[name].datatype is dtypes.BF16]
         self._is_plain = not (self._scalar_inputs or self._rows)
         most = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self.concurrency = max(1, most // instances_of(model))

@@ -25,16 +25,28 @@ def read_model(core: Any, model: Model) -> Any:
     """The ``openvino.Model`` of the version's file; raises `LoadError` naming the file at fault."""
     path = model.file("model.xml")
     files = _files_of(model, path)
-    if not path.is_dir():
-        check_onnx_references(path, model.path.parent)
+    beside = [] if path.is_dir() else check_onnx_references(path, model.path.parent)
     lead = f"unable to load model '{model.name}': '" + "', '".join(files) + "':"
     try:
         opened = core.read_model(*files)
     except Exception as error:  # pybind raises classes of its own
-        raise LoadError(f"{lead} {reword(error)}") from error
+        opened = _read_bytes(core, path) if path.suffix == ".onnx" and not beside else None
+        if opened is None:
+            raise LoadError(f"{lead} {reword(error)}") from error
     if not opened.outputs:
         raise LoadError(f"{lead} it has no outputs")
     return opened
+
+
+def _read_bytes(core: Any, path: Path) -> Any:
+    """Return the ``openvino.Model`` of an ONNX file that OpenVINO cannot read by its path; None if it cannot at all.
+
+    From memory it replaces operators that it does not know by the functions that ONNX defines them with.
+    """
+    try:
+        return core.read_model(path.read_bytes())
+    except Exception:  # pybind raises classes of its own
+        return None
 
 
 def _files_of(model: Model, path: Path) -> list[str]:

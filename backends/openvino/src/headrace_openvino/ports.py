@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headrace import DataType, Graph, GraphTensor, LoadError, ModelConfig, dtypes
@@ -26,18 +27,49 @@ ELEMENT_TYPES: Mapping[str, DataType] = {
 #: What OpenVINO's CPU computes as INT32, UINT32 or FP32.
 _NARROWED = (dtypes.INT64, dtypes.UINT64, dtypes.FP64)
 
+#: What stands behind the name of an output in the name of its operator.
+_SINK = "/sink_port_"
+
 
 def graph_of(opened: Any, config: ModelConfig) -> Graph:
-    """The graph of an ``openvino.Model`` or ``CompiledModel``, in the file's order.
+    """Return the graph of an ``openvino.Model``, in the file's order.
 
     The batch axis of a graph made for batches of exactly ``max_batch_size`` counts as one: -1.
     Raises `LoadError` for a tensor without a name or a rank.
     """
-    inputs = [_describe(port, "input", config) for port in opened.inputs]
-    outputs = [_describe(port, "output", config) for port in opened.outputs]
+    named = port_names(opened, config)
+    inputs, outputs = (
+        [_describe(port, name, direction, config) for port, name in zip(ports, names, strict=True)]
+        for ports, names, direction in zip((opened.inputs, opened.outputs), named, ("input", "output"), strict=True)
+    )
     if fixed_batch(opened, config):
         inputs, outputs = ([_unfix(each) for each in infos] for infos in (inputs, outputs))
     return Graph({info.name: info for info in inputs}, {info.name: info for info in outputs})
+
+
+def with_resolved_dims(graph: Graph, compiled: Any, config: ModelConfig) -> Graph:
+    """Return ``graph`` with the dims of outputs that only the compiled model knows, where the config has them too.
+
+    A config that was completed from the file has -1 there.
+    """
+    told = Graph.of_config(config).outputs
+    outputs = dict(graph.outputs)
+    for info, port in zip(graph.outputs.values(), compiled.outputs, strict=False):
+        resolved = _shape(port)
+        if info.name in told and resolved == told[info.name].shape:
+            outputs[info.name] = replace(info, shape=resolved)
+    return replace(graph, outputs=outputs)
+
+
+def port_names(opened: Any, config: ModelConfig) -> tuple[list[str], list[str]]:
+    """Return the names of all inputs and of all outputs, one for each.
+
+    OpenVINO may know a tensor by several names, among them those of tensors that are equal to it. The one that the
+    config uses is taken. Otherwise an output has the name that its file gives it, and an input one that no output has.
+    """
+    told = Graph.of_config(config)
+    outputs = _choose([_aliases(port, config) for port in opened.outputs], told.outputs)
+    return _choose([_aliases(port, config) for port in opened.inputs], told.inputs, outputs), outputs
 
 
 def fixed_batch(opened: Any, config: ModelConfig) -> int:
@@ -50,17 +82,13 @@ def fixed_batch(opened: Any, config: ModelConfig) -> int:
 
 def narrowed(opened: Any, config: ModelConfig) -> list[str]:
     """The tensors, with their types, that OpenVINO's CPU computes with half of their bits."""
-    described = [_describe(port, "tensor", config) for port in (*opened.inputs, *opened.outputs)]
+    graph = graph_of(opened, config)
+    described = (*graph.inputs.values(), *graph.outputs.values())
     return [f"{info.name} ({info.datatype.name})" for info in described if info.datatype in _NARROWED]
 
 
-def names_of(ports: Iterable[Any], config: ModelConfig) -> list[str]:
-    return [_name(port, config) for port in ports]
-
-
-def _describe(port: Any, direction: str, config: ModelConfig) -> GraphTensor:
-    model = config.name
-    name, kind, shape = _name(port, config), port.get_element_type().get_type_name(), _shape(port)
+def _describe(port: Any, name: str, direction: str, config: ModelConfig) -> GraphTensor:
+    model, kind, shape = config.name, port.get_element_type().get_type_name(), _shape(port)
     if not name:
         raise LoadError(f"unable to load model '{model}': an {direction} has no name")
     if shape is None:
@@ -72,15 +100,25 @@ def _unfix(info: GraphTensor) -> GraphTensor:
     return GraphTensor(info.name, info.datatype, info.type, (-1, *info.shape[1:]))
 
 
-def _name(port: Any, config: ModelConfig) -> str:
-    """The one of its names that the config uses, else always the same; that of its operator if it has none."""
+def _choose(aliases: Iterable[Sequence[str]], told: Container[str], avoided: Container[str] = ()) -> list[str]:
+    """Return one of each of ``aliases``, no two alike if possible: one that is told, else one that is not avoided."""
+    chosen: list[str] = []
+    for names in aliases:
+        free = [name for name in names if name not in chosen] or names
+        wanted = [name for name in free if name in told] or [name for name in free if name not in avoided] or free
+        chosen.append(wanted[0])
+    return chosen
+
+
+def _aliases(port: Any, config: ModelConfig) -> list[str]:
+    """Return the names of a tensor, always in the same order; that of its operator if it has none."""
     try:
-        names: list[str] = sorted(port.get_names()) or [str(port.get_node().get_friendly_name())]
+        operator = str(port.get_node().get_friendly_name())
+        names = port.get_names()
     except UnicodeDecodeError as error:
         raise LoadError(f"unable to load model '{config.name}': the name of a tensor is not UTF-8: {error}") from error
-    told = Graph.of_config(config)
-    wanted = told.inputs.keys() | told.outputs.keys()
-    return next((name for name in names if name in wanted), names[0])
+    own = operator.partition(_SINK)[0]  # the reader of ONNX names the operator of an output after it
+    return sorted(names, key=lambda name: (name != own, name)) or [operator]
 
 
 def _shape(port: Any) -> tuple[int, ...] | None:
