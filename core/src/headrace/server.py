@@ -47,6 +47,7 @@ from headrace.plugins import Plugins
 from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry import exposition
 from headrace.telemetry.custom import CustomMetrics
+from headrace.telemetry.first_responses import FirstResponses
 from headrace.telemetry.metrics import ModelCollector, labels_of, lost_lines
 from headrace.telemetry.published import PublishedMetrics, Publisher, PublisherLabels
 from headrace.telemetry.summaries import Summaries
@@ -117,7 +118,10 @@ class Server:
         summaries = Summaries() if wanted.summary_latencies else None
         if summaries is not None:
             self.plugins.register(summaries)
-        models = ModelCollector(self._table.all_ready, wanted, summaries)
+        first_responses = FirstResponses() if wanted.histogram_latencies else None
+        if first_responses is not None:
+            self.plugins.register(first_responses)
+        models = ModelCollector(self._table.all_ready, wanted, summaries, first_responses)
         published = PublishedMetrics(self._publishers)
         return lambda: (*models.collect(), *published.collect(), *self.custom_metrics.collect(), lost_lines())
 

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Final, TypeAlias
 
 from headrace.errors import Unavailable
-from headrace.messages.response import Answer
+from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.pacing import paced
 
@@ -170,6 +170,33 @@ class InFlightTracker:
         _write(ticket, answer, True)
         if self.is_closing and not self.open:
             self._emptied.set()
+
+
+class FirstResponseTracker(InFlightTracker):
+    """Calls ``record`` with each request when its first response is given, unless that is an error. For decoupled
+    models whose first responses are timed."""
+
+    def __init__(self, record: Callable[[Ticket], None], ordered: bool) -> None:
+        super().__init__(ordered, counted=True)
+        self._record = record
+        self._begun: set[Ticket] = set()
+
+    def progress(self, ticket: Ticket, response: Answer) -> None:
+        if ticket not in self._begun and ticket in self.open:
+            self._begun.add(ticket)
+            self._record_response(ticket, response)
+        super().progress(ticket, response)
+
+    def _finish(self, ticket: Ticket, answer: Answer) -> None:
+        if ticket in self._begun:
+            self._begun.remove(ticket)
+        elif ticket in self.open:
+            self._record_response(ticket, answer)
+        super()._finish(ticket, answer)
+
+    def _record_response(self, ticket: Ticket, response: Answer) -> None:
+        if isinstance(response, InferResponse):
+            self._record(ticket)
 
 
 def _write(ticket: Ticket, answer: Answer, final: bool) -> None:

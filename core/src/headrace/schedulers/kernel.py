@@ -8,7 +8,7 @@ asks on its own thread, where its scheduler allows that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from headrace.errors import Cancelled, Code, HeadraceError, InternalError, Unavailable, summary
@@ -16,7 +16,7 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Respond, Ticket
 from headrace.schedulers.base import Clock, InstanceInfo, ScheduledModel, Scheduler, Timer
 from headrace.schedulers.dispatcher import Dispatcher
-from headrace.schedulers.in_flight import AWAITED, InFlightTracker
+from headrace.schedulers.in_flight import AWAITED, FirstResponseTracker, InFlightTracker
 from headrace.schedulers.instance_source import InstanceSource, Limiter
 from headrace.telemetry.executions import Duration
 from headrace.telemetry.pacing import paced
@@ -50,7 +50,8 @@ class Kernel(Dispatcher):
         self._source = InstanceSource if limiter is None else limiter.source
         self.count_on([self._source(self, instance) for instance in model.instances])
         self._name, self._version = model.config.name, model.version
-        self._tracker = InFlightTracker(self.scheduler.keeps_order, model.config.model_transaction_policy.decoupled)
+        is_decoupled = model.config.model_transaction_policy.decoupled
+        self._tracker = InFlightTracker(self.scheduler.keeps_order, is_decoupled)
         self._recorder: ExecutionRecorder | None = None
         self._timers: dict[Ticket, Timer] = {}
         #: Sources of instances that are leaving.
@@ -60,6 +61,12 @@ class Kernel(Dispatcher):
         self._leave = self._cancel
         self._open = self._tracker.open
         self._holds_back = bool(self.kept) or self.scheduler.keeps_order
+
+    def watch_first_responses(self, record: Callable[[Ticket], None]) -> None:
+        """Call ``record`` with each request of a decoupled model when its first response is given. To be called before
+        the first request."""
+        self._tracker = FirstResponseTracker(record, self.scheduler.keeps_order)
+        self._open = self._tracker.open
 
     # ------------------------------------------------------------------ in
 

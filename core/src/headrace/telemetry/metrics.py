@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.telemetry.executions import BATCH_BOUNDS, LATENCY_BOUNDS_US, Histogram
 from headrace.telemetry.exposition import MetricsSettings, number
+from headrace.telemetry.first_responses import FirstResponses
 from headrace.telemetry.log_output import LogOutput
 from headrace.telemetry.statistics import Snapshot
 from headrace.telemetry.summaries import Summaries
@@ -208,8 +209,10 @@ class ModelCollector(Collector):
         served: Callable[[], Iterable[CollectedModel]],
         settings: MetricsSettings,
         summaries: Summaries | None = None,
+        first_responses: FirstResponses | None = None,
     ) -> None:
         self._served, self._settings, self._summaries = served, settings, summaries
+        self._first_responses = first_responses
 
     def collect(self) -> Iterator[Metric]:
         models = [(model, labels_of(model), model.snapshot()) for model in self._served()]
@@ -229,6 +232,8 @@ class ModelCollector(Collector):
             yield _family(family, "counter", cached)
         for histogram in HISTOGRAMS:
             yield _histogram(histogram, rows)
+        if self._first_responses is not None:
+            yield self._first_responses.family((model, labels) for model, labels, _ in models)
         yield from self._summary_families(models)
 
     def _summary_families(self, models: Sequence[tuple[CollectedModel, Labels, Snapshot]]) -> Iterator[Metric]:
