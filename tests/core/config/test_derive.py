@@ -162,6 +162,7 @@ NAMES = "model.savedmodel, model.graphdef, model.plan, model.onnx, model.xml, mo
             "1/digits.onnx",
             f"Its directory '1' has 'digits.onnx', and none of {NAMES}; rename 'digits.onnx' to model.onnx",
         ),
+        ("one/config.pbtxt one/1/model.onnx", "It holds a model, 'one': perhaps it is the repository"),
         ("1/a.onnx 1/b.onnx", f"Its directory '1' has 'a.onnx', 'b.onnx', and none of {NAMES}"),
         (
             "3/e.onnx 3/d.onnx 3/c.onnx 3/b.onnx 3/a.onnx",

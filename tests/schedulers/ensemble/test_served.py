@@ -113,6 +113,36 @@ def test_the_reshape_of_an_ensemble_is_applied_and_undone(
     np.testing.assert_array_equal(answer, values)
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_an_output_that_does_not_fit_the_reshape_is_an_error(
+    decoupled: bool, write: Write, headrace_server: Callable[..., Server]
+) -> None:
+    """Triton 2.51 says the first sentence of it."""
+    policy = "model_transaction_policy { decoupled: true }" if decoupled else ""
+    write("one", identity(batch=0, dims="-1") + policy)
+    write(
+        "e",
+        'platform: "ensemble" input { name: "x" data_type: TYPE_FP32 dims: -1 } '
+        'output { name: "y" data_type: TYPE_FP32 dims: [2, 2] reshape { shape: 4 } } '
+        f"ensemble_scheduling {{ {step('one', 'a=x', 'b=y')} }}",
+    )
+    port = headrace_server().options.grpc_port
+    answers: Queue[Any] = Queue()
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{port}") as connection:
+        connection.start_stream(lambda result, error: answers.put((result, error)))
+        for size in (3, 4):
+            given = grpcclient.InferInput("x", [size], "FP32")
+            given.set_data_from_numpy(np.ones(size, np.float32))
+            connection.async_stream_infer("e", [given])
+            result, error = answers.get(timeout=30)
+            if size == 4:
+                np.testing.assert_array_equal(result.as_numpy("y"), np.ones((2, 2), np.float32))
+            else:
+                assert "output tensor shape does not match size of output for 'y': [3] does not fit [2, 2]" in str(
+                    error
+                )
+
+
 SUMS = """
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -300,7 +300,11 @@ class Dataflow:
                 if item.skipped is not None and tensor in item.skipped:
                     missing.append(f"output '{name}' was not written: {item.skipped[tensor]}")
                 continue
-            outputs[name] = value if adapt is None else adapt(value)
+            try:
+                outputs[name] = value if adapt is None else adapt(value)
+            except HeadraceError as error:
+                self._fail(error)
+                return
             item.uses[tensor] -= 1
             if not item.uses[tensor]:
                 values[tensor] = None

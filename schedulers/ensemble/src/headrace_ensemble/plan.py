@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeAlias
 
-from headrace import Dependency, ModelConfig, OtherModel, Spec, Tensor, Ticket
+from headrace import Dependency, InternalError, ModelConfig, OtherModel, Spec, Tensor, Ticket
 from headrace_ensemble.conditions import Condition, conditions
 
 #: What makes a tensor fit whoever reads it, where one has a batch axis and the other has none.
@@ -265,14 +265,19 @@ def adapter(is_batched: bool, wants_batch: bool, rank: int) -> Adapt | None:
 def _reshaper(spec: Spec, is_batched: bool, adapt: Adapt | None) -> Adapt:
     """Return what turns an ensemble tensor into the output ``spec``: ``adapt`` first, then the output's ``reshape``.
 
-    A tensor whose elements do not fit the output's dims keeps its shape.
+    That raises `InternalError` for a tensor whose elements do not fit the output's dims.
     """
 
     def undo_reshape(tensor: Any) -> Tensor:
         adapted: Any = tensor if adapt is None else adapt(tensor)
         batch = adapted.shape[:1] if is_batched else ()
         shape = (*batch, *spec.undo_reshape(adapted.shape[len(batch) :]))
-        reshaped: Tensor = adapted.reshape(shape) if prod(shape) == prod(adapted.shape) else adapted
+        if prod(shape) != prod(adapted.shape):
+            raise InternalError(
+                f"output tensor shape does not match size of output for '{spec.name}': {list(adapted.shape)} does not "
+                f"fit {list(shape)}"
+            )
+        reshaped: Tensor = adapted.reshape(shape)
         return reshaped
 
     return undo_reshape
