@@ -71,7 +71,7 @@ def statistics_document(name: str, version: int, numbers: Snapshot) -> dict[str,
             "cache_hit": _duration(numbers.cache_hit),
             "cache_miss": _duration(numbers.cache_miss),
         },
-        "response_stats": {},
+        "response_stats": numbers.responses.document(),
         "batch_stats": [
             {
                 "batch_size": size,

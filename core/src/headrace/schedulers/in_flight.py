@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Final, TypeAlias
 
 from headrace.errors import Unavailable
-from headrace.messages.response import Answer, InferResponse
+from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.pacing import paced
 
@@ -134,7 +134,7 @@ class InFlightTracker:
     def progress(self, ticket: Ticket, response: Answer) -> None:
         """Give ``ticket`` a response that is not its last; decoupled models keep no order."""
         if ticket in self.open:
-            _write(ticket, response, False)
+            write(ticket, response, False)
         if not self._counted:
             ticket.read()
 
@@ -167,39 +167,13 @@ class InFlightTracker:
     def _finish(self, ticket: Ticket, answer: Answer) -> None:
         if self.open.pop(ticket, self) is self:
             return  # answered before
-        _write(ticket, answer, True)
+        write(ticket, answer, True)
         if self.is_closing and not self.open:
             self._emptied.set()
 
 
-class FirstResponseTracker(InFlightTracker):
-    """Calls ``record`` with each request when its first response is given, unless that is an error. For decoupled
-    models whose first responses are timed."""
-
-    def __init__(self, record: Callable[[Ticket], None], ordered: bool) -> None:
-        super().__init__(ordered, counted=True)
-        self._record = record
-        self._begun: set[Ticket] = set()
-
-    def progress(self, ticket: Ticket, response: Answer) -> None:
-        if ticket not in self._begun and ticket in self.open:
-            self._begun.add(ticket)
-            self._record_response(ticket, response)
-        super().progress(ticket, response)
-
-    def _finish(self, ticket: Ticket, answer: Answer) -> None:
-        if ticket in self._begun:
-            self._begun.remove(ticket)
-        elif ticket in self.open:
-            self._record_response(ticket, answer)
-        super()._finish(ticket, answer)
-
-    def _record_response(self, ticket: Ticket, response: Answer) -> None:
-        if isinstance(response, InferResponse):
-            self._record(ticket)
-
-
-def _write(ticket: Ticket, answer: Answer, final: bool) -> None:
+def write(ticket: Ticket, answer: Answer, final: bool) -> None:
+    """Give ``answer`` to the caller; log what that raises."""
     try:
         ticket.respond(answer, final)
     except KeyboardInterrupt:  # on the event loop it is the operator's

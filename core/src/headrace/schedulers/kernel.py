@@ -16,8 +16,9 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Respond, Ticket
 from headrace.schedulers.base import Clock, InstanceInfo, ScheduledModel, Scheduler, Timer
 from headrace.schedulers.dispatcher import Dispatcher
-from headrace.schedulers.in_flight import AWAITED, FirstResponseTracker, InFlightTracker
+from headrace.schedulers.in_flight import AWAITED, InFlightTracker
 from headrace.schedulers.instance_source import InstanceSource, Limiter
+from headrace.schedulers.response_tracker import ResponseTracker
 from headrace.telemetry.executions import Duration
 from headrace.telemetry.pacing import paced
 from headrace.telemetry.statistics import ModelStatistics
@@ -50,8 +51,9 @@ class Kernel(Dispatcher):
         self._source = InstanceSource if limiter is None else limiter.source
         self.count_on([self._source(self, instance) for instance in model.instances])
         self._name, self._version = model.config.name, model.version
-        is_decoupled = model.config.model_transaction_policy.decoupled
-        self._tracker = InFlightTracker(self.scheduler.keeps_order, is_decoupled)
+        self._tracker = InFlightTracker(self.scheduler.keeps_order)
+        if model.config.model_transaction_policy.decoupled:
+            self._tracker = ResponseTracker(self.scheduler.keeps_order, statistics.responses)
         self._recorder: ExecutionRecorder | None = None
         self._timers: dict[Ticket, Timer] = {}
         #: Sources of instances that are leaving.
@@ -65,7 +67,7 @@ class Kernel(Dispatcher):
     def watch_first_responses(self, record: Callable[[Ticket], None]) -> None:
         """Call ``record`` with each request of a decoupled model when its first response is given. To be called before
         the first request."""
-        self._tracker = FirstResponseTracker(record, self.scheduler.keeps_order)
+        self._tracker = ResponseTracker(self.scheduler.keeps_order, self.statistics.responses, record)
         self._open = self._tracker.open
 
     # ------------------------------------------------------------------ in

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.telemetry.executions import Duration, ExecutionCounter, ExecutionStatistics
+from headrace.telemetry.response_statistics import ResponseStatistics
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Snapshot:
     load_ns: int
     restarts: int
     on_loop: int
+    responses: ResponseStatistics
 
     @property
     def success(self) -> Duration:
@@ -72,6 +74,8 @@ class ModelStatistics:
     #: Told of each hit (True) and miss, with its nanoseconds.
     watch_cache: Callable[[bool, int], None] | None = None
     load_ns: int = 0
+    #: Each response of a decoupled model.
+    responses: ResponseStatistics = field(default_factory=ResponseStatistics)
     #: Replaced, never changed.
     instances: list[ExecutionCounter] = field(default_factory=list)
     #: Of instances that have left.
@@ -130,6 +134,7 @@ class ModelStatistics:
             load_ns=self.load_ns,
             restarts=restarts,
             on_loop=on_loop,
+            responses=self.responses,
         )
 
 

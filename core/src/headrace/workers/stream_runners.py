@@ -93,6 +93,7 @@ class StreamRunner(Runner):
 
     def _exhaust(self, ticket: Ticket) -> HeadraceError | None:
         window, request = CreditWindow.over(ticket), ticket.begin()
+        ticket.started_ns = monotonic_ns()
         try:
             with contextlib.closing(self._stream(request)) as responses:  # type: ignore[type-var]
                 for response in responses:

@@ -77,6 +77,11 @@ class InstanceSpec:
         sent = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SET_IN_CHILD}
         return json.dumps(sent).encode()
 
+    @property
+    def is_decoupled(self) -> bool:
+        """True if requests may have any number of responses."""
+        return bool(json.loads(self.config).get("model_transaction_policy", {}).get("decoupled", False))
+
     def schema(self) -> OutputSchema:
         """What the model promises; the server judges responses, and undoes reshapes."""
         config = json.loads(self.config)

@@ -65,6 +65,7 @@ class ProcessWorker:
         self._spec, self._isolation, self._services, self._samples = spec, isolation, services, samples
         self._schema, self._loop, self._siblings, self._exit_timeout_s = schema, loop, siblings, exit_timeout_s
         self._recorder = ExecutionRecorder(self.name, statistics)
+        self._is_decoupled = spec.is_decoupled
         self._source: BatchSource | None = None
         self._wakeup = LoopWakeup(self._pull)
         self._child: Child | None = None
@@ -183,6 +184,10 @@ class ProcessWorker:
             if batch:
                 child.batches.run(batch)
             self.executing = batch
+            if self._is_decoupled:
+                now_ns = monotonic_ns()
+                for ticket in batch:
+                    ticket.started_ns = now_ns
         except HeadraceError as error:
             source.deliver(batch, [error] * len(batch))
         if not self.executing:
