@@ -22,6 +22,7 @@ from headrace import (
     LoadError,
     Model,
     check_onnx_references,
+    in_memory,
     one_line,
     onnx_repeats,
     open_regular,
@@ -166,7 +167,8 @@ def _register_libraries(options: Any, model: Model) -> None:
         model.refuse_if_sent("'op_library_filename'")
         path = model.resource_or_above(library)
         try:
-            options.register_custom_ops_library(str(path))
+            with in_memory(path):  # the dynamic loader reads it under the interpreter's lock
+                options.register_custom_ops_library(str(path))
         except Exception as error:  # pybind raises classes of its own
             raise LoadError(f"unable to load model '{model.name}': '{path}': {reword(error)}") from error
 

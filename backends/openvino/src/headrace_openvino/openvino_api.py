@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from headrace import LoadError, Model, one_line, read_libraries
+from headrace import LoadError, Model, in_memory, one_line, read_libraries
 
 #: How the lines of an error begin that say where in its own source OpenVINO raised it.
 _PLACES = ("Exception from ", "Check '")
@@ -47,7 +47,8 @@ def _add_extension(core: Any, model: Model) -> None:
     model.refuse_if_sent("parameter 'CPU_EXTENSION_PATH'")
     path = model.resource_or_above(name)
     try:
-        core.add_extension(str(path))
+        with in_memory(path):  # the dynamic loader reads it under the interpreter's lock
+            core.add_extension(str(path))
     except Exception as error:  # pybind raises classes of its own
         raise LoadError(f"unable to load model '{model.name}': '{path}': {reword(error)}") from error
 
