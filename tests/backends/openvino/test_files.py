@@ -216,3 +216,36 @@ def test_of_whole_numbers_of_64_bits_the_lower_32_count(models: Any, kind: str) 
     with serve(models.root) as server:
         y = server.infer("m", {"x": x}).outputs["y"]
     np.testing.assert_array_equal(y, x.astype(np.int32).astype(kind))
+
+
+@pytest.mark.parametrize("place", ["graph", "branch"])
+@pytest.mark.parametrize("dims", [[2, 3, 4, 5], ["a", "b", "c", "d"], [2, 3, 2, 3, 2]], ids=str)
+def test_a_tile_returns_only_what_it_was_given(models: Any, dims: list[Any], place: str) -> None:
+    """OpenVINO's CPU leaves results unwritten where three axes are repeated as a request says."""
+    size, rank = [5 if isinstance(dim, str) else dim for dim in dims], len(dims)
+    nodes = [helper.make_node("Tile", ["x", "r"], ["y"])]
+    y = INFO("y", TensorProto.FLOAT, [None] * rank)
+    if place == "branch":
+        branches = {
+            f"{name}_branch": helper.make_graph(
+                [helper.make_node("Tile", ["x", "r"], [f"{name}_y"])], name, [], [INFO(f"{name}_y", 1, [None] * rank)]
+            )
+            for name in ("then", "else")
+        }
+        nodes = [helper.make_node("If", ["c"], ["y"], **branches)]  # type: ignore[arg-type]
+    inputs = [INFO("x", TensorProto.FLOAT, dims), INFO("r", TensorProto.INT64, [rank])]
+    inputs += [INFO("c", TensorProto.BOOL, [1])] if place == "branch" else []
+    told = ", ".join(
+        f'{{ name: "{info.name}" data_type: {kind} dims: {list(shape)} }}'
+        for info, kind, shape in zip(
+            inputs, ("TYPE_FP32", "TYPE_INT64", "TYPE_BOOL"), (size, [rank], [1]), strict=False
+        )
+    )
+    write_onnx(
+        models, nodes, inputs, [y], f'input [{told}] output {{ name: "y" data_type: TYPE_FP32 dims: {[-1] * rank} }}'
+    )
+    x, repeats = np.random.default_rng(3).normal(size=size).astype(np.float32), np.full(rank, 2)
+    given: dict[str, Any] = {"x": x, "r": repeats, "c": np.array([True])}
+    with serve(models.root) as server:
+        outputs = server.infer("m", {info.name: given[info.name] for info in inputs}).outputs
+    np.testing.assert_array_equal(outputs["y"], np.tile(x, repeats))

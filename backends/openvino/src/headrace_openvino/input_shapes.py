@@ -8,6 +8,7 @@ from headrace import LoadError, Model
 from headrace_openvino.openvino_api import reword
 from headrace_openvino.openvino_files import read_model
 from headrace_openvino.ports import fixed_batch
+from headrace_openvino.tile_repair import repair_tiles
 
 
 def open_model(core: Any, model: Model) -> Any:
@@ -16,6 +17,7 @@ def open_model(core: Any, model: Model) -> Any:
     Raises `LoadError` naming the file at fault, or the parameter by which a graph cannot have such shapes.
     """
     opened = read_model(core, model)
+    repair_tiles(opened)
     if model.parameters.reshape_io_layers:
         _give_dims(opened, model)
     if not model.parameters.skip_dynamic_batchsize:
