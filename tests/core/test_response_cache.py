@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -62,6 +63,42 @@ def test_a_model_that_takes_part_is_asked_once_and_another_each_time(
         assert "headrace_local_cache_entries 1\n" in page(server)
         assert 'nv_inference_request_success{model="cached",version="1"} 3' in page(server)
         assert 'nv_inference_count{model="cached",version="1"} 1' in page(server)
+
+
+@pytest.mark.parametrize("size", [1000, 100])  # the tensors are too large; and an entry with what it needs besides
+def test_a_response_that_no_cache_could_keep_is_told_in_tritons_words(
+    make_server: Callable[..., Server], write_model: WriteModel, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    write_model("cached", CACHED)
+    with make_server(cache_config={"local": {"size": str(size)}}) as server:
+        server.infer("cached", {"x": np.ones((1, 2 if size == 100 else 252), np.float32)})
+        assert counted(server, "cached")["nv_cache_num_failures_per_model"] == 0
+    (line,) = (text for text in caplog.messages if text.startswith("Failed to insert"))
+    assert re.fullmatch(
+        r"Failed to insert key \[\d+\] into response cache: Requested byte_size: (\d+) is greater than total cache "
+        f"size: {size}",
+        line,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({}, "Adding default backend config setting: default-max-batch-size,4"),
+        ({"": {"default-max-batch-size": "5"}}, "Found overwritten default setting: default-max-batch-size,5"),
+    ],
+)
+def test_a_load_says_which_batch_size_is_the_default(
+    make_server: Callable[..., Server],
+    write_model: WriteModel,
+    caplog: pytest.LogCaptureFixture,
+    given: dict[str, dict[str, str]],
+    line: str,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    write_model("plain", GATED)
+    with make_server(backend_config=given):
+        assert [text for text in caplog.messages if "default-max-batch-size" in text] == [line]
 
 
 def test_a_model_that_would_take_part_does_without_a_cache(

@@ -33,7 +33,6 @@ def default_max_batch_size(backend: str, options: Mapping[str, str]) -> int:
     """
     text = options.get("default-max-batch-size")
     if text is None:
-        log.debug("Adding default backend config setting: default-max-batch-size,4")
         return 4
     try:
         return max(0, int(text))

@@ -118,6 +118,8 @@ class ModelCache:
         if size > min(LARGE_BYTES, self._cache.largest_bytes):
             if size <= self._cache.largest_bytes:
                 self._copy_apart(key, response)
+            else:
+                self._log_too_large(key, size)
             return lent(response)
         kept = own(response)
         self._put(key, kept)
@@ -135,7 +137,21 @@ class ModelCache:
         else:
             self._put(key, kept)
 
+    def _log_too_large(self, key: bytes, size: int) -> None:
+        """In Triton's words, whose keys are numbers."""
+        log.error(
+            "Failed to insert key [%d] into response cache: Requested byte_size: %d is greater than total cache size: "
+            "%d",
+            int.from_bytes(key[:8], "little"),
+            size,
+            self._cache.largest_bytes,
+            extra={"model": self.name},
+        )
+
     def _put(self, key: bytes, kept: CachedResponse) -> None:
+        if kept.size_bytes > self._cache.largest_bytes:
+            self._log_too_large(key, kept.size_bytes)
+            return
         remote = self._server.remote
         try:
             if remote is None:

@@ -293,7 +293,13 @@ def make_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) 
     if not name:
         return NoBackend({})
     found = find_backend(name, backends, hook, options)
-    return found(backend_settings(name, found, options))
+    settings = backend_settings(name, found, options)
+    batch_size = settings.get("default-max-batch-size")  # in Triton's words, for each model
+    if batch_size is None:
+        log.debug("Adding default backend config setting: default-max-batch-size,4")
+    else:
+        log.debug("Found overwritten default setting: default-max-batch-size,%s", batch_size)
+    return found(settings)
 
 
 def find_backend(name: str, backends: Parts, hook: Any, options: ServerOptions) -> type[Backend]:

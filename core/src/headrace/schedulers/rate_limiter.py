@@ -22,7 +22,7 @@ from headrace.messages.ticket import Ticket
 from headrace.schedulers.base import InstanceInfo
 from headrace.schedulers.dispatcher import Dispatcher
 from headrace.schedulers.instance_source import InstanceSource
-from headrace.schedulers.resource_limits import limits_for
+from headrace.schedulers.resource_limits import limits_for, shown
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.batch_history import IDLE_INSTANCE, RESOURCES, Closed
 from headrace.telemetry.pacing import paced
@@ -174,6 +174,7 @@ class RateLimiter:
             together = self._claims | dict.fromkeys(claims)
             self._limits = limits_for(together, self._given)
             self._claims, self._rivals = together, _rivals(together)
+        log.debug("%s", shown(self._limits))
         self._tell_loop(claims)
 
     def remove(self, claims: Iterable[Claim]) -> None:
@@ -183,6 +184,7 @@ class RateLimiter:
             left = {claim: None for claim in self._claims if claim not in claims}
             self._limits = limits_for(left, self._given)
             self._claims, self._rivals = left, _rivals(left)
+        log.debug("%s", shown(self._limits))
         self._tell_loop(claims)
 
     def source(self, kernel: Dispatcher, instance: InstanceInfo) -> InstanceSource:

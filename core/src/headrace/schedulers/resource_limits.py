@@ -5,7 +5,7 @@ Source: docs/spec/behaviours.md section 6.7.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.config.options import RateLimitResource
 from headrace.errors import Code, ConfigError
@@ -39,6 +39,17 @@ def limits_for(claims: Iterable[Claim], given: Sequence[RateLimitResource]) -> d
                 field="instance_group",
             )
     return limits
+
+
+def shown(limits: Mapping[Resource, int]) -> str:
+    """Return ``limits`` in the form of Triton's log."""
+    lines, device = ["", "Max Resource Map===>"], object()
+    for resource, units in sorted(limits.items(), key=lambda item: item[0].order):
+        if resource.device != device:
+            device = resource.device
+            lines.append(f"\tDevice: {'GLOBAL' if device is None else device}")
+        lines.append(f"\t\tResource: {resource.name}\t Count: {units}")
+    return "\n".join((*lines, ""))
 
 
 def _said(resource: Resource, given: Sequence[RateLimitResource]) -> int:
