@@ -336,6 +336,44 @@ def test_lost_connection_cancels_what_is_unanswered(connect: Connect) -> None:
     assert len(peer.requests) == 1
 
 
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunks"])
+def test_what_is_held_of_a_request_is_counted_until_it_is_answered(connect: Connect, chunked: bool) -> None:
+    peer, size = connect(), 200_000
+    held, body = peer.connections.held, post("/", bytes(size))
+    if chunked:
+        body = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
+            size,
+            bytes(size),
+        )
+    peer.holds = True
+    peer.send(body[:-1000])
+    assert size - 2000 < held.total_bytes < size
+    peer.send(body[-1000:])
+    assert held.total_bytes == size
+    peer.replies[0](HttpReply(200))
+    assert held.total_bytes == 0
+
+
+@pytest.mark.parametrize("ending", ["lost", "answered late"])
+def test_what_is_held_of_an_answer_is_counted_until_it_is_taken(connect: Connect, ending: str) -> None:
+    peer = connect()
+    held = peer.connections.held
+    peer.holds = True
+    peer.send(post("/", bytes(100_000)))
+    peer.wire.fills, peer.wire.unsent = peer.protocol, 70_000
+    if ending == "answered late":
+        peer.protocol.pause_writing()
+    else:
+        peer.replies[0](HttpReply(200, (), (bytes(100_000),)))
+    peer.protocol.sweep()
+    assert held.total_bytes == 70_000 + 100_000 * (ending == "answered late")
+    peer.wire.unsent = 0
+    peer.protocol.connection_lost(None)
+    peer.take_turns()
+    peer.replies[0](HttpReply(200))
+    assert held.total_bytes == 0
+
+
 def test_reading_pauses_while_the_caller_does_not_read(connect: Connect) -> None:
     peer = connect()
     peer.protocol.pause_writing()

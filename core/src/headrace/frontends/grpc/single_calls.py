@@ -104,8 +104,6 @@ class SingleCall(GrpcCall):
         if self.is_ended:
             return
         encoding = self._head.answers
-        if self.connection.holding.unread_bytes and not self._has_room(len(body)):
-            return
         if not encoding:
             self._end()
             self.respond(_BEGIN, PREFIX.pack(0, len(body)), body, SUCCESS)
@@ -117,12 +115,11 @@ class SingleCall(GrpcCall):
             except HeadraceError as error:  # too many wait
                 self.fail(error)
 
-    def _has_room(self, size_bytes: int) -> bool:
-        """True if the answer may wait to be read; else the call is refused."""
+    def may_wait(self, size_bytes: int) -> bool:
         try:
             self._require_room(size_bytes)
         except Status as status:
-            self.fail(status)
+            self._send_status(status.code, status.message)
             return False
         return True
 

@@ -81,9 +81,9 @@ class HttpProtocol(AnsweringProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
-        self._connections.held.set(self, 0)
         self._read_no_more()
         self._cancel()
+        self._hold(0)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         direct = self._reader.direct

@@ -209,13 +209,16 @@ class Connection(asyncio.BufferedProtocol):
         if self.active >= self._most_streams or id > self.last_taken:
             self._refuse_one_more(id)
             return
-        self.is_whole = is_whole = bool(flags & END_STREAM)
+        if flags & END_STREAM:
+            self.is_whole = True
         if self.active >= self.holding.most_active and self.holding.is_full:
             stream = self._service.open_held(self, id, meaning)
         else:
             stream = self._service.open(self, id, meaning)
-        if is_whole and not stream.is_closed:
-            stream.receive(b"", True)
+        if flags & END_STREAM:
+            self.is_whole = False
+            if not stream.is_closed:
+                stream.receive(b"", True)
 
     def _refuse_one_more(self, id: int) -> None:
         """Too many are open, or worked for although the peer has left them, which it can not know."""

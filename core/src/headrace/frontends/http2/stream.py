@@ -89,6 +89,10 @@ class Stream:
     def drained(self) -> None:
         """What was to be sent has gone out, after `is_blocked` was true."""
 
+    def may_wait(self, size_bytes: int) -> bool:
+        """True if an answer of ``size_bytes`` may wait for the peer; else the stream has been ended otherwise."""
+        return True
+
     def lost(self) -> None:
         """The peer has reset the stream, or has gone. Nothing more can be sent."""
 
@@ -134,9 +138,10 @@ class Stream:
         """The whole answer: two header blocks, and between them ``prefix`` and ``body``."""
         sender, number, size = self.sender, self.id, len(prefix) + len(body)
         if size > _JOINED_BYTES or not self._fits(size):
-            self.send_headers(headers)
-            self.send((prefix, body))
-            self.end(trailers)
+            if self.may_wait(size):
+                self.send_headers(headers)
+                self.send((prefix, body))
+                self.end(trailers)
             return
         self.send_credit -= size
         sender.window -= size
