@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,23 @@ def test_a_step_runs_only_if_its_condition_holds_and_who_can_do_without_its_outp
         assert (caller.ends, board.kernel.in_flight) == (1, 0)
 
     play(scene)
+
+
+def test_a_response_without_an_output_is_noted_in_tritons_words(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "headrace.ensemble")
+
+    async def scene() -> None:
+        board = Board(EITHER, MODELS)
+        caller = board.send({"x": ROW})
+        board.answer(board.call("decides"), flag(True))
+        board.answer(board.calls[0], {"b": ROW})
+        board.answer(board.calls[0], {"r": ROW})
+        assert [*caller.outputs[0]] == ["u", "y"]
+
+    play(scene)
+    assert [text for text in caplog.messages if "Composing" in text] == [
+        "Composing models did not output tensor v"  # as Triton 2.51 does from --log-verbose=1 on
+    ]
 
 
 def test_an_output_that_was_asked_for_by_name_and_that_nobody_wrote_is_an_error_that_says_why() -> None:

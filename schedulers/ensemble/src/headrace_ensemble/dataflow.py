@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -9,6 +10,8 @@ from typing import Any
 
 from headrace import Answer, HeadraceError, InferRequest, InferResponse, InternalError, InvalidArgument, Tensor, Ticket
 from headrace_ensemble.plan import DataflowPlan, Step
+
+log = logging.getLogger("headrace.ensemble")
 
 _NO_TIME = 0, 0, 0
 _NONE_UNREAD: deque[Any] = deque(maxlen=0)
@@ -297,6 +300,7 @@ class Dataflow:
         for name, tensor, adapt in self._plan.outputs:
             value = values[tensor]
             if value is None:  # whoever was to write it has not
+                log.debug("Composing models did not output tensor %s", name)
                 if item.skipped is not None and tensor in item.skipped:
                     missing.append(f"output '{name}' was not written: {item.skipped[tensor]}")
                 continue
