@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "distributions": {"errors"},
     "messages": {"errors", "config"},
     "config": {"errors", "distributions", "messages"},
-    "telemetry": {"compilation", "errors", "messages", "config", "hookspecs"},  # its summaries are a plugin
+    "telemetry": {"compilation", "errors", "messages", "config"},
     "ipc": {"errors", "messages"},
     "supervision": {"errors", "ipc"},
     "backends": LEAVES,

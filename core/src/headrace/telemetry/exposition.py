@@ -61,8 +61,8 @@ def number(value: float) -> str:
 
 log = logging.getLogger("headrace.metrics")
 
-_DECIMAL = re.compile(r"\s*[+-]?(?:inf(?:inity)?|nan|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)", re.IGNORECASE)
-_HEXADECIMAL = re.compile(r"\s*[+-]?0x(?:[0-9a-f]+(?:\.[0-9a-f]*)?|\.[0-9a-f]+)(?:p[+-]?[0-9]+)?", re.IGNORECASE)
+_DECIMAL = re.compile(r"[+-]?(?:inf(?:inity)?|nan|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)", re.IGNORECASE)
+_HEXADECIMAL = re.compile(r"[+-]?0x(?:[0-9a-f]+(?:\.[0-9a-f]*)?|\.[0-9a-f]+)(?:p[+-]?[0-9]+)?", re.IGNORECASE)
 
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
@@ -109,6 +109,7 @@ def _quantiles(setting: str) -> Iterator[float]:
 
 def _leading_number(text: str) -> float:
     """Return the number that ``text`` begins with, as C's ``strtod`` does. Raises `ValueError` if there is none."""
+    text = text.lstrip()
     found = _HEXADECIMAL.match(text) or _DECIMAL.match(text)
     if found is None:
         raise ValueError("Error: stod")

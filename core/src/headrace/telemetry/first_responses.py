@@ -10,13 +10,15 @@ from time import monotonic_ns
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+import pluggy
 from prometheus_client import Metric
 from prometheus_client.samples import Sample
 
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.hookspecs import hookimpl
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.exposition import number
+
+hookimpl = pluggy.HookimplMarker("headrace")
 
 NAME = "nv_inference_first_response_histogram_ms"
 HELP = "Duration from request to first response in milliseconds"

@@ -18,10 +18,13 @@ from time import monotonic_ns
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from headrace.hookspecs import hookimpl
+import pluggy
+
 from headrace.messages.ticket import Ticket
 from headrace.telemetry.executions import BatchTimes, Observer
 from headrace.telemetry.statistics import ModelStatistics
+
+hookimpl = pluggy.HookimplMarker("headrace")
 
 GROWTH = 1.02
 RELATIVE_ERROR = (GROWTH - 1) / (GROWTH + 1)

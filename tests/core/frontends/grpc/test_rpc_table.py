@@ -73,6 +73,7 @@ class Call:
     peer: str = "127.0.0.1"
     certificate: None = None
     deadline_ns: int = 0
+    streams: int = 1
 
 
 def table(**options: Any) -> dict[str, Rpc]:
