@@ -134,6 +134,34 @@ def test_a_model_that_turns_up_in_a_second_repository_is_unloaded_until_one_goes
     assert len(gated.loaded) == 3
 
 
+def test_a_model_that_was_loaded_by_name_is_served_on_while_a_second_repository_has_it(
+    make_server: Callable[..., Server],
+    repository: Path,
+    write_model: Any,
+    gated: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = write_model("m", GATED)
+    second = tmp_path / "second"
+    second.mkdir()
+
+    async def scenario() -> None:
+        async with make_server(exit_on_error=False) as server:
+            watcher = Watcher(Repository([repository, second]), server._lifecycle, 0.01, dev=True, known_only=True)
+            await watcher.prepare()
+            watcher.start()
+            await asyncio.to_thread(shutil.copytree, folder, second / "m")
+            await until(lambda: any(TWICE in text for text in caplog.messages))
+            assert shown(server) == [("m", "1", "READY")]
+            await asyncio.to_thread(shutil.rmtree, folder)
+            await until(lambda: len(gated.loaded) == 2)
+            await server.infer_async("m", ONE)
+            watcher.stop()
+
+    run(scenario())
+
+
 def test_mode_poll_tries_a_failed_load_again(watched: Callable[..., Any], write_model: Any, gated: Any) -> None:
     write_model("m", GATED)
 

@@ -252,7 +252,7 @@ class Watcher:
             self._failed.pop(name, None)
             return
         entry = found[name][0]
-        if entry.is_duplicate:  # nobody knows which of the two is meant
+        if entry.is_duplicate and not self._known_only:  # what was loaded by name would not come back by itself
             await self._lifecycle.remove(name)
         seen, said = self._failed.pop(name, (None, set[str]()))
         with saying_once(said if seen == found[name] else (said := set())):
