@@ -67,6 +67,23 @@ def test_a_segmentation_fault_is_told_by_the_models_frames(ours: str) -> None:
     assert "Extension modules" not in words
 
 
+def test_what_python_3_14_adds_is_left_out() -> None:
+    """As it wrote it; a model's interpreter may be newer than the server's."""
+    words = crash_report(
+        "Fatal Python error: Segmentation fault\n\n"
+        "Current thread 0x00007f2ab1c1a740 [python (1)] (most recent call first):\n"
+        '  File "/models/m/1/model.py", line 4 in execute\n\n'
+        "Current thread's C stack trace (most recent call first):\n"
+        '  Binary file "/usr/bin/python3.14", at _Py_DumpStack+0x4a [0x49b2f9]\n'
+        "  <truncated rest of calls>\n\nExtension modules: numpy._core (total: 1)\n",
+        ["/usr/lib/headrace"],
+    )
+    assert words == (
+        "Fatal Python error: Segmentation fault\n\n"
+        'Current thread (most recent call first):\n  File "/models/m/1/model.py", line 4 in execute'
+    )
+
+
 def test_a_traceback_keeps_the_models_source_and_loses_ours(ours: str) -> None:
     words = crash_report(report(ours, "import sys\n\ndef execute():\n    sys.exit(3)\n"), [ours])
     assert words.startswith("Traceback (most recent call last):\n")

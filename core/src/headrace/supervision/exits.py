@@ -95,7 +95,10 @@ def ending(code: int) -> str:
 
 
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line \d+,? in ')
-_THREAD = re.compile(r"((?:Current t|T)hread) 0x[0-9a-f]+")
+#: From Python 3.14 on, with the thread's name.
+_THREAD = re.compile(r"((?:Current t|T)hread) 0x[0-9a-f]+(?: \[.*\](?= \())?")
+#: What Python 3.14 writes behind the threads: addresses and libraries, for debuggers.
+_C_STACK = "Current thread's C stack trace"
 #: The frames below every thread's own; CPython's, in whichever library it has them.
 _THREADING = re.compile(r'/threading\.py", line \d+ in (run|_bootstrap|_bootstrap_inner)$')
 
@@ -118,7 +121,7 @@ def crash_report(words: str, folders: Collection[str]) -> str:
     addresses, without the frames of the packages that lie in ``folders``, and without threads of which
     nothing is left then."""
     sections = words.partition("\nExtension modules:")[0].split("\n\n")
-    kept = (_section(section.splitlines(), folders) for section in sections)
+    kept = (_section(section.splitlines(), folders) for section in sections if not section.startswith(_C_STACK))
     return "\n\n".join(filter(None, kept)).strip()
 
 
