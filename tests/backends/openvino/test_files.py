@@ -198,7 +198,7 @@ def test_an_input_that_openvino_drops_may_be_in_the_config(
         inputs: dict[str, Any] = {"x": np.ones((2, 3), np.float32), "axes": np.zeros(0, np.int64)}
         assert np.asarray(server.infer("m", inputs).outputs["y"]).item() == 6
     told = [record.getMessage() for record in caplog.records if "dropped" in record.getMessage()]
-    assert told == ["model 'm': OpenVINO has dropped inputs that change nothing; requests may have them: axes"]
+    assert told == ["model 'm': OpenVINO has dropped inputs, which requests may have, but which have no effect: axes"]
 
 
 def test_a_wrong_name_is_not_taken_for_an_input_that_openvino_drops(models: Any) -> None:

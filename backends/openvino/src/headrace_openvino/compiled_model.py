@@ -78,7 +78,7 @@ def compile_model(model: Model) -> CompiledGraph:
 
 
 def without_dropped_inputs(config: ModelConfig, graph: Graph) -> ModelConfig:
-    """Return the config without the inputs that OpenVINO has dropped from the graph: nothing depends on their values.
+    """Return the config without the inputs that OpenVINO has dropped from the graph: it does not use their values.
 
     If it lacks an input of the graph, it is returned as it is: then a name is wrong.
     """
@@ -97,7 +97,7 @@ def _warn_of_dropped_inputs(model: Model, graph: Graph) -> None:
     kept = {io.name for io in without_dropped_inputs(model.config, graph).input}
     if dropped := [io.name for io in model.config.input if io.name not in kept]:
         log.warning(
-            "model '%s': OpenVINO has dropped inputs that change nothing; requests may have them: %s",
+            "model '%s': OpenVINO has dropped inputs, which requests may have, but which have no effect: %s",
             model.name,
             one_line(", ".join(dropped)),
             extra={"model": model.name},
