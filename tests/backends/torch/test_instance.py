@@ -69,11 +69,48 @@ def test_names_go_before_the_order_of_the_config(scripts: Any) -> None:
         np.testing.assert_array_equal(found["b__1"], B)
 
 
-def test_mixed_conventions_are_refused_in_tritons_words(scripts: Any) -> None:
-    with pytest.raises(ConfigError, match="input 'y' does not follow <name>__<index> naming convention"):
-        scripts.load(Difference(), X % "x__0" + X % "y" + Y % "d")
-    with pytest.raises(ConfigError, match="output 'e' does not follow <name>__<index>"):
-        scripts.load(Difference(), X % "a" + X % "b" + Y % "d__0" + Y % "e")
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        (("INPUTA", "INPUT__1"), ("OUTPUTA", "OUTPUT__1")),
+        (("a", "INPUTB"), ("OUTPUTA", "OUTPUT__1")),
+        (("a", "INPUT__1"), ("OUTPUT0", "OUTPUT__1")),
+        (("x__0", "y"), ("d__0", "e")),
+        (("a", "b"), ("OUTPUT", "OUTPUT__0")),
+    ],
+)
+def test_mixed_conventions_stand_in_the_order_of_the_config(
+    scripts: Any, caplog: pytest.LogCaptureFixture, inputs: tuple[str, str], outputs: tuple[str, str]
+) -> None:
+    """As Triton's own tests of names have it, qa/L0_libtorch_io_names."""
+    config = "".join(X % name for name in inputs) + "".join(Y % name for name in outputs)
+    instance = scripts.load(Difference(), config)
+    found = instance.execute(dict(zip(inputs, (A, B), strict=True)))
+    np.testing.assert_array_equal(found[outputs[0]], A - B)
+    np.testing.assert_array_equal(found[outputs[1]], B)
+    assert "Falling back to enforcing strict ordering from model configuration" in caplog.text
+
+
+def test_names_that_follow_no_convention_are_no_reason_to_warn(scripts: Any, caplog: pytest.LogCaptureFixture) -> None:
+    scripts.load(Difference(), X % "p" + X % "q" + Y % "d" + Y % "e")
+    assert "strict ordering" not in caplog.text
+
+
+class NoStrings(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> list[str]:
+        found: list[str] = []
+        if x[0] > 0:
+            found.append("above")
+        return found
+
+
+def test_a_list_of_strings_may_be_empty(scripts: Any) -> None:
+    output = 'output { name: "y" data_type: TYPE_STRING dims: [-1] } '
+    instance = scripts.load(NoStrings(), X % "x" + output, warm_up=False)
+    for sign, wanted in ((1, ["above"]), (-1, [])):
+        found = instance.execute({"x": np.full(3, sign, np.float32)})["y"]
+        assert found.tolist() == wanted
+        assert found.shape == (len(wanted),)
 
 
 @pytest.mark.parametrize("names", [("a",), ("x__0", "y__2"), ("a", "b", "c")])

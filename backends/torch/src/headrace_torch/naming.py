@@ -3,33 +3,38 @@
 Source: docs/spec/behaviours.md section 10.3. Inputs have, all of them, one of: the names of forward's arguments;
 ``<name>__<index>`` with the argument's position; the keys of a dictionary, if that is forward's only argument; or
 any other names, which then stand in the order of the arguments. Outputs are ``<name>__<index>``, or in order; keys
-where the result is a dictionary.
+where the result is a dictionary. Where only some names follow a convention, all stand in order.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from headrace import ConfigError
 
+log = logging.getLogger("headrace.pytorch")
+
 
 def positions(names: Sequence[str], direction: str, arguments: Sequence[str] | None = None) -> list[int]:
-    """The position of each name. ``arguments`` are forward's, where they are known; ``direction`` is ``input`` or
-    ``output``.
+    """Return the position of each name. ``arguments`` are forward's, where they are known; ``direction`` is ``input``
+    or ``output``.
 
-    Raises `ConfigError` for names that follow two conventions at once, and for a position that is taken twice or that
-    forward does not have.
+    Raises `ConfigError` for a position that is taken twice or that forward does not have.
     """
     if arguments is not None and all(name in arguments for name in names):
         return [arguments.index(name) for name in names]
-    found = [_index(name) for name in names]
-    if all(place is None for place in found):
+    places = [place for place in map(_index, names) if place is not None]
+    if len(places) < len(names):
+        if places:
+            first = next(name for name in names if _index(name) is None)
+            log.warning(
+                "%s '%s' does not follow the <name>__<index> naming convention. Falling back to enforcing strict "
+                "ordering from model configuration.",
+                direction,
+                first,
+            )
         return list(range(len(names)))
-    places = []
-    for name, place in zip(names, found, strict=True):
-        if place is None:
-            raise ConfigError(f"{direction} '{name}' does not follow <name>__<index> naming convention.")
-        places.append(place)
     for name, place in zip(names, places, strict=True):
         if places.count(place) > 1:
             raise ConfigError(f"{direction} '{name}' has index {place}, as another {direction} has")
