@@ -55,8 +55,7 @@ class TensorConverter:
                     Code.INTERNAL,
                 )
             return {name: self.array(name, result[name]) for name in self._outputs}
-        is_several = isinstance(result, (tuple, list)) and not (result and isinstance(result[0], str))
-        given = result if is_several else (result,)
+        given = (result,) if self._is_one(result) else result
         if self._count > len(given):
             raise BackendError(
                 f"PyTorch execute failure: the configuration expects output {self._count - 1}, the model "
@@ -64,6 +63,12 @@ class TensorConverter:
                 Code.INTERNAL,
             )
         return {name: self.array(name, given[place]) for name, place in self._outputs.items()}
+
+    def _is_one(self, result: Any) -> bool:
+        """True if ``result`` is a tensor or a list of strings. An empty list is one where there is one output."""
+        if not isinstance(result, (tuple, list)):
+            return True
+        return isinstance(result[0], str) if result else isinstance(result, list) and len(self._outputs) == 1
 
     def array(self, name: str, value: Any) -> Tensor:
         """``value``, a tensor on any device or a list of strings, as the output ``name``; a scalar has the shape [1].
