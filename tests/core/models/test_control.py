@@ -209,6 +209,23 @@ def test_without_explicit_mode_nothing_is_controlled(write_model: Any, make_serv
     run(scenario())
 
 
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_a_load_that_another_worker_asks_for_leaves_a_healthy_model_alone(
+    write_model: Any, make_server: MakeServer, mode: str
+) -> None:
+    """One server of several has a model whose instance has died, and all are asked to load it."""
+    write_model("m")
+
+    async def scenario() -> None:
+        async with make_server(model_control_mode=mode, repository_poll_secs=3600) as server:
+            (served,) = server.served("m")
+            write_model("m", 'backend: "identity" max_batch_size: 3')
+            await server.engine.control.load_here("m", {})
+            assert server.served("m") == [served]
+
+    run(scenario())
+
+
 def test_a_server_that_stops_loads_nothing(write_model: Any, explicit: MakeServer) -> None:
     write_model("m")
 

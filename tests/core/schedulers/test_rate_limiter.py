@@ -189,6 +189,24 @@ def test_without_what_is_shared_models_do_not_wait_for_each_other() -> None:
     play(scene)
 
 
+def test_who_waits_for_one_resource_does_not_come_before_those_that_need_another() -> None:
+    async def scene() -> None:
+        stage = Scene()
+        stage.model("holds", claim(R=1))
+        stage.model("waits", claim(R=1))
+        stage.model("other", claim(S=1))
+        for _ in range(3):  # by its executions it comes behind
+            stage.send("other")
+            await stage.settle()
+            await stage.finish_one()
+        for name in ("holds", "waits", "other"):
+            stage.send(name)
+            await stage.settle()
+        assert {player.name for player in stage.running} == {"holds_0", "other_0"}
+
+    play(scene)
+
+
 def test_there_is_as_much_as_the_neediest_asks_for() -> None:
     async def scene() -> None:
         stage = Scene()
