@@ -5,14 +5,18 @@ The reports are CPython's.
 
 from __future__ import annotations
 
+import asyncio
+import io
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headrace.supervision import exits
-from headrace.supervision.exits import RestartPolicy, crash_report
+from headrace.supervision.exits import LAST_READ_S, ExitWatcher, RestartPolicy, crash_report
 
 HOST = """
 import ctypes, faulthandler, sys, threading, traceback
@@ -96,6 +100,26 @@ def test_a_traceback_keeps_the_models_source_and_loses_ours(ours: str) -> None:
 def test_other_words_stay_as_they_are() -> None:
     assert crash_report("out of luck\n", ["/srv"]) == "out of luck"
     assert crash_report("", ["/srv"]) == ""
+
+
+def test_what_a_child_sent_before_it_died_may_still_arrive() -> None:
+    """Its end counts a moment after it is noticed, or as soon as its channel has been read to the end."""
+    launched: Any = SimpleNamespace(wait=lambda: 3, crash_file=io.BytesIO(b"out of luck"), folders=())
+
+    async def ends(is_read: bool) -> float:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[tuple[int, str]] = loop.create_future()
+        watcher = ExitWatcher(launched, lambda code, report: ended.set_result((code, report)), lambda: None)
+        began = loop.time()
+        if is_read:
+            watcher._has_hung_up = True
+        watcher._exited(3, "out of luck")
+        assert ended.done() is is_read
+        assert await ended == (3, "out of luck")
+        return loop.time() - began
+
+    assert asyncio.run(ends(False)) >= LAST_READ_S * 0.9
+    assert asyncio.run(ends(True)) < LAST_READ_S
 
 
 class Clock:

@@ -222,3 +222,37 @@ def test_those_that_were_never_started_end_at_once() -> None:
         assert [process.reason for process in found.processes] == [f"idle {n} was not needed any more" for n in (0, 1)]
 
     run(scenario())
+
+
+def test_one_that_dies_again_is_followed_after_the_delay_of_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is followed at once; the next only when its delay is over, which is an hour here."""
+    made: list[int] = []
+    asked = asyncio.Event()
+
+    def delay_s(policy: RestartPolicy) -> float:
+        if len(made) == 1:
+            return 0.0
+        asked.set()
+        return 3600.0
+
+    monkeypatch.setattr(RestartPolicy, "delay_s", property(delay_s))
+
+    def make(number: int) -> Idle:
+        made.append(number)
+        return Idle(number)
+
+    async def scenario() -> None:
+        found = ProcessSet(1, make)
+        await found.start()
+        found.keep()
+        for count in (1, 2):
+            while not (len(made) == count and found.processes[0].has_started):
+                await asyncio.sleep(0.01)
+            os.kill(found.processes[0].pid, signal.SIGKILL)
+        await asked.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(made) == 2
+        found.end()
+
+    run(scenario())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -316,3 +317,14 @@ def test_ten_loads_of_a_model_under_load_lose_no_request_and_leave_nothing_behin
     assert min(on_loop(server, scenario())) > 0
     until(server, lambda: not server._lifecycle.background.is_busy)
     assert not server._lifecycle._draining
+
+
+def test_a_server_that_stops_loads_no_ensemble_again(write: Write, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Its steps go one after the other, and each is something that the ensemble needs."""
+    write("one", identity())
+    write("two", identity())
+    write("e", chain("one", "two"))
+    server = run()
+    on_loop(server, server.stop())
+    assert states(server) == dict.fromkeys(("e", "one", "two"), "UNAVAILABLE")
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]

@@ -326,8 +326,9 @@ def _sent_by(worker: Worker, caller: InferRequest | None) -> Sequence[Ticket]:
     executing = worker.executing
     if caller is None:
         return [*executing, *worker.held]
-    if any(executed.request is caller for executed in executing):
-        return executing
+    for executed in executing:
+        if executed.request is caller:
+            return executing
     return _executed_with(caller, worker.held)
 
 

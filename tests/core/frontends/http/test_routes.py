@@ -158,6 +158,20 @@ def test_model_that_is_not_ready(make_caller: MakeCaller) -> None:
     assert (reply.status, json.loads(body)) == (400, {"error": "Model version not ready"})
 
 
+def test_readiness_says_which_instance_has_died_without_paths_of_the_server(make_caller: MakeCaller) -> None:
+    caller = make_caller(X)
+    caller.model.ready, caller.model.why_not_alive = False, "died 5 times: no file /srv/secret/model.py"
+    caller.engine.lifecycle.are_settled = False
+    caller.engine.lifecycle.why_not_alive = "model 'echo' is not ready: no file /srv/secret/model.py"
+    for path, told in (
+        ("/v2/models/echo/ready", "Model version not ready: died 5 times: no file .../model.py"),
+        ("/v2/health/ready", "model 'echo' is not ready: no file .../model.py"),
+    ):
+        reply, body = caller.send("GET", path)
+        assert (reply.status, json.loads(body)) == (400, {"error": told})
+    assert caller.send("GET", "/v2/health/live")[0].status == 200
+
+
 @pytest.mark.parametrize("path", ["/v2/health/ready", "/v2/models/echo/ready"])
 @pytest.mark.parametrize(("is_ready", "status"), [(True, 200), (False, 400)])
 def test_an_instance_that_takes_its_time_is_waited_for(

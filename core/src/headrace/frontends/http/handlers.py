@@ -73,7 +73,7 @@ class DescriptionHandlers:
         if self._engine.exiting:
             raise Unavailable("Server exiting")
         if not is_well and (why := self._engine.why_not_alive()):
-            return json_reply({"error": why}, 400)
+            raise InvalidArgument(why)
         return HttpReply(200 if is_well else 400)
 
 
