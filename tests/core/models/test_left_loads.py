@@ -185,3 +185,23 @@ def test_the_option_of_the_backend_is_the_bound_of_models_that_say_nothing(
     assert "did not load within 2 s" in asyncio.run(scene("2"))
     wrong = "backend option load-timeout-seconds of 'stuck' is 'never', expected a number of seconds above 0"
     assert wrong in asyncio.run(scene("never"))
+
+
+def test_names_that_clients_choose_are_not_kept() -> None:
+    async def scene() -> None:
+        left = left_loads.LeftLoads()
+        loop = asyncio.get_running_loop()
+        for number in range(100):
+            name = f"m{number}"
+            left.end_soon(name, "was unloaded")
+            running = loop.create_future()
+            with pytest.raises(HeadraceError, match="did not load within 0 s"):
+                await left.wait(name, 0.0, "the test", len, running)
+            assert left.has(name)
+            running.set_result("loaded")
+            while left.has(name):
+                await asyncio.sleep(0)
+        assert not left._waits
+        assert not left._left
+
+    asyncio.run(scene())

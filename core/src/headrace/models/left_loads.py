@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -28,7 +28,8 @@ class LeftLoads:
 
     def __init__(self) -> None:
         self._left: Counter[str] = Counter()
-        self._waits: defaultdict[str, set[asyncio.Future[str]]] = defaultdict(set)
+        #: What ends the waiting for loads that run, by the name of their model.
+        self._waits: dict[str, set[asyncio.Future[str]]] = {}
 
     @property
     def has_any(self) -> bool:
@@ -55,13 +56,15 @@ class LeftLoads:
         Raises `LoadError` after ``timeout_s``, which ``setting`` sets, and `GRACE_S` after `end_soon`. Then the thread
         is left, and ``late`` is called with what it returns.
         """
-        waits = self._waits[name]
+        waits = self._waits.setdefault(name, set())
         given_up = asyncio.get_running_loop().create_future()
         waits.add(given_up)
         try:
             await asyncio.wait((running, given_up), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waits.discard(given_up)
+            if not waits:
+                self._waits.pop(name, None)
         if running.done():
             return running.result()
         self._left[name] += 1
@@ -72,7 +75,7 @@ class LeftLoads:
     def end_soon(self, name: str, why: str) -> None:
         """Give up the loads of ``name`` that have not ended after `GRACE_S`. ``why`` completes "the model ..."."""
         loop = asyncio.get_running_loop()
-        for given_up in self._waits[name]:
+        for given_up in self._waits.get(name, ()):
             loop.call_later(GRACE_S, _give_up, given_up, why)
 
     def end_all_soon(self, why: str) -> None:
@@ -82,6 +85,7 @@ class LeftLoads:
 
     def _ended(self, name: str, late: Callable[[T], object], running: asyncio.Future[T]) -> None:
         self._left[name] -= 1
+        self._left += Counter()  # drops what is 0: clients choose names
         error = None if running.cancelled() else running.exception()
         log.info("a load of '%s' that was given up has ended%s", name, f": {error}" if error is not None else "")
         if error is None and not running.cancelled():
