@@ -381,3 +381,18 @@ def test_memory_that_an_operator_fills_with_zeros_is_served(models: Any) -> None
     models.frozen(build)
     models.config(GRAPH)
     assert models.reason() == ""
+
+
+def test_rows_that_an_operator_has_no_input_for_are_not_served(models: Any) -> None:
+    """The rest of the rows are unwritten: seen with an allocator that fills what it hands out."""
+
+    def build() -> None:
+        row = tf.constant([[1.0, 2.0]])
+        rows = tf.raw_ops.ParallelConcat(values=[row, row], shape=[4, 2])
+        tf.add(placeholder(), rows[:1], name="y")
+
+    models.frozen(build)
+    models.config(GRAPH)
+    assert "operator 'ParallelConcat'" in (said := models.reason()), said
+    models.config(GRAPH + models.parameters(trust="true"))
+    assert models.reason() == ""

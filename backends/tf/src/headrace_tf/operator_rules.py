@@ -89,6 +89,7 @@ REFUSED: Mapping[str, str] = {
     "TPUExecute": _MACHINE,
     "Cholesky": f"{_UNWRITTEN}, where a matrix is not positive definite",
     "FakeParam": _UNWRITTEN,
+    "ParallelConcat": f"{_UNWRITTEN}, where its shape has more rows than it has inputs",
     "TemporaryVariable": _UNWRITTEN,
     "_ParallelConcatStart": _UNWRITTEN,
     "SnapshotDatasetReader": _READS,
