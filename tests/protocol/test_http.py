@@ -240,6 +240,15 @@ def test_data_of_a_tensor_without_elements_is_not_read(http_server: Headrace, se
     assert send(http_server, "POST", INFER, body(changed(DATA, shape=[0], data=["what", {}]))).status == 200
 
 
+def test_binary_data_of_a_tensor_without_elements_is_refused(http_server: Headrace, send: Send) -> None:
+    """As by Triton 2.51, which reads no JSON data there and counts binary data."""
+    tensor = changed(DATA, shape=[0], data=None, parameters={"binary_data_size": 8})
+    reply = send(http_server, "POST", INFER, *binary(body(tensor), bytes(8)))
+    assert (reply.status, reply.error) == (
+        400, RID + "input byte size mismatch for input 'IN' for model 'echo_fp32'. Expected 0, got 8"
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 def test_half_precision_leaves_in_binary_only(http_server: Headrace, send: Send, datatype: str) -> None:
     tensor = {"name": "IN", "datatype": datatype, "shape": [2], "parameters": {"binary_data_size": 4}}
@@ -519,6 +528,8 @@ def test_a_binary_size_that_is_not_the_shapes_is_refused(http_server: Headrace, 
     (1, b"\x01\x00", "incomplete string length indicator for inference input 'IN' for model 'echo_bytes', expecting 4 "
      "bytes but only 2 bytes available. Please make sure the string length indicator is in one buffer."),
     (1, b"\x01\x00\x00\x00a\x00\x00\x00\x00",
+     "unexpected number of string elements 2 for inference input 'IN' for model 'echo_bytes', expecting 1"),
+    (1, b"\x01\x00\x00\x00a" * 40,
      "unexpected number of string elements 2 for inference input 'IN' for model 'echo_bytes', expecting 1"),
     (2, b"\x01\x00\x00\x00a", "expected 2 string elements for inference input 'IN' for model 'echo_bytes', got 1"),
     (1, b"\xff\xff\xff\xffa", ""),

@@ -54,6 +54,7 @@ __all__ = [
 #: Server metadata, in Triton's order (docs/spec/behaviours.md section 1.6); grows as extensions are built.
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",
@@ -111,6 +112,8 @@ class Engine:
         self._interceptors = interceptors
         #: Classes of HTTP routes that plugins add; iterating raises `LoadError` where two would answer one path.
         self.routes: Iterable[type[Any]] = ()
+        #: Those of the server metadata.
+        self.extensions: Sequence[str] = EXTENSIONS
         self._any_number = self.entrance()
         self._when_ready: list[Callable[[], None]] = []
 
@@ -247,7 +250,7 @@ class Engine:
     # ------------------------------------------------------------------ documents
 
     def metadata(self) -> Metadata:
-        return Metadata(self.options.id, self.version, list(EXTENSIONS))
+        return Metadata(self.options.id, self.version, list(self.extensions))
 
     def model_metadata(self, name: str, version: str | int = "") -> dict[str, Any]:
         """The metadata of a model, with all its ready versions or the one asked for. Raises as `resolve`."""

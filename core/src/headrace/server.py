@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version as distribution_version
+from itertools import chain
 from os import PathLike, fspath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from headrace.compilation import refuse_stale
 from headrace.config import support
 from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
-from headrace.engine import Engine, Phase
+from headrace.engine import EXTENSIONS, Engine, Phase
 from headrace.errors import ConfigError, HeadraceError, InternalError, Unavailable, Unsupported
 from headrace.frontends.base import Frontend
 from headrace.frontends.failures import learn_paths
@@ -93,6 +94,8 @@ class Server:
         interceptors = [part(self.options) for part in self.plugins.interceptors]
         self.engine = engine = Engine(self.options, self._table, self._measure(), interceptors)
         engine.routes = self.plugins.routes
+        if "sequence_batching" not in self.plugins.schedulers.names():
+            engine.extensions = [name for name in EXTENSIONS if name != "sequence"]
         self._interceptors = interceptors
         self._single = Entrance(self._table.resolve_loaded, not_by_infer, interceptors=interceptors)
         self._any_number = engine.entrance()
@@ -113,7 +116,7 @@ class Server:
         return self._table.all_ready() if name is None else self._table.for_statistics(name, version)
 
     def _measure(self) -> Callable[[], Iterable[Metric]]:
-        """What gives the metrics of the models, those that parts publish, and those that models have made."""
+        """Return what reads the metrics of the models, those that parts publish, and those that models have made."""
         wanted = exposition.parse_metrics_config(self.options.metrics_config)
         summaries = Summaries() if wanted.summary_latencies else None
         if summaries is not None:
@@ -123,7 +126,9 @@ class Server:
             self.plugins.register(first_responses)
         models = ModelCollector(self._table.all_ready, wanted, summaries, first_responses)
         published = PublishedMetrics(self._publishers)
-        return lambda: (*models.collect(), *published.collect(), *self.custom_metrics.collect(), lost_lines())
+        return lambda: chain(
+            models.collect(), tuple(published.collect()), tuple(self.custom_metrics.collect()), (lost_lines(),)
+        )
 
     def _publishers(self) -> Iterable[tuple[PublisherLabels, Publisher]]:
         """The parts that may have metrics of their own now."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.config.options import ServerOptions
@@ -86,6 +88,51 @@ def test_page_is_plain_text(repository: Path, path: str) -> None:
         assert answer.text.startswith("# HELP nv_inference_request_success ")
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("gzip;q=0.5, identity;q=0.1", "gzip"),
+        ("deflate, gzip, br", "deflate"),
+        ("", None),
+        ("identity", None),
+        ("gzip;q=0", None),
+        ("br", None),
+    ],
+)
+def test_page_is_compressed_for_clients_that_ask_for_it(repository: Path, accepted: str, encoding: str | None) -> None:
+    async def test() -> None:
+        async with started(repository) as (_, _, client):
+            answer = await client.get("/metrics", headers={"Accept-Encoding": accepted})
+        assert answer.headers.get("content-encoding") == encoding
+        assert samples(answer.text)["nv_inference_count ['1', 'plain']"] == 0  # httpx has unpacked it
+        if encoding:
+            assert int(answer.headers["content-length"]) < len(answer.text) / 4
+
+    run(test)
+
+
+def test_page_is_printed_off_the_event_loop(repository: Path) -> None:
+    printed_on: list[threading.Thread] = []
+
+    async def test() -> None:
+        async with started(repository) as (server, _, client):
+            collect = server.engine.collect
+
+            def measured() -> Iterator[Metric]:
+                for family in families:
+                    printed_on.append(threading.current_thread())
+                    yield family
+
+            families = collect()
+            server.engine.collect = measured
+            assert (await client.get("/metrics")).status_code == 200
+
+    run(test)
+    assert len(printed_on) > 10
+    assert threading.current_thread() not in printed_on
 
 
 def test_other_paths_are_an_empty_success(repository: Path) -> None:

@@ -23,6 +23,7 @@ def test_only_the_exact_words_true_and_false_count() -> None:
         == MetricsSettings()
     )
     assert exposition.parse_metrics_config({"counter_latencies": "false"}).counter_latencies is False
+    assert exposition.parse_metrics_config({"histograms": "false"}).histograms is False
     assert exposition.parse_metrics_config({"summary_latencies": "true"}).summary_latencies is True
 
 

@@ -159,6 +159,17 @@ def test_latency_counters_can_be_turned_off_and_the_others_still_count(model: Mo
     assert found["nv_inference_request_success"] == 2
 
 
+def test_histograms_can_be_turned_off_and_nothing_else_leaves_the_page(model: Model) -> None:
+    all_of_it, found = parse(page(model)), parse(page(model, settings=MetricsSettings(histograms=False)))
+    assert sorted(set(all_of_it) - set(found)) == [
+        "nv_inference_batch_size_histogram",
+        "nv_inference_compute_infer_histogram_us",
+        "nv_inference_queue_histogram_us",
+        "nv_inference_request_histogram_us",
+    ]
+    assert set(found) < set(all_of_it)
+
+
 def test_summaries_have_the_form_of_tritons_and_are_absent_by_default(model: Model) -> None:
     assert "summary" not in page(model)
     summaries = Summaries()

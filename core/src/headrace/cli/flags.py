@@ -217,8 +217,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("metrics-address", "<address>", "Address to listen on; that of HTTP unless given.", "127.0.0.1"),
         Flag("metrics-port", "<port>", "Port to listen on.", "9002", port),
         Flag("metrics-interval-ms", "<ms>", "Time between looks at the devices.", "1000", int32),
-        Flag("metrics-config", "<key>=<value>", "counter_latencies, histogram_latencies, summary_latencies as true or "
-             "false; summary_quantiles.", "summary_latencies=true", values.metrics_setting, dict),
+        Flag("metrics-config", "<key>=<value>", "counter_latencies, histogram_latencies, summary_latencies, histograms "
+             "as true or false; summary_quantiles.", "summary_latencies=true", values.metrics_setting, dict),
     ),
     "Tracing": (
         Flag("trace-config", "[<mode>,]<key>=<value>", "level, rate, count or mode for all; file for triton; url for "

@@ -325,8 +325,8 @@ def _strings(signature: Signature, name: str, tensor: Tensor | Undecoded) -> Ite
         )
     elif left is not None:
         yield f"incomplete string data {what}, element {found} is longer than the data"
-    elif found > expected:
-        yield f"unexpected number of string elements {found} {what}, expecting {expected}"
+    elif found > expected:  # Triton stops counting at the first that is too many
+        yield f"unexpected number of string elements {expected + 1} {what}, expecting {expected}"
     elif found < expected:
         yield f"expected {expected} string elements {what}, got {found}"
 

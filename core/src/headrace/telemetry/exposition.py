@@ -76,6 +76,8 @@ class MetricsSettings:
     histogram_latencies: bool = False
     summary_latencies: bool = False
     quantiles: tuple[float, ...] = DEFAULT_QUANTILES
+    #: Headrace's own four, which Triton does not have.
+    histograms: bool = True
 
 
 def parse_metrics_config(config: Mapping[str, str]) -> MetricsSettings:
@@ -89,6 +91,7 @@ def parse_metrics_config(config: Mapping[str, str]) -> MetricsSettings:
         histogram_latencies=config.get("histogram_latencies") == "true",
         summary_latencies=config.get("summary_latencies") == "true",
         quantiles=tuple(_quantiles(config.get("summary_quantiles", ""))) or DEFAULT_QUANTILES,
+        histograms=config.get("histograms") != "false",
     )
 
 

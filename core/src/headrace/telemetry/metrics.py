@@ -215,7 +215,10 @@ class ModelCollector(Collector):
         self._first_responses = first_responses
 
     def collect(self) -> Iterator[Metric]:
-        models = [(model, labels_of(model), model.snapshot()) for model in self._served()]
+        """Add up the statistics now, on the event loop, and make the families on any thread that iterates."""
+        return self._families([(model, labels_of(model), model.snapshot()) for model in self._served()])
+
+    def _families(self, models: Sequence[tuple[CollectedModel, Labels, Snapshot]]) -> Iterator[Metric]:
         rows = [(labels, snapshot) for _, labels, snapshot in models]
         yield _family(SUCCESS, "counter", rows)
         yield _failures(rows)
@@ -230,7 +233,7 @@ class ModelCollector(Collector):
         cached = [(labels, snapshot) for labels, snapshot in rows if snapshot.has_cache]
         for family in CACHE:
             yield _family(family, "counter", cached)
-        for histogram in HISTOGRAMS:
+        for histogram in HISTOGRAMS if self._settings.histograms else ():
             yield _histogram(histogram, rows)
         if self._first_responses is not None:
             yield self._first_responses.family((model, labels) for model, labels, _ in models)

@@ -236,7 +236,17 @@ def test_deep_documents_are_refused_on_every_route(make_caller: MakeCaller, path
     assert (reply.status, json.loads(body)["error"]) == (400, "JSON nesting depth exceeds maximum allowed limit (100)")
 
 
-@pytest.mark.parametrize("ready", [b'"x"', b"1", b"null"])
+#: Levels that a reader takes and we do not, that none of its stack takes, and more than the loop reads at once.
+NESTED = [b"[" * depth + b"]" * depth for depth in (3, 101, 1_000, 1_000_000)]
+
+
+@pytest.mark.parametrize("ready", [b'"x"', b"1", b"null", *NESTED, b'{"a":' * 200 + b"1" + b"}" * 200])
 def test_index_takes_a_boolean(make_caller: MakeCaller, ready: bytes) -> None:
     reply, body = make_caller(X).send("POST", "/v2/repository/index", b'{"ready":%s}' % ready)
     assert (reply.status, json.loads(body)["error"]) == (400, "Invalid value for 'ready': expected a boolean")
+
+
+@pytest.mark.parametrize("depth", [3, 101, 1_000_000])
+def test_index_refuses_a_document_that_does_not_end_before_it_reads_it(make_caller: MakeCaller, depth: int) -> None:
+    reply, body = make_caller(X).send("POST", "/v2/repository/index", b'{"ready":' + b"[" * depth)
+    assert (reply.status, json.loads(body)["error"][:39]) == (500, "failed to parse the request JSON buffer")

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import binascii
+import re
 from base64 import b64decode
 from collections.abc import Coroutine, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import InvalidArgument, Unavailable, Unsupported
+from headrace.errors import Code, InvalidArgument, Unavailable, Unsupported
 from headrace.frontends.access import Uploads
 from headrace.frontends.failures import shown
 from headrace.frontends.http.documents import as_boolean, as_object, as_string, malformed, parse_object
@@ -77,6 +78,10 @@ class DescriptionHandlers:
         return HttpReply(200 if is_well else 400)
 
 
+#: The head of a document of `RepositoryHandlers.index` whose ``ready`` is an array or an object.
+_NESTED_READY = re.compile(rb'\s*\{\s*"ready"\s*:\s*[\[{]')
+
+
 class RepositoryHandlers:
     """The model repository; all run as tasks."""
 
@@ -86,7 +91,12 @@ class RepositoryHandlers:
         self._uploads = Uploads(engine.options.model_files_from, restricted, "--http-restricted-api")
 
     async def index(self, request: HttpRequest, target: PathTarget) -> HttpReply:
-        ready_only = (await self._document(request)).get("ready", False)
+        try:
+            ready_only = (await self._document(request)).get("ready", False)
+        except InvalidArgument as error:  # how deep it is nested does not count where it must be a boolean
+            if error.code is Code.INTERNAL or not _NESTED_READY.match(request.body):
+                raise
+            ready_only = None
         if type(ready_only) is not bool:
             raise InvalidArgument("Invalid value for 'ready': expected a boolean")
         return json_reply([_entry(entry) for entry in await self._engine.list_repository(ready_only)])

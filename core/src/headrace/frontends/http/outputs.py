@@ -155,7 +155,7 @@ def encode(
         return HttpReply(200, headers, parts)
     if sum(map(len, parts)) > patience:
         raise Large
-    return HttpReply(200, (*headers, (_ENCODING, encoding)), (_compressed(parts, encoding),))
+    return HttpReply(200, (*headers, (_ENCODING, encoding)), (compressed(parts, encoding),))
 
 
 def _length(header: bytes, printed: list[list[bytes]]) -> int:
@@ -229,8 +229,8 @@ def _strings(items: list[bytes]) -> Any:
         return orjson.Fragment(json.dumps(texts, ensure_ascii=False).encode(errors="surrogateescape"))
 
 
-def _compressed(parts: Sequence[Buffer], encoding: bytes) -> bytes:
-    """``parts`` as one compressed body. Copies every byte it does not save."""
+def compressed(parts: Sequence[Buffer], encoding: bytes) -> bytes:
+    """Return ``parts`` as one body, compressed by ``encoding``: ``gzip`` or ``deflate``."""
     deflater = zlib.compressobj(wbits=_WBITS[encoding])
     return b"".join([*[deflater.compress(part) for part in parts], deflater.flush()])
 
