@@ -27,6 +27,7 @@ from headrace.messages.request import InferRequest, with_strings_encoded
 from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.models.entrance import Caller, Describe, Entrance, Interceptor, not_by_model_infer, not_over_http, program
+from headrace.models.open_streams import OpenStreams
 from headrace.models.serving_table import Offer, ServingTable
 from headrace.models.states import IndexEntry, index_of
 from headrace.models.view import ModelView, statistics_document
@@ -115,6 +116,8 @@ class Engine:
         #: Those of the server metadata.
         self.extensions: Sequence[str] = EXTENSIONS
         self._any_number = self.entrance()
+        #: Those of decoupled models, whatever protocol they are asked by.
+        self.streams = OpenStreams()
         self._when_ready: list[Callable[[], None]] = []
 
     # ------------------------------------------------------------------ inference
@@ -147,8 +150,13 @@ class Engine:
             answers.append((answer, final))
             arrived.set()
 
+        def end(reason: Unavailable) -> None:
+            respond(reason, True)
+
         ticket = Ticket(with_strings_encoded(request), respond)
-        self._any_number.submit(ticket, caller)
+        view = self._any_number.submit(ticket, caller)
+        if view.decoupled:
+            self.streams.add(end)
         deadline_ns, timer = request.deadline_ns, None
         if deadline_ns:
             left_s = max(0, deadline_ns - monotonic_ns()) / 1e9
@@ -171,6 +179,7 @@ class Engine:
                 arrived.clear()
                 await arrived.wait()
         finally:
+            self.streams.discard(end)
             if timer is not None:
                 timer.cancel()
             ticket.cancel()

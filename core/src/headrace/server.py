@@ -28,7 +28,7 @@ from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
 from headrace.engine import EXTENSIONS, Engine, Phase
 from headrace.errors import ConfigError, HeadraceError, InternalError, Unavailable, Unsupported
-from headrace.frontends.base import Frontend
+from headrace.frontends.base import Frontend, streams_s
 from headrace.frontends.failures import learn_paths
 from headrace.messages.request import InferRequest, Parameter
 from headrace.messages.response import InferResponse
@@ -251,6 +251,7 @@ class Server:
         self._lifecycle.stopping()
         self.plugins.tell("server_stopping", server=self)
         draining = asyncio.ensure_future(self._drain(wait_for_loads))
+        ending = self.loop.call_later(streams_s(self.options.exit_timeout_secs), self.engine.streams.end_all)
         try:
             done, _ = await asyncio.wait((draining,), timeout=self.options.exit_timeout_secs)
             if not done:
@@ -259,6 +260,7 @@ class Server:
                 raise Unavailable("Exit timeout expired. Exiting immediately.")
             draining.result()
         finally:
+            ending.cancel()
             if not draining.done():
                 draining.cancel()
                 await asyncio.wait((draining,), timeout=FAREWELL_S)
@@ -274,6 +276,7 @@ class Server:
         for frontend, end in zip(self.frontends, ends, strict=True):
             if end is not None:
                 log.error("frontend '%s' failed to stop", frontend.name, exc_info=end)
+        log.info("Waiting for in-flight requests to complete.")
         await self._lifecycle.stop(wait_for_loads=wait_for_loads)
 
     async def __aenter__(self) -> Server:

@@ -11,6 +11,7 @@ from typing import NoReturn
 from headrace.cli.garbage import GarbagePolicy
 from headrace.cli.serve import run_loop
 from headrace.errors import HeadraceError, InternalError, summary
+from headrace.frontends.base import streams_s
 from headrace.frontends.failures import learn_paths
 from headrace.frontends.grpc.native_host import NativeHost
 from headrace.frontends.grpc.rpc_table import rpcs
@@ -73,6 +74,7 @@ async def _serve(channel: socket.socket, inbound: Arena, outbound: Arena, listen
         process.send(json_frame(LifeKind.STARTED, {}))
         await process.draining.wait()
         garbage.close()
+        asyncio.get_running_loop().call_later(streams_s(options.exit_timeout_secs), engine.streams.end_all)
         await asyncio.gather(*(stop() for stop in stops))
     return 0
 

@@ -12,6 +12,18 @@ if TYPE_CHECKING:
 #: What a host that bounds its own stop waits beyond ``exit_timeout_secs``: only then do the models that are late
 #: give their last answers, and the server cancels `Frontend.stop` soon after.
 LAST_WORDS_S = 1
+#: What callers have at most to send the rest of a request, or to read an answer, once the server stops.
+_CALLERS_S = 5.0
+
+
+def callers_s(exit_timeout_s: float) -> float:
+    """Return how many seconds of ``exit_timeout_s`` callers may use up: one that drips does not decide the rest."""
+    return min(_CALLERS_S, exit_timeout_s / 4)
+
+
+def streams_s(exit_timeout_s: float) -> float:
+    """Return after how many seconds of ``exit_timeout_s`` streams are told that the server stops, and end."""
+    return exit_timeout_s / 2
 
 
 class Frontend(ABC):

@@ -77,7 +77,7 @@ class MetricsFrontend(Frontend):
         if self._acceptor is not None:
             self._acceptor.close()
             self._acceptor = None
-            await self._connections.drain()
+            await self._connections.drain(self.engine.options.exit_timeout_secs, serves_on=False)
 
     async def families(self) -> Iterable[Metric]:
         """Return what is measured of the models now. Any thread may iterate it, once."""

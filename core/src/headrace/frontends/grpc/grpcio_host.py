@@ -18,7 +18,7 @@ from grpc.aio import Server, ServicerContext
 
 from headrace.config.options import CompressionLevel, ServerOptions
 from headrace.errors import CallerError, Code, HeadraceError, InternalError, Unavailable
-from headrace.frontends.base import LAST_WORDS_S
+from headrace.frontends.base import LAST_WORDS_S, callers_s
 from headrace.frontends.failures import tell_fault
 from headrace.frontends.grpc import tls
 from headrace.frontends.grpc.hosts import OUT_OF_TIME, Host, address_of
@@ -100,7 +100,7 @@ class GrpcioHost(Host):
     async def _stopped(self, stopping: asyncio.Future[None]) -> None:
         """Wait while there is time, and calls that still work or whose clients read."""
         loop = asyncio.get_running_loop()
-        self._wrote = worked = now = loop.time()
+        self._wrote = worked = computed = now = loop.time()
         seconds = self.options.exit_timeout_secs
         end = now + seconds + LAST_WORDS_S - _LAST_WORDS_SECONDS
         while not stopping.done() and now < end:
@@ -111,7 +111,9 @@ class GrpcioHost(Host):
                     return
                 continue
             worked = now
-            if len(self._running) == self._writing and now - self._wrote > _HURRY_SECONDS:
+            if len(self._running) != self._writing:
+                computed = now
+            elif now - self._wrote > _HURRY_SECONDS or now - computed > callers_s(seconds):
                 return
 
     def _handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:

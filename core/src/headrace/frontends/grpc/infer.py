@@ -37,6 +37,7 @@ class Inference:
 
     def __init__(self, engine: Engine, forward: Forward | None = None) -> None:
         self.large_work, self.options, self._forward = engine.large_work, engine.options, forward
+        self.streams = engine.streams
         #: For one response, and for any number of them.
         self.single, self.any_number = (
             engine.entrance(not_by_model_infer, caller_of),

@@ -10,7 +10,7 @@ from math import inf
 
 from headrace.config.options import ServerOptions
 from headrace.errors import Unavailable
-from headrace.frontends.base import LAST_WORDS_S
+from headrace.frontends.base import LAST_WORDS_S, callers_s
 from headrace.frontends.grpc import tls
 from headrace.frontends.grpc.call_headers import CallHead, Refusal, extended, read_call
 from headrace.frontends.grpc.calls import CallState, RefusedCall
@@ -57,7 +57,8 @@ class NativeHost(Host):
     async def stop(self) -> None:
         self._calls.draining = True
         self._acceptor.close()
-        await self._connections.drain(self.options.exit_timeout_secs + LAST_WORDS_S)
+        timeout_s = self.options.exit_timeout_secs
+        await self._connections.drain(timeout_s + LAST_WORDS_S, callers_s(timeout_s))
 
 
 class Calls(CallState, Service["CallHead | Refusal"]):

@@ -55,9 +55,11 @@ async def model_stream_infer(
     stream = _Stream(inference, context)
     reader = asyncio.ensure_future(stream.read(requests))
     reader.add_done_callback(stream.half_close)
+    inference.streams.add(stream.end)
     try:
         await stream.write(send)
     finally:
+        inference.streams.discard(stream.end)
         reader.cancel()
         stream.cancel()
 
@@ -227,6 +229,15 @@ class _Stream:
         self._open.clear()
         self._in_order.clear()
         self._ready.clear()
+
+    def end(self, reason: Unavailable) -> None:
+        """Answer ``reason`` to the requests of decoupled models, whose last response may never come."""
+        for turn in tuple(self._open):
+            ticket = turn.ticket
+            if ticket is not None and not turn.is_ordered and not turn.is_answered:
+                self.answer(turn, reason, True)
+                turn.is_over = True
+                ticket.cancel()
 
     async def _start(self, turn: _Turn, raw_request: ReadMessage) -> None:
         self._open.add(turn)

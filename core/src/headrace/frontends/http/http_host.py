@@ -45,4 +45,4 @@ class NativeHttpHost(HttpHost):
 
     async def stop(self) -> None:
         self._acceptor.close()
-        await self._connections.drain()
+        await self._connections.drain(self.engine.options.exit_timeout_secs, serves_on=True)

@@ -40,7 +40,6 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         self._has_eof = False
         self._was_arriving = True
         self._seconds = 0
-        self._waited_bytes = 0
         self.is_stopping = False
         #: Set when no further request will come.
         self.ended = asyncio.Event()
@@ -142,6 +141,14 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
     def stop(self) -> None:
         self.is_stopping = True
 
+    def end_streams(self) -> None:
+        if any(call.is_streaming for call in self._calls):
+            self._socket_transport.abort()
+
+    @property
+    def taking_s(self) -> float:
+        return self._connections.taking_s
+
     def close(self) -> None:
         self._socket_transport.close()
 
@@ -164,10 +171,8 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
         if is_arriving is not self._was_arriving:
             self._was_arriving, self._seconds = is_arriving, 0
         self._seconds += 1
-        stands_still = self._waited_bytes == self._requests.waiting_bytes
-        self._waited_bytes = self._requests.waiting_bytes
         limit = self.limits.header_timeout_s if is_arriving else self.limits.keepalive_timeout_s
-        if 0 < limit < self._seconds or (is_arriving and self.is_stopping and stands_still):
+        if 0 < limit < self._seconds or (is_arriving and self.is_stopping):
             self.close()
 
 
@@ -184,8 +189,9 @@ class _PacedCall:
         self._moved_bytes = 0
         self._is_receiving = True
         self._is_sending = self.is_waiting = self._is_late = self.has_begun = False
-        #: Whether it is answered in chunks of HTTP/1.1.
-        self.is_chunked = False
+        self._sending_s = 0  # without a pause
+        #: Whether it is answered while the answer is made, and whether in chunks of HTTP/1.1.
+        self.is_streaming = self.is_chunked = False
 
     async def receive(self) -> Any:
         try:
@@ -202,6 +208,7 @@ class _PacedCall:
         if message["type"] == "http.response.start":
             self.has_begun = True
             has_length = any(name == b"content-length" for name, _ in message["headers"])
+            self.is_streaming = not has_length
             self.is_chunked = self.version == "1.1" and not has_length
             if self._is_http_1 and (self._closes or self._connection.is_stopping):
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
@@ -225,18 +232,24 @@ class _PacedCall:
 
     def sweep(self) -> None:
         if self._is_sending:
+            self._sending_s += 1
             if not self.is_waiting and not self._connection.unsent_bytes:
                 self._is_sending = False  # it has all that there is for it
-            elif self._pace.is_too_slow(self._moved_bytes - self._connection.unsent_bytes):
+            elif self._is_too_slow_to_take():
                 self._connection.give_up()
         elif self._is_receiving and not self._is_late:
             too_slow = self._pace.is_too_slow(self._moved_bytes)
-            if too_slow or (self._connection.is_stopping and not self._pace.moved_bytes):
+            if too_slow or self._connection.is_stopping:
                 self._is_late = True
                 self._task.cancel()
 
+    def _is_too_slow_to_take(self) -> bool:
+        is_slow = self._pace.is_too_slow(self._moved_bytes - self._connection.unsent_bytes)
+        return is_slow or self._sending_s > self._connection.taking_s
+
     async def _pass_on(self, message: Any) -> None:
         if not self._is_sending:
+            self._sending_s = 0
             self._pace.begin(self._moved_bytes - self._connection.unsent_bytes)
         self._is_sending, self._is_receiving, self.is_waiting = True, False, True
         try:

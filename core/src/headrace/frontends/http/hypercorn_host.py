@@ -43,7 +43,7 @@ class HypercornHost(HttpHost):
 
     async def stop(self) -> None:
         self._acceptor.close()
-        await self._connections.drain()
+        await self._connections.drain(self.engine.options.exit_timeout_secs, serves_on=True)
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Protocol
 
+from headrace.frontends.base import callers_s, streams_s
 from headrace.frontends.held_bytes import HeldBytes
 from headrace.frontends.http.caller_limits import SWEEP_SECONDS, HttpLimits
 from headrace.frontends.http.message import Cancel, HttpRequest, Reply
 from headrace.frontends.http.request_head import RequestHeadCache
 from headrace.large import LargeWork
+
+log = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 64 * 1024
 #: How soon a caller who has closed its side is looked at for the first time. A reset, which says that it has gone
@@ -19,6 +25,8 @@ _BUFFER_BYTES = 64 * 1024
 _FIRST_LOOK_S = 0.01
 #: This part of all connections makes room when there are too many.
 _ROOM = 16
+#: For the answers that are made by a route to say that the server stops.
+_FAREWELL_S = 1.0
 
 
 class OpenConnection(Protocol):
@@ -37,7 +45,10 @@ class OpenConnection(Protocol):
         """Whether a caller who has closed its side turned out to have closed the other side, too."""
 
     def stop(self) -> None:
-        """Answer what has arrived, is arriving, or still arrives while others are answered, and close behind it."""
+        """Answer what has arrived, and what arrives whole while others are answered, and close behind it."""
+
+    def end_streams(self) -> None:
+        """Close, if an answer is still being made that has begun."""
 
     def close(self) -> None:
         """Close, once what was written has been sent."""
@@ -60,6 +71,8 @@ class OpenConnections:
         self._empty.set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_draining = False
+        #: A caller who takes longer to take its answers is given up.
+        self.taking_s = inf
 
     def add(self, connection: OpenConnection) -> bool:
         """Whether there is room for ``connection``; those that have been idle for longest give way."""
@@ -111,19 +124,38 @@ class OpenConnections:
             connection.sweep()
         self._timer = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self.watch)
 
-    async def drain(self) -> None:
-        """Wait until each connection has had its answers and is closed; cancelled, close them all."""
-        self._is_draining = True
-        for connection in tuple(self._open):
-            connection.stop()
-        self.settle()
+    async def drain(self, exit_timeout_s: float, *, serves_on: bool) -> None:
+        """Wait until each connection has had its answers and is closed; cancelled, close them all.
+
+        With ``serves_on``, the connections are served as before for a short time, as by Triton. A request that has
+        not arrived by then is refused, and an answer that its caller does not take is given up.
+        """
+        now, patience_s = asyncio.get_running_loop().time(), callers_s(exit_timeout_s)
+        ends = now + exit_timeout_s
         try:
-            await self._empty.wait()
+            if serves_on:
+                await self._emptied(now + patience_s, ends)
+            self._is_draining, self.taking_s = True, patience_s
+            for connection in tuple(self._open):
+                connection.stop()
+            self.settle()
+            await self._emptied(now + streams_s(exit_timeout_s) + _FAREWELL_S, ends)
+            for connection in tuple(self._open):
+                connection.end_streams()
+            await self._emptied(inf, ends)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
             for connection in tuple(self._open):
                 connection.abort()
+
+    async def _emptied(self, until: float, ends: float) -> None:
+        """Wait until there is no connection, or until the time of the loop is ``until``, and say how many there are."""
+        loop = asyncio.get_running_loop()
+        while self._open and (left_s := until - loop.time()) > 0:
+            log.info("Timeout %d: Found %d HTTP service connections", round(ends - loop.time()), len(self._open))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), min(left_s, 1.0))
 
     def _make_room(self) -> bool:
         """Many at once, so that a flood of connections does not have them sorted for each."""

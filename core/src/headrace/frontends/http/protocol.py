@@ -165,6 +165,10 @@ class HttpProtocol(AnsweringProtocol):
         if self._exchange is not None and self._reader.is_empty:
             self._exchange.closes = self._is_deaf = True
 
+    def end_streams(self) -> None:
+        if self._streams:
+            self._transport.abort()
+
     def close(self) -> None:
         self._transport.close()
 
@@ -181,19 +185,17 @@ class HttpProtocol(AnsweringProtocol):
             return
         self._seconds += 1
         limits, is_too_slow = self._limits, self._pace.is_too_slow(moved)
-        # Whoever stops the server does not wait for a caller who does nothing.
-        is_over = self._is_stopping and not self._pace.moved_bytes
         if phase is ConnectionPhase.IDLE:
             if 0 < limits.keepalive_timeout_s < self._seconds:
                 self._transport.close()
         elif phase is ConnectionPhase.HEAD:
-            if 0 < limits.header_timeout_s < self._seconds or is_over:
+            if 0 < limits.header_timeout_s < self._seconds or self._is_stopping:
                 self._give_up()
         elif phase is ConnectionPhase.BODY:
-            if is_too_slow or is_over:
+            if is_too_slow or self._is_stopping:
                 self._give_up()
         elif phase is ConnectionPhase.TAKING:
-            if is_too_slow:
+            if is_too_slow or self._seconds > self._connections.taking_s:
                 self._connections.give_up(self)
         elif phase is ConnectionPhase.LINGER:
             if self._seconds > limits.linger_s:

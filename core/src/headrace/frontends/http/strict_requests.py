@@ -52,11 +52,6 @@ class StrictRequests:
         """Whether a request has begun, and is not whole."""
         return bool(self._rest or self._missing or self._chunked is not None)
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Of a head, or of a line, whose end has not come."""
-        return len(self._rest)
-
     def pass_on(self, data: bytes) -> bytes:
         """What is to be read behind what was passed on before."""
         if self.is_http_2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from headrace.frontends.held_bytes import HeldBytes
@@ -87,33 +88,33 @@ class Connections:
             connection.lifetime.sweep(now)
         self._timer = self._loop.call_later(self._interval, self.watch)
 
-    async def drain(self, seconds: float) -> None:
+    async def drain(self, seconds: float, reading_seconds: float = inf) -> None:
         """Wait until each connection has had its answers and is closed, for ``seconds`` at most.
 
-        Streams that nobody works for are ended at once, those that are left at the end, or when this is
-        cancelled, by `Stream.expel`.
+        A peer that only has to read its answers has ``reading_seconds`` for it. Streams that nobody works for are
+        ended at once, those that are left at the end, or when this is cancelled, by `Stream.expel`.
         """
         for connection in tuple(self._open):
             connection.lifetime.shut_down()
             connection.lifetime.farewell()
         try:
-            await self._emptied(seconds - _LAST_WORDS_SECONDS, hurry=True)
+            await self._emptied(seconds - _LAST_WORDS_SECONDS, reading_seconds)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
             for connection in tuple(self._open):
                 connection.lifetime.expel()
-            await self._emptied(_LAST_WORDS_SECONDS, hurry=False)
+            await self._emptied(_LAST_WORDS_SECONDS, None)
             for connection in tuple(self._open):
                 connection.abort()
 
-    async def _emptied(self, seconds: float, hurry: bool) -> None:
-        """Wait until there is no connection, for ``seconds`` at most."""
+    async def _emptied(self, seconds: float, reading_seconds: float | None) -> None:
+        """Wait until there is no connection, for ``seconds`` at most, and hurry those that only read."""
         loop = self._loop
         end = loop.time() + seconds
         while self._open and (left := end - loop.time()) > 0:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), min(left, _LOOK_SECONDS))
-            if hurry:
+            if reading_seconds is not None:
                 for connection in tuple(self._open):
-                    connection.lifetime.hurry(loop.time())
+                    connection.lifetime.hurry(loop.time(), reading_seconds)

@@ -116,6 +116,7 @@ class Lifetime:
         "_keepalive",
         "_looked_at",
         "_loop",
+        "_owed_since",
         "_partial_since",
         "_pings",
         "_stuck_since",
@@ -128,6 +129,7 @@ class Lifetime:
         self._looked_at = now = self._loop.time()
         self._pings = _Pings(keepalive, now)
         self._partial_since = self._unread_since = self._stuck_since = self._age_ends = inf
+        self._owed_since = inf
 
     def sweep(self, now: float) -> None:
         """Look for what takes too long, and begin to count anew."""
@@ -213,22 +215,32 @@ class Lifetime:
         for stream in tuple(self._connection.streams.values()):
             stream.farewell()
 
-    def hurry(self, now: float) -> None:
-        """Do not wait for a peer that has let `_HURRY_SECONDS` pass without reading its answers."""
+    def hurry(self, now: float, reading_seconds: float) -> None:
+        """Do not wait for a peer that has let `_HURRY_SECONDS` pass without reading its answers, or that has taken
+        longer than ``reading_seconds`` to read them."""
         connection = self._connection
         if connection.is_deaf:
             connection.abort()
         sender = connection.sender
         is_waited_for = any(stream.is_busy and not stream.is_blocked for stream in connection.streams.values())
-        if sender.has_moved or is_waited_for or not (sender.waiting or not sender.is_writable):
+        is_unread = bool(sender.waiting) or not sender.is_writable
+        self._owed_since = min(self._owed_since, now) if is_unread and not is_waited_for else inf
+        if now - self._owed_since > reading_seconds:
+            self._give_up()
+            return
+        if sender.has_moved or is_waited_for or not is_unread:
             sender.has_moved = False
             self._stuck_since = inf
             return
         self._stuck_since = min(self._stuck_since, now)
         if now - self._stuck_since > _HURRY_SECONDS:
-            if connection.transport.is_closing():
-                connection.abort()
-            self.expel()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """End the streams of a peer that does not read, and the connection that waits for it to."""
+        if self._connection.transport.is_closing():
+            self._connection.abort()
+        self.expel()
 
     def expel(self) -> None:
         """End all streams, each with what it has to say, and close as soon as that has been read."""
