@@ -137,7 +137,7 @@ def test_kept_alive_connections_are_served_while_others_are_answered_and_end_wit
     http_host: str,
     wait_until: Callable[..., None],
 ) -> None:
-    """As by Triton; which goes on until the time is over, though nothing is in flight."""
+    """As by Triton; which goes on until the exit timeout is over (tests/e2e/test_stopping.py)."""
     server = serve(f"--model-repository={root}", f"--http-server={http_host}", environ=gated)
     kept = [http.client.HTTPConnection("127.0.0.1", server.http, timeout=30) for _ in range(2)]
     for connection in kept:
@@ -152,7 +152,7 @@ def test_kept_alive_connections_are_served_while_others_are_answered_and_end_wit
         wait_until(lambda: is_closed(server.http), "the port is closed")
         kept[0].request("GET", "/v2")
         answer = kept[0].getresponse()
-        assert (answer.status, answer.getheader("Connection")) == (200, "close")
+        assert answer.status == 200
         answer.read()
         gate.open()
         assert running.result(30) == [1.0, 2.0]

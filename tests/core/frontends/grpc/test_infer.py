@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, cast
@@ -28,6 +28,7 @@ from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.large import LargeWork
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
+from headrace.models.open_streams import OpenStreams
 
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 
@@ -65,7 +66,7 @@ class StandInEngine:
         self.models = {name: StandIn(name, decoupled=name == "d", enqueue=self.enqueue) for name in "md"}
         self.submitted: asyncio.Queue[Ticket] = asyncio.Queue()
         self.refusal: Exception | None = None
-        self.large_work = LargeWork()
+        self.large_work, self.streams = LargeWork(), OpenStreams()
         self.options = ServerOptions(model_repository=("models",))
 
     def resolve(self, name: str, version: str = "") -> StandIn:
@@ -452,6 +453,30 @@ async def test_a_failing_write_cancels_what_is_in_flight() -> None:
     with pytest.raises(ConnectionResetError):
         await call
     assert second.cancelled
+
+
+@asynchronous
+async def test_the_reader_of_a_stream_that_ends_has_ended_too() -> None:
+    """Its task is somebody's until then, and what it reads from can be closed."""
+    engine = StandInEngine()
+
+    async def requests() -> AsyncIterator[RawRequest]:
+        yield raw_request()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+
+    async def write(body: bytes) -> None:
+        raise ConnectionResetError
+
+    inference, reading = engine.inference(), requests()
+    call = asyncio.ensure_future(model_stream_infer(inference, reading, write, Call()))
+    (await engine.submitted.get()).respond(answer(1), True)
+    with pytest.raises(ConnectionResetError):
+        await call
+    assert not inference.readers
+    await cast("AsyncGenerator[RawRequest, None]", reading).aclose()
 
 
 def held() -> int:

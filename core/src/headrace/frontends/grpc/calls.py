@@ -60,6 +60,8 @@ class CallState:
     def __init__(self, options: ServerOptions, large: LargeWork) -> None:
         self.loop = asyncio.get_running_loop()
         self.draining = False
+        #: Those that answer calls, until they end: the event loop itself keeps none from the garbage collector.
+        self.tasks: set[asyncio.Task[None]] = set()
         self.large = large
         self.inflated_bytes = options.grpc_max_decompressed_size
         self.compressor = Compressor(options.grpc_infer_response_compression_level)
@@ -234,6 +236,8 @@ class GrpcCall(Stream):
         self.is_busy = True
         self.connection.turns.left_ns -= _TASK_NS
         task = self._calls.loop.create_task(work)
+        self._calls.tasks.add(task)
+        task.add_done_callback(self._calls.tasks.discard)
         task.add_done_callback(self._task_done)  # a task that is cancelled before it starts runs no line of its own
         self._cancel = task.cancel
 

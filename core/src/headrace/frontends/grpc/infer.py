@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -38,6 +39,8 @@ class Inference:
     def __init__(self, engine: Engine, forward: Forward | None = None) -> None:
         self.large_work, self.options, self._forward = engine.large_work, engine.options, forward
         self.streams = engine.streams
+        #: The tasks that read streams. The event loop itself keeps no task from the garbage collector.
+        self.readers: set[asyncio.Task[None]] = set()
         #: For one response, and for any number of them.
         self.single, self.any_number = (
             engine.entrance(not_by_model_infer, caller_of),

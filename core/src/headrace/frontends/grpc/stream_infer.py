@@ -54,6 +54,8 @@ async def model_stream_infer(
     """
     stream = _Stream(inference, context)
     reader = asyncio.ensure_future(stream.read(requests))
+    inference.readers.add(reader)
+    reader.add_done_callback(inference.readers.discard)
     reader.add_done_callback(stream.half_close)
     inference.streams.add(stream.end)
     try:
@@ -62,6 +64,7 @@ async def model_stream_infer(
         inference.streams.discard(stream.end)
         reader.cancel()
         stream.cancel()
+        await asyncio.wait((reader,))  # what it reads must not be closed while it reads
 
 
 class _Turn:
