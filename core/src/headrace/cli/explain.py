@@ -30,7 +30,8 @@ def run(words: Sequence[str]) -> int:
         told = _ask(_address(arguments.url, arguments.model, arguments.version or ""), arguments.header)
         text = json.dumps(told, indent=2) if arguments.json else "\n".join(_picture(told, arguments.last))
     except HTTPError as error:
-        print(f"{arguments.url} answers {error.code}: {_error_in(error)}", file=sys.stderr)
+        with error:
+            print(f"{arguments.url} answers {error.code}: {_error_in(error)}", file=sys.stderr)
     except HTTPException:
         what = "what listens there does not speak HTTP/1.1; gRPC and HTTP have a port each"
         print(f"cannot ask {arguments.url} about '{arguments.model}': {what}", file=sys.stderr)
