@@ -110,12 +110,6 @@ def build(session: nox.Session) -> None:
     session.run("pytest", "tests/compiled")
 
 
-@nox.session(venv_backend="none", requires=["workshop"])
-def tests(session: nox.Session) -> None:
-    """All tests in one run, on all cores; arguments after `--` go to pytest."""
-    _run(session, "pytest", *PARALLEL, *session.posargs)
-
-
 @nox.session(default=False)
 def wheels(session: nox.Session) -> None:
     """The wheels of a release into dist/: all of them pure, and core's for this Python compiled in minutes."""
@@ -174,6 +168,12 @@ def smoke(session: nox.Session, version: str) -> None:
     tools = ("pytest", "pytest-timeout", "tritonclient[grpc,http]")
     session.run(python, "-m", "pip", "install", "-q", *PINS, *editable, *tools, external=True)
     session.run(python, "-m", "pytest", *(session.posargs or ["tests/smoke"]), external=True)
+
+
+@nox.session(venv_backend="none", requires=["workshop"])
+def tests(session: nox.Session) -> None:
+    """All tests in one run, on all cores; arguments after `--` go to pytest."""
+    _run(session, "pytest", *PARALLEL, *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)
