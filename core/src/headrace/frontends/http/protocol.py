@@ -166,7 +166,7 @@ class HttpProtocol(AnsweringProtocol):
             self._exchange.closes = self._is_deaf = True
 
     def end_streams(self) -> None:
-        if self._streams:
+        if self._stream is not None:
             self._transport.abort()
 
     def close(self) -> None:
