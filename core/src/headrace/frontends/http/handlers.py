@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import binascii
-import re
 from base64 import b64decode
 from collections.abc import Coroutine, Iterable, Iterator
 from functools import partial
@@ -78,8 +77,9 @@ class DescriptionHandlers:
         return HttpReply(200 if is_well else 400)
 
 
-#: The head of a document of `RepositoryHandlers.index` whose ``ready`` is an array or an object.
-_NESTED_READY = re.compile(rb'\s*\{\s*"ready"\s*:\s*[\[{]')
+#: The head of a document of `RepositoryHandlers.index` whose ``ready`` is an array or an object, without its spaces.
+_NESTED_READY = (b'{"ready":[', b'{"ready":{')
+_HEAD_BYTES = 256
 
 
 class RepositoryHandlers:
@@ -94,7 +94,7 @@ class RepositoryHandlers:
         try:
             ready_only = (await self._document(request)).get("ready", False)
         except InvalidArgument as error:  # how deep it is nested does not count where it must be a boolean
-            if error.code is Code.INTERNAL or not _NESTED_READY.match(request.body):
+            if error.code is Code.INTERNAL or not _begins_nested(request.body):
                 raise
             ready_only = None
         if type(ready_only) is not bool:
@@ -167,3 +167,7 @@ def _decode(parts: Iterable[str]) -> Iterator[bytes]:
         yield b64decode(left[:end], validate=True)
         left = left[end:]
     yield b64decode(left, validate=True)
+
+
+def _begins_nested(body: memoryview) -> bool:
+    return b"".join(body[:_HEAD_BYTES].tobytes().split()).startswith(_NESTED_READY)
