@@ -14,13 +14,14 @@ import pytest
 from headrace.errors import HeadraceError
 from headrace.ipc.channel import FramedSocket
 from headrace.ipc.codec import Decoder, Encoder
-from headrace.ipc.framing import FrameParser
-from headrace.ipc.peer_requests import DirectCalls, DirectReplies
+from headrace.ipc.framing import FrameParser, Kind, read_integers
+from headrace.ipc.peer_requests import DirectCalls, DirectReplies, OutgoingRequests
 from headrace.ipc.replies import Reply, reply_of
 from headrace.ipc.tensors import INLINE
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.messages.tensor import Tensor
+from headrace.messages.ticket import Ticket
 
 
 def response(count: int = 1, **fields: Any) -> InferResponse:
@@ -241,3 +242,30 @@ def test_the_answer_to_an_interrupted_call_is_never_taken_for_anothers(
             ends.ask(1)
     ends.answer(1, "too late")
     assert ends.ask(2) is False  # then it goes another way
+
+
+# ------------------------------------------------------------------ requests that are cancelled
+
+
+class Unlisted(dict[int, Ticket]):
+    """Requests that are found by their number only: to look through thousands for each that leaves takes a second."""
+
+    def items(self) -> NoReturn:
+        raise AssertionError("all requests are looked through")
+
+    values = __iter__ = items
+
+
+def test_a_request_that_is_cancelled_is_told_by_its_number_without_looking_at_the_others() -> None:
+    sent: list[bytes] = []
+    outgoing = OutgoingRequests(Decoder(None, lambda offset: None), sent.append)
+    outgoing.in_flight = Unlisted()
+    tickets = [Ticket(InferRequest("m", {}), lambda answer, final: None) for _ in range(4)]
+    numbered = outgoing.numbered(tickets)
+    outgoing.enter(numbered)
+    tickets[2].cancel()
+    tickets[1].stop()
+    outgoing.take(reply_of(numbered[3][0], response(), True))
+    tickets[3].cancel()  # it has its last answer
+    told = [(frame.kind, read_integers(frame)) for frame in FrameParser().feed(b"".join(sent))]
+    assert told == [(Kind.CANCEL, [numbered[2][0]]), (Kind.STOP, [numbered[1][0]])]

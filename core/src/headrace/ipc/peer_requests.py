@@ -57,7 +57,7 @@ class OutgoingRequests:
         in_flight, tell = self.in_flight, self._tell_cancelled
         for call, ticket in numbered:
             in_flight[call] = ticket
-            ticket.on_cancel = tell
+            ticket.on_cancel = partial(tell, call)
 
     def hear(self, message: Frame) -> None:
         """Take ANSWERS. Raises `ProtocolError`."""
@@ -79,11 +79,9 @@ class OutgoingRequests:
     def _deliver(self, ticket: Ticket, answer: Answer, final: bool) -> None:
         ticket.respond(answer, final)
 
-    def _tell_cancelled(self, ticket: Ticket) -> None:
-        for call, other in tuple(self.in_flight.items()):  # at once: other threads add to it
-            if other is ticket:
-                self._send(integers_frame(Kind.CANCEL if ticket.abandoned else Kind.STOP, (call,)))
-                return
+    def _tell_cancelled(self, call: int, ticket: Ticket) -> None:
+        if call in self.in_flight:
+            self._send(integers_frame(Kind.CANCEL if ticket.abandoned else Kind.STOP, (call,)))
 
     def _has_read(self, call: int, ticket: Ticket) -> None:
         self._send(integers_frame(Kind.READ, (call,)))
