@@ -14,6 +14,7 @@ from headrace.engine import Engine, Entrance
 from headrace.errors import CallerError, Code, HeadraceError
 from headrace.frontends.grpc.rpc import Metadata, Rpc, serialize
 from headrace.frontends.grpc.rpc_table import HEALTH_SERVICE, SERVICE, rpcs
+from headrace.models.open_streams import OpenStreams
 from headrace.models.states import IndexEntry
 
 #: docs/spec/behaviours.md section 2.1.
@@ -52,6 +53,7 @@ class TrialService:
     ready: bool = False
     calls: list[Any] = field(default_factory=list)
     large_work: Any = None
+    streams: OpenStreams = field(default_factory=OpenStreams)
 
     def entrance(self, single: Any = None, describe: Any = None) -> Entrance:
         return Entrance(cast("Any", None), single)
