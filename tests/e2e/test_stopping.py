@@ -152,7 +152,8 @@ def test_open_streams_are_told_the_end(serve: Callable[..., Headrace], root: Pat
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     with ExitStack() as stack:
         client = stack.enter_context(tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}"))
-        callers = [stack.enter_context(connect(server.http)) for _ in range(20)]
+        # The system holds the events of every second caller, whose own buffer is full.
+        callers = [stack.enter_context(connect(server.http, 4096 * (number % 2))) for number in range(20)]
         client.start_stream(lambda result, error: answers.put((result, error)))
         tensor = tritonclient.grpc.InferInput("IN", [1], "FP32")
         tensor.set_data_from_numpy(np.ones(1, np.float32))

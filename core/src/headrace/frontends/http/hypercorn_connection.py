@@ -118,9 +118,13 @@ class HypercornConnection(asyncio.StreamReaderProtocol):
 
     @property
     def unsent_bytes(self) -> int:
-        return self._socket_transport.get_write_buffer_size() + unsent_bytes(
-            self._socket_transport.get_extra_info("socket")
-        )
+        """Return the bytes that wait for the caller, or 0 if the system has room for all of them.
+
+        An event stream writes a little now and then. The system may hold some of that all the time, because
+        the caller acknowledges it late, and this alone does not make the caller slow.
+        """
+        waiting = self._socket_transport.get_write_buffer_size()
+        return waiting and waiting + unsent_bytes(self._socket_transport.get_extra_info("socket"))
 
     # ------------------------------------------------------------------ the host calls
 
