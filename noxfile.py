@@ -232,7 +232,7 @@ def protos(session: nox.Session) -> None:
     """Regenerate the *_pb2 modules and their stubs from the .proto files."""
     # These bring protoc 30, whose code runs on any protobuf from 6.30.
     session.install("-q", "grpcio-tools==1.72.2", "mypy-protobuf==3.6.0")
-    sources = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("core/src/headrace/**/*.proto"))]
+    sources = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("core/src/**/*.proto"))]
     outputs = ["--python_out=core/src", "--mypy_out=quiet:core/src"]
     session.run("python", "-m", "grpc_tools.protoc", "-Icore/src", *outputs, *sources)
 

@@ -30,16 +30,16 @@ from tritonclient.grpc import service_pb2 as pb
 
 from headrace import InferResponse, Server, Ticket
 from headrace.engine import Engine
-from headrace.frontends.grpc.native_host import Calls, _keepalive, _limits
-from headrace.frontends.grpc.rpc_table import rpcs
-from headrace.frontends.http.caller_limits import HttpLimits, flagged
-from headrace.frontends.http.open_connections import NativeConnections
-from headrace.frontends.http.protocol import HttpProtocol
-from headrace.frontends.http.routes import Routes
-from headrace.frontends.http2.connection import Connection
-from headrace.frontends.http2.connections import Connections
 from headrace.models.entrance import Entrance
 from headrace.models.view import ModelView
+from headrace_grpc.http2.connection import Connection
+from headrace_grpc.http2.connections import Connections
+from headrace_grpc.native_host import Calls, _keepalive, _limits
+from headrace_grpc.rpc_table import rpcs
+from headrace_http.caller_limits import HttpLimits, flagged
+from headrace_http.open_connections import NativeConnections
+from headrace_http.protocol import HttpProtocol
+from headrace_http.routes import Routes
 
 #: Requests of a kind, which differ as it says: more than any server remembers. So many of them are sent in a round.
 COUNT, ROUND = 2560, 16

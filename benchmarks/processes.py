@@ -27,15 +27,15 @@ from frontends import COUNT, KINDS, Kind, Wire, _http, _two
 
 from headrace import Server
 from headrace.engine import Engine
-from headrace.frontends.http.caller_limits import HttpLimits, flagged
-from headrace.frontends.http.open_connections import NativeConnections
-from headrace.frontends.http.protocol import HttpProtocol
-from headrace.frontends.http.routes import Routes
 from headrace.frontends.processes.forwarding import Forwarder, ForwardingRoutes
 from headrace.frontends.processes.incoming import IncomingInferences
 from headrace.ipc.codec import Decoder, Encoder
 from headrace.ipc.framing import FrameParser
 from headrace.remote_engine import RemoteEngine, RemoteRequests, write_view
+from headrace_http.caller_limits import HttpLimits, flagged
+from headrace_http.open_connections import NativeConnections
+from headrace_http.protocol import HttpProtocol
+from headrace_http.routes import Routes
 
 TOGETHER = (1, 16, 64)
 CHOSEN = {

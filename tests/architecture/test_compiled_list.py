@@ -46,7 +46,7 @@ def test_what_works_in_slices_is_interpreted() -> None:
     """Compiled code keeps the interpreter's lock from slice to slice: the event loop would wait for all of them."""
     left_out = set().union(*LEFT_OUT.values())
     in_slices = {path for path in SOURCE.rglob("*.py") if re.search(r"import .*\bSLICE_BYTES\b", path.read_text())}
-    assert SOURCE / "headrace/frontends/http/large_documents.py" in in_slices
+    assert SOURCE / "headrace_http/large_documents.py" in in_slices
     assert not set().union(*COMPILED.values()) - left_out & in_slices
 
 
@@ -58,5 +58,5 @@ def test_asynchronous_generators_are_interpreted() -> None:
         return any(isinstance(node, ast.Yield) for function in functions for node in ast.walk(function))
 
     left_out = set().union(*LEFT_OUT.values())
-    assert has_one(SOURCE / "headrace/frontends/grpc/stream_calls.py")
+    assert has_one(SOURCE / "headrace_grpc/stream_calls.py")
     assert not [path for path in set().union(*COMPILED.values()) - left_out if has_one(path)]

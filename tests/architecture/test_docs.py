@@ -36,23 +36,23 @@ def test_docs_list_every_hook_with_its_signature_in_order() -> None:
 
 #: What docs/parts.md lists, and where it is defined.
 PARTS = {
-    "Scheduler": "schedulers/base.py",
-    "SchedulerContext": "schedulers/base.py",
-    "InstanceInfo": "schedulers/base.py",
-    "Wait": "schedulers/base.py",
-    "Waiting": "schedulers/base.py",
-    "Clock": "schedulers/base.py",
-    "Frontend": "frontends/base.py",
-    "ResponseCache": "caches/base.py",
-    "HttpRoute": "frontends/http/plugin_routes.py",
-    "HttpCall": "frontends/http/plugin_routes.py",
-    "Observer": "telemetry/executions.py",
-    "BatchTimes": "telemetry/executions.py",
-    "ModelView": "models/view.py",
-    "Interceptor": "models/entrance.py",
-    "Caller": "models/entrance.py",
-    "ServedModel": "models/served.py",
-    "OtherModel": "schedulers/base.py",
+    "Scheduler": "headrace/schedulers/base.py",
+    "SchedulerContext": "headrace/schedulers/base.py",
+    "InstanceInfo": "headrace/schedulers/base.py",
+    "Wait": "headrace/schedulers/base.py",
+    "Waiting": "headrace/schedulers/base.py",
+    "Clock": "headrace/schedulers/base.py",
+    "Frontend": "headrace/frontends/base.py",
+    "ResponseCache": "headrace/caches/base.py",
+    "HttpRoute": "headrace_http/plugin_routes.py",
+    "HttpCall": "headrace_http/plugin_routes.py",
+    "Observer": "headrace/telemetry/executions.py",
+    "BatchTimes": "headrace/telemetry/executions.py",
+    "ModelView": "headrace/models/view.py",
+    "Interceptor": "headrace/models/entrance.py",
+    "Caller": "headrace/models/entrance.py",
+    "ServedModel": "headrace/models/served.py",
+    "OtherModel": "headrace/schedulers/base.py",
 }
 #: Not for authors: set up by the base class, and described in the text.
 DESCRIBED = {"name", "labels"}
@@ -61,7 +61,7 @@ DESCRIBED = {"name", "labels"}
 def members(part: str) -> list[str]:
     """The public methods, properties and fields of the class, in order, as ``name(arguments) -> result`` or
     ``name: type``."""
-    tree = ast.parse((ROOT / "core/src/headrace" / PARTS[part]).read_text())
+    tree = ast.parse((ROOT / "core/src" / PARTS[part]).read_text())
     (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == part]
     shown = []
     for node in found.body:

@@ -1,7 +1,7 @@
 """Imports point down the path of a request, and engines are imported only where they are needed.
 
-The path is frontends -> engine -> models -> schedulers -> workers -> backends.base. ``messages``
-is what travels along it, so everything may import it, and it imports nothing of the path.
+The path is headrace_http or headrace_grpc -> frontends -> engine -> models -> schedulers -> workers -> backends.base.
+Everything may import ``messages``, which travel along it and import nothing of the path.
 
 That holds for imports under ``if TYPE_CHECKING:``, too: a frontend is handed the engine, which is all that it
 sees of the inside, and never names a server.
@@ -55,7 +55,11 @@ MAY_IMPORT = {
     "engine": LEAVES | {"models", "large"},
     "remote_engine": LEAVES | {"engine", "models", "ipc"},
     "frontends": LEAVES | {"compilation", "engine", "remote_engine", "ipc", "supervision", "large", "trimming"},
+    "headrace_http": LEAVES | {"__init__", "engine", "frontends", "large"},
+    "headrace_grpc": LEAVES | {"__init__", "engine", "frontends", "large", "trimming"},
 }
+#: The frontends of core's own distribution, packages beside `headrace` which import neither it whole nor one another.
+BESIDE = {"headrace_http", "headrace_grpc"}
 #: What frontends, the first-party ones and a stranger's, see of the inside. `headrace.engine` is the way to it.
 SEEN_BY_FRONTENDS = {
     "headrace.config": {"config_json", "model_config_pb2", "options", "support"},
@@ -93,6 +97,8 @@ class Import:
     def part(self) -> str:
         """The part of headrace it lies in: ``messages``; ``__init__`` for names of headrace itself."""
         words = self.module.split(".")
+        if self.top in BESIDE:
+            return self.top
         return words[1] if len(words) > 1 and words[1] in MAY_IMPORT.keys() | COMPOSITION else "__init__"
 
 
@@ -125,7 +131,7 @@ def upward(part: str, source: str) -> list[str]:
         return []
     wrong = []
     for found in imports(source):
-        if found.top != "headrace" or found.part == part or found.part in MAY_IMPORT[part]:
+        if found.top not in {"headrace", *BESIDE} or found.part == part or found.part in MAY_IMPORT[part]:
             continue
         wrong.append(f"line {found.line}: {part} imports {found.module}")
     return wrong
@@ -155,30 +161,37 @@ def engines_of(backend: Path) -> set[str]:
     return {name for block in wanted for name in re.findall(r'"(\w+)', block)} - {"headrace", "numpy"}
 
 
+def part_of(path: Path) -> str:
+    package, inner, *_ = path.relative_to(CORE).parts
+    return package if package in BESIDE else inner.removesuffix(".py")
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", modules(CORE), ids=name_of)
+@pytest.mark.parametrize(
+    "path", [path for path in modules(CORE) if "frontends/processes" not in path.as_posix()], ids=name_of
+)
 def test_core_imports_point_down_the_path(path: Path) -> None:
-    part = path.relative_to(CORE / "headrace").parts[0].removesuffix(".py")
+    part = part_of(path)
     assert part in MAY_IMPORT.keys() | COMPOSITION, f"say in this test what {part} may import"
     assert upward(part, path.read_text()) == []
 
 
-#: What the HTTP and the gRPC frontend share with `headrace.frontends.http2`; it imports nothing of ours.
+#: What the HTTP and the gRPC frontend share with `headrace_grpc.http2`; it imports nothing of ours.
 HELD_BYTES = "headrace.frontends.held_bytes."
 
 
 @pytest.mark.parametrize(
     "path",
-    [*modules(CORE / "headrace/frontends/http2"), CORE / "headrace/frontends/held_bytes.py"],
+    [*modules(CORE / "headrace_grpc/http2"), CORE / "headrace/frontends/held_bytes.py"],
     ids=name_of,
 )
 def test_http2_knows_neither_grpc_nor_the_server(path: Path) -> None:
     allowed = {found.module for found in imports(path.read_text()) if found.top in sys.stdlib_module_names | {"hpack"}}
     ours = {found.module for found in imports(path.read_text())} - allowed
-    known = ("headrace.frontends.http2.", HELD_BYTES)
+    known = ("headrace_grpc.http2.", HELD_BYTES)
     assert [module for module in sorted(ours) if not module.startswith(known)] == []
 
 
@@ -199,7 +212,7 @@ def test_an_extra_is_imported_by_what_needs_it_and_nowhere_else(module: str) -> 
     """Whoever serves by the native hosts does without."""
     early = {
         path.name
-        for path in modules(CORE / "headrace")
+        for path in modules(CORE)
         for found in imports(path.read_text())
         if found.top == module and not (found.typing_only or found.in_function)
     }
@@ -213,12 +226,12 @@ def test_core_requires_what_it_imports_and_its_extras_are_those_that_it_names() 
     packages = {distributions.get(name, name) for name in re.findall(r'"([\w-]+)[>]', required)}
     always = {
         found.top
-        for path in modules(CORE / "headrace")
+        for path in modules(CORE)
         if "testing" not in path.relative_to(CORE).parts
         for found in imports(path.read_text())
         if not found.typing_only and found.top not in sys.stdlib_module_names
     }
-    assert always - EXTRA_MODULES.keys() - {"headrace", "pynvml"} == packages
+    assert always - EXTRA_MODULES.keys() - {"headrace", "pynvml", *BESIDE} == packages
     for extra in EXTRAS.values():
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
 
@@ -243,7 +256,8 @@ def test_a_backend_imports_headrace_itself_and_its_engine_only_inside_functions(
 
 @pytest.mark.parametrize("path", modules(ROOT / "tests/core"), ids=name_of)
 def test_the_tests_of_core_need_no_backend_distribution(path: Path) -> None:
-    assert [found.module for found in imports(path.read_text()) if found.top.startswith("headrace_")] == []
+    others = [found for found in imports(path.read_text()) if found.top.startswith("headrace_")]
+    assert [found.module for found in others if found.top not in BESIDE] == []
 
 
 @pytest.mark.parametrize("path", [path for folder in (CORE, *BACKENDS) for path in modules(folder)], ids=name_of)
@@ -258,7 +272,9 @@ def test_private_names_stay_in_their_module(path: Path) -> None:
     [
         ("workers", "from headrace.schedulers.base import Scheduler"),
         ("schedulers", "import headrace.models.served"),
-        ("messages", "from headrace.frontends import http"),
+        ("messages", "import headrace_http"),
+        ("headrace_grpc", "from headrace_http.message import HttpReply"),
+        ("headrace_http", "from headrace.models.served import ServedModel"),
         ("models", "def late():\n    from headrace.server import Server"),
         ("frontends", "from headrace.schedulers.in_flight import RequestQueue"),
         ("frontends", "from headrace.server import Server"),
@@ -276,7 +292,10 @@ def test_an_upward_import_is_found(part: str, source: str) -> None:
     assert len(upward(part, source)) == 1
 
 
-@pytest.mark.parametrize("path", modules(CORE / "headrace/frontends"), ids=name_of)
+FRONTENDS = [path for folder in ("headrace/frontends", *sorted(BESIDE)) for path in modules(CORE / folder)]
+
+
+@pytest.mark.parametrize("path", FRONTENDS, ids=name_of)
 def test_a_frontend_sees_the_engine_and_no_more_of_the_inside(path: Path) -> None:
     assert unseen(path.read_text()) == []
 

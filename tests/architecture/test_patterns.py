@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from headrace.frontends import failures
-from headrace.frontends.http import url_paths
+from headrace_http import url_paths
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted([*ROOT.glob("core/src/**/*.py"), *ROOT.glob("backends/*/src/**/*.py")])
@@ -61,7 +61,7 @@ def _written(call: ast.Call, form: str) -> re.Pattern[Any] | None:
 #: Patterns that are put together elsewhere: where, and those that come of it.
 MADE: dict[str, Callable[[], list[re.Pattern[Any]]]] = {
     "core/src/headrace/frontends/failures.py": lambda: [failures._paths()],
-    "core/src/headrace/frontends/http/url_paths.py": lambda: [
+    "core/src/headrace_http/url_paths.py": lambda: [
         url_paths.template(path).pattern for path in (*url_paths.CORE, "/{a}/b/{version}/{c}")
     ],
 }

@@ -24,8 +24,8 @@ import h2.events
 import pytest
 
 from headrace.distributions import EXTRAS
-from headrace.frontends.grpc import grpc_service_pb2 as pb
-from headrace.frontends.grpc import health_pb2, reflection_pb2
+from headrace_grpc import grpc_service_pb2 as pb
+from headrace_grpc import health_pb2, reflection_pb2
 
 ANSWER_S = 20.0
 HIDDEN = sorted({*EXTRAS, "grpc_health", "grpc_reflection"})

@@ -13,11 +13,11 @@ import tritonclient.grpc as grpcclient
 
 from headrace.backends.base import Backend, Model, StreamInstance
 from headrace.errors import Unsupported
-from headrace.frontends.grpc.frontend import GrpcFrontend
 from headrace.messages.request import InferRequest
 from headrace.messages.response import InferResponse
 from headrace.registry import PluginInfo
 from headrace.server import Server
+from headrace_grpc.frontend import GrpcFrontend
 
 CONFIG = """
 backend: "countdown" model_transaction_policy { decoupled: true }

@@ -73,8 +73,6 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from headrace.frontends.base import Frontend
-    from headrace.frontends.http.message import HttpReply, HttpRequest
-    from headrace.frontends.http.plugin_routes import HttpCall, HttpRoute, HttpStream
     from headrace.hookspecs import hookimpl
     from headrace.messages import dtypes
     from headrace.messages.dtypes import DataType
@@ -108,6 +106,8 @@ if TYPE_CHECKING:
     from headrace.telemetry.series import MetricKind, MetricOperation, check_metric_update, metric_without_value
     from headrace.workers.output_schema import OutputSchema
     from headrace.workers.process.handshake import InstanceSpec
+    from headrace_http.message import HttpReply, HttpRequest
+    from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
 
 #: Where each name lives. Imported on first use: who writes a backend need not import a server, and
 #: a process host has no more than NumPy.
@@ -166,8 +166,8 @@ _HOMES = {
         "Unsupported",
     ),
     "headrace.frontends.base": ("Frontend",),
-    "headrace.frontends.http.message": ("HttpReply", "HttpRequest"),
-    "headrace.frontends.http.plugin_routes": ("HttpCall", "HttpRoute", "HttpStream"),
+    "headrace_http.message": ("HttpReply", "HttpRequest"),
+    "headrace_http.plugin_routes": ("HttpCall", "HttpRoute", "HttpStream"),
     "headrace.hookspecs": ("hookimpl",),
     "headrace.messages.dtypes": ("DataType",),
     "headrace.messages.request": ("InferRequest",),

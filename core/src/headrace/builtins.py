@@ -25,13 +25,9 @@ def register_schedulers() -> list[type[Scheduler]]:
 
 @hookimpl
 def register_frontends() -> list[type[Frontend]]:
-    # In the order in which they start (docs/spec/behaviours.md section 8).
-    from headrace.frontends.grpc.frontend import GrpcFrontend
-    from headrace.frontends.http.frontend import HttpFrontend
-    from headrace.frontends.metrics_frontend import MetricsFrontend
     from headrace.frontends.processes.frontend import FrontendProcesses
 
-    return [GrpcFrontend, HttpFrontend, FrontendProcesses, MetricsFrontend]
+    return [FrontendProcesses]
 
 
 @hookimpl

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
     from headrace.frontends.base import Frontend
-    from headrace.frontends.http.plugin_routes import HttpRoute
     from headrace.models.entrance import Interceptor
     from headrace.models.served import ServedModel
     from headrace.schedulers.base import Scheduler
     from headrace.server import Server
     from headrace.telemetry.executions import Observer
+    from headrace_http.plugin_routes import HttpRoute
 
 hookspec = pluggy.HookspecMarker("headrace")
 hookimpl = pluggy.HookimplMarker("headrace")

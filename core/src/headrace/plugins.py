@@ -57,7 +57,7 @@ class Plugins:
 
     @classmethod
     def discover(cls, allow: Sequence[str] | None = None) -> Plugins:
-        """The built-in parts and those of every installed plugin, or only of those in ``allow``.
+        """Return the parts of every installed plugin, or only of those in ``allow`` and of core's own distribution.
 
         Raises `ConfigError` for a name in ``allow`` that is neither a plugin's nor its distribution's.
         """
@@ -66,7 +66,7 @@ class Plugins:
         found = [(_describe(entry), entry) for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)]
         _refuse_unknown(allow or (), [built_in, *(info for info, _ in found)])
         for info, entry in found:
-            if allow is None or info.name in allow or info.distribution in allow:
+            if allow is None or built_in.distribution == info.distribution or {info.name, info.distribution} & {*allow}:
                 plugins._add(info, entry.load)
         return plugins
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from headrace.config.option_groups import OptionGroup, group_flags
 from headrace.distributions import meant, missing
 from headrace.errors import Code, ConfigError, LoadError
-from headrace.frontends.http.plugin_routes import HttpRoute, clash, read_route
+from headrace_http.plugin_routes import HttpRoute, clash, read_route
 
 P = TypeVar("P", bound=type)
 

@@ -10,12 +10,12 @@ import orjson
 import pytest
 
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.frontends.grpc import decode as grpc
-from headrace.frontends.grpc import wire
-from headrace.frontends.grpc.grpc_service_pb2 import ModelInferRequest
-from headrace.frontends.http import infer_request as http
 from headrace.frontends.request_parameters import HeaderForwarding
 from headrace.messages.request import InferRequest
+from headrace_grpc import decode as grpc
+from headrace_grpc import wire
+from headrace_grpc.grpc_service_pb2 import ModelInferRequest
+from headrace_http import infer_request as http
 
 Decode = Callable[[Mapping[str, Any]], InferRequest]
 NAMES = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout_us", "parameters")

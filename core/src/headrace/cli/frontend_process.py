@@ -13,9 +13,6 @@ from headrace.cli.serve import run_loop
 from headrace.errors import HeadraceError, InternalError, summary
 from headrace.frontends.base import streams_s
 from headrace.frontends.failures import learn_paths
-from headrace.frontends.grpc.native_host import NativeHost
-from headrace.frontends.grpc.rpc_table import rpcs
-from headrace.frontends.http.frontend import choose_host
 from headrace.frontends.processes.forwarding import Forwarder, ForwardingRoutes, forwarding_rpcs
 from headrace.frontends.processes.schema import FrontendKind, read_options
 from headrace.ipc.arena import Arena, Reader, Writer
@@ -27,6 +24,9 @@ from headrace.remote_engine import RemoteEngine, RemoteRequests
 from headrace.supervision.parent_line import ParentLine, run
 from headrace.supervision.supervised_process import LifeKind
 from headrace.telemetry.logs import Log, LogSettings
+from headrace_grpc.native_host import NativeHost
+from headrace_grpc.rpc_table import rpcs
+from headrace_http.frontend import choose_host
 
 
 def serve(

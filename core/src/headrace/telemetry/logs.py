@@ -40,6 +40,8 @@ def threshold(level: int) -> int:
 
 
 LOGGER = logging.getLogger("headrace")
+#: The packages of this distribution, which log by the level of the settings.
+_OURS = (LOGGER, logging.getLogger("headrace_grpc"), logging.getLogger("headrace_http"))
 _ROOT = logging.getLogger()
 _CONTEXT = ("request_id", "model", "version", "code", "left_out")
 #: Loggers of transports that are not ours: what they say is what peers make them say.
@@ -95,7 +97,8 @@ class Log:
         self._escape = environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1") != "0"
         self._handler = LogOutput(settings.file)
         self._foreign = LogRateLimit()
-        self._before = (LOGGER.level, _ROOT.level, threading.excepthook, sys.unraisablehook)
+        self._levels = [(logger, logger.level) for logger in (*_OURS, _ROOT)]
+        self._hooks = (threading.excepthook, sys.unraisablehook)
         self._handler.addFilter(self._passes)
         self.change(settings)
         _ROOT.setLevel(logging.INFO)
@@ -108,7 +111,8 @@ class Log:
         """Log by ``settings`` from now on, into the file opened at the start."""
         self.settings = settings
         self._handler.setFormatter(_formatter(settings.format, self._escape))
-        LOGGER.setLevel(settings.threshold)
+        for logger in _OURS:
+            logger.setLevel(settings.threshold)
 
     def close(self) -> None:
         """Say what was left out, and leave logging as it was found."""
@@ -116,9 +120,9 @@ class Log:
         pacing.flush()
         _ROOT.removeHandler(self._handler)
         logging.captureWarnings(False)
-        level, root_level, threading.excepthook, sys.unraisablehook = self._before
-        LOGGER.setLevel(level)
-        _ROOT.setLevel(root_level)
+        threading.excepthook, sys.unraisablehook = self._hooks
+        for logger, level in self._levels:
+            logger.setLevel(level)
         self._handler.close()
 
     def _passes(self, record: logging.LogRecord) -> bool:

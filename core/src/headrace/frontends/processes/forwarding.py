@@ -12,19 +12,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CallerError, Code, HeadraceError
-from headrace.frontends.grpc.rpc import Cancel as LeaveCall
-from headrace.frontends.grpc.rpc import Context, Direct, Rpc
-from headrace.frontends.grpc.rpc import Reply as CallReply
-from headrace.frontends.grpc.status import Status
-from headrace.frontends.grpc.wire import Buffer, RawRequest
-from headrace.frontends.http import url_paths as paths
-from headrace.frontends.http.inference import InferenceHandler
-from headrace.frontends.http.message import Cancel, HttpReply, HttpRequest, Reply, reply_stream
-from headrace.frontends.http.routes import Handler, Route, Routes, make_route
-from headrace.frontends.http.url_paths import PathTarget
 from headrace.frontends.processes.schema import FrontendKind, byte_headers, call_frame, read_call, text_headers
 from headrace.ipc.framing import Frame
 from headrace.telemetry.pacing import paced
+from headrace_grpc.rpc import Cancel as LeaveCall
+from headrace_grpc.rpc import Context, Direct, Rpc
+from headrace_grpc.rpc import Reply as CallReply
+from headrace_grpc.status import Status
+from headrace_grpc.wire import Buffer, RawRequest
+from headrace_http import url_paths as paths
+from headrace_http.inference import InferenceHandler
+from headrace_http.message import Cancel, HttpReply, HttpRequest, Reply, reply_stream
+from headrace_http.routes import Handler, Route, Routes, make_route
+from headrace_http.url_paths import PathTarget
 
 if TYPE_CHECKING:
     from headrace.remote_engine import RemoteEngine

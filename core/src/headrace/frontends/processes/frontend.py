@@ -98,7 +98,7 @@ class FrontendProcesses(Frontend):
 
     def _listen(self) -> None:
         """One socket per process and protocol, so that the system hands out the connections. Raises `Unavailable`."""
-        from headrace.frontends.grpc.native_host import listen
+        from headrace_grpc.native_host import listen
 
         options = self.engine.options
         count = options.frontend_processes

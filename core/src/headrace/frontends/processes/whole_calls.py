@@ -12,15 +12,15 @@ from google.protobuf.message import DecodeError
 
 from headrace.errors import CallerError, Code, HeadraceError, InternalError
 from headrace.frontends.failures import tell_fault
-from headrace.frontends.grpc.rpc import Metadata, Rpc, awaited, serialize
-from headrace.frontends.grpc.rpc_table import rpcs
-from headrace.frontends.grpc.status import Status
-from headrace.frontends.http.message import Buffer, HttpReply, HttpRequest
-from headrace.frontends.http.routes import Routes
 from headrace.frontends.processes.schema import FrontendKind, byte_headers, call_frame, read_call, text_headers
 from headrace.ipc.framing import Frame, ProtocolError
 from headrace.large import Large
 from headrace.telemetry.pacing import paced
+from headrace_grpc.rpc import Metadata, Rpc, awaited, serialize
+from headrace_grpc.rpc_table import rpcs
+from headrace_grpc.status import Status
+from headrace_http.message import Buffer, HttpReply, HttpRequest
+from headrace_http.routes import Routes
 
 if TYPE_CHECKING:
     from headrace.engine import Engine
@@ -146,7 +146,7 @@ class WholeCalls:
 
 @dataclass(frozen=True, slots=True)
 class WholeContext:
-    """A `headrace.frontends.grpc.rpc.Context` of another process."""
+    """A `headrace_grpc.rpc.Context` of another process."""
 
     metadata: Metadata
     deadline_ns: int

@@ -1,0 +1,270 @@
+"""gRPC calls as HTTP/2 streams: what they have in common.
+
+::
+
+    DirectCall    one message in, one out, by callback: the hot path (module ``single_calls``)
+    UnaryCall     the same, with a task for its handler
+    StreamCall    any number of each, with a task for its handler (module ``stream_calls``)
+    RefusedCall   ended by its headers
+
+A call `is_ended` once its status is decided, or once nobody is left to hear it. What its handler
+says afterwards is not heard. Everything runs on the event loop, except that large messages are
+read and packed on the threads of `headrace.large`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from time import monotonic_ns
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from headrace.config.options import ServerOptions
+from headrace.errors import HeadraceError
+from headrace.large import UNBOUNDED, LargeWork
+from headrace.telemetry.pacing import paced
+from headrace_grpc.call_headers import CallHead, Refusal, refusal
+from headrace_grpc.hosts import OUT_OF_TIME
+from headrace_grpc.http2.connection import Connection
+from headrace_grpc.http2.stream import Stream
+from headrace_grpc.message_framing import IDENTITY, Compressor, MessageAssembler, bound, inflate
+from headrace_grpc.rpc import Cancel, Metadata
+from headrace_grpc.status import (
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    RESOURCE_EXHAUSTED,
+    STATUS,
+    UNAVAILABLE,
+    Status,
+)
+from headrace_grpc.wire import Buffer
+
+log = paced(__name__)
+
+T = TypeVar("T")
+
+#: Pieces of a message that are smaller, and not its last, are counted like frames without a use.
+_FRAGMENT_BYTES = 64
+#: Requests up to here are not counted among what a connection holds; each of them is one of its calls.
+COUNTED_BYTES = 64 * 1024
+#: What beginning a task is taken to cost, in the turn of the loop in which it begins.
+_TASK_NS = 50_000
+
+
+class CallState:
+    """What all calls of a host share. ``draining``: no further requests are taken."""
+
+    def __init__(self, options: ServerOptions, large: LargeWork) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.draining = False
+        #: Those that answer calls, until they end: the event loop itself keeps none from the garbage collector.
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.large = large
+        self.inflated_bytes = options.grpc_max_decompressed_size
+        self.compressor = Compressor(options.grpc_infer_response_compression_level)
+
+
+class RefusedCall(Stream):
+    """Ended by its headers."""
+
+    __slots__ = ()
+
+    def __init__(self, connection: Connection, id: int, refused: Refusal) -> None:
+        Stream.__init__(self, connection, id)
+        self.is_remote_closed = connection.is_whole
+        self.end(refused.block)
+
+
+class GrpcCall(Stream):
+    """What all other calls have in common. Handlers see it as their ``Context``."""
+
+    __slots__ = ("_assembler", "_calls", "_cancel", "_head", "_timer", "deadline_ns", "is_ended")
+
+    def __init__(self, connection: Connection, id: int, calls: CallState, head: CallHead) -> None:
+        Stream.__init__(self, connection, id)
+        self._calls = calls
+        self._head = head
+        self._assembler: MessageAssembler | None = None
+        #: Tells the handler that nobody waits for it.
+        self._cancel: Cancel | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.deadline_ns = 0
+        if head.timeout:
+            self._timer = calls.loop.call_later(head.timeout, self._expire)
+            self.deadline_ns = monotonic_ns() + int(head.timeout * 1e9)
+        self.is_ended = False
+
+    # ------------------------------------------------------------------ handlers call
+
+    @property
+    def metadata(self) -> Metadata:
+        return self._head.metadata
+
+    @property
+    def peer(self) -> str:
+        return self.connection.peer
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        return self.connection.certificate
+
+    @property
+    def draining(self) -> bool:
+        return self._calls.draining
+
+    @property
+    def streams(self) -> int:
+        return self.connection.holding.long_calls
+
+    # ------------------------------------------------------------------ the stream calls
+
+    def data_received(self, data: Buffer, ended: bool) -> None:
+        if self._assembler is None:
+            self._assembler = MessageAssembler()
+        assembler = self._assembler
+        try:
+            assembler.append(data)
+            self._keep(assembler)
+            self._gathered(assembler, ended)
+        except Status as status:
+            self.fail(status)
+        if len(data) < _FRAGMENT_BYTES and not ended and not assembler.is_between:
+            self.connection.allowance.count_idle()
+
+    def tail(self, size_bytes: int) -> memoryview | None:
+        assembler = self._assembler
+        if assembler is None or not assembler.is_coming or self.is_ended:
+            return None
+        try:
+            return assembler.tail(size_bytes)
+        except Status as status:
+            self.fail(status)
+            return None
+
+    def tail_received(self, size_bytes: int, ended: bool) -> None:
+        assert self._assembler is not None
+        self._assembler.advance(size_bytes)
+        self._keep(self._assembler)
+        try:
+            self._gathered(self._assembler, ended)
+        except Status as status:
+            self.fail(status)
+
+    def lost(self) -> None:
+        if not self.is_ended:
+            self._end()
+            self._cancel_handler()
+
+    def expel(self) -> None:
+        self.finish(UNAVAILABLE, OUT_OF_TIME)
+        self._cancel_handler()
+
+    # ------------------------------------------------------------------ ending
+
+    def fail(self, reason: Exception) -> None:
+        """End the call with the status of ``reason``; what is not ours is logged and not shown."""
+        if isinstance(reason, HeadraceError):
+            self.finish(STATUS[reason.code], reason.message)
+        elif isinstance(reason, Status):
+            self.finish(reason.code, reason.message)
+        elif isinstance(reason, DecodeError):
+            self.finish(INTERNAL, "Unable to parse request")
+        else:
+            log.error("a gRPC handler failed", exc_info=reason)
+            self.finish(INTERNAL, "internal error; the server's log has the details")
+
+    def finish(self, code: int, message: str = "") -> None:
+        """End the call, if it has not ended."""
+        if not self.is_ended:
+            self._end()
+            self._send_status(code, message)
+
+    def _require_progress(self, now: float) -> None:
+        """End the call if its message, or the rest of it, has not gone on to arrive for too long."""
+        if self._assembler is None:
+            self._assembler = MessageAssembler()
+        limits = self.connection.limits
+        if self._assembler.stalled_seconds(now) > limits.message_seconds:
+            text = f"The request message has not gone on to arrive for {limits.message_seconds:g} s."
+            self.finish(DEADLINE_EXCEEDED, text)
+            self._cancel_handler()
+
+    def _end(self) -> None:
+        self.is_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _send_status(self, code: int, message: str) -> None:
+        self.end(refusal(code, message))
+
+    def _expire(self) -> None:
+        self.finish(DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self._cancel_handler()
+
+    def _cancel_handler(self) -> None:
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
+
+    def _keep(self, assembler: MessageAssembler) -> None:
+        """Count what has arrived, if it is much."""
+        kept = assembler.kept_bytes
+        if kept > COUNTED_BYTES:
+            self.connection.holding.keep(self, kept)
+
+    def _require_room(self, size_bytes: int) -> None:
+        """Raise `Status` if an answer of ``size_bytes`` is too much beside those that the client does not read."""
+        holding = self.connection.holding
+        if not holding.has_room(size_bytes):
+            raise Status(
+                RESOURCE_EXHAUSTED,
+                f"the client does not read: {holding.unread_bytes} bytes of answers wait on its connection, and more "
+                f"than {self.connection.limits.unread_bytes} may not (--grpc-max-unread-size)",
+            )
+
+    # ------------------------------------------------------------------ the forms say
+
+    @abstractmethod
+    def _gathered(self, assembler: MessageAssembler, ended: bool) -> None:
+        """Something has come, and perhaps all. Raises `Status`."""
+
+    def _begin_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let ``work`` answer the call."""
+        self.is_busy = True
+        self.connection.turns.left_ns -= _TASK_NS
+        task = self._calls.loop.create_task(work)
+        self._calls.tasks.add(task)
+        task.add_done_callback(self._calls.tasks.discard)
+        task.add_done_callback(self._task_done)  # a task that is cancelled before it starts runs no line of its own
+        self._cancel = task.cancel
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self.done()
+
+    def _inflated(self, flag: int, body: Buffer, patience: int) -> Buffer:
+        """What ``body`` is without compression. Raises `Status`, and `Large` beyond ``patience`` bytes."""
+        if not flag:
+            return body
+        encoding = self._head.encoding
+        if encoding == IDENTITY:
+            raise Status(INTERNAL, "Compression bit set but no encoding configured")
+        return inflate(body, encoding, bound(len(body), self._calls.inflated_bytes), patience)
+
+    def _read(self, flag: int, body: Buffer) -> Any:
+        """The request in a large message. On a thread."""
+        rpc = self._head.rpc
+        return (rpc.parse_large or rpc.parse)(self._inflated(flag, body, UNBOUNDED))
+
+    def _begin_large(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """Let a thread do ``work``, unless the call ends before."""
+        leave = self._calls.large.begin(work, done)
+
+        def cancel() -> None:
+            leave()
+            self.done()
+
+        self.is_busy = True
+        self._cancel = cancel

@@ -1,0 +1,198 @@
+"""The RPCs beside inference: plain functions of the engine, a parsed request and its `Context`.
+
+Source: docs/spec/behaviours.md sections 1.6, 2.1 and 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace.errors import InvalidArgument, Unavailable, Unsupported
+from headrace.frontends.access import Uploads
+from headrace.frontends.failures import shown
+from headrace.frontends.shared_memory import refuse_change, require_status
+from headrace_grpc import grpc_service_pb2 as pb
+from headrace_grpc.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from headrace_grpc.rpc import Context, first
+
+if TYPE_CHECKING:
+    from headrace.engine import Engine
+
+_UNLOAD_DEPENDENTS = "unload_dependents"
+
+
+# ---------------------------------------------------------------------- live and ready
+
+
+async def server_live(engine: Engine, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+    _refuse_exiting(engine)
+    return pb.ServerLiveResponse(live=engine.live)
+
+
+async def server_ready(engine: Engine, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+    _refuse_exiting(engine)
+    return pb.ServerReadyResponse(ready=await engine.check_ready())
+
+
+async def model_ready(engine: Engine, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+    """False, and no error, for a model that is not there: that is what Triton's own clients are tested for."""
+    return pb.ModelReadyResponse(ready=await engine.is_model_ready(request.name, request.version))
+
+
+async def check_health(engine: Engine, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
+    """The server's readiness; ``request.service`` is ignored, as Triton does."""
+    _refuse_exiting(engine)
+    status = HealthCheckResponse.SERVING if await engine.check_ready() else HealthCheckResponse.NOT_SERVING
+    return HealthCheckResponse(status=status)
+
+
+def _refuse_exiting(engine: Engine) -> None:
+    if engine.exiting:
+        raise Unavailable("Server exiting")
+
+
+# ---------------------------------------------------------------------- what there is, and what it has done
+
+
+async def server_metadata(
+    engine: Engine, request: pb.ServerMetadataRequest, context: Context
+) -> pb.ServerMetadataResponse:
+    metadata = engine.metadata()
+    return pb.ServerMetadataResponse(name=metadata.name, version=metadata.version, extensions=metadata.extensions)
+
+
+async def model_metadata(
+    engine: Engine, request: pb.ModelMetadataRequest, context: Context
+) -> pb.ModelMetadataResponse:
+    """All ready versions of the model, or the one asked for."""
+    return pb.ModelMetadataResponse(**engine.model_metadata(request.name, request.version))
+
+
+async def model_config(engine: Engine, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+    return pb.ModelConfigResponse(config=engine.resolve(request.name, request.version).config)
+
+
+async def model_statistics(
+    engine: Engine, request: pb.ModelStatisticsRequest, context: Context
+) -> pb.ModelStatisticsResponse:
+    """One entry per version asked for; an empty name asks for everything that is ready."""
+    documents = engine.statistics(request.name, request.version)
+    return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**document) for document in documents])
+
+
+# ---------------------------------------------------------------------- the repository
+
+
+async def repository_index(
+    engine: Engine, request: pb.RepositoryIndexRequest, context: Context
+) -> pb.RepositoryIndexResponse:
+    _refuse_repository_name(request.repository_name)
+    entries = await engine.list_repository(request.ready)
+    return pb.RepositoryIndexResponse(
+        models=[
+            pb.RepositoryIndexResponse.ModelIndex(
+                name=entry.name, version=entry.version, state=entry.state, reason=shown(entry.reason)
+            )
+            for entry in entries
+        ]
+    )
+
+
+async def load_model(
+    engine: Engine, request: pb.RepositoryModelLoadRequest, context: Context
+) -> pb.RepositoryModelLoadResponse:
+    _refuse_repository_name(request.repository_name)
+    restricted = "model-repository" in engine.options.grpc_restricted_protocol
+    uploads = Uploads(engine.options.model_files_from, restricted, "--grpc-restricted-protocol")
+    uploads.check(request.parameters, context.peer, partial(first, context.metadata))
+    await engine.load(request.model_name, _overrides(request.parameters))
+    return pb.RepositoryModelLoadResponse()
+
+
+async def unload_model(
+    engine: Engine, request: pb.RepositoryModelUnloadRequest, context: Context
+) -> pb.RepositoryModelUnloadResponse:
+    _refuse_repository_name(request.repository_name)
+    dependents = False
+    if _UNLOAD_DEPENDENTS in request.parameters:
+        value = request.parameters[_UNLOAD_DEPENDENTS]
+        if value.WhichOneof("parameter_choice") != "bool_param":
+            raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+        dependents = value.bool_param
+    await engine.unload(request.model_name, dependents)
+    return pb.RepositoryModelUnloadResponse()
+
+
+def _overrides(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> dict[str, str | bytes]:
+    """``config`` as JSON text, ``file:<path>`` as the file's bytes."""
+    overrides: dict[str, str | bytes] = {}
+    for key, value in parameters.items():
+        if key == "config":
+            _require(key, value, "string_param")
+            overrides[key] = value.string_param
+        elif key.startswith("file:"):
+            _require(key, value, "bytes_param")
+            overrides[key] = value.bytes_param
+        else:
+            raise InvalidArgument(f"unrecognized load parameter '{key}'.")
+    return overrides
+
+
+def _require(key: str, value: pb.ModelRepositoryParameter, kind: str) -> None:
+    if value.WhichOneof("parameter_choice") != kind:
+        raise InvalidArgument(f"invalid value type for load parameter '{key}', expected {kind}.")
+
+
+def _refuse_repository_name(name: str) -> None:
+    if name:
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+# ---------------------------------------------------------------------- settings, which are fixed at start for now
+
+
+async def trace_settings(engine: Engine, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
+    if "trace_file" in request.settings:
+        raise Unsupported("trace file location can not be updated through network protocol")
+    raise Unsupported("tracing is not built yet: this server has no trace settings")
+
+
+async def log_settings(engine: Engine, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
+    if "log_file" in request.settings:
+        raise Unsupported("log file location can not be updated through network protocol")
+    raise Unsupported("log settings can not be read or changed while the server runs; set the --log-* flags at start")
+
+
+# ---------------------------------------------------------------------- shared memory, which is not served yet
+
+
+async def system_memory_status(
+    engine: Engine, request: pb.SystemSharedMemoryStatusRequest, context: Context
+) -> pb.SystemSharedMemoryStatusResponse:
+    require_status("system", request.name)
+    return pb.SystemSharedMemoryStatusResponse()
+
+
+async def cuda_memory_status(
+    engine: Engine, request: pb.CudaSharedMemoryStatusRequest, context: Context
+) -> pb.CudaSharedMemoryStatusResponse:
+    require_status("cuda", request.name)
+    return pb.CudaSharedMemoryStatusResponse()
+
+
+async def register_memory(
+    engine: Engine,
+    request: pb.SystemSharedMemoryRegisterRequest | pb.CudaSharedMemoryRegisterRequest,
+    context: Context,
+) -> pb.SystemSharedMemoryRegisterResponse | pb.CudaSharedMemoryRegisterResponse:
+    raise refuse_change()
+
+
+async def unregister_memory(
+    engine: Engine,
+    request: pb.SystemSharedMemoryUnregisterRequest | pb.CudaSharedMemoryUnregisterRequest,
+    context: Context,
+) -> pb.SystemSharedMemoryUnregisterResponse | pb.CudaSharedMemoryUnregisterResponse:
+    raise refuse_change()

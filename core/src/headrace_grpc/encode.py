@@ -1,0 +1,121 @@
+"""An `InferResponse` to a serialized ``ModelInferResponse`` (docs/spec/behaviours.md section 2.4).
+
+The bytes of its tensors are copied once, where protobuf would copy them twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from headrace.engine import ModelView
+from headrace.errors import InvalidArgument
+from headrace.frontends import classification
+from headrace.large import UNBOUNDED, Large
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import Tensor, data_type, wire_bytes
+from headrace_grpc import infer_parameters
+from headrace_grpc.grpc_service_pb2 import ModelInferResponse
+from headrace_grpc.wire import LENGTH_DELIMITED, MESSAGE_BYTES, Buffer, varint
+
+_RAW_OUTPUT_TAG = bytes([6 << 3 | LENGTH_DELIMITED])
+_ERROR_MESSAGE_TAG = bytes([1 << 3 | LENGTH_DELIMITED])
+_INFER_RESPONSE_TAG = bytes([2 << 3 | LENGTH_DELIMITED])
+_FINAL = "triton_final_response"
+_NO_CLASSES: Mapping[str, int] = {}
+
+
+def encode(
+    response: InferResponse,
+    model: ModelView,
+    classes: Mapping[str, int] = _NO_CLASSES,
+    final: bool | None = None,
+    patience: int = UNBOUNDED,
+) -> bytes:
+    """``response`` on the wire; tensor bytes are copied once, into the result.
+
+    ``classes`` maps outputs to the number of classes to send in place of the tensor. ``final`` is
+    what streams say about their responses. Raises `InvalidArgument` for an output that cannot
+    be classified and for a response too large for gRPC, `PluginError` for a parameter that
+    cannot be sent, and `Large` where more than ``patience`` bytes would have to be ranked.
+    """
+    tensors = [
+        _classify(tensor, name, classes[name], model, patience) if name in classes else tensor
+        for name, tensor in response.outputs.items()
+    ]
+    outputs = tuple(
+        [(name, data_type(tensor).name, tensor.shape) for name, tensor in zip(response.outputs, tensors, strict=True)]
+    )
+    # Serialized messages that follow each other are one message with the fields of all.
+    header = _names(response.model_name, response.model_version)
+    if response.id or response.parameters or final is not None:
+        header += _rare(response, final)
+    return pack(header + _described(outputs), [wire_bytes(tensor) for tensor in tensors])
+
+
+@lru_cache(256)
+def _names(model_name: str, model_version: str) -> bytes:
+    return ModelInferResponse(model_name=model_name, model_version=model_version).SerializeToString()
+
+
+def _rare(response: InferResponse, final: bool | None) -> bytes:
+    """What few responses have."""
+    header = ModelInferResponse(id=response.id)
+    if response.parameters:
+        infer_parameters.write(response.parameters, header.parameters)
+    if final is not None:
+        header.parameters[_FINAL].bool_param = final
+    return header.SerializeToString()
+
+
+@lru_cache(1024)
+def _described(outputs: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
+    """The name, data type and shape of each of ``outputs``: those of one response are often those of the next."""
+    header = ModelInferResponse()
+    for name, datatype, shape in outputs:
+        header.outputs.add(name=name, datatype=datatype, shape=shape)
+    return header.SerializeToString()
+
+
+def encode_empty(id: str, model_name: str = "", model_version: str = "", final: bool | None = None) -> bytes:
+    """A response without outputs: the end of a decoupled request, or the body of an error."""
+    header = ModelInferResponse(model_name=model_name, model_version=model_version, id=id)
+    if final is not None:
+        header.parameters[_FINAL].bool_param = final
+    return header.SerializeToString()
+
+
+def _classify(tensor: Tensor, name: str, count: int, model: ModelView, patience: int) -> Tensor:
+    if tensor.nbytes > patience:
+        raise Large
+    return classification.classify(tensor, count, model.labels.get(name, ()), model.max_batch_size > 0)
+
+
+# ---------------------------------------------------------------------- on the wire
+
+
+def pack(header: bytes, raw: Sequence[Buffer]) -> bytes:
+    """A serialized ``ModelInferResponse`` with ``raw`` as its ``raw_output_contents``. Copies each byte once.
+
+    Raises `InvalidArgument` if a gRPC message cannot hold it.
+    """
+    parts: list[Buffer] = [header]
+    for data in raw:
+        parts += (_raw_head(len(data)), data)
+    size = sum(map(len, parts))
+    if size > MESSAGE_BYTES:
+        raise InvalidArgument(f"Response has byte size {size} which exceeds gRPC's byte size limit {MESSAGE_BYTES}.")
+    return b"".join(parts)
+
+
+@lru_cache(1024)
+def _raw_head(size_bytes: int) -> bytes:
+    """What stands before raw contents of that size."""
+    return _RAW_OUTPUT_TAG + varint(size_bytes)
+
+
+def pack_stream(response: bytes, error: str = "") -> bytes:
+    """A serialized ``ModelStreamInferResponse`` around a serialized ``ModelInferResponse``."""
+    text = error.encode("utf-8", "replace")
+    start = _ERROR_MESSAGE_TAG + varint(len(text)) + text if text else b""
+    return b"".join((start, _INFER_RESPONSE_TAG, varint(len(response)), response))

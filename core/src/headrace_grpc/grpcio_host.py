@@ -1,0 +1,328 @@
+"""gRPC by grpcio's asyncio server. The only module that knows how grpcio answers a call."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from time import monotonic_ns
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc.aio import Server, ServicerContext
+
+from headrace.config.options import CompressionLevel, ServerOptions
+from headrace.errors import CallerError, Code, HeadraceError, InternalError, Unavailable
+from headrace.frontends.base import LAST_WORDS_S, callers_s
+from headrace.frontends.failures import tell_fault
+from headrace.frontends.listening import bind
+from headrace.large import Large, LargeWork
+from headrace.telemetry.pacing import paced
+from headrace.trimming import share_heap
+from headrace_grpc import tls
+from headrace_grpc.hosts import OUT_OF_TIME, Host, address_of
+from headrace_grpc.infer import SHUTTING_DOWN
+from headrace_grpc.rpc import Metadata, Rpc, Stream, Unary, awaited, serialize
+from headrace_grpc.status import STATUS, details
+from headrace_grpc.wire import MESSAGE_BYTES
+
+log = paced(__name__)
+
+#: In grpc's numbers. Its core picks an algorithm that the client accepts: gzip for low, else deflate.
+#: It has no levels per RPC, so that they apply to all, where Triton compresses inference only.
+_COMPRESSION_LEVELS: dict[CompressionLevel, int] = {"none": 0, "low": 1, "medium": 2, "high": 3}
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+#: Calls that grpc's core may hold for us, of all connections together. Beyond its own 1,000 it refuses any of them as
+#: cancelled, and those that clients have cancelled count until we look.
+_PENDING_CALLS = 65_536
+#: Messages from here on, of which the core and we have a copy each, leave enough memory to give back.
+_GIVE_BACK_BYTES = 1 << 20
+
+#: Between two looks at what holds up the end, and for clients to read what is said to them last.
+_LOOK_SECONDS, _LAST_WORDS_SECONDS = 0.1, 0.2
+#: For clients to read, when the server stops and waits for nothing else.
+_HURRY_SECONDS = 0.5
+#: For clients to read the answers of unary calls.
+_UNREAD_SECONDS = 2.0
+
+
+class GrpcioHost(Host):
+    """A grpcio server of the RPCs."""
+
+    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: LargeWork) -> None:
+        super().__init__(rpcs, options, large)
+        #: The calls whose handlers run, and the tasks that wait for another message.
+        self._running: set[asyncio.Task[Any]] = set()
+        self._readers: set[asyncio.Task[Any]] = set()
+        #: So many of the calls wait for their clients to read; when one last did.
+        self._writing = 0
+        self._wrote = 0.0
+
+    draining = False
+    _is_out_of_time = False
+
+    async def start(self) -> int:
+        share_heap()
+        options, address = self.options, address_of(self.options)
+        credentials = await asyncio.to_thread(tls.credentials, options)
+        self._server: Server = grpc.aio.server(options=tuple(_arguments(options)))
+        self._server.add_generic_rpc_handlers(self._handlers())
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, credentials)
+            await self._server.start()
+        except RuntimeError as error:
+            raise Unavailable(_why_not(options, address)) from error
+        return port
+
+    async def stop(self) -> None:
+        self.draining = True
+        for reader in tuple(self._readers):
+            reader.cancel()
+        stopping = asyncio.ensure_future(self._server.stop(self.options.exit_timeout_secs + LAST_WORDS_S))
+        try:
+            await self._stopped(stopping)
+        finally:
+            self._is_out_of_time = True
+            for call in tuple(self._running):
+                call.cancel()
+            await asyncio.wait((stopping,), timeout=_LAST_WORDS_SECONDS)
+            await self._server.stop(0)
+
+    async def _stopped(self, stopping: asyncio.Future[None]) -> None:
+        """Wait while there is time, and calls that still work or whose clients read."""
+        loop = asyncio.get_running_loop()
+        self._wrote = worked = computed = now = loop.time()
+        seconds = self.options.exit_timeout_secs
+        end = now + seconds + LAST_WORDS_S - _LAST_WORDS_SECONDS
+        while not stopping.done() and now < end:
+            await asyncio.wait((stopping,), timeout=min(end - now, _LOOK_SECONDS))
+            now = loop.time()
+            if not self._running:  # what is left is to be sent by grpc's core, which does not say how far it is
+                if now - worked > min(_UNREAD_SECONDS, seconds / 4):
+                    return
+                continue
+            worked = now
+            if len(self._running) != self._writing:
+                computed = now
+            elif now - self._wrote > _HURRY_SECONDS or now - computed > callers_s(seconds):
+                return
+
+    def _handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
+        services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = defaultdict(dict)
+        for rpc in self.rpcs:
+            services[rpc.service][rpc.name] = self._bind(rpc)
+        return tuple(grpc.method_handlers_generic_handler(name, methods) for name, methods in services.items())
+
+    def _bind(self, rpc: Rpc) -> grpc.RpcMethodHandler[Any, Any]:
+        # Parsing and serializing happen in our calls, because grpcio shows the exceptions of its own.
+        if rpc.stream is not None:
+            return grpc.stream_stream_rpc_method_handler(self._stream(rpc, rpc.stream))
+        handler = rpc.unary if rpc.direct is None else awaited(rpc.direct)
+        assert handler is not None
+        return grpc.unary_unary_rpc_method_handler(self._unary(rpc, handler))
+
+    def _unary(self, rpc: Rpc, handler: Unary) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        read = self._reader(rpc)
+
+        async def answer(body: bytes, context: ServicerContext[Any, Any]) -> bytes:
+            reading = read(body)
+            del body  # see `_abort`
+            return serialize(await handler(await reading, _Call(self, context)))
+
+        async def call(body: bytes, context: ServicerContext[Any, Any]) -> bytes:
+            with self._counted():
+                answering = answer(body, context)
+                del body  # see `_abort`
+                try:
+                    return await answering
+                except Exception as error:
+                    if rpc.unary is not None and isinstance(error, HeadraceError):
+                        tell_fault(error, rpc.name)
+                    await _abort(context, error)
+                except asyncio.CancelledError:
+                    await self._excuse(context)
+                    raise
+
+        return call
+
+    def _stream(self, rpc: Rpc, handler: Stream) -> Callable[[AsyncIterator[bytes], Any], Awaitable[None]]:
+        parsed = self._parsed(rpc)
+
+        async def call(bodies: AsyncIterator[bytes], context: ServicerContext[Any, Any]) -> None:
+            with self._counted():
+                try:
+                    await handler(parsed(bodies), partial(self._write, context), _Call(self, context))
+                except grpc.aio.InternalError as error:
+                    # A write under way when the client leaves fails before this task is cancelled.
+                    raise asyncio.CancelledError from error
+                except Exception as error:
+                    await _abort(context, error)
+                except asyncio.CancelledError:
+                    await self._excuse(context)
+                    raise
+
+        return call
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """The running call, for `stop`."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
+
+    async def _excuse(self, context: ServicerContext[Any, Any]) -> None:
+        """A call is cancelled; if that was `stop`, its client hears why."""
+        if self._is_out_of_time:
+            await _abort(context, Unavailable(OUT_OF_TIME))
+
+    async def _write(self, context: ServicerContext[Any, Any], body: bytes) -> None:
+        self._writing += 1
+        try:
+            await context.write(body)
+        finally:
+            self._writing -= 1
+            self._wrote = asyncio.get_running_loop().time()
+
+    def _parsed(self, rpc: Rpc) -> Callable[[AsyncIterator[bytes]], AsyncIterator[Any]]:
+        """Touches ``bodies`` when it is read: grpcio complains on stderr of those that are begun and not read."""
+        read = self._reader(rpc)
+
+        async def messages(bodies: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+            iterator = aiter(bodies)
+            while (body := await self._read(iterator)) is not None:
+                yield await read(body)
+
+        return messages
+
+    def _reader(self, rpc: Rpc) -> Callable[[bytes], Coroutine[Any, Any, Any]]:
+        """Reads a message, and leaves what is large to a thread."""
+        parse, parse_large = rpc.parse, rpc.parse_large or rpc.parse
+
+        async def read(body: bytes) -> Any:
+            if len(body) >= _GIVE_BACK_BYTES:
+                self.large.give_back_later()
+            try:
+                return parse(body)
+            except Large:
+                return await self.large.run(partial(parse_large, body))
+
+        return read
+
+    def _takes_no_more(self) -> bool:
+        return self.draining and not self._is_out_of_time
+
+    async def _read(self, bodies: AsyncIterator[bytes]) -> bytes | None:
+        """The next message, or None after the last. Raises `Unavailable` when the server stops."""
+        if self._takes_no_more():
+            raise Unavailable(SHUTTING_DOWN)
+        reader = asyncio.current_task()
+        assert reader is not None
+        self._readers.add(reader)
+        try:
+            return await anext(bodies, None)
+        except asyncio.CancelledError:
+            if self._takes_no_more():
+                raise Unavailable(SHUTTING_DOWN) from None
+            raise
+        finally:
+            self._readers.discard(reader)
+
+
+class _Call:
+    """One call, as handlers see it."""
+
+    __slots__ = ("_context", "_host")
+
+    def __init__(self, host: GrpcioHost, context: ServicerContext[Any, Any]) -> None:
+        self._host, self._context = host, context
+
+    @property
+    def metadata(self) -> Metadata:
+        return tuple(self._context.invocation_metadata() or ())
+
+    @property
+    def deadline_ns(self) -> int:
+        left_s = self._context.time_remaining()
+        return 0 if left_s is None else monotonic_ns() + int(left_s * 1e9)
+
+    @property
+    def peer(self) -> str:
+        kind, _, name = self._context.peer().partition(":")
+        return unquote(name).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
+
+    @property
+    def certificate(self) -> Mapping[str, Any] | None:
+        names = self._context.auth_context().get("x509_common_name", ())
+        return {"subject": tuple((("commonName", name.decode()),) for name in names)} if names else None
+
+    @property
+    def draining(self) -> bool:
+        return self._host.draining
+
+    @property
+    def streams(self) -> int:
+        return 1
+
+
+async def _abort(context: ServicerContext[Any, Any], reason: Exception) -> NoReturn:
+    """End the call with the status of ``reason``; what is not ours is logged and not shown.
+
+    grpc's core keeps what it is left with, and with it the frames on the way there: those of ``reason``, which
+    have the message, are cut off.
+    """
+    if isinstance(reason, DecodeError):
+        reason = CallerError("Unable to parse request", Code.INTERNAL)
+    if not isinstance(reason, HeadraceError):
+        log.error("a gRPC handler failed", exc_info=reason)
+        reason = InternalError("internal error; the server's log has the details")
+    reason.__traceback__ = reason.__context__ = reason.__cause__ = None
+    await context.abort(_STATUS_CODES[STATUS[reason.code]], details(reason.message))
+
+
+def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
+    """The channel arguments of ``options``; ages of connections are set only if given."""
+    arguments = [
+        ("grpc.max_receive_message_length", MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MESSAGE_BYTES),
+        ("grpc.server.max_pending_requests", _PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
+        ("grpc.default_compression_level", _COMPRESSION_LEVELS[options.grpc_infer_response_compression_level]),
+        ("grpc.so_reuseport", int(options.reuse_grpc_port)),
+        ("grpc.keepalive_time_ms", options.grpc_keepalive_time),
+        ("grpc.keepalive_timeout_ms", options.grpc_keepalive_timeout),
+        ("grpc.keepalive_permit_without_calls", int(options.grpc_keepalive_permit_without_calls)),
+        ("grpc.http2.max_pings_without_data", options.grpc_http2_max_pings_without_data),
+        (
+            "grpc.http2.min_ping_interval_without_data_ms",
+            options.grpc_http2_min_recv_ping_interval_without_data,
+        ),
+        ("grpc.http2.max_ping_strikes", options.grpc_http2_max_ping_strikes),
+    ]
+    ages = (
+        ("grpc.max_connection_age_ms", options.grpc_max_connection_age),
+        ("grpc.max_connection_age_grace_ms", options.grpc_max_connection_age_grace),
+    )
+    return arguments + [(name, milliseconds) for name, milliseconds in ages if milliseconds]
+
+
+def _why_not(options: ServerOptions, address: str) -> str:
+    """grpc only says that it could not bind; binding once more gives the reason."""
+    try:
+        bind(options.grpc_address, options.grpc_port, is_shared=False, listens=False).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return f"can not listen on '{address}' for gRPC: {error.strerror}"
+    return f"Socket '{address}' already in use "

@@ -1,0 +1,257 @@
+"""One request and its answer: what may still come, and what may go out now."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace_grpc.http2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FLOW_CONTROL_ERROR,
+    HEAD,
+    HEADERS,
+    MAX_WINDOW,
+    NO_ERROR,
+    STREAM_CLOSED,
+    frame,
+    reset,
+    window_update,
+)
+from headrace_grpc.http2.sending import Buffer
+
+if TYPE_CHECKING:
+    from headrace_grpc.http2.connection import Connection
+
+#: Up to here copying an answer into one piece costs less than handing over its parts.
+_JOINED_BYTES = 32 * 1024
+#: Whoever lets smaller pieces go, by a window of a few bytes, makes us work for nothing.
+_USEFUL_BYTES = 1024
+_CLOSING = END_HEADERS | END_STREAM
+
+
+class Stream:
+    """A subclass says what is done with what arrives, in the methods that do nothing here.
+
+    A stream is closed when both sides are done, or by a reset. It counts as one of its
+    connection's streams until then, and while it `is_busy`, whichever is longer.
+    """
+
+    __slots__ = (
+        "_queue",
+        "_trailers",
+        "connection",
+        "granted_bytes",
+        "id",
+        "is_busy",
+        "is_closed",
+        "is_counted",
+        "is_remote_closed",
+        "kept_bytes",
+        "receive_window",
+        "send_credit",
+        "sender",
+    )
+
+    def __init__(self, connection: Connection, id: int) -> None:
+        self.connection = connection
+        self.sender = connection.sender
+        self.id = id
+        self.is_busy = self.is_closed = self.is_remote_closed = False
+        #: What it has of the connection's `PeerHoldings`, if it `is_counted` there.
+        self.granted_bytes = self.kept_bytes = 0
+        self.is_counted = False
+        #: What it may send beyond ``sender.stream_window``; below zero after sending.
+        self.send_credit = 0
+        self.receive_window = connection.limits.stream_window
+        self._queue: deque[memoryview] | None = None
+        self._trailers = b""
+        connection.streams[id] = self
+        connection.active += 1
+
+    # ------------------------------------------------------------------ the connection calls
+
+    def data_received(self, data: Buffer, ended: bool) -> None:
+        """More of the body; ``ended``: it was the last. A memoryview is valid during this call only."""
+
+    def tail(self, size_bytes: int) -> memoryview | None:
+        """Where the socket may write the next bytes of the body, at most ``size_bytes``; or None."""
+        return None
+
+    def tail_received(self, size_bytes: int, ended: bool) -> None:
+        """``size_bytes`` of the body were written to `tail`."""
+
+    def look(self, now: float) -> None:
+        """Called from time to time: end what takes too long."""
+
+    def drained(self) -> None:
+        """What was to be sent has gone out, after `is_blocked` was true."""
+
+    def may_wait(self, size_bytes: int) -> bool:
+        """True if an answer of ``size_bytes`` may wait for the peer; else the stream has been ended otherwise."""
+        return True
+
+    def lost(self) -> None:
+        """The peer has reset the stream, or has gone. Nothing more can be sent."""
+
+    def farewell(self) -> None:
+        """The server stops: end now what nobody has begun to work for."""
+
+    def expel(self) -> None:
+        """The time to stop is over: end in any case. What is said here may still reach the peer."""
+
+    def receive(self, data: Buffer, ended: bool) -> None:
+        """Account for ``data`` and pass it on."""
+        if self.is_remote_closed:
+            self.reset(STREAM_CLOSED)
+            return
+        self.receive_window -= len(data)
+        if self.receive_window < 0:
+            self.reset(FLOW_CONTROL_ERROR)
+            return
+        if ended:
+            self.is_remote_closed = True
+        self.data_received(data, ended)
+
+    def receive_tail(self, size_bytes: int, ended: bool) -> None:
+        """Account for what was written to `tail`."""
+        self.receive_window -= size_bytes
+        if self.receive_window < 0:
+            self.reset(FLOW_CONTROL_ERROR)
+            return
+        if ended:
+            self.is_remote_closed = True
+        self.tail_received(size_bytes, ended)
+
+    # ------------------------------------------------------------------ the subclass calls
+
+    def credit(self, size_bytes: int) -> None:
+        """Let the peer send ``size_bytes`` more, as far as windows go."""
+        size_bytes = min(size_bytes, MAX_WINDOW - self.receive_window)
+        if size_bytes > 0 and not self.is_remote_closed and not self.is_closed:
+            self.receive_window += size_bytes
+            self.sender.write(window_update(self.id, size_bytes))
+
+    def respond(self, headers: bytes, prefix: bytes, body: Buffer, trailers: bytes) -> None:
+        """The whole answer: two header blocks, and between them ``prefix`` and ``body``."""
+        sender, number, size = self.sender, self.id, len(prefix) + len(body)
+        if size > _JOINED_BYTES or not self._fits(size):
+            if self.may_wait(size):
+                self.send_headers(headers)
+                self.send((prefix, body))
+                self.end(trailers)
+            return
+        self.send_credit -= size
+        sender.window -= size
+        sender.count += 1
+        count = len(trailers)
+        sender.write(
+            b"".join(
+                (
+                    HEAD.pack(0, len(headers), HEADERS, END_HEADERS, number),
+                    headers,
+                    HEAD.pack(size >> 8, size & 255, DATA, 0, number),
+                    prefix,
+                    body,
+                    HEAD.pack(count >> 8, count & 255, HEADERS, _CLOSING, number),
+                    trailers,
+                )
+            )
+        )
+        self._finish()
+
+    def send_headers(self, block: bytes) -> None:
+        self.sender.write(frame(HEADERS, END_HEADERS, self.id, block))
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Body, as soon as the windows allow. The parts are the connection's from now on."""
+        if self._queue is None:
+            self._queue = deque()
+        self._queue.extend(memoryview(part) for part in parts)
+        self.sender.send_soon(self, sum(map(len, parts)))
+
+    def end(self, trailers: bytes) -> None:
+        """Close our side behind what was sent."""
+        if self._queue:
+            self._trailers = trailers
+        else:
+            self.sender.count += 1
+            self.sender.write(frame(HEADERS, _CLOSING, self.id, trailers))
+            self._finish()
+
+    def reset(self, code: int) -> None:
+        """Close both sides at once."""
+        if not self.is_closed:
+            self.sender.write(reset(self.id, code))
+            self.close()
+            self.lost()
+            self.connection.blame(self.id)
+
+    def abandon(self, code: int) -> None:
+        """Close both sides at once, for a reason of ours."""
+        self.sender.write(reset(self.id, code))
+        self.connection.excuse(self.id)
+        self.close()
+
+    def done(self) -> None:
+        """Nobody works for this stream any more: it no longer `is_busy`."""
+        if self.is_busy:
+            self.is_busy = False
+            if self.is_closed:
+                self.connection.released(self)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether something waits for the peer to read."""
+        return bool(self._queue)
+
+    # ------------------------------------------------------------------ within this package
+
+    def close(self) -> None:
+        """Forget the stream; the peer has been told, or has told us."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.connection.forget(self, self._queue is not None)
+        queue, self._queue = self._queue, None
+        if queue:
+            self.sender.gone(sum(map(len, queue)))
+
+    def send_frame(self) -> bool:
+        """Send one frame of what waits; False if nothing waits, or nothing may go."""
+        sender, queue = self.sender, self._queue
+        room = min(sender.stream_window + self.send_credit, sender.window, sender.frame_bytes)
+        if not queue or room <= 0:
+            return False
+        size, parts = 0, []
+        while queue and size < room:
+            part = queue.popleft()
+            if len(part) > room - size:
+                queue.appendleft(part[room - size :])
+                part = part[: room - size]
+            parts.append(part)
+            size += len(part)
+        self.send_credit -= size
+        sender.gone(size)
+        if not queue or size >= _USEFUL_BYTES:
+            sender.count += 1
+        sender.write_data(HEAD.pack(size >> 8, size & 255, DATA, 0, self.id), parts, size)
+        if not queue:
+            if self._trailers:
+                self.end(self._trailers)
+            self.drained()
+        return bool(queue)
+
+    def _fits(self, size_bytes: int) -> bool:
+        sender = self.sender
+        room = min(sender.stream_window + self.send_credit, sender.window, sender.frame_bytes)
+        return size_bytes <= room and sender.is_writable
+
+    def _finish(self) -> None:
+        """Our side is closed. What the peer might still have to say, nobody wants to hear."""
+        if not self.is_remote_closed:
+            self.sender.write(reset(self.id, NO_ERROR))
+            self.connection.excuse(self.id)
+        self.close()

@@ -1,0 +1,129 @@
+"""``ModelInfer``: one request, one response (docs/spec/behaviours.md sections 2.3, 2.4 and 2.6)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from headrace.engine import Caller, not_by_model_infer
+from headrace.errors import CallerError, Code, HeadraceError, Unavailable
+from headrace.frontends.answering import EncodedAnswer, check_strings
+from headrace.frontends.failures import tell_fault
+from headrace.large import Large
+from headrace.messages.request import InferRequest, log_id
+from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
+from headrace_grpc import usual_messages
+from headrace_grpc.decode import Decoded, decode
+from headrace_grpc.encode import encode
+from headrace_grpc.rpc import Cancel, Context, Metadata, Reply, first
+from headrace_grpc.usual_messages import ReadMessage
+from headrace_grpc.wire import RawRequest
+
+if TYPE_CHECKING:
+    from headrace.engine import Engine, ModelView
+
+#: The parameters that a call's metadata adds to its requests; raises `InvalidArgument`.
+Forward: TypeAlias = Callable[[Metadata], Mapping[str, str]]
+
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+
+
+class Inference:
+    """What the inference RPCs work with. ``forward`` is None when no metadata is forwarded."""
+
+    def __init__(self, engine: Engine, forward: Forward | None = None) -> None:
+        self.large_work, self.options, self._forward = engine.large_work, engine.options, forward
+        self.streams = engine.streams
+        #: The tasks that read streams. The event loop itself keeps no task from the garbage collector.
+        self.readers: set[asyncio.Task[None]] = set()
+        #: For one response, and for any number of them.
+        self.single, self.any_number = (
+            engine.entrance(not_by_model_infer, caller_of),
+            engine.entrance(None, caller_of),
+        )
+
+    def forwarded(self, context: Context) -> Mapping[str, str] | None:
+        return None if self._forward is None else self._forward(context.metadata)
+
+
+def model_infer(inference: Inference, raw_request: ReadMessage, context: Context, reply: Reply) -> Cancel:
+    """Answer ``raw_request`` by a serialized ``ModelInferResponse``, by callback.
+
+    What is returned cancels the request. Raises `HeadraceError` if it is refused.
+    """
+    message = raw_request.message
+    try:
+        if context.draining:
+            raise Unavailable(SHUTTING_DOWN)
+        view = inference.single.find(message.model_name, message.model_version)
+        answer = _Answer(view, reply, inference.large_work)
+        forwarded = inference.forwarded(context)
+        try:
+            decoded = usual_messages.decode(raw_request, forwarded)
+        except Large:
+            caller = inference.single.caller(context, None)
+            return _infer_large(inference, raw_request, forwarded, answer, caller, context.deadline_ns)
+        answer.classes = decoded.classes
+        if deadline_ns := context.deadline_ns:
+            decoded.request.expire_at(deadline_ns)
+        ticket = Ticket(decoded.request, answer)
+        inference.single.start(view, ticket, context)
+    except HeadraceError as error:
+        tell_fault(error, "Infer", message.model_name, message.model_version)
+        raise
+    return ticket.cancel
+
+
+def caller_of(context: Context, reply: None) -> Caller:
+    """Who makes the call."""
+    return Caller("grpc", context.peer, context.certificate, partial(first, context.metadata))
+
+
+def decode_large(view: ModelView, raw_request: ReadMessage, forwarded: Mapping[str, str] | None) -> Decoded:
+    """What ``raw_request`` asks of a model, where that is a matter of millions of elements. On a thread."""
+    assert isinstance(raw_request, RawRequest)  # a usual one has no more than there is time for
+    try:
+        decoded = decode(raw_request, forwarded)
+    except DecodeError:
+        raise CallerError("Unable to parse request", Code.INTERNAL) from None
+    check_strings(view, decoded.request)
+    return decoded
+
+
+def _infer_large(
+    inference: Inference,
+    raw_request: ReadMessage,
+    forwarded: Mapping[str, str] | None,
+    answer: _Answer,
+    caller: Caller | None,
+    deadline_ns: int,
+) -> Cancel:
+    """Let a thread decode what is large, and then submit it."""
+
+    def read() -> InferRequest:
+        decoded = decode_large(answer.view, raw_request, forwarded)
+        answer.classes = decoded.classes
+        if deadline_ns:
+            decoded.request.expire_at(deadline_ns)
+        return decoded.request
+
+    return answer.read_large(read, inference.single, caller, log_id(raw_request.message.id))
+
+
+class _Answer(EncodedAnswer["bytes | HeadraceError"]):
+    """Replies to one request with what its model answers."""
+
+    __slots__ = ("classes",)
+
+    classes: Mapping[str, int]
+
+    def encode(self, response: InferResponse, patience: int) -> bytes:
+        return encode(response, self.view, self.classes, None, patience)
+
+    def refused(self, error: HeadraceError) -> HeadraceError:
+        return error

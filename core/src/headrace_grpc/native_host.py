@@ -1,0 +1,129 @@
+"""gRPC on our own HTTP/2: the fast host, and the default."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Sequence
+from math import inf
+
+from headrace.config.options import ServerOptions
+from headrace.errors import Unavailable
+from headrace.frontends.base import LAST_WORDS_S, callers_s
+from headrace.frontends.listening import BACKLOG, bind
+from headrace.large import LargeWork
+from headrace.telemetry.pacing import paced
+from headrace_grpc import tls
+from headrace_grpc.call_headers import CallHead, Refusal, extended, read_call
+from headrace_grpc.calls import CallState, RefusedCall
+from headrace_grpc.hosts import Host, shown_address
+from headrace_grpc.http2.connection import Connection
+from headrace_grpc.http2.connections import Connections, Service
+from headrace_grpc.http2.field_decoder import Fields
+from headrace_grpc.http2.headers import RequestHeaders
+from headrace_grpc.http2.lifetime import Keepalive
+from headrace_grpc.http2.limits import Limits
+from headrace_grpc.http2.stream import Stream
+from headrace_grpc.rpc import Rpc
+from headrace_grpc.single_calls import DirectCall, HeldCall, UnaryCall
+from headrace_grpc.stream_calls import StreamCall
+
+#: A peer can break the rules as often as it likes; the module knows nothing of the rest of the server.
+paced("headrace_grpc.http2.connection")
+
+
+class NativeHost(Host):
+    """One `Connection` per client, on the server's own event loop. ``listener`` is set where another process has bound
+    it."""
+
+    listener: socket.socket | None = None
+
+    async def start(self) -> int:
+        options = self.options
+        context = await asyncio.to_thread(tls.context, options)
+        listener = self.listener
+        if listener is None:
+            listener = await asyncio.to_thread(listen, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
+        self._calls = Calls(self.rpcs, options, self.large)
+        self._connections = connections = Connections(self._calls, _limits(options), _keepalive(options))
+        self._acceptor = await asyncio.get_running_loop().create_server(
+            lambda: Connection(connections), sock=listener, backlog=BACKLOG, ssl=context
+        )
+        connections.watch()
+        port: int = listener.getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        self._calls.draining = True
+        self._acceptor.close()
+        timeout_s = self.options.exit_timeout_secs
+        await self._connections.drain(timeout_s + LAST_WORDS_S, callers_s(timeout_s))
+
+
+class Calls(CallState, Service["CallHead | Refusal"]):
+    """Makes a call of each stream."""
+
+    def __init__(self, rpcs: Sequence[Rpc], options: ServerOptions, large: LargeWork) -> None:
+        super().__init__(options, large)
+        self._table = {f"/{rpc.service}/{rpc.name}".encode(): rpc for rpc in rpcs}
+
+    def interpret(self, headers: RequestHeaders) -> CallHead | Refusal:
+        return read_call(self._table, self.compressor, headers)
+
+    def extend(self, meaning: CallHead | Refusal, fields: Fields) -> CallHead | None:
+        return None if isinstance(meaning, Refusal) else extended(meaning, fields)
+
+    def give_back(self) -> None:
+        self.large.give_back_later()
+
+    def open_held(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
+        if isinstance(meaning, Refusal) or meaning.rpc.direct is None:
+            return self.open(connection, id, meaning)  # small, or bounded by itself
+        return HeldCall(connection, id, self, meaning)
+
+    def open(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:
+        if isinstance(meaning, Refusal):
+            return RefusedCall(connection, id, meaning)
+        rpc = meaning.rpc
+        if rpc.direct is not None:
+            return DirectCall(connection, id, self, meaning)
+        return (StreamCall if rpc.unary is None else UnaryCall)(connection, id, self, meaning)
+
+
+def _limits(options: ServerOptions) -> Limits:
+    return Limits(
+        unread_bytes=options.grpc_max_unread_size,
+        received_bytes=options.grpc_max_received_size,
+        held_bytes=options.grpc_max_held_size,
+        unread_seconds=options.grpc_unread_timeout_secs,
+        message_seconds=options.grpc_message_timeout_secs,
+    )
+
+
+def _keepalive(options: ServerOptions) -> Keepalive:
+    """In seconds; what is 0 is unset, or without bound."""
+    return Keepalive(
+        time=options.grpc_keepalive_time / 1000,
+        timeout=options.grpc_keepalive_timeout / 1000,
+        without_calls=options.grpc_keepalive_permit_without_calls,
+        pings_without_data=options.grpc_http2_max_pings_without_data,
+        peer_interval=options.grpc_http2_min_recv_ping_interval_without_data / 1000,
+        strikes=options.grpc_http2_max_ping_strikes,
+        max_age=options.grpc_max_connection_age / 1000 or inf,
+        age_grace=options.grpc_max_connection_age_grace / 1000 or inf,
+    )
+
+
+def listen(host: str, port: int, is_shared: bool, listens: bool = True) -> socket.socket:
+    """`bind` for gRPC. Raises `Unavailable` naming address and port."""
+    try:
+        return bind(host, port, is_shared, listens)
+    except OSError as error:
+        raise Unavailable(_why_not(shown_address(host, port), error)) from error
+
+
+def _why_not(address: str, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"Socket '{address}' already in use "
+    return f"can not listen on '{address}' for gRPC: {error.strerror}"

@@ -1,0 +1,137 @@
+"""Server reflection: tools such as grpcurl see ``inference.GRPCInferenceService``.
+
+Our descriptors carry packages of our own (see ``grpc_service.proto``). Here they are copied into a pool
+and renamed to ``inference`` and ``grpc.*``, so that tools show the names that users know.
+Triton has no reflection, so that no category of restrictions holds it; it tells what the published
+``.proto`` files tell. Source: https://github.com/grpc/grpc/blob/master/doc/server-reflection.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from functools import cached_property
+
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+
+from headrace.config import model_config_pb2
+from headrace_grpc import grpc_service_pb2, health_pb2
+from headrace_grpc import reflection_pb2 as pb
+from headrace_grpc.rpc import Context, Send
+
+#: The second is the successor of the first, with the same messages; tools ask for it first.
+SERVICES = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
+
+#: Our descriptor of a standard service, its package, and the package and the file that tools know it by.
+STANDARD = (
+    (health_pb2.DESCRIPTOR, "headrace.health", "grpc.health.v1", "grpc/health/v1/health.proto"),
+    (pb.DESCRIPTOR, "headrace.reflection", "grpc.reflection.v1alpha", "grpc/reflection/v1alpha/reflection.proto"),
+    (pb.DESCRIPTOR, "headrace.reflection", "grpc.reflection.v1", "grpc/reflection/v1/reflection.proto"),
+)
+
+#: Codes and texts of errors, as grpc's own servicer has them.
+_NOT_FOUND = pb.ErrorResponse(error_code=5, error_message="not found")
+_INVALID = pb.ErrorResponse(error_code=3, error_message="invalid argument")
+
+
+class Reflection:
+    """Answers questions about ``services`` and the messages of `pool`."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._services = [pb.ServiceResponse(name=name) for name in sorted(services)]
+
+    async def serve(self, requests: AsyncIterator[pb.ServerReflectionRequest], send: Send, context: Context) -> None:
+        """One answer to each request, in order. A request that fails does not end the stream."""
+        async for request in requests:
+            answer = self.answer(request)
+            answer.original_request.CopyFrom(request)
+            await send(answer.SerializeToString())
+
+    def answer(self, request: pb.ServerReflectionRequest) -> pb.ServerReflectionResponse:
+        kind = request.WhichOneof("message_request")
+        if kind is None:
+            return pb.ServerReflectionResponse(error_response=_INVALID)
+        if kind == "list_services":
+            return pb.ServerReflectionResponse(list_services_response=pb.ListServiceResponse(service=self._services))
+        try:
+            if kind == "all_extension_numbers_of_type":
+                return self._extension_numbers(request.all_extension_numbers_of_type)
+            return _files(self._find(kind, request))
+        except KeyError:
+            return pb.ServerReflectionResponse(error_response=_NOT_FOUND)
+
+    @cached_property
+    def _pool(self) -> DescriptorPool:
+        return pool()
+
+    def _find(self, kind: str, request: pb.ServerReflectionRequest) -> FileDescriptor:
+        if kind == "file_by_filename":
+            return self._pool.FindFileByName(request.file_by_filename)
+        if kind == "file_containing_symbol":
+            return self._pool.FindFileContainingSymbol(request.file_containing_symbol)
+        wanted = request.file_containing_extension
+        extended = self._pool.FindMessageTypeByName(wanted.containing_type)
+        extension = self._pool.FindExtensionByNumber(extended, wanted.extension_number)
+        return self._pool.FindFileContainingSymbol(extension.full_name)
+
+    def _extension_numbers(self, message: str) -> pb.ServerReflectionResponse:
+        extended = self._pool.FindMessageTypeByName(message)
+        numbers = sorted(extension.number for extension in self._pool.FindAllExtensions(extended))
+        found = pb.ExtensionNumberResponse(base_type_name=extended.full_name, extension_number=numbers)
+        return pb.ServerReflectionResponse(all_extension_numbers_response=found)
+
+
+def pool() -> DescriptorPool:
+    """Descriptors of everything served, in the packages that users know."""
+    result = DescriptorPool()
+    for descriptor, package, name, file_name in STANDARD:
+        standard = _renamed(descriptor, package, name)
+        standard.name = file_name
+        result.AddSerializedFile(standard.SerializeToString())
+    for ours in (model_config_pb2, grpc_service_pb2):
+        result.AddSerializedFile(_renamed(ours.DESCRIPTOR, "headrace", "inference").SerializeToString())
+    return result
+
+
+def _files(file: FileDescriptor) -> pb.ServerReflectionResponse:
+    """``file`` and all that it imports, each once."""
+    found: dict[str, bytes] = {}
+    _collect(file, found)
+    return pb.ServerReflectionResponse(
+        file_descriptor_response=pb.FileDescriptorResponse(file_descriptor_proto=found.values())
+    )
+
+
+def _collect(file: FileDescriptor, found: dict[str, bytes]) -> None:
+    found[file.name] = file.serialized_pb
+    for imported in file.dependencies:
+        if imported.name not in found:
+            _collect(imported, found)
+
+
+def _renamed(descriptor: FileDescriptor, package: str, name: str) -> FileDescriptorProto:
+    """``descriptor``, whose package is ``package``, with ``name`` as its package."""
+    file = FileDescriptorProto()
+    descriptor.CopyToProto(file)
+    file.package = name
+    for message in file.message_type:
+        _rename_fields(message, package, name)
+    for service in file.service:
+        for method in service.method:
+            method.input_type = _rename(method.input_type, package, name)
+            method.output_type = _rename(method.output_type, package, name)
+    return file
+
+
+def _rename_fields(message: DescriptorProto, package: str, name: str) -> None:
+    for field in message.field:
+        if field.type_name:  # setting it to empty would mark a number as a message
+            field.type_name = _rename(field.type_name, package, name)
+    for nested in message.nested_type:
+        _rename_fields(nested, package, name)
+
+
+def _rename(type_name: str, package: str, name: str) -> str:
+    prefix = f".{package}."
+    return f".{name}.{type_name.removeprefix(prefix)}" if type_name.startswith(prefix) else type_name

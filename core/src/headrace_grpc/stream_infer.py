@@ -1,0 +1,329 @@
+"""``ModelStreamInfer``: many requests and their responses on one call.
+
+Responses of models that are not decoupled leave in the order of their requests; those of
+decoupled models leave as they are produced, and a client that does not read stops the model. A
+request that fails does not end the stream. Source: docs/spec/behaviours.md section 2.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace.errors import HeadraceError, InternalError, Unavailable
+from headrace.frontends.failures import Failure, shown, tell
+from headrace.large import LARGE_BYTES, UNBOUNDED, Large
+from headrace.messages.request import log_id
+from headrace.messages.response import Answer, InferResponse
+from headrace.messages.ticket import Ticket
+from headrace.telemetry.pacing import paced
+from headrace_grpc import usual_messages
+from headrace_grpc.decode import Decoded
+from headrace_grpc.encode import encode, encode_empty, pack_stream
+from headrace_grpc.infer import SHUTTING_DOWN, Inference, decode_large
+from headrace_grpc.rpc import Context, Send, first
+from headrace_grpc.usual_messages import ReadMessage
+
+if TYPE_CHECKING:
+    from headrace.engine import ModelView
+
+log = paced(__name__)
+
+#: Requests of one stream that are not completely answered; beyond it the stream is not read. The same
+#: holds for their bytes, and what their answers will need as far as the answers before tell
+#: (``--grpc-max-stream-size``).
+IN_FLIGHT = 1024
+#: The same of all streams of a connection, which share it, as they share the bytes of ``--grpc-max-unread-size``.
+IN_FLIGHT_TOGETHER = 8192
+#: Answers of one stream that wait for the client to read those before them; beyond it the stream is not read either.
+#: A refusal counts no bytes and takes a few KiB, while five bytes are enough to ask for it.
+UNSENT = 64
+
+
+async def model_stream_infer(
+    inference: Inference, requests: AsyncIterator[ReadMessage], send: Send, context: Context
+) -> None:
+    """Answer ``requests`` by serialized ``ModelStreamInferResponse``s until all are answered.
+
+    Leaving early, by cancellation or by a raise of ``send``, cancels what is in flight. With the
+    metadata ``triton_grpc_error: true``, raises the first error that a model answers with. What
+    ``requests`` raises ends the stream: at once, but `Unavailable` when what is in flight is answered.
+    """
+    stream = _Stream(inference, context)
+    reader = asyncio.ensure_future(stream.read(requests))
+    inference.readers.add(reader)
+    reader.add_done_callback(inference.readers.discard)
+    reader.add_done_callback(stream.half_close)
+    inference.streams.add(stream.end)
+    try:
+        await stream.write(send)
+    finally:
+        inference.streams.discard(stream.end)
+        reader.cancel()
+        stream.cancel()
+        await asyncio.wait((reader,))  # what it reads must not be closed while it reads
+
+
+class _Turn:
+    """One request of a stream."""
+
+    __slots__ = (
+        "_stream",
+        "answers",
+        "classes",
+        "empty_final",
+        "is_answered",
+        "is_over",
+        "is_queued",
+        "message",
+        "size_bytes",
+        "ticket",
+        "view",
+    )
+
+    def __init__(self, stream: _Stream, raw_request: ReadMessage) -> None:
+        self._stream = stream
+        #: Of the request.
+        self.size_bytes = len(raw_request.body)
+        self.message = raw_request.message
+        self.view: ModelView | None = None
+        self.ticket: Ticket | None = None
+        self.classes: Mapping[str, int] = {}
+        self.empty_final = False
+        #: Whether the server has taken the request; errors before that look different.
+        self.is_queued = False
+        self.is_answered = False
+        #: Whether what is answered from here on is nobody's.
+        self.is_over = False
+        #: What waits for the turns before this one.
+        self.answers: list[tuple[Answer, bool]] = []
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.view is None or not self.view.decoupled
+
+    def take(self, decoded: Decoded) -> Ticket:
+        """The ticket of the request, now that it is decoded."""
+        self.classes, self.empty_final = decoded.classes, decoded.empty_final
+        if deadline_ns := self._stream.deadline_ns:
+            decoded.request.expire_at(deadline_ns)
+        self.ticket = ticket = Ticket(decoded.request, self.respond)
+        return ticket
+
+    def respond(self, answer: Answer, final: bool) -> None:
+        if isinstance(answer, HeadraceError) and answer.is_refusal:  # in another process, where it was sent meanwhile
+            self.is_queued = False
+        if not self.is_over:
+            self._stream.answer(self, answer, final)
+
+    def encode(self, answer: InferResponse | None, final: bool, patience: int) -> bytes | None:
+        """The message that says ``answer``, or None if there is nothing to say. Raises as `encode` does."""
+        if answer is not None:
+            assert self.view is not None
+            return pack_stream(encode(answer, self.view, self.classes, final, patience))
+        if self.is_ordered:
+            raise InternalError("expected a single response, got 0")
+        return pack_stream(self._empty(final)) if self.empty_final else None
+
+    def encode_error(self, error: HeadraceError, final: bool) -> bytes:
+        body = self._empty(final) if self.is_queued else encode_empty(self.message.id)
+        return pack_stream(body, shown(error.message))
+
+    def _empty(self, final: bool) -> bytes:
+        message = self.message
+        return encode_empty(message.id, message.model_name, message.model_version, final)
+
+
+class _Stream:
+    """What is in flight on one call. Event loop only."""
+
+    def __init__(self, inference: Inference, context: Context) -> None:
+        self._inference = inference
+        self._context = context
+        self.deadline_ns = context.deadline_ns
+        self._errors_end = first(context.metadata, "triton_grpc_error") == "true"
+        self._open: set[_Turn] = set()
+        self._in_order: deque[_Turn] = deque()
+        self._ready: deque[tuple[_Turn, Answer, bool]] = deque()
+        self._changed = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._limit_bytes = inference.options.grpc_max_stream_size
+        self._limit_together = inference.options.grpc_max_unread_size
+        #: Of requests in flight, and of answers that wait to be sent.
+        self._held_bytes = 0
+        self._largest_bytes = 0
+        self._is_read = False
+        self._failure: BaseException | None = None
+
+    async def read(self, requests: AsyncIterator[ReadMessage]) -> None:
+        """Start every request, while there is room."""
+        async for raw_request in requests:
+            await self._start(_Turn(self, raw_request), raw_request)
+            while self._is_full():
+                self._has_room.clear()
+                await self._has_room.wait()
+
+    def _is_full(self) -> bool:
+        """Whether no more should be begun."""
+        in_flight, streams = len(self._open), max(1, self._context.streams)
+        limit_bytes = min(self._limit_bytes, self._limit_together // streams)
+        return (
+            in_flight >= max(1, min(IN_FLIGHT, IN_FLIGHT_TOGETHER // streams))
+            or len(self._ready) >= UNSENT
+            or (in_flight > 0 and self._held_bytes + in_flight * self._largest_bytes >= limit_bytes)
+        )
+
+    def half_close(self, reader: asyncio.Task[None]) -> None:
+        """``reader`` is done: there will be no more requests."""
+        self._is_read = True
+        if not reader.cancelled():
+            self._failure = reader.exception()
+        self._changed.set()
+
+    def answer(self, turn: _Turn, answer: Answer, final: bool) -> None:
+        """Queue ``answer`` behind what must leave before it."""
+        turn.is_answered = final
+        size = _size(answer)
+        self._held_bytes += size
+        self._largest_bytes = max(self._largest_bytes, size)
+        if not turn.is_ordered:
+            self._ready.append((turn, answer, final))
+        else:
+            turn.answers.append((answer, final))
+            self._release()
+        self._changed.set()
+
+    async def write(self, send: Send) -> None:
+        """Send the answers, until the requests have ended and all are answered."""
+        while True:
+            while self._ready:
+                turn, answer, final = self._ready.popleft()
+                try:
+                    body = self._encode(turn, answer, final, LARGE_BYTES)
+                except Large:
+                    body = await self._encode_large(turn, answer, final)
+                if body is not None:
+                    await send(body)
+                self._held_bytes -= _size(answer)
+                self._has_room.set()
+                if final:
+                    self._close(turn)
+                elif turn.ticket is not None and not turn.is_ordered:
+                    turn.ticket.read()
+            # A server that stops takes no more requests, and answers those that it has.
+            if self._failure is not None and not (self._open and isinstance(self._failure, Unavailable)):
+                raise self._failure
+            if self._is_read and not self._open:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def cancel(self) -> None:
+        """Nobody listens any more."""
+        for turn in tuple(self._open):
+            turn.is_over, ticket = True, turn.ticket
+            if ticket is not None:
+                turn.ticket = None
+                ticket.cancel()
+        # Requests know their stream: what is left of them is freed here, and not by the collector.
+        self._open.clear()
+        self._in_order.clear()
+        self._ready.clear()
+
+    def end(self, reason: Unavailable) -> None:
+        """Answer ``reason`` to the requests of decoupled models, whose last response may never come."""
+        for turn in tuple(self._open):
+            ticket = turn.ticket
+            if ticket is not None and not turn.is_ordered and not turn.is_answered:
+                self.answer(turn, reason, True)
+                turn.is_over = True
+                ticket.cancel()
+
+    async def _start(self, turn: _Turn, raw_request: ReadMessage) -> None:
+        self._open.add(turn)
+        self._held_bytes += turn.size_bytes
+        try:
+            try:
+                self._submit(turn, raw_request)
+            except Large:
+                await self._submit_large(turn, raw_request)
+            turn.is_queued = True
+        except HeadraceError as error:
+            turn.respond(error.with_traceback(None), True)  # it would keep this frame as long as it waits to be sent
+        except Exception:
+            log.exception("a request on a gRPC stream failed")
+            turn.respond(InternalError("internal error; the server's log has the details"), True)
+
+    def _submit(self, turn: _Turn, raw_request: ReadMessage) -> None:
+        message, entrance = raw_request.message, self._inference.any_number
+        try:
+            if self._context.draining:
+                raise Unavailable(SHUTTING_DOWN)
+            turn.view = view = entrance.find(message.model_name, message.model_version)
+        finally:
+            if turn.is_ordered:
+                self._in_order.append(turn)
+        decoded = usual_messages.decode(raw_request, self._inference.forwarded(self._context))
+        entrance.start(view, turn.take(decoded), self._context)
+
+    async def _submit_large(self, turn: _Turn, raw_request: ReadMessage) -> None:
+        """Let a thread decode what is large; the requests behind it wait."""
+        inference, forwarded = self._inference, self._inference.forwarded(self._context)
+        assert turn.view is not None
+        read = partial(decode_large, turn.view, raw_request, forwarded)
+        decoded = await inference.large_work.run(read, log_id(turn.message.id))
+        turn.view = inference.any_number.submit(turn.take(decoded), inference.any_number.caller(self._context, None))
+
+    def _release(self) -> None:
+        """Let the answers of the foremost turns go."""
+        in_order = self._in_order
+        while in_order:
+            turn = in_order[0]
+            self._ready.extend((turn, answer, final) for answer, final in turn.answers)
+            turn.answers.clear()
+            if not turn.is_answered:
+                return
+            in_order.popleft()
+
+    async def _encode_large(self, turn: _Turn, answer: Answer, final: bool) -> bytes | None:
+        """`_encode` on a thread; what there is no room for is an error of its own request."""
+        encode = partial(self._encode, turn, answer, final, UNBOUNDED)
+        try:
+            return await self._inference.large_work.run(encode, log_id(turn.message.id))
+        except Unavailable as error:
+            return self._encode_error(turn, error, final)
+
+    def _encode(self, turn: _Turn, answer: Answer, final: bool, patience: int) -> bytes | None:
+        if isinstance(answer, HeadraceError):
+            return self._encode_error(turn, answer, final)
+        try:
+            return turn.encode(answer, final, patience)
+        except HeadraceError as error:
+            return self._encode_error(turn, error, final)
+        except Large:
+            raise
+        except Exception:
+            log.exception("a response on a gRPC stream could not be encoded")
+            internal = InternalError("internal error; the server's log has the details")
+        return self._encode_error(turn, internal, final)
+
+    def _encode_error(self, turn: _Turn, reason: HeadraceError, final: bool) -> bytes:
+        asked = turn.message
+        tell(Failure.of(reason), "Infer", asked.model_name, asked.model_version, asked.id)
+        if self._errors_end and turn.is_queued:
+            raise reason
+        return turn.encode_error(reason, final)
+
+    def _close(self, turn: _Turn) -> None:
+        self._open.discard(turn)
+        turn.ticket = None  # which knows this one: neither waits for the collector
+        self._held_bytes -= turn.size_bytes
+        self._has_room.set()
+
+
+def _size(answer: Answer) -> int:
+    """The bytes that ``answer`` keeps while it waits."""
+    return sum(tensor.nbytes for tensor in answer.outputs.values()) if isinstance(answer, InferResponse) else 0

@@ -1,0 +1,306 @@
+"""Messages that look as nearly all do, read without protobuf: a walk over their fields, most of which are looked up.
+
+A message that differs from one before in its id and the bytes of its tensors alone is not even walked over: all its
+other bytes are compared at once (`_Layout`).
+
+The description of an input, of an output, and the parameters are what they were in some message before; an id, strings
+and the bytes of tensors are not, and need no parser. A message is unusual where a field is out of the ordinary
+(contents that are listed, a region of shared memory, a type that is none) or contradicts another. Those are left to
+`wire.unpack` and `decode`, which word what is wrong with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from struct import Struct
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from headrace.errors import HeadraceError
+from headrace.frontends.recognition import Recent
+from headrace.frontends.request_parameters import RequestParameters
+from headrace.large import LARGE_BYTES
+from headrace.messages import dtypes
+from headrace.messages.request import InferRequest, Parameter, Undecoded
+from headrace.messages.tensor import BytesTensor, Tensor
+from headrace_grpc import infer_parameters, wire
+from headrace_grpc.decode import Decoded
+from headrace_grpc.decode import decode as decode_unusual
+from headrace_grpc.grpc_service_pb2 import ModelInferRequest
+from headrace_grpc.wire import Buffer, RawRequest
+
+#: Fields of a message that are walked over, and bytes of one that is looked up.
+_MOST_FIELDS = 64
+_MOST_BYTES = 512
+#: More than any model has, and fewer than any NumPy takes.
+_MOST_DIMS = 16
+#: Layouts that are kept, and how large the message of one may be.
+_MOST_LAYOUTS = 256
+_MOST_LAYOUT_BYTES = 64 * 1024
+_NAME, _VERSION, _ID, _PARAMETER, _INPUT, _OUTPUT, _RAW = (
+    number << 3 | wire.LENGTH_DELIMITED for number in range(1, 8)
+)
+
+
+_NO_CLASSES: Mapping[str, int] = {}
+
+
+class _Unusual(Exception):
+    """Left to protobuf, and to what words errors."""
+
+
+class _InputHead(NamedTuple):
+    """An input without its bytes; ``numpy`` is None for strings, which may have any number of them."""
+
+    name: str
+    shape: tuple[int, ...]
+    numpy: np.dtype[Any] | None
+    size_bytes: int
+
+
+class UsualMessage(NamedTuple):
+    """What a ``ModelInferRequest`` says, and where in its ``body`` the bytes of its inputs lie."""
+
+    body: Buffer
+    model_name: str
+    model_version: str
+    id: str
+    inputs: Sequence[tuple[_InputHead, int, int]]
+    outputs: Sequence[str]
+    classes: Mapping[str, int]
+    parameters: RequestParameters | None
+    alike: object = None
+
+    @property
+    def message(self) -> UsualMessage:
+        """What is named as in a `RawRequest`: name and version of the model, and the id."""
+        return self
+
+
+#: A message that has been read, one way or the other.
+ReadMessage: TypeAlias = RawRequest | UsualMessage
+
+
+def unpack(body: Buffer) -> ReadMessage:
+    """What ``body`` says, or `wire.unpack` of what is unusual."""
+    return _read_alike(body) or _read(body) or wire.unpack(body)
+
+
+def decode(message: ReadMessage, forwarded: Mapping[str, Parameter] | None = None) -> Decoded:
+    """What ``message`` asks for, as `headrace_grpc.decode.decode` says; `Large` is for that itself."""
+    if not isinstance(message, UsualMessage):
+        return decode_unusual(message, forwarded, LARGE_BYTES)
+    body, name, version, request_id, heads, outputs, classes, read, alike = message
+    inputs: dict[str, Tensor | Undecoded] = {}
+    for head, begin, end in heads:
+        if head.numpy is None:
+            inputs[head.name] = BytesTensor(memoryview(body)[begin:end], head.shape)
+        else:
+            inputs[head.name] = np.ndarray(head.shape, head.numpy, body, begin)
+    if read is None:
+        request = InferRequest(
+            name, inputs, outputs, request_id, version, {**forwarded} if forwarded else {}, alike=alike
+        )
+        return Decoded(request, classes)
+    request = InferRequest(
+        name,
+        inputs,
+        outputs,
+        request_id,
+        version,
+        {**read.custom, **forwarded} if forwarded else {**read.custom},  # its own, whatever a careless model does
+        read.priority,
+        read.timeout_us,
+        read.sequence_id,
+        read.sequence_start,
+        read.sequence_end,
+        alike=alike,
+    )
+    return Decoded(request, classes, read.switch)
+
+
+class _Layout(NamedTuple):
+    """Messages that differ in their ids and in the bytes of their tensors only.
+
+    ``unpack`` extracts from a message of the same size the bytes that must equal ``common``. The id lies between
+    ``id_begin`` and ``id_end``. The other fields are what each such message says.
+    """
+
+    unpack: Callable[[bytes], tuple[bytes, ...]]
+    common: tuple[bytes, ...]
+    id_begin: int
+    id_end: int
+    model_name: str
+    model_version: str
+    inputs: Sequence[tuple[_InputHead, int, int]]
+    outputs: Sequence[str]
+    classes: Mapping[str, int]
+    parameters: RequestParameters | None
+    alike: object
+
+
+#: By the size of a message and what it begins with, which is nearly always the model's name.
+_layouts = Recent[tuple[int, bytes], _Layout](_MOST_LAYOUTS)
+
+
+def _read_alike(body: Buffer) -> UsualMessage | None:
+    """What ``body`` says if one like it has been read; else None."""
+    if type(body) is not bytes or len(body) < 2:
+        return None
+    layout = _layouts.get((len(body), body[: body[1] + 2]))
+    if layout is None or layout.unpack(body) != layout.common:
+        return None
+    _, _, begin, end, name, version, inputs, outputs, classes, read, alike = layout
+    try:
+        return UsualMessage(body, name, version, body[begin:end].decode(), inputs, outputs, classes, read, alike)
+    except UnicodeDecodeError:
+        return None
+
+
+def _keep_layout(message: UsualMessage, id_begin: int, id_end: int) -> None:
+    """Recognize the next message like ``message``, whose id lies between ``id_begin`` and ``id_end``."""
+    body, at, form = bytes(message.body), 0, ""
+    for begin, end in sorted([(id_begin, id_end), *((begin, end) for _, begin, end in message.inputs)]):
+        form += f"{begin - at}s{end - begin}x"
+        at = end
+    unpack = Struct(f"{form}{len(body) - at}s").unpack
+    layout = _Layout(
+        unpack,
+        unpack(body),
+        id_begin,
+        id_end,
+        message.model_name,
+        message.model_version,
+        message.inputs,
+        message.outputs,
+        message.classes,
+        message.parameters,
+        object(),
+    )
+    _layouts.keep((len(body), body[: body[1] + 2]), layout)
+
+
+def _read(body: Buffer) -> UsualMessage | None:
+    """What ``body`` says; None if it is unusual."""
+    name = version = request_id = b""
+    heads: list[_InputHead] = []
+    places: list[tuple[int, int]] = []
+    parameters: list[bytes] = []
+    outputs, classes = list[str](), _NO_CLASSES
+    at, end, fields, is_bytes = 0, len(body), 0, type(body) is bytes
+    id_begin = id_end = 0
+    try:
+        while at < end:
+            field, tag, size, begin = at, body[at], body[at + 1], at + 2
+            if size > 0x7F:
+                size, begin = wire.read_varint(body, at + 1)
+            at = begin + size
+            fields += 1
+            if fields > _MOST_FIELDS:  # also of tensors' bytes: 60 MiB can be 30 million of them
+                return None
+            if tag == _RAW:
+                places.append((begin, at))
+                continue
+            if size > _MOST_BYTES:
+                return None
+            content: Any = body[begin:at] if is_bytes else bytes(body[begin:at])
+            if tag == _INPUT:
+                heads.append(_input(content))
+            elif tag == _NAME:
+                name = _replaced(name, content)
+            elif tag == _VERSION:
+                version = _replaced(version, content)
+            elif tag == _ID:
+                request_id, id_begin, id_end = _replaced(request_id, content), begin, at
+            elif tag == _OUTPUT:
+                output, count = _output(content)
+                outputs.append(output)
+                if count:
+                    classes = {**classes, output: count}
+            elif tag == _PARAMETER:
+                parameters.append(bytes(body[field:at]))
+            else:
+                return None
+        if at != end or len(heads) != len(places):
+            return None
+        inputs = []
+        for head, (begin, stop) in zip(heads, places, strict=True):
+            size = stop - begin
+            if size != head.size_bytes and (head.numpy is not None or size > LARGE_BYTES):
+                return None
+            inputs.append((head, begin, stop))
+        if len(heads) > 1 and len({head.name for head in heads}) < len(heads):
+            return None
+        read, repeats = _read_parameters(b"".join(parameters)) if parameters else (None, True)
+        message = UsualMessage(
+            body, name.decode(), version.decode(), request_id.decode(), inputs, outputs, classes, read
+        )
+        if is_bytes and repeats and end <= _MOST_LAYOUT_BYTES and all(head.numpy is not None for head in heads):
+            _keep_layout(message, id_begin, id_end)
+        return message
+    except (IndexError, UnicodeDecodeError, _Unusual):
+        return None
+
+
+def _replaced(before: bytes, content: bytes) -> bytes:
+    """``content``: of what is said twice the last counts. Raises `UnicodeDecodeError` if ``before`` was no text."""
+    before.decode()
+    return content
+
+
+@lru_cache(2048)
+def _input(field: bytes) -> _InputHead:
+    """The input that ``field`` describes. Raises `_Unusual`."""
+    try:
+        tensor = ModelInferRequest.InferInputTensor.FromString(field)
+    except DecodeError:
+        raise _Unusual from None
+    found, shape = dtypes.BY_NAME.get(tensor.datatype), tuple(tensor.shape)
+    if found is None or tensor.parameters or tensor.HasField("contents"):
+        raise _Unusual
+    if len(shape) > _MOST_DIMS or (shape and min(shape) < 0):
+        raise _Unusual
+    if found is dtypes.BYTES:
+        return _InputHead(tensor.name, shape, None, -1)
+    size_bytes = prod(shape) * found.itemsize
+    if not size_bytes:
+        raise _Unusual
+    return _InputHead(tensor.name, shape, found.numpy, size_bytes)
+
+
+@lru_cache(1024)
+def _output(field: bytes) -> tuple[str, int]:
+    """The output that ``field`` asks for, and how many of its classes, 0 for the tensor. Raises `_Unusual`."""
+    try:
+        output = ModelInferRequest.InferRequestedOutputTensor.FromString(field)
+        count = infer_parameters.classes(output.parameters)
+        if infer_parameters.shared_memory_region(output.name, output.parameters) is not None:
+            raise _Unusual
+    except (DecodeError, HeadraceError):
+        raise _Unusual from None
+    return output.name, count
+
+
+def _read_parameters(fields: bytes) -> tuple[RequestParameters, bool]:
+    """Return what ``fields`` say, and True if other requests are likely to say the same. Raises `_Unusual`.
+
+    perf_analyzer and Triton's C++ client send the same parameters with each request. The parameters of a sequence
+    change from request to request, and so may others: a layout is worth its time when they come the second time.
+    """
+    hits = _parameters.cache_info().hits
+    read = _parameters(fields)
+    is_sequence = read.sequence_id != 0 or read.sequence_start or read.sequence_end
+    return read, not is_sequence and _parameters.cache_info().hits > hits
+
+
+@lru_cache(2048)
+def _parameters(fields: bytes) -> RequestParameters:
+    """What ``fields``, those of the parameters, say; nobody changes it. Raises `_Unusual`."""
+    try:
+        return infer_parameters.read(ModelInferRequest.FromString(fields).parameters)
+    except (DecodeError, HeadraceError):
+        raise _Unusual from None

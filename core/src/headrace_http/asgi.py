@@ -1,0 +1,224 @@
+"""The HTTP frontend as an ASGI application, for hypercorn and any other ASGI server.
+
+The same routes as the native host, at the price of a future and two tasks per request. The server
+above parses, so its own limits on heads apply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from headrace.errors import InvalidArgument
+from headrace.frontends.access import host_of
+from headrace_http.caller_limits import HttpLimits, flagged, too_many_chunks
+from headrace_http.message import HEADER_LENGTH, Buffer, HttpReply, HttpRequest, error_reply
+from headrace_http.request_body import aligned
+from headrace_http.request_head import Malformed, malformed, path_of
+from headrace_http.routes import Routes
+
+if TYPE_CHECKING:
+    from headrace.engine import Engine
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+_AMBIGUOUS = error_reply(InvalidArgument("the request states the length of its body twice"))._replace(
+    headers=((b"Content-Type", b"application/json"), (b"Connection", b"close"))
+)
+
+
+#: What is copied, or given to the server, in one turn of the loop.
+_TURN_BYTES = 1 << 20
+
+
+class _Gone(Exception):
+    pass
+
+
+class _Broken(Exception):
+    """An answer has begun and will not be whole; the server above ends the connection, or the stream."""
+
+
+class _Reply:
+    """Takes the first reply to a request, which came from the address ``peer``; empty if that is not known."""
+
+    __slots__ = ("_answered", "_send", "peer")
+
+    def __init__(self, answered: asyncio.Future[HttpReply | None], send: Send, peer: str) -> None:
+        self._answered, self._send = answered, send
+        self.peer = peer
+
+    def __call__(self, reply: HttpReply) -> None:
+        if not self._answered.done():
+            self._answered.set_result(reply)
+
+    def stream(self, head: HttpReply) -> _Streamed:
+        return _Streamed(self._answered, self._send, head)
+
+
+class _Streamed:
+    """An answer that is sent while it is made. The server above waits for the caller, and chooses the framing."""
+
+    def __init__(self, answered: asyncio.Future[HttpReply | None], send: Send, head: HttpReply) -> None:
+        self._answered, self._send = answered, send
+        self._head: HttpReply | None = head
+
+    async def send(self, chunk: Buffer) -> None:
+        await self._begin()
+        for at in range(0, len(chunk), _TURN_BYTES):
+            body = bytes(chunk[at : at + _TURN_BYTES])
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        await asyncio.sleep(0)  # servers go on at once for a client that takes all
+
+    async def end(self) -> None:
+        await self._begin()
+        await self._send({"type": "http.response.body", "body": b""})
+        if not self._answered.done():
+            self._answered.set_result(None)
+
+    def break_off(self) -> None:
+        if not self._answered.done():
+            self._answered.set_exception(_Broken("the answer was broken off"))
+
+    async def _begin(self) -> None:
+        head, self._head = self._head, None
+        if head is not None:
+            headers = [(name.lower(), value) for name, value in head.headers]
+            await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
+
+
+def create_app(engine: Engine, routes: Routes | None = None) -> App:
+    """An ASGI application in front of ``engine``, whose server must have been started on the same loop.
+
+    ``routes`` are its own unless given.
+    """
+    answering = Routes(engine) if routes is None else routes
+    limits = HttpLimits(input_bytes=engine.options.http_max_input_size, **flagged(engine.options))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "http":
+            await _serve(answering, limits, scope, receive, send)
+
+    return app
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Nothing is started or stopped here: the server has its own life."""
+    while True:
+        event = await receive()
+        await send({"type": f"{event['type']}.complete"})
+        if event["type"] == "lifespan.shutdown":
+            return
+
+
+async def _serve(routes: Routes, limits: HttpLimits, scope: Scope, receive: Receive, send: Send) -> None:
+    raw = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+    headers: dict[bytes, bytes] = {}
+    for name, value in raw:
+        headers[name] = headers[name] + b", " + value if name in headers else value
+    if _is_ambiguous(headers):
+        await _send(send, _AMBIGUOUS, scope["method"])
+        return
+    try:
+        path = path_of(scope.get("raw_path", scope["path"].encode()))
+        body = await _receive_body(receive, limits, path, headers)
+    except _Gone:
+        return
+    except Malformed as error:
+        await _send(send, malformed(error), scope["method"])
+        return
+    except InvalidArgument as error:
+        await _send(send, error_reply(error), scope["method"])
+        return
+    request = HttpRequest(scope["method"], path, headers, body, raw)
+    reply = await _answer(routes, request, receive, send, host_of(scope.get("client")))
+    if reply is not None:
+        await _send(send, reply, scope["method"])
+
+
+def _is_ambiguous(headers: dict[bytes, bytes]) -> bool:
+    """Two statements about where the body ends: a proxy in front may have believed the other one."""
+    length = headers.get(b"content-length")
+    return length is not None and (b"," in length or b"transfer-encoding" in headers)
+
+
+async def _receive_body(receive: Receive, limits: HttpLimits, path: str, headers: dict[bytes, bytes]) -> memoryview:
+    """The whole body; its tensors at an aligned address if it came in several pieces."""
+    limit = limits.body_limit(path, headers)
+    announced = headers.get(b"content-length", b"0")
+    if announced.isdigit() and int(announced[:20]) > limit:
+        raise limits.body_refusal(int(announced[:20]), path, headers)
+    pieces, size, more = [], 0, True
+    while more:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise _Gone
+        more = event.get("more_body", False)
+        if piece := event.get("body", b""):
+            pieces.append(piece)
+            size += len(piece)
+        if size > limit:
+            raise limits.body_refusal(size, path, headers)
+        if len(pieces) > limits.chunks:
+            raise too_many_chunks(limits.chunks)
+    return memoryview(pieces[0] if pieces else b"") if len(pieces) < 2 else await _join(pieces, size, headers)
+
+
+async def _join(pieces: list[bytes], size: int, headers: dict[bytes, bytes]) -> memoryview:
+    """``pieces`` in one buffer. Copies every byte once, `_TURN_BYTES` in a turn of the loop."""
+    length = headers.get(HEADER_LENGTH, b"0")
+    memory, position = aligned(size, int(length) if length.isdigit() and len(length) < 12 else 0), 0
+    for piece in pieces:
+        memory[position : position + len(piece)] = piece
+        if (position + len(piece)) // _TURN_BYTES > position // _TURN_BYTES:
+            await asyncio.sleep(0)
+        position += len(piece)
+    return memory
+
+
+async def _answer(routes: Routes, request: HttpRequest, receive: Receive, send: Send, peer: str) -> HttpReply | None:
+    """The reply, or None if it has been sent already, or if the caller left first: then the request is cancelled."""
+    answered: asyncio.Future[HttpReply | None] = asyncio.get_running_loop().create_future()
+    cancel = routes.dispatch(request, _Reply(answered, send, peer))
+    if answered.done():
+        return answered.result()
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((answered, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not answered.done():
+            answered.cancel()
+            if cancel is not None:
+                cancel()
+    return None if answered.cancelled() else answered.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(send: Send, reply: HttpReply, method: str) -> None:
+    size = sum(len(part) for part in reply.parts)
+    headers = [(name.lower(), value) for name, value in reply.headers]
+    headers.append((b"content-length", b"%d" % size))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    parts = reply.parts if method != "HEAD" else ()
+    # Servers frame what they are given; one piece is one write for small replies.
+    body = b"".join(parts) if size <= _TURN_BYTES else None
+    if body is not None:
+        await send({"type": "http.response.body", "body": body})
+        return
+    for part in parts:
+        for at in range(0, len(part), _TURN_BYTES):
+            await send({"type": "http.response.body", "body": bytes(part[at : at + _TURN_BYTES]), "more_body": True})
+            await asyncio.sleep(0)  # servers go on at once for a client that takes all
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,234 @@
+"""The request of one connection that is not answered yet, and the half of the connection that writes its answer: whole
+or while it is made, and no faster than the caller takes it.
+
+A connection has one request at a time, as in Triton: the next one of a pipeline is not taken before the caller has
+taken the answer, except for what the transport buffers. So one connection holds one request and one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from headrace.frontends.access import host_of
+from headrace_http.caller_limits import reset
+from headrace_http.message import BEGINNING, JOIN_BYTES, Buffer, Cancel, HttpReply, serialise, stream_head
+from headrace_http.request_head import RequestHead
+
+#: From here on the parts of a reply are written one after the other. ``writelines`` of Python 3.11 joins them and
+#: copies them twice more: a tenth of a second for 32 MiB, in which nobody else is served.
+_JOINED_BYTES = 1 << 20
+
+
+class Exchange:
+    """One request and its answer. It is itself the ``reply`` that the handler gets; a second reply is ignored."""
+
+    __slots__ = ("_protocol", "cancel", "closes", "head", "reply")
+
+    def __init__(self, protocol: AnsweringProtocol, closes: bool, head: RequestHead) -> None:
+        self.reply: HttpReply | None = None
+        self.cancel: Cancel | None = None
+        self.closes = closes
+        self.head = head
+        self._protocol = protocol
+
+    @property
+    def is_head(self) -> bool:
+        """Whether only the head of the answer is wanted."""
+        return self.head.method == "HEAD"
+
+    @property
+    def peer(self) -> str:
+        """The address of the other end; empty where that is not known."""
+        return self._protocol.peer
+
+    def stream(self, head: HttpReply) -> ChunkedAnswer:
+        """Answer in pieces, instead."""
+        return self._protocol.begin_stream(self, head)
+
+    def __call__(self, reply: HttpReply) -> None:
+        if self.reply is None:
+            self.reply = reply
+            # It leads back here through the request, whose tensors would wait for the collector.
+            self.cancel = None
+            self._protocol.answered()
+
+
+class ChunkedAnswer:
+    """An answer that is written while it is made, in chunks (RFC 9112, 7.1). Event loop only.
+
+    Waits for the caller. To callers of HTTP/1.0 the end of the connection is the end of the answer. A task that waits
+    in it when the connection is lost is cancelled.
+    """
+
+    __slots__ = ("_exchange", "_head", "_is_plain", "_protocol", "_woken", "has_begun")
+
+    def __init__(self, protocol: AnsweringProtocol, exchange: Exchange, head: HttpReply) -> None:
+        self.has_begun = False
+        self._protocol, self._exchange, self._head = protocol, exchange, head
+        self._is_plain = not exchange.head.minor
+        self._woken: asyncio.Future[None] | None = None
+
+    async def send(self, chunk: Buffer) -> None:
+        """Return once more may be sent."""
+        await self._turn()
+        size, parts = len(chunk), [self._begin()]
+        parts += (chunk,) if self._is_plain else (b"%x\r\n" % size, chunk, b"\r\n")
+        self._protocol.write_stream([b"".join(parts)] if size <= JOIN_BYTES else [part for part in parts if part])
+        await self._turn()
+
+    async def end(self) -> None:
+        await self._turn()
+        last = b"" if self._is_plain or self._exchange.is_head else b"0\r\n\r\n"
+        if rest := bytes(self._begin()) + last:
+            self._protocol.write_stream([rest])
+        self._protocol.end_stream(self._exchange)
+
+    def break_off(self) -> None:
+        """End, so that the caller can tell that it is not the end."""
+        self._protocol.break_off(is_plain=self._is_plain)
+
+    def wake(self) -> None:
+        """The caller may take more."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def provoke(self) -> None:
+        """Write what changes nothing, and what whoever has gone answers with a reset: a zero before the next size."""
+        if self.has_begun and not self._is_plain:
+            self._protocol.write_stream([b"0"])
+
+    async def _turn(self) -> None:
+        while not self._protocol.may_stream(self._exchange):
+            self._woken = asyncio.get_running_loop().create_future()
+            await self._woken
+
+    def _begin(self) -> Buffer:
+        if self.has_begun:
+            return b""
+        self.has_begun = True
+        return stream_head(self._head, self._exchange.closes, is_chunked=not self._is_plain)
+
+
+class AnsweringProtocol(asyncio.BufferedProtocol):
+    """The half of a connection that writes. The other half, which reads, is the subclass."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport
+        self._exchange: Exchange | None = None
+        self._stream: ChunkedAnswer | None = None  # the answer to it, if that is being made
+        self._streamed_bytes = 0
+        self._request_bytes = 0  # that are counted, because there are many
+        self._is_reading = True
+        self._is_writable = True
+        self._has_begun = False  # the answer that is next has been begun
+
+    # ------------------------------------------------------------------ what the half that reads is told
+
+    @abstractmethod
+    def _go_on(self) -> None:
+        """Read on, where a request is unanswered, or the caller did not take the answer."""
+
+    @abstractmethod
+    def _read_no_more(self) -> None:
+        """Throw away what has arrived of a request, and what will."""
+
+    @abstractmethod
+    def _hold(self, request_bytes: int) -> None:
+        """So much is held of the request."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Close: the last answer is written."""
+
+    # ------------------------------------------------------------------ answers
+
+    @property
+    def peer(self) -> str:
+        """The address of the other end; empty where that is not known."""
+        return host_of(self._transport.get_extra_info("peername"))
+
+    def answered(self) -> None:
+        """Write the reply if it is there and the caller takes it, and go on."""
+        exchange = self._exchange
+        if exchange is not None and self._is_writable:
+            reply = exchange.reply
+            if reply is not None:
+                self._exchange = None
+                if self._request_bytes:
+                    self._hold(0)
+                buffers = serialise(reply, exchange.closes, exchange.head.method == "HEAD")
+                if self._has_begun:
+                    self._has_begun = False
+                    buffers[0] = buffers[0][len(BEGINNING) :]
+                if len(buffers) == 1:
+                    self._transport.write(buffers[0])
+                else:
+                    self._write_parts(buffers)
+                if exchange.closes:
+                    self._end()
+                    return
+            elif self._stream is not None:
+                self._stream.wake()
+        if not self._is_reading:
+            self._go_on()
+
+    def _write_parts(self, buffers: list[Buffer]) -> None:
+        if sum(map(len, buffers)) < _JOINED_BYTES:
+            self._transport.writelines(buffers)
+        else:
+            for buffer in buffers:
+                self._transport.write(buffer)
+
+    def _provoke(self) -> None:
+        """Write what a caller that has gone answers with a reset, and what is part of the answer to one that has
+        not."""
+        if self._is_writable and not self._has_begun:
+            if self._stream is not None and self._stream.has_begun:
+                self._stream.provoke()
+            else:
+                self._has_begun = True
+                self._transport.write(BEGINNING)
+
+    def _cancel(self) -> None:
+        """The caller has gone."""
+        exchange, self._exchange, self._stream = self._exchange, None, None
+        if exchange is not None and exchange.cancel is not None and exchange.reply is None:
+            exchange.cancel()
+
+    # ------------------------------------------------------------------ answers in pieces
+
+    def begin_stream(self, exchange: Exchange, head: HttpReply) -> ChunkedAnswer:
+        """Have ``exchange`` answered in pieces."""
+        self._stream = stream = ChunkedAnswer(self, exchange, head)
+        return stream
+
+    def may_stream(self, exchange: Exchange) -> bool:
+        """True if a piece of the answer to ``exchange`` may be written now."""
+        return self._is_writable and self._exchange is exchange
+
+    def write_stream(self, buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
+            self._streamed_bytes += len(buffer)
+            if self._has_begun:
+                self._has_begun = False
+                buffer = buffer[len(BEGINNING) :]
+            self._transport.write(buffer)
+
+    def end_stream(self, exchange: Exchange) -> None:
+        """``exchange`` has its whole answer."""
+        self._exchange = self._stream = exchange.cancel = None
+        self._hold(0)
+        if exchange.closes:
+            self._end()
+        else:
+            self.answered()
+
+    def break_off(self, *, is_plain: bool) -> None:
+        """Close behind what is written of an answer that will not be whole."""
+        self._read_no_more()
+        if is_plain:  # an end would be the end of the answer
+            reset(self._transport)
+        else:
+            self._transport.close()

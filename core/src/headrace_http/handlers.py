@@ -1,0 +1,173 @@
+"""The handlers of all that is no inference: health, metadata, config, statistics; index, load, unload of models
+(docs/spec/behaviours.md sections 1.2, 1.6, 5.4)."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Coroutine, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import Code, InvalidArgument, Unavailable, Unsupported
+from headrace.frontends.access import Uploads
+from headrace.frontends.failures import shown
+from headrace.large import LARGE_BYTES
+from headrace_http.documents import as_boolean, as_object, as_string, malformed, parse_object
+from headrace_http.large_documents import LongString, read_object
+from headrace_http.message import HttpReply, HttpRequest, json_reply, json_type_reply
+from headrace_http.url_paths import PathTarget
+
+if TYPE_CHECKING:
+    from headrace.engine import Engine, IndexEntry
+
+
+class DescriptionHandlers:
+    """What the server and its models are. Each takes a request and its target and returns the reply, or what to await
+    for it; most are made on the spot."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def server(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        metadata = self._engine.metadata()
+        return json_reply({"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)})
+
+    def live(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        return self._health(self._engine.live)
+
+    def ready(self, request: HttpRequest, target: PathTarget) -> HttpReply | Coroutine[Any, Any, HttpReply]:
+        return self._check_ready() if self._engine.has_checks else self._health(self._engine.ready)
+
+    def model(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        return json_reply(self._engine.model_metadata(target.name, target.version))
+
+    def model_ready(self, request: HttpRequest, target: PathTarget) -> HttpReply | Coroutine[Any, Any, HttpReply]:
+        is_alive = self._engine.is_model_alive(target.name, target.version)
+        return self._check_model(target) if is_alive is None else self._model_health(target, is_alive)
+
+    def config(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        from headrace.config import config_json
+
+        return json_reply(config_json.config_to_json(self._engine.resolve(target.name, target.version).config))
+
+    def statistics(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        return json_reply({"model_stats": self._engine.statistics(target.name, target.version)})
+
+    def explain(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        return json_reply(self._engine.explain(target.name, target.version))
+
+    async def _check_ready(self) -> HttpReply:
+        return self._health(await self._engine.check_ready())
+
+    async def _check_model(self, target: PathTarget) -> HttpReply:
+        return self._model_health(target, await self._engine.check_model(target.name, target.version))
+
+    def _model_health(self, target: PathTarget, is_ready: bool) -> HttpReply:
+        if not is_ready:
+            why = self._engine.why_not_alive(target.name, target.version)
+            raise InvalidArgument("Model version not ready" + (why and f": {why}"))
+        return HttpReply(200)
+
+    def _health(self, is_well: bool) -> HttpReply:
+        if self._engine.exiting:
+            raise Unavailable("Server exiting")
+        if not is_well and (why := self._engine.why_not_alive()):
+            raise InvalidArgument(why)
+        return HttpReply(200 if is_well else 400)
+
+
+#: The head of a document of `RepositoryHandlers.index` whose ``ready`` is an array or an object, without its spaces.
+_NESTED_READY = (b'{"ready":[', b'{"ready":{')
+_HEAD_BYTES = 256
+
+
+class RepositoryHandlers:
+    """The model repository; all run as tasks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        restricted = "model-repository" in engine.options.http_restricted_api
+        self._uploads = Uploads(engine.options.model_files_from, restricted, "--http-restricted-api")
+
+    async def index(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        try:
+            ready_only = (await self._document(request)).get("ready", False)
+        except InvalidArgument as error:  # how deep it is nested does not count where it must be a boolean
+            if error.code is Code.INTERNAL or not _begins_nested(request.body):
+                raise
+            ready_only = None
+        if type(ready_only) is not bool:
+            raise InvalidArgument("Invalid value for 'ready': expected a boolean")
+        return json_reply([_entry(entry) for entry in await self._engine.list_repository(ready_only)])
+
+    async def load(self, request: HttpRequest, target: PathTarget, peer: str) -> HttpReply:
+        """``peer`` is the address that the request came from."""
+        _refuse_repository(target)
+        given = (await self._document(request)).get("parameters", {})
+        if type(given) is not dict:
+            raise malformed("attempt to get members for non-object")
+        self._uploads.check(given, peer, lambda name: request.headers.get(name.encode()))
+        if request.body.nbytes <= LARGE_BYTES:
+            values = _load_values(given)
+        else:
+            values = await self._engine.large_work.run(partial(_load_values, given))
+        await self._engine.load(target.name, values)
+        return json_type_reply()
+
+    async def _document(self, request: HttpRequest) -> dict[str, Any]:
+        if request.body.nbytes <= LARGE_BYTES:
+            return parse_object(request.body)
+        return await self._engine.large_work.run(partial(read_object, request.body))
+
+    async def unload(self, request: HttpRequest, target: PathTarget) -> HttpReply:
+        _refuse_repository(target)
+        given = as_object((await self._document(request)).get("parameters", {}), "parameters")
+        dependents = as_boolean(given.get("unload_dependents", False), "unload_dependents")
+        await self._engine.unload(target.name, dependents)
+        return json_type_reply()
+
+
+def _entry(entry: IndexEntry) -> dict[str, str]:
+    fields = {"version": entry.version, "state": entry.state, "reason": shown(entry.reason)}
+    return {"name": entry.name, **{key: value for key, value in fields.items() if value}}
+
+
+def _refuse_repository(target: PathTarget) -> None:
+    if target.repository:
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+def _load_values(given: dict[str, Any]) -> dict[str, str | bytes]:
+    return {name: _load_value(name, value) for name, value in given.items()}
+
+
+def _load_value(name: str, value: Any) -> str | bytes:
+    """``config`` as text and ``file:...`` as the bytes that its base64 stands for."""
+    parts = value.parts() if isinstance(value, LongString) else iter((as_string(value, None),))
+    if name == "config":
+        return "".join(parts)
+    if not name.startswith("file:"):
+        raise malformed("unexpected error on creating Triton parameter")
+    try:
+        return b"".join(_decode(parts))
+    except (binascii.Error, ValueError) as error:
+        raise InvalidArgument(f"load parameter '{name}' is not base64: {error}") from None
+
+
+def _decode(parts: Iterable[str]) -> Iterator[bytes]:
+    """What ``parts`` of a text in base64 stand for. Between two of them other threads have their turn."""
+    left, is_padded = "", False
+    for part in parts:
+        left += part
+        end = len(left) - len(left) % 4
+        if is_padded or 0 <= left.find("=") < len(left) - 2:
+            raise ValueError("Excess data after padding")
+        is_padded = "=" in left[:end]
+        yield b64decode(left[:end], validate=True)
+        left = left[end:]
+    yield b64decode(left, validate=True)
+
+
+def _begins_nested(body: memoryview) -> bool:
+    return b"".join(body[:_HEAD_BYTES].tobytes().split()).startswith(_NESTED_READY)

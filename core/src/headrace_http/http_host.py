@@ -1,0 +1,48 @@
+"""What accepts connections and speaks HTTP: one interface, and the host of our own, which is the fast one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from headrace.frontends.listening import BACKLOG
+from headrace_http.caller_limits import HttpLimits, flagged
+from headrace_http.open_connections import NativeConnections
+from headrace_http.protocol import HttpProtocol
+from headrace_http.routes import Routes
+
+if TYPE_CHECKING:
+    from headrace.engine import Engine
+
+
+class HttpHost(ABC):
+    """Serves ``listener``, which it owns once started, until stopped. ``routes`` are the engine's unless given."""
+
+    def __init__(self, engine: Engine, listener: socket.socket, routes: Routes | None = None) -> None:
+        self.engine, self.listener, self.routes = engine, listener, Routes(engine) if routes is None else routes
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Accept connections."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop accepting, answer what is in flight, close. Cancelled, drop what is left."""
+
+
+class NativeHttpHost(HttpHost):
+    """One `HttpProtocol` per connection, on the server's own event loop."""
+
+    async def start(self) -> None:
+        limits = HttpLimits(input_bytes=self.engine.options.http_max_input_size, **flagged(self.engine.options))
+        self._connections = connections = NativeConnections(self.routes.dispatch, limits, self.engine.large_work)
+        self._acceptor = await asyncio.get_running_loop().create_server(
+            lambda: HttpProtocol(connections), sock=self.listener, backlog=BACKLOG
+        )
+        connections.watch()
+
+    async def stop(self) -> None:
+        self._acceptor.close()
+        await self._connections.drain(self.engine.options.exit_timeout_secs, serves_on=True)

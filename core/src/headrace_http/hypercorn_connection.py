@@ -1,0 +1,279 @@
+"""A connection of hypercorn: what it reads is held to the grammar of `parse_head`, and its caller to a pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from headrace_http.caller_limits import HttpLimits, Pace, has_left, reset, unsent_bytes
+from headrace_http.message import BEGINNING, HttpReply, text_error
+from headrace_http.strict_requests import StrictRequests
+
+if TYPE_CHECKING:
+    from headrace_http.asgi import App, Receive, Scope, Send
+    from headrace_http.open_connections import OpenConnections
+
+#: Bodies are handed on in pieces of so many bytes, so that it shows whether the caller takes them.
+_PIECE_BYTES = 256 * 1024
+
+
+class _Late(Exception):
+    """The body of a request did not arrive in time."""
+
+
+class HypercornConnection(asyncio.StreamReaderProtocol):
+    """One connection, which ``serve`` serves when it is given its reader and its writer."""
+
+    def __init__(
+        self,
+        connections: OpenConnections,
+        serve: Callable[[HypercornConnection, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(asyncio.StreamReader(loop=loop), self._serve, loop)
+        self._connections, self._serve_by = connections, serve
+        self._requests = StrictRequests(connections.limits)
+        self._socket_transport: asyncio.Transport
+        self._calls: set[_PacedCall] = set()
+        self._answered = 0
+        self._has_eof = False
+        self._was_arriving = True
+        self._seconds = 0
+        self.is_stopping = False
+        #: Set when no further request will come.
+        self.ended = asyncio.Event()
+        #: Set when nothing more can be answered either.
+        self.lost = asyncio.Event()
+
+    # ------------------------------------------------------------------ the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._socket_transport = cast("asyncio.Transport", transport)
+        if not self._connections.add(self):
+            self._socket_transport.abort()
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
+        self.ended.set()
+        self.lost.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._has_eof and (passed := self._requests.pass_on(data)):
+            super().data_received(passed)
+
+    def eof_received(self) -> bool | None:
+        """hypercorn would take it for a caller who has gone, so that it hears of it when all is answered."""
+        self._has_eof = True
+        if self._requests.is_http_2 or self._answered >= self._requests.whole:
+            self.ended.set()
+            return super().eof_received()
+        calls = tuple(self._calls)
+        if calls and not any(call.has_begun for call in calls):
+            self._writer.begin()
+        elif any(call.is_chunked and not call.is_waiting for call in calls):
+            self._socket_transport.write(b"0")  # the same, in front of the size of the next chunk
+        self._connections.watch_for_reset(self)
+        return True
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = _Writer(self._socket_transport, self, reader, asyncio.get_running_loop())
+        await self._serve_by(self, reader, self._writer)
+
+    # ------------------------------------------------------------------ the application calls
+
+    async def answer(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have ``app`` answer one request."""
+        call = _PacedCall(self, scope, receive, send)
+        self._calls.add(call)
+        if self._has_eof:  # it came with the request, or behind one before it
+            self._writer.begin()
+        refusal = self._requests.refusal
+        try:
+            if refusal is not None and self._answered == self._requests.whole:
+                await call.refuse(refusal)
+            else:
+                await app(scope, call.receive, call.send)
+        except _Late:
+            await call.refuse(text_error(408, "the request did not arrive in time"))
+        except Exception:
+            if call.has_begun and call.version == "1.0":  # an end would be the end of the answer
+                reset(self._socket_transport)
+            raise
+        finally:
+            self._calls.discard(call)
+            self._answered += 1
+            self._seconds = 0
+            if self._has_eof and self._answered >= self._requests.whole:
+                self.ended.set()
+                super().eof_received()
+            if self.is_stopping:
+                self._connections.settle()
+
+    @property
+    def limits(self) -> HttpLimits:
+        return self._connections.limits
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Return the bytes that wait for the caller, or 0 if the system has room for all of them.
+
+        An event stream writes a little now and then. The system may hold some of that all the time, because
+        the caller acknowledges it late, and this alone does not make the caller slow.
+        """
+        waiting = self._socket_transport.get_write_buffer_size()
+        return waiting and waiting + unsent_bytes(self._socket_transport.get_extra_info("socket"))
+
+    # ------------------------------------------------------------------ the host calls
+
+    @property
+    def is_idle(self) -> bool:
+        requests = self._requests
+        return not self._calls and not requests.is_arriving and (requests.is_http_2 or self._answered >= requests.whole)
+
+    @property
+    def idle_seconds(self) -> int:
+        return self._seconds
+
+    @property
+    def has_left(self) -> bool:
+        transport = self._socket_transport
+        return not transport.is_closing() and has_left(transport.get_extra_info("socket"))
+
+    def stop(self) -> None:
+        self.is_stopping = True
+
+    def end_streams(self) -> None:
+        if any(call.is_streaming for call in self._calls):
+            self._socket_transport.abort()
+
+    @property
+    def taking_s(self) -> float:
+        return self._connections.taking_s
+
+    def close(self) -> None:
+        self._socket_transport.close()
+
+    def abort(self) -> None:
+        self._socket_transport.abort()
+
+    def give_up(self) -> None:
+        """The caller does not take its answers."""
+        self._connections.give_up(self)
+
+    def sweep(self) -> None:
+        for call in tuple(self._calls):
+            call.sweep()
+        if self._calls:
+            self._seconds = 0
+            if self._has_eof and self.has_left:
+                self.abort()
+            return
+        is_arriving = self._requests.is_arriving or not (self._requests.is_http_2 or self._requests.whole)
+        if is_arriving is not self._was_arriving:
+            self._was_arriving, self._seconds = is_arriving, 0
+        self._seconds += 1
+        limit = self.limits.header_timeout_s if is_arriving else self.limits.keepalive_timeout_s
+        if 0 < limit < self._seconds or (is_arriving and self.is_stopping):
+            self.close()
+
+
+class _PacedCall:
+    """One request: counts what arrives and what is taken, and gives up who is too slow."""
+
+    def __init__(self, connection: HypercornConnection, scope: Scope, receive: Receive, send: Send) -> None:
+        self._connection, self._receive, self._send = connection, receive, send
+        self._closes = False
+        self.version = scope["http_version"]
+        self._is_http_1 = self.version < "2"
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._pace = Pace(connection.limits.min_data_rate, connection.limits.stall_timeout_s)
+        self._moved_bytes = 0
+        self._is_receiving = True
+        self._is_sending = self.is_waiting = self._is_late = self.has_begun = False
+        self._sending_s = 0  # without a pause
+        #: Whether it is answered while the answer is made, and whether in chunks of HTTP/1.1.
+        self.is_streaming = self.is_chunked = False
+
+    async def receive(self) -> Any:
+        try:
+            event = await self._receive()
+        except asyncio.CancelledError:
+            if self._is_late:
+                raise _Late from None
+            raise
+        self._moved_bytes += len(event.get("body", b""))
+        self._is_receiving = event.get("more_body", False)
+        return event
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            has_length = any(name == b"content-length" for name, _ in message["headers"])
+            self.is_streaming = not has_length
+            self.is_chunked = self.version == "1.1" and not has_length
+            if self._is_http_1 and (self._closes or self._connection.is_stopping):
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        body = message.get("body", b"")
+        if len(body) <= _PIECE_BYTES:
+            await self._pass_on(message)
+            return
+        for begin in range(0, len(body), _PIECE_BYTES):
+            more = message.get("more_body", False) or begin + _PIECE_BYTES < len(body)
+            await self._pass_on({**message, "body": body[begin : begin + _PIECE_BYTES], "more_body": more})
+
+    async def refuse(self, reply: HttpReply) -> None:
+        """Answer ``reply`` to what is no request, or not a whole one, and end the connection with it."""
+        self._is_receiving = False
+        size = sum(len(part) for part in reply.parts)
+        headers = [(name.lower(), value) for name, value in reply.headers]
+        self._closes = True
+        start = {"type": "http.response.start", "status": reply.status}
+        await self.send({**start, "headers": [*headers, (b"content-length", b"%d" % size)]})
+        await self.send({"type": "http.response.body", "body": b"".join(reply.parts)})
+
+    def sweep(self) -> None:
+        if self._is_sending:
+            self._sending_s += 1
+            if not self.is_waiting and not self._connection.unsent_bytes:
+                self._is_sending = False  # it has all that there is for it
+            elif self._is_too_slow_to_take():
+                self._connection.give_up()
+        elif self._is_receiving and not self._is_late:
+            too_slow = self._pace.is_too_slow(self._moved_bytes)
+            if too_slow or self._connection.is_stopping:
+                self._is_late = True
+                self._task.cancel()
+
+    def _is_too_slow_to_take(self) -> bool:
+        is_slow = self._pace.is_too_slow(self._moved_bytes - self._connection.unsent_bytes)
+        return is_slow or self._sending_s > self._connection.taking_s
+
+    async def _pass_on(self, message: Any) -> None:
+        if not self._is_sending:
+            self._sending_s = 0
+            self._pace.begin(self._moved_bytes - self._connection.unsent_bytes)
+        self._is_sending, self._is_receiving, self.is_waiting = True, False, True
+        try:
+            await self._send(message)
+        finally:
+            self.is_waiting = False
+        self._moved_bytes += len(message.get("body", b""))
+
+
+class _Writer(asyncio.StreamWriter):
+    """Leaves out what `begin` has written already of the next answer, which whoever has gone answers with a reset."""
+
+    _begun_bytes = 0
+
+    def begin(self) -> None:
+        """Write what every answer begins with, once."""
+        if not self._begun_bytes:
+            super().write(BEGINNING)
+            self._begun_bytes = len(BEGINNING)
+
+    def write(self, data: Any) -> None:
+        begun, self._begun_bytes = self._begun_bytes, 0
+        super().write(data[begun:])

@@ -1,0 +1,194 @@
+"""``POST .../infer``: decode, submit, encode, all by callback on the event loop.
+
+The order of the steps decides which error wins; it is that of docs/spec/behaviours.md section 1.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from headrace.engine import Caller, not_over_http
+from headrace.errors import HeadraceError, Unsupported
+from headrace.frontends.answering import EncodedAnswer, check_strings
+from headrace.frontends.request_parameters import HeaderForwarding
+from headrace.large import LARGE_BYTES, UNBOUNDED, Large, LargeWork
+from headrace.messages.request import InferRequest
+from headrace.messages.response import InferResponse
+from headrace.messages.ticket import Ticket
+from headrace_http.infer_request import BodyLayoutCache, decode, decode_raw, header_length
+from headrace_http.message import HEADER_LENGTH, Cancel, HttpReply, HttpRequest, Reply, error_reply
+from headrace_http.outputs import JSON, OutputFormat, encode, response_encoding
+from headrace_http.request_body import DECODABLE, decompress
+from headrace_http.request_deadline import TIMEOUT, RequestDeadline, deadline_in
+from headrace_http.url_paths import PathTarget
+
+if TYPE_CHECKING:
+    from headrace.engine import Engine, ModelView
+
+_NO_FORMATS: Mapping[str, OutputFormat] = {}
+_ACCEPT = (b"Accept-Encoding", b"gzip, deflate")
+
+
+class InferenceHandler:
+    """The handler of infer requests. One per frontend."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._entrance = engine.entrance(not_over_http, caller_of)
+        self._find, self._start = self._entrance.find, self._entrance.start
+        self.resolve = engine.resolve
+        self._max_bytes = engine.options.http_max_input_size
+        self._large = engine.large_work
+        self._layouts = BodyLayoutCache()
+        self._forwarding = HeaderForwarding(engine.options.http_header_forward_pattern)
+        self._forwards = bool(self._forwarding)
+
+    def __call__(self, http: HttpRequest, target: PathTarget, reply: Reply) -> Cancel | None:
+        """Answer ``http`` through ``reply``, now or later; raises `HeadraceError` if refused now.
+
+        What is returned cancels the request.
+        """
+        view = self._find(target.name, target.version)
+        headers = http.headers
+        if b"content-encoding" in headers and headers[b"content-encoding"] not in DECODABLE:
+            reply(_unsupported_encoding())
+            return None
+        deadline: RequestDeadline | None = None
+        if TIMEOUT in headers:
+            reply = deadline = RequestDeadline(headers[TIMEOUT], reply)
+        accepted = headers.get(b"accept-encoding")
+        answer = Answer(view, reply, response_encoding(accepted) if accepted else b"identity", self._large)
+        try:
+            request = self._read(http, target.name, target.version, answer, LARGE_BYTES)
+        except Large:
+            cancel = self._begin(http, target, answer, self._entrance.caller(http, reply), deadline)
+            return cancel if deadline is None else deadline.begin(cancel)
+        if self._forwards:
+            request = self._forward(http, request)
+        ticket = Ticket(request, answer)
+        if deadline is None:
+            self._start(view, ticket, http, reply)
+            return ticket.cancel
+        request.expire_at(deadline.at_ns)
+        self._start(view, ticket, http, reply)
+        return deadline.begin(ticket.cancel)
+
+    def caller(self, http: HttpRequest, reply: Reply) -> Caller:
+        return caller_of(http, reply)
+
+    async def read_request(self, http: HttpRequest, name: str, version: str) -> InferRequest:
+        """What the body of ``http`` asks of a model, whichever way it answers. Raises `HeadraceError`."""
+        headers = http.headers
+        if b"content-encoding" in headers and headers[b"content-encoding"] not in DECODABLE:
+            raise Unsupported("Unsupported compression type")
+        deadline_ns = deadline_in(headers)
+        answer = Answer(self.resolve(name, version), _nobody, b"identity", self._large)
+        try:
+            request = self._read(http, name, version, answer, LARGE_BYTES)
+        except Large:
+            request = await self._large.run(partial(self._read_large, http, name, version, answer, None))
+        else:
+            request = self._forward(http, request) if self._forwards else request
+        if deadline_ns:
+            request.expire_at(deadline_ns)
+        return request
+
+    async def print_response(self, response: InferResponse) -> bytes:
+        """``response`` as a line of JSON. Raises `HeadraceError`."""
+        try:
+            reply = encode(response, {}, JSON, {}, False, patience=LARGE_BYTES)
+        except Large:
+            reply = await self._large.run(partial(encode, response, {}, JSON, {}, False))
+        return b"".join(reply.parts)
+
+    def _read(self, http: HttpRequest, name: str, version: str, answer: Answer, patience: int) -> InferRequest:
+        """The request, and the formats of its ``answer``. Raises `HeadraceError`, and `Large` beyond ``patience``."""
+        headers, body = http.headers, http.body
+        if b"content-encoding" in headers and headers[b"content-encoding"] in (b"gzip", b"deflate"):
+            body = decompress(body, self._max_bytes, patience)
+        length = headers.get(HEADER_LENGTH)
+        if length is None:
+            decoded = decode(name, version, body, body.nbytes, self._max_bytes, patience)
+        elif json_bytes := header_length(length, body.nbytes):
+            known, request_id, rest = self._layouts.find(body, json_bytes)
+            if known is not None:
+                _, layout, answer.formats, answer.default = known
+                return layout.request(name, version, request_id, body[json_bytes:])
+            decoded = decode(name, version, body, json_bytes, self._max_bytes, patience)
+            if rest and patience < UNBOUNDED:  # those are the event loop's
+                self._layouts.keep(request_id, rest, decoded, body.nbytes - json_bytes)
+        else:
+            decoded = decode_raw(name, version, body, answer.view, self._max_bytes)
+        request, answer.formats, answer.default = decoded
+        return request
+
+    def _begin(
+        self,
+        http: HttpRequest,
+        target: PathTarget,
+        answer: Answer,
+        caller: Caller | None,
+        deadline: RequestDeadline | None,
+    ) -> Cancel:
+        """Let a thread read what is large, and then submit it."""
+        read = partial(self._read_large, http, target.name, target.version, answer, deadline)
+        return answer.read_large(read, self._entrance, caller)
+
+    def _read_large(
+        self, http: HttpRequest, name: str, version: str, answer: Answer, deadline: RequestDeadline | None
+    ) -> InferRequest:
+        """`_read` for what is large, on a thread."""
+        request = self._read(http, name, version, answer, UNBOUNDED)
+        check_strings(answer.view, request)
+        if self._forwards:
+            request = self._forward(http, request)
+        if deadline is not None:
+            request.expire_at(deadline.at_ns)
+        return request
+
+    def _forward(self, http: HttpRequest, request: InferRequest) -> InferRequest:
+        named = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in http.raw_headers)
+        chosen = self._forwarding.parameters(named)
+        return request.with_parameters({**request.parameters, **chosen}) if chosen else request
+
+
+class Answer(EncodedAnswer[HttpReply]):
+    """Replies to one request with what its model answers."""
+
+    __slots__ = ("_encoding", "default", "formats")
+
+    def __init__(self, view: ModelView, reply: Reply, encoding: bytes, large: LargeWork) -> None:
+        super().__init__(view, reply, large)
+        self.formats = _NO_FORMATS
+        self.default = JSON
+        self._encoding = encoding
+
+    def encode(self, response: InferResponse, patience: int) -> HttpReply:
+        view = self.view
+        return encode(
+            response, self.formats, self.default, view.labels, view.max_batch_size > 0, self._encoding, patience
+        )
+
+    def refused(self, error: HeadraceError) -> HttpReply:
+        return error_reply(error)
+
+
+def caller_of(http: HttpRequest, reply: Reply) -> Caller:
+    """Who sent ``http``. A certificate stays with whoever ends TLS in front of the server."""
+    headers = http.headers
+
+    def header(name: str) -> str | None:
+        value = headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    return Caller("http", getattr(reply, "peer", ""), None, header)
+
+
+def _nobody(reply: HttpReply) -> None:
+    """Takes the answer to a request that is another's to answer."""
+
+
+def _unsupported_encoding() -> HttpReply:
+    plain = error_reply(Unsupported("Unsupported compression type"))
+    return plain._replace(headers=(*plain.headers, _ACCEPT))

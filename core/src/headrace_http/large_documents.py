@@ -1,0 +1,296 @@
+"""Large JSON documents, of which what is long is cut out before they are parsed.
+
+To parse one whole would hold the interpreter's lock for as long, and make an object of every number. Of an infer
+request the arrays are cut out that tensors are made of, and read later, in `Pieces` between commas (`read_document`);
+of a load the strings that are its files (`read_object`). What is left of a document is small.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.errors import InvalidArgument
+from headrace.large import SLICE_BYTES
+from headrace_http.documents import MAX_DEPTH, parse, parse_object, too_deep, unreadable
+from headrace_http.structure import Window, blank_strings, is_complete, safe_cuts, windows
+
+#: The brackets around the ``data`` of an input: the document, ``inputs`` and its entry.
+_DATA_DEPTH = 3
+#: Brackets that the parser of the rest follows.
+_PARSED_DEPTH = 1024
+_BLANKS = b" \t\n\r"
+_ARRAY = ord("[")
+#: For `bytes.translate`: all that is no bracket and no comma is a zero; and brackets are blanks.
+_KINDS = bytes(byte if byte in b"[]," else ord("0") for byte in range(256))
+_WITHOUT_BRACKETS = bytes.maketrans(b"[]", b"  ")
+#: Beside each other where no value is missing these do not stand.
+_MISPLACED = (b",]", b"[,", b"][", b"]0", b"0[")
+#: Arrays below this stay where they are.
+_SHORT_BYTES = 256
+#: A piece is longer only for a string that is.
+_LONG_PIECE_BYTES = 3 * SLICE_BYTES
+#: Values that a large document may have besides tensors: each is an object. No request comes near.
+MAX_VALUES = 64 * 1024
+#: What a large document may be besides tensors: it is parsed in one go. No request comes near.
+MAX_REST_BYTES = 4 << 20
+#: Stands for what was cut out, with its number behind it. No caller knows it.
+_TOKEN = os.urandom(12).hex()
+
+
+class Pieces(NamedTuple):
+    """An array, ``body[begin:end]``, and the commas at which it is cut."""
+
+    body: memoryview
+    begin: int
+    end: int
+    cuts: list[int]
+    is_deep: bool
+
+    def read(self) -> Iterator[list[Any]]:
+        """The values of the array and of all arrays in it, in order, those between two cuts at a time.
+
+        Raises `InvalidArgument`: malformed, nested too deep, or with an empty array in it.
+        """
+        if self.is_deep:
+            raise too_deep()
+        begin = self.begin
+        for at in (*self.cuts, self.end):
+            yield _text(self.body, begin, at) if at - begin > _LONG_PIECE_BYTES else _values(self.body, begin, at)
+            begin = at + 1
+
+    def check(self) -> None:
+        """Raise what `read` would raise."""
+        for _ in self.read():
+            pass
+
+
+class LongString(NamedTuple):
+    """The string whose content, as it stands between its quotes, is ``text``, from byte ``at`` of a document on."""
+
+    text: memoryview
+    at: int
+
+    def parts(self) -> Iterator[str]:
+        """The string, a part at a time. Raises `InvalidArgument` if it is malformed."""
+        at = self.at
+        for part in safe_cuts(self.text):
+            yield parse(memoryview(b'"%s"' % bytes(part)), at - 1)
+            at += len(part)
+
+
+def read_document(body: memoryview) -> Any:
+    """The document in ``body``, with `Pieces` in place of the long ``data`` of its ``inputs``.
+
+    Raises `InvalidArgument`: malformed as far as it was read, nested too deep, of more than `MAX_VALUES`, or with
+    more than `MAX_REST_BYTES` besides tensors.
+    """
+    arrays = _arrays(body)
+    rest_bytes = body.nbytes - sum(array.end - array.begin for array in arrays)
+    if rest_bytes > MAX_REST_BYTES:
+        raise _too_much_besides("tensors", rest_bytes)
+    rest = _without(body, [(array.begin, array.end) for array in arrays], b'["%s%d"]')
+    if _has_too_many_values(rest):
+        raise _too_many_values(" besides tensors")
+    document = parse(memoryview(rest))
+    if arrays:
+        _put_back(document, arrays)
+    return document
+
+
+def read_object(body: memoryview) -> dict[str, Any]:
+    """`parse_object` for a large ``body``, with a `LongString` for each long member of its ``parameters``.
+
+    Raises `InvalidArgument`, too, if it has more than `MAX_VALUES`, or more than `MAX_REST_BYTES` besides those.
+    """
+    strings = _long_strings(body)
+    spans = [(string.at, string.at + string.text.nbytes) for string in strings]
+    rest_bytes = body.nbytes - sum(end - begin for begin, end in spans)
+    if rest_bytes > MAX_REST_BYTES:
+        _check_depth(body)
+        raise _too_much_besides("files", rest_bytes)
+    rest = _without(body, spans, b"%s%d")
+    if _has_too_many_values(rest):
+        _check_depth(body)
+        raise _too_many_values()
+    document = parse_object(memoryview(rest))
+    given = document.get("parameters")
+    if type(given) is dict:
+        for name, value in given.items():
+            if type(value) is str and value.startswith(_TOKEN):
+                given[name] = strings[int(value[len(_TOKEN) :])]
+    return document
+
+
+def _has_too_many_values(rest: bytes) -> bool:
+    return len(rest) > MAX_VALUES and sum(map(rest.count, (b",", b"[", b"{"))) > MAX_VALUES
+
+
+def _too_many_values(what: str = "") -> InvalidArgument:
+    return InvalidArgument(f"the JSON of the request has more than {MAX_VALUES} values{what}")
+
+
+def _too_much_besides(what: str, size_bytes: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"the JSON of the request has {size_bytes} bytes besides {what}, the most is {MAX_REST_BYTES}"
+    )
+
+
+def _check_depth(body: memoryview) -> None:
+    """Refuse what is nested too deep or does not end, which is told first, as of a small document."""
+    for window in windows(body):
+        _depth_of(window, body)
+
+
+def _values(body: memoryview, begin: int, end: int) -> list[Any]:
+    piece = bytes(body[begin:end])
+    if b"[" in piece or b"]" in piece:
+        piece = _without_brackets(piece, begin)
+    leaves: list[Any] = parse(memoryview(b"[%s]" % piece), begin - 1)
+    if not leaves:
+        raise unreadable("unexpected comma", begin)
+    return leaves
+
+
+def _text(body: memoryview, begin: int, end: int) -> list[Any]:
+    """The one string of a piece that is long because of it, parsed in parts."""
+    head = bytes(body[begin : begin + SLICE_BYTES]).partition(b'"')[0]
+    tail = bytes(body[end - SLICE_BYTES : end]).rpartition(b'"')[2]
+    if max(len(head), len(tail)) >= SLICE_BYTES:  # no string, or blanks without end
+        raise unreadable("number or blanks without end", begin)
+    parse(memoryview(b"[%s]" % _without_brackets(head + b"0" + tail, begin)), begin)
+    parts = [
+        parse(memoryview(b'"%s"' % bytes(part)), begin)
+        for part in safe_cuts(body[begin + len(head) + 1 : end - len(tail) - 1])
+    ]
+    return ["".join(parts)]
+
+
+def _without_brackets(piece: bytes, at: int) -> bytes:
+    """``piece`` with blanks for its brackets. Raises `InvalidArgument` where they do not stand as they must."""
+    shown = blank_strings(memoryview(piece)) if b'"' in piece else piece
+    kinds = shown.translate(_KINDS, _BLANKS)
+    if b"[]" in kinds:
+        raise InvalidArgument("the 'data' of an input has an empty array, which is not read in a request of this size")
+    if kinds[:1] == b"]" or kinds[-1:] == b"[" or any(map(kinds.__contains__, _MISPLACED)):
+        raise unreadable("misplaced bracket or comma", at)
+    if shown is piece:
+        return piece.translate(_WITHOUT_BRACKETS)
+    content, flags = np.frombuffer(bytearray(piece), np.uint8), np.frombuffer(shown, np.uint8)
+    content[(flags == ord("[")) | (flags == ord("]"))] = ord(" ")
+    return content.tobytes()
+
+
+def _without(body: memoryview, spans: list[tuple[int, int]], mark: bytes) -> bytes:
+    """``body`` with ``mark``, which `_TOKEN` and a number complete, in the place of each of ``spans``."""
+    parts, end = list[bytes | memoryview](), 0
+    for number, (begin, behind) in enumerate(spans):
+        parts += (body[end:begin], mark % (_TOKEN.encode(), number))
+        end = behind
+    return b"".join((*parts, body[end:]))
+
+
+def _depth_of(window: Window, body: memoryview) -> int:
+    """How deep ``window`` of ``body`` is nested. Raises `InvalidArgument` where the parser would not follow."""
+    deepest = int(window.depth.max())
+    if deepest > _PARSED_DEPTH:
+        raise too_deep() if is_complete(body) else unreadable("Invalid value.", body.nbytes)
+    return deepest
+
+
+def _put_back(document: Any, arrays: list[Pieces]) -> None:
+    """Give the inputs of ``document`` their ``data``, and read whatever else was cut out at once."""
+    left = dict(enumerate(arrays))
+    entries = document.get("inputs") if type(document) is dict else None
+    places = [
+        (entry, key, int(value[0][len(_TOKEN) :]))
+        for entry in (entries if type(entries) is list else ())
+        if type(entry) is dict
+        for key, value in entry.items()
+        if type(value) is list and len(value) == 1 and type(value[0]) is str and value[0].startswith(_TOKEN)
+    ]
+    for entry, key, number in places:
+        if key == "data":
+            entry[key] = left.pop(number)
+    if sum(array.end - array.begin for array in left.values()) > MAX_VALUES:
+        raise InvalidArgument(f"the JSON of the request has more than {MAX_VALUES} bytes of arrays besides tensors")
+    read = {number: parse(array.body[array.begin : array.end], array.begin) for number, array in left.items()}
+    for entry, key, number in places:
+        if key != "data":
+            entry[key] = read[number]
+
+
+def _arrays(body: memoryview) -> list[Pieces]:
+    """The arrays of at least `_SHORT_BYTES` that stand where the ``data`` of inputs does."""
+    arrays, open_array = list[Pieces](), _Open(-1)
+    for window in windows(body):
+        deepest = _depth_of(window, body)
+        opened, closed = (window.at + places for places in window.crossings(_DATA_DEPTH))
+        open_array.is_deep |= deepest >= _DATA_DEPTH + MAX_DEPTH
+        if open_array.begin >= 0:
+            opened = np.append(open_array.begin, opened)
+        whole = min(len(opened), len(closed))
+        ends = closed[:whole] + 1
+        for place in np.flatnonzero(ends - opened[:whole] >= _SHORT_BYTES).tolist():
+            begin = int(opened[place])
+            found = open_array if begin == open_array.begin else _Open(begin, deepest >= _DATA_DEPTH + MAX_DEPTH)
+            found.close(window, int(ends[place]))
+            if body[begin] == _ARRAY:
+                arrays.append(Pieces(body, begin, int(ends[place]), found.cuts, found.is_deep))
+        if whole < len(opened):
+            begin = int(opened[-1])
+            if begin != open_array.begin:
+                open_array = _Open(begin, deepest >= _DATA_DEPTH + MAX_DEPTH)
+            open_array.cut(window)
+        elif whole:
+            open_array = _Open(-1)
+    return arrays
+
+
+class _Open:
+    """An array whose end was not seen yet."""
+
+    def __init__(self, begin: int, is_deep: bool = False) -> None:
+        self.begin = begin
+        self.is_deep = is_deep
+        self.cuts: list[int] = []
+        self._was_without = False
+
+    def cut(self, window: Window) -> None:
+        """Cut the array, which does not end in ``window``, at the last comma there."""
+        begin = max(self.begin - window.at, 0)
+        at = window.last_comma(begin)
+        if at < 0:
+            self._was_without = True
+            return
+        self.close(window, window.at + at)
+        if not self.cuts or self.cuts[-1] < window.at + at:
+            self.cuts.append(window.at + at)
+
+    def close(self, window: Window, end: int) -> None:
+        """What has gone on for windows without a comma stands alone: cut it off at the first before ``end``."""
+        if self._was_without:
+            at = window.at + window.first_comma(max(self.begin - window.at, 0))
+            if window.at <= at < end:
+                self.cuts.append(at)
+            self._was_without = False
+
+
+def _long_strings(body: memoryview) -> list[LongString]:
+    """The strings of ``body`` that fill a window or more."""
+    found, begin, is_long = list[LongString](), -1, False
+    for window in windows(body):
+        inside = window.inside
+        if begin >= 0:
+            if inside.all():
+                is_long = True
+                continue
+            if is_long:
+                found.append(LongString(body[begin : window.at + int(np.argmin(inside))], begin))
+        outside = np.flatnonzero(~inside)
+        begin = window.at + int(outside[-1]) + 2 if inside[-1] and len(outside) else window.at + 1 if inside[-1] else -1
+        is_long = False
+    return found

@@ -1,0 +1,184 @@
+"""The open connections of one port: how many, for how long, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import Protocol
+
+from headrace.frontends.base import callers_s, streams_s
+from headrace.frontends.held_bytes import HeldBytes
+from headrace.large import LargeWork
+from headrace_http.caller_limits import SWEEP_SECONDS, HttpLimits
+from headrace_http.message import Cancel, HttpRequest, Reply
+from headrace_http.request_head import RequestHeadCache
+
+log = logging.getLogger(__name__)
+
+_BUFFER_BYTES = 64 * 1024
+#: How soon a caller who has closed its side is looked at for the first time. A reset, which says that it has gone
+#: altogether, comes a round trip after what was written; each look waits twice as long as the one before.
+_FIRST_LOOK_S = 0.01
+#: This part of all connections makes room when there are too many.
+_ROOM = 16
+#: For the answers that are made by a route to say that the server stops.
+_FAREWELL_S = 1.0
+
+
+class OpenConnection(Protocol):
+    """What a host's connections can do."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight and nothing is arriving."""
+
+    @property
+    def idle_seconds(self) -> int:
+        """For how long it `is_idle`, about."""
+
+    @property
+    def has_left(self) -> bool:
+        """Whether a caller who has closed its side turned out to have closed the other side, too."""
+
+    def stop(self) -> None:
+        """Answer what has arrived, and what arrives whole while others are answered, and close behind it."""
+
+    def end_streams(self) -> None:
+        """Close, if an answer is still being made that has begun."""
+
+    def close(self) -> None:
+        """Close, once what was written has been sent."""
+
+    def abort(self) -> None:
+        """Close now."""
+
+    def sweep(self) -> None:
+        """Called every `SWEEP_SECONDS`: give up a caller whose time is over."""
+
+
+class OpenConnections:
+    """Made before listening; the event loop's."""
+
+    def __init__(self, limits: HttpLimits, large: LargeWork) -> None:
+        self.limits = limits
+        self._large = large
+        self._open: set[OpenConnection] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_draining = False
+        #: A caller who takes longer to take its answers is given up.
+        self.taking_s = inf
+
+    def add(self, connection: OpenConnection) -> bool:
+        """Whether there is room for ``connection``; those that have been idle for longest give way."""
+        self._open.add(connection)
+        self._empty.clear()
+        return not 0 < self.limits.connections < len(self._open) or self._make_room()
+
+    def remove(self, connection: OpenConnection) -> None:
+        self._open.discard(connection)
+        if not self._open:
+            self._empty.set()
+        self.settle()
+
+    def settle(self) -> None:
+        """End the idle connections of a server that stops, once no other is busy.
+
+        Until then, more requests may arrive on them, and are answered.
+        """
+        if self._is_draining and all(connection.is_idle for connection in self._open):
+            for connection in tuple(self._open):
+                connection.close()
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
+    def give_up(self, connection: OpenConnection) -> None:
+        """Abort ``connection``, whose caller does not take its answers. What they took goes back to the system."""
+        connection.abort()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Something large was thrown away: return its memory to the system soon."""
+        self._large.give_back_later()
+
+    def watch_for_reset(self, connection: OpenConnection, wait_s: float = _FIRST_LOOK_S) -> None:
+        """Abort ``connection`` soon after its caller, who has closed its side, turns out to have gone: what it asked is
+        not to run on until the next sweep but one."""
+        if connection.has_left:
+            connection.abort()
+        elif wait_s < SWEEP_SECONDS and not connection.is_idle:
+            self.call_later(wait_s, partial(self.watch_for_reset, connection, 2 * wait_s))
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(delay_s, callback)
+
+    def watch(self) -> None:
+        """Sweep now and every `SWEEP_SECONDS`, until stopped."""
+        for connection in tuple(self._open):
+            connection.sweep()
+        self._timer = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self.watch)
+
+    async def drain(self, exit_timeout_s: float, *, serves_on: bool) -> None:
+        """Wait until each connection has had its answers and is closed; cancelled, close them all.
+
+        With ``serves_on``, the connections are served as before for a short time, as by Triton. A request that has
+        not arrived by then is refused, and an answer that its caller does not take is given up.
+        """
+        now, patience_s = asyncio.get_running_loop().time(), callers_s(exit_timeout_s)
+        ends = now + exit_timeout_s
+        try:
+            if serves_on:
+                await self._emptied(now + patience_s, ends)
+            self._is_draining, self.taking_s = True, patience_s
+            for connection in tuple(self._open):
+                connection.stop()
+            self.settle()
+            await self._emptied(now + streams_s(exit_timeout_s) + _FAREWELL_S, ends)
+            for connection in tuple(self._open):
+                connection.end_streams()
+            await self._emptied(inf, ends)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for connection in tuple(self._open):
+                connection.abort()
+
+    async def _emptied(self, until: float, ends: float) -> None:
+        """Wait until there is no connection, or until the time of the loop is ``until``, and say how many there are."""
+        loop = asyncio.get_running_loop()
+        while self._open and (left_s := until - loop.time()) > 0:
+            log.info("Timeout %d: Found %d HTTP service connections", round(ends - loop.time()), len(self._open))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), min(left_s, 1.0))
+
+    def _make_room(self) -> bool:
+        """Many at once, so that a flood of connections does not have them sorted for each."""
+        idle = [connection for connection in self._open if connection.is_idle and connection.idle_seconds]
+        idle.sort(key=lambda connection: connection.idle_seconds, reverse=True)
+        for connection in idle[: 1 + self.limits.connections // _ROOM]:
+            connection.close()
+        return bool(idle)
+
+
+class NativeConnections(OpenConnections):
+    """Those of the native host.
+
+    ``received`` is one receive buffer for all, and ``buffer`` a view of it: the loop fills and
+    parses it in one step, so that ten thousand idle connections hold no memory for it.
+    """
+
+    def __init__(
+        self, dispatch: Callable[[HttpRequest, Reply], Cancel | None], limits: HttpLimits, large: LargeWork
+    ) -> None:
+        super().__init__(limits, large)
+        self.dispatch = dispatch
+        self.held = HeldBytes(limits.held_bytes)
+        self.received = bytearray(_BUFFER_BYTES)
+        self.buffer = memoryview(self.received)
+        self.head_cache = RequestHeadCache()

@@ -1,0 +1,245 @@
+"""The ``outputs`` of an infer request: the format in which each is wanted, and what is sent of it: JSON, binary,
+or its top classes (docs/spec/behaviours.md section 1.3, response)."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from math import isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from headrace.errors import InvalidArgument
+from headrace.frontends.classification import classify
+from headrace.frontends.shared_memory import no_region
+from headrace.large import LARGE_BYTES, UNBOUNDED, Large, slices
+from headrace.messages import dtypes
+from headrace.messages.response import InferResponse
+from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_bytes
+from headrace_http.documents import as_array, as_boolean, as_object, as_string, as_unsigned, member
+from headrace_http.message import JSON_TYPE, Buffer, HttpReply
+
+#: Beyond this a count is an attack or a mistake; Triton's own limit on elements is far below.
+_MAX_CLASSES = 2**31 - 1
+#: ``wbits`` of zlib for the content codings that are sent.
+_WBITS = {b"gzip": 31, b"deflate": 15}
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+#: From here on an array is printed by orjson itself; below, a list is cheaper (measured).
+_MANY = 128
+#: What an element counts for, where there are so many that slices of about a millisecond are printed.
+_ITEM_BYTES = 8
+#: Stands for data that is printed already; JSON has no such byte.
+_MARK = b"\0"
+_TYPE, _LENGTH, _ENCODING = b"Content-Type", b"Inference-Header-Content-Length", b"Content-Encoding"
+_BINARY_TYPE = (_TYPE, b"application/octet-stream")
+#: The names of what is printed as NumPy gives it.
+_PRINTED = {known.numpy: known.name for known in dtypes.ALL if known not in (dtypes.BYTES, dtypes.FP16, dtypes.BF16)}
+
+
+class OutputFormat(NamedTuple):
+    """``classes`` above 0 asks for that many entries of classification."""
+
+    is_binary: bool
+    classes: int = 0
+
+
+JSON = OutputFormat(False)
+BINARY = OutputFormat(True)
+
+
+def read_outputs(entries: Any) -> tuple[list[str], dict[str, OutputFormat]]:
+    """The names requested, in order and with repetitions, and the format of each."""
+    names, formats = [], {}
+    for entry in as_array(entries, "outputs"):
+        name = as_string(member(as_object(entry, "outputs"), "name"), "name")
+        parameters = entry.get("parameters")
+        names.append(name)
+        formats[name] = JSON if not parameters else _format(name, as_object(parameters, "parameters"))
+    return names, formats
+
+
+def _format(name: str, parameters: dict[str, Any]) -> OutputFormat:
+    is_binary = as_boolean(parameters.get("binary_data", False), "binary_data")
+    classes = as_unsigned(parameters.get("classification", 0), "classification")
+    if "shared_memory_region" in parameters:
+        _refuse_shared_memory(parameters, is_binary)
+    if classes > _MAX_CLASSES:
+        raise InvalidArgument(
+            f"'classification' of output '{name}' is {classes}, but at most {_MAX_CLASSES} is allowed"
+        )
+    return OutputFormat(is_binary, classes) if classes else BINARY if is_binary else JSON
+
+
+def _refuse_shared_memory(parameters: dict[str, Any], is_binary: bool) -> None:
+    region = as_string(parameters["shared_memory_region"], "shared_memory_region")
+    if "classification" in parameters:
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
+    if is_binary:
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
+    raise no_region(region)
+
+
+@lru_cache(maxsize=256)
+def response_encoding(accepted: bytes) -> bytes:
+    """``gzip``, ``deflate`` or ``identity``: the highest weight in an ``Accept-Encoding``.
+
+    The first wins among equals; an entry with a weight that is no number is skipped.
+    """
+    best, best_weight = b"identity", 0.0
+    for entry in accepted.split(b","):
+        name, _, weight_text = entry.partition(b";")
+        name, weight = name.strip(), _weight(weight_text.strip())
+        if name in (b"identity", b"gzip", b"deflate") and weight > best_weight:
+            best, best_weight = name, weight
+    return best
+
+
+def encode(
+    response: InferResponse,
+    formats: Mapping[str, OutputFormat],
+    default: OutputFormat,
+    labels: Mapping[str, Sequence[str]],
+    is_batched: bool,
+    encoding: bytes = b"identity",
+    patience: int = UNBOUNDED,
+) -> HttpReply:
+    """The reply to an infer request; binary tensors are views, not copies, unless compressed.
+
+    ``formats`` and ``default`` say how to send each output, ``labels`` name the classes of an
+    output. Raises `InvalidArgument` for what has no JSON form or no classes, and `Large` where more than
+    ``patience`` bytes would have to be ranked, printed or compressed.
+    """
+    document: dict[str, Any] = {"id": response.id} if response.id else {}
+    document["model_name"] = response.model_name
+    document["model_version"] = response.model_version
+    if response.parameters:
+        document["parameters"] = dict(response.parameters)
+    outputs: list[dict[str, Any]] = []
+    document["outputs"] = outputs
+    parts: list[Buffer] = [b""]
+    printed: list[list[bytes]] = []
+    for name, tensor in response.outputs.items():
+        wanted = formats.get(name, default)
+        if wanted is JSON and type(tensor) is np.ndarray and tensor.size < _MANY:  # what is printed is small, as a rule
+            datatype, values = _PRINTED.get(tensor.dtype), tensor.ravel().tolist()
+            if datatype is not None and isfinite(sum(values)):
+                outputs.append({"name": name, "datatype": datatype, "shape": tensor.shape, "data": values})
+                continue
+        if wanted.classes:
+            if tensor.nbytes > patience:
+                raise Large
+            tensor = classify(tensor, wanted.classes, labels.get(name, ()), is_batched)
+        datatype = data_type(tensor).name
+        if wanted.is_binary:
+            size = tensor.nbytes
+            outputs.append(
+                {"name": name, "datatype": datatype, "shape": tensor.shape, "parameters": {"binary_data_size": size}}
+            )
+            if size:
+                parts.append(wire_bytes(tensor))
+        else:
+            data = _data(tensor, datatype, patience, printed)
+            outputs.append({"name": name, "datatype": datatype, "shape": tensor.shape, "data": data})
+    parts[0] = header = orjson.dumps(document, option=_NUMPY)
+    headers: Sequence[tuple[bytes, bytes]] = JSON_TYPE
+    if len(parts) > 1:
+        headers = (_BINARY_TYPE, (_LENGTH, b"%d" % _length(header, printed)))
+    if printed:
+        parts[:1] = _joined(header, printed)
+    if encoding == b"identity":
+        return HttpReply(200, headers, parts)
+    if sum(map(len, parts)) > patience:
+        raise Large
+    return HttpReply(200, (*headers, (_ENCODING, encoding)), (compressed(parts, encoding),))
+
+
+def _length(header: bytes, printed: list[list[bytes]]) -> int:
+    return len(header) + sum(sum(map(len, data)) - len(_MARK) for data in printed)
+
+
+def _joined(header: bytes, printed: list[list[bytes]]) -> list[Buffer]:
+    """``header`` with each of ``printed`` in the place of its mark, without a copy of what is large."""
+    first, *rest = header.split(_MARK)
+    parts: list[Buffer] = [first]
+    for data, behind in zip(printed, rest, strict=True):
+        parts += (*data, behind)
+    return parts
+
+
+def _data(tensor: Tensor, datatype: str, patience: int, printed: list[list[bytes]]) -> Any:
+    """The elements, flat and in row-major order, as something orjson prints; what is large goes to ``printed``."""
+    if isinstance(tensor, BytesTensor):
+        if tensor.nbytes > patience:
+            raise Large
+        if tensor.nbytes <= LARGE_BYTES:
+            return _strings(tensor.items())
+        strings = tensor.reshape((len(tensor.offsets) - 1,))
+        return _in_slices(strings.size, lambda begin, end: _strings(strings.rows(begin, end).items()), printed)
+    kind = tensor.dtype.kind
+    if datatype in ("FP16", "BF16"):
+        raise InvalidArgument(
+            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
+        )
+    if tensor.size < _MANY:
+        values = tensor.ravel().tolist()
+        if kind == "f" and not isfinite(sum(values)):
+            return _floats(values)
+        return values
+    if tensor.nbytes > patience:
+        raise Large
+    flat = np.ascontiguousarray(tensor).reshape(-1)
+    if tensor.nbytes <= LARGE_BYTES:
+        return _numbers(flat)
+    return _in_slices(len(flat), lambda begin, end: _numbers(flat[begin:end]), printed)
+
+
+def _in_slices(count: int, slice_of: Callable[[int, int], Any], printed: list[list[bytes]]) -> orjson.Fragment:
+    """Print ``count`` elements so that other threads have their turn meanwhile; gives what stands for them."""
+    parts = (slice_of(begin, end) for begin, end in slices(count, _ITEM_BYTES))
+    data = [b",%s" % orjson.dumps(each, option=_NUMPY)[1:-1] for each in parts]
+    data[0] = b"[%s" % data[0][1:]
+    printed.append([*data, b"]"])
+    return orjson.Fragment(_MARK)
+
+
+def _numbers(flat: npt.NDArray[Any]) -> Any:
+    if flat.dtype.kind != "f":
+        return flat
+    # Printed as doubles: 0.1 in FP32 is 0.10000000149011612 to a client of Triton.
+    doubles: npt.NDArray[np.float64] = flat.astype(np.float64, copy=False)
+    return doubles if np.isfinite(doubles).all() else _floats(doubles.tolist())
+
+
+def _floats(values: list[float]) -> Any:
+    """``values`` with ``NaN`` and ``Infinity`` as Triton prints them, which orjson cannot."""
+    return orjson.Fragment(json.dumps(values, separators=(",", ":")).encode())
+
+
+def _strings(items: list[bytes]) -> Any:
+    """JSON strings of the raw bytes. Those that are not UTF-8 go out as they are, as Triton's do."""
+    try:
+        return [item.decode() for item in items]
+    except UnicodeDecodeError:
+        texts = [item.decode(errors="surrogateescape") for item in items]
+        return orjson.Fragment(json.dumps(texts, ensure_ascii=False).encode(errors="surrogateescape"))
+
+
+def compressed(parts: Sequence[Buffer], encoding: bytes) -> bytes:
+    """Return ``parts`` as one body, compressed by ``encoding``: ``gzip`` or ``deflate``."""
+    deflater = zlib.compressobj(wbits=_WBITS[encoding])
+    return b"".join([*[deflater.compress(part) for part in parts], deflater.flush()])
+
+
+def _weight(text: bytes) -> float:
+    if not text:
+        return 1.0
+    name, _, number = text.partition(b"=")
+    try:
+        return float(number) if name.strip() == b"q" else 0.0
+    except ValueError:
+        return 0.0

@@ -1,0 +1,200 @@
+"""HTTP routes that plugins add: what they implement, what they are given, and what has them answer.
+
+::
+
+    class Events(HttpRoute):
+        name = "POST /v2/models/{name}/events"
+
+        async def answer(self, call):
+            request = await call.read_inference(call.values["name"])
+            return HttpStream(200, [(b"Content-Type", b"text/event-stream")], self.events(call, request))
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from headrace.config.options import RESTRICTED_CATEGORIES
+from headrace.errors import HeadraceError, InternalError
+from headrace.telemetry.pacing import paced
+from headrace_http.message import (
+    Cancel,
+    HttpReply,
+    HttpRequest,
+    Reply,
+    ReplyStream,
+    error_reply,
+    reply_stream,
+)
+from headrace_http.request_head import TOKEN
+from headrace_http.url_paths import PathTemplate, read_path
+
+if TYPE_CHECKING:
+    from headrace.engine import Caller, Engine
+    from headrace.messages.request import InferRequest
+    from headrace.messages.response import InferResponse
+    from headrace_http.inference import InferenceHandler
+    from headrace_http.url_paths import PathTarget
+
+log = paced(__name__)
+
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+#: Answers of these have no body, and what would end theirs is the host's own affair.
+_BODILESS = {204, 205, 304}
+_STATUSES = {status.value for status in HTTPStatus if status >= 200} - _BODILESS
+#: The host's to say.
+_FRAMING = {b"connection", b"content-length", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+
+
+class HttpStream(NamedTuple):
+    """An answer that is sent while it is made. ``headers`` leave out what says where it ends, as in `HttpReply`.
+
+    The status goes out with the first of ``chunks``: what is raised before it is answered as an error, and what is
+    raised later breaks the answer off. The next chunk is asked for once the caller has taken most of those before.
+    ``chunks`` is closed when the caller goes away.
+    """
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    chunks: AsyncIterator[bytes]
+
+
+class HttpRoute(ABC):
+    """Answers the requests to one path. One object per server, on the event loop, so that nothing may block.
+
+    ``name`` is the method and the path, ``"POST /v2/models/{name}/events"``. A placeholder is one segment, and
+    ``{version}`` one of digits. ``category`` is the one of ``--http-restricted-api`` that holds for it.
+    """
+
+    name: ClassVar[str]
+    category: ClassVar[str] = "inference"
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @abstractmethod
+    async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
+        """Cancelled when the caller goes away. A `HeadraceError` is answered as anywhere, anything else with 500."""
+
+
+class HttpCall:
+    """One request to an `HttpRoute`. ``values`` are those of the placeholders, as received."""
+
+    __slots__ = ("_inference", "_reply", "request", "values")
+
+    def __init__(
+        self, request: HttpRequest, values: Mapping[str, str], reply: Reply, inference: InferenceHandler
+    ) -> None:
+        self.request, self.values = request, values
+        self._reply, self._inference = reply, inference
+
+    @property
+    def caller(self) -> Caller:
+        """Who sent it, for interceptors."""
+        return self._inference.caller(self.request, self._reply)
+
+    async def read_inference(self, model: str, version: str = "") -> InferRequest:
+        """What the body asks of ``model``, as in ``POST /v2/models/{name}/infer``: tensors in JSON or behind it.
+
+        Raises `HeadraceError` if there is no such model, or if the body is no request.
+        """
+        return await self._inference.read_request(self.request, model, version)
+
+    async def print_response(self, response: InferResponse) -> bytes:
+        """``response`` as JSON, in one line. Raises `HeadraceError` for what has no form in JSON."""
+        return await self._inference.print_response(response)
+
+    def print_error(self, error: HeadraceError) -> bytes:
+        """``error`` as JSON, in one line, as an answer has it: without what is not for callers."""
+        return b"".join(error_reply(error).parts)
+
+
+def read_route(part: type[HttpRoute]) -> tuple[str, PathTemplate]:
+    """Method and path of a class of routes. Raises TypeError with the rule that is broken."""
+    method, _, path = part.name.partition(" ")
+    if method not in _METHODS:
+        raise TypeError(f"route {part.__name__} is named {part.name!r}, not '<{'|'.join(_METHODS)}> /path'")
+    if part.category not in RESTRICTED_CATEGORIES:
+        known = ", ".join(RESTRICTED_CATEGORIES)
+        raise TypeError(f"the category of route '{part.name}' is {part.category!r}, which is none of {known}")
+    return method, read_path(path)
+
+
+def clash(one: type[HttpRoute], other: type[HttpRoute]) -> bool:
+    """Whether a path leads to both. Routes of one path share it, if their methods differ and its category does not."""
+    (method, path), (other_method, other_path) = read_route(one), read_route(other)
+    shared = path == other_path and method != other_method and one.category == other.category
+    return not shared and path.overlaps(other_path)
+
+
+class RouteHandler:
+    """Has ``route`` answer requests, each in a task that ends when its caller leaves."""
+
+    def __init__(
+        self, route: HttpRoute, inference: InferenceHandler, tell: Callable[[HeadraceError, HttpRequest], None]
+    ) -> None:
+        """``tell`` is told of errors that are answered."""
+        self._route, self._inference, self._tell = route, inference, tell
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, request: HttpRequest, target: PathTarget, reply: Reply) -> Cancel:
+        call = HttpCall(request, target.values, reply, self._inference)
+        task = asyncio.get_running_loop().create_task(self._answer(call, reply))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task.cancel
+
+    async def _answer(self, call: HttpCall, reply: Reply) -> None:
+        try:
+            answer = await self._route.answer(call)
+            if isinstance(answer, HttpStream):
+                await self._stream(answer, call.request, reply)
+            else:
+                reply(_checked(answer))
+        except HeadraceError as error:
+            self._tell(error, call.request)
+            reply(error_reply(error.with_traceback(None)))
+        except Exception:
+            log.exception("route '%s' failed", self._route.name)
+            reply(error_reply(InternalError("the request failed inside the server; its log has the reason")))
+
+    async def _stream(self, answer: HttpStream, request: HttpRequest, reply: Reply) -> None:
+        head = _checked(HttpReply(answer.status, answer.headers))
+        stream: ReplyStream | None = None
+        try:
+            if request.method != "HEAD":
+                async for chunk in answer.chunks:
+                    if len(chunk):  # one without a byte would be the end
+                        stream = stream or reply_stream(reply, head)
+                        await stream.send(chunk)
+            stream = stream or reply_stream(reply, head)
+            await stream.end()
+        except Exception as error:
+            if stream is None:
+                raise
+            if isinstance(error, HeadraceError):
+                self._tell(error, request)
+            else:
+                log.exception("route '%s' failed in the middle of an answer", self._route.name)
+            stream.break_off()
+        finally:
+            if (close := getattr(answer.chunks, "aclose", None)) is not None:
+                await close()
+
+
+def _checked(reply: HttpReply) -> HttpReply:
+    """``reply``, if nothing in its head can be taken for something else. Raises TypeError or ValueError."""
+    if not isinstance(reply, HttpReply):
+        raise TypeError(f"the answer is {reply!r}, which is neither an HttpReply nor an HttpStream")
+    if reply.status not in _STATUSES:
+        raise ValueError(f"the status {reply.status!r} is none of an answer with a body")
+    for name, value in reply.headers:
+        if not name or name.translate(None, TOKEN) or name.lower() in _FRAMING:
+            raise ValueError(f"the header {name!r} is none, or the server's own to say")
+        if any((byte < 32 and byte != 9) or byte == 127 for byte in value):
+            raise ValueError(f"the header {name!r} has control characters")
+    return reply

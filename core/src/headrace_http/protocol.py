@@ -1,0 +1,352 @@
+"""HTTP/1.1 on a socket: `RequestReader` reads, `Routes` answers, this class keeps the two in step.
+
+::
+
+    HEAD --its empty line--> BODY --its last byte--> HEAD ...
+    HEAD | BODY --too much, too slow, or malformed--> LINGER: answered, nothing is read any more but thrown away
+
+A request whose head came before and whose body comes in one piece is taken as it is received: most requests are
+such. What is more, or less, is the reader's. Everything runs on the event loop, without a task, a future, a lock or a
+log line per request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from typing import TYPE_CHECKING, cast
+
+from headrace.errors import Unavailable
+from headrace.frontends.held_bytes import SLOW_S
+from headrace_http.caller_limits import HttpLimits, Pace, has_left, unsent_bytes
+from headrace_http.exchanges import AnsweringProtocol, Exchange
+from headrace_http.message import CONTINUE, HttpReply, HttpRequest, error_reply, text_error
+from headrace_http.request_body import DIRECT_BYTES
+from headrace_http.request_head import END, Malformed, Refused, RequestHead, malformed
+from headrace_http.request_reader import RequestReader
+
+if TYPE_CHECKING:
+    from headrace_http.open_connections import NativeConnections
+
+log = logging.getLogger(__name__)
+
+_NO_HEAD = RequestHead("", "", {})
+#: Requests of one connection that are taken in one turn of the event loop.
+_PER_TURN = 8
+
+
+class ConnectionPhase(enum.Enum):
+    """What a connection is waiting for."""
+
+    IDLE = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    ANSWER = enum.auto()
+    TAKING = enum.auto()  # of what was answered, by the caller
+    LINGER = enum.auto()
+
+
+class HttpProtocol(AnsweringProtocol):
+    """One connection."""
+
+    def __init__(self, connections: NativeConnections) -> None:
+        super().__init__()
+        self._connections = connections
+        self._dispatch = connections.dispatch
+        self._limits: HttpLimits = connections.limits
+        self._buffer, self._received = connections.buffer, connections.received
+        self._reader = RequestReader(connections.limits, connections.head_cache)
+        # The connection
+        self._is_taking = False
+        self._has_more = False  # than one turn of the loop may take
+        self._is_deaf = False  # no further request is read
+        self._has_eof = False
+        self._is_lingering = False
+        self._is_stopping = False
+        self._held_bytes = 0
+        # Time
+        self._has_spoken = False
+        self._phase = ConnectionPhase.HEAD
+        self._seconds = 0  # of this phase; 0 begins it anew
+        self._pace = Pace(connections.limits.min_data_rate, connections.limits.stall_timeout_s)
+
+    # ------------------------------------------------------------------ the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if not self._connections.add(self):
+            self._is_stopping = True  # so nobody waits until the caller has closed its side
+            self._refuse(error_reply(Unavailable("the server has as many connections as it may have")))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
+        self._read_no_more()
+        self._cancel()
+        self._hold(0)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        direct = self._reader.direct
+        if direct is None:
+            return self._buffer
+        try:
+            return direct.tail()
+        except MemoryError:
+            self._refuse(error_reply(Unavailable("no memory for the rest of a request body")))
+            return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        reader = self._reader
+        direct, head = reader.direct, reader.head
+        if direct is not None:
+            is_whole = direct.advance(nbytes)
+            self._hold(direct.received_bytes)
+            if is_whole:
+                reader.forget()
+                self._take(cast("RequestHead", head), direct.memory)
+            return
+        if self._is_deaf:
+            return  # thrown away
+        if not reader.rest and self._exchange is None:
+            if head is None:
+                begin = self._received.find(END, 0, nbytes) + len(END)
+                head = reader.read_head(self._buffer[:begin].tobytes())
+                if head is not None:
+                    if nbytes == begin + head.body_bytes:
+                        self._take(head, memoryview(self._buffer[begin:nbytes].tobytes()))
+                        return
+                    if nbytes == begin and 0 < head.body_bytes <= DIRECT_BYTES and not head.waits:
+                        reader.head, self._seconds = head, 0
+                        return
+            elif nbytes == head.body_bytes:
+                reader.head = None
+                self._take(head, memoryview(self._buffer[:nbytes].tobytes()))
+                return
+        reader.rest += self._buffer[:nbytes]
+        self._take_all()
+
+    def eof_received(self) -> bool:
+        """A caller who will say no more is answered; one who has gone altogether is noticed soon."""
+        self._has_eof = True
+        self._read_no_more()
+        if self._exchange is None:
+            return False
+        self._exchange.closes = True
+        self._provoke()
+        self._connections.watch_for_reset(self)
+        return True
+
+    def pause_writing(self) -> None:
+        self._is_writable = False
+        self._connections.call_soon(self._note_held)  # when all of the answer is written
+        self._balance()
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        self._note_held()
+        self.answered()
+
+    # ------------------------------------------------------------------ the host calls
+
+    @property
+    def is_idle(self) -> bool:
+        return self._exchange is None and self._reader.is_empty
+
+    @property
+    def idle_seconds(self) -> int:
+        return self._seconds
+
+    @property
+    def has_left(self) -> bool:
+        return not self._transport.is_closing() and has_left(self._transport.get_extra_info("socket"))
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        if self._exchange is not None and self._reader.is_empty:
+            self._exchange.closes = self._is_deaf = True
+
+    def end_streams(self) -> None:
+        if self._stream is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def sweep(self) -> None:
+        if not self._is_writable:
+            self._note_held()
+        phase, moved = self._observe()
+        if phase is not self._phase or not self._seconds:
+            self._phase, self._seconds = phase, 1
+            self._pace.begin(moved)
+            return
+        self._seconds += 1
+        limits, is_too_slow = self._limits, self._pace.is_too_slow(moved)
+        if phase is ConnectionPhase.IDLE:
+            if 0 < limits.keepalive_timeout_s < self._seconds:
+                self._transport.close()
+        elif phase is ConnectionPhase.HEAD:
+            if 0 < limits.header_timeout_s < self._seconds or self._is_stopping:
+                self._give_up()
+        elif phase is ConnectionPhase.BODY:
+            if is_too_slow or self._is_stopping:
+                self._give_up()
+        elif phase is ConnectionPhase.TAKING:
+            if is_too_slow or self._seconds > self._connections.taking_s:
+                self._connections.give_up(self)
+        elif phase is ConnectionPhase.LINGER:
+            if self._seconds > limits.linger_s:
+                self._transport.abort()
+        elif self._has_eof and self.has_left:
+            self._transport.abort()
+
+    def _observe(self) -> tuple[ConnectionPhase, int]:
+        """What is waited for, and how many bytes of it have been moved, counted from anywhere."""
+        unsent = self._transport.get_write_buffer_size()
+        if unsent or self._is_lingering:
+            unsent += unsent_bytes(self._transport.get_extra_info("socket"))
+            if unsent:
+                return ConnectionPhase.TAKING, self._streamed_bytes - unsent
+        if self._is_lingering:
+            return ConnectionPhase.LINGER, 0
+        if self._exchange is not None:
+            return ConnectionPhase.ANSWER, 0
+        if self._reader.head is not None:
+            return ConnectionPhase.BODY, self._reader.body_bytes
+        if self._reader.rest or not self._has_spoken:
+            return ConnectionPhase.HEAD, len(self._reader.rest)
+        return ConnectionPhase.IDLE, 0
+
+    def _give_up(self) -> None:
+        if not self._reader.is_empty:
+            self._refuse(text_error(408, "the request did not arrive in time"))
+        else:
+            self._transport.close()  # connected, and never said a word
+
+    # ------------------------------------------------------------------ taking what is received
+
+    def _take_all(self) -> None:
+        """Take the requests that have arrived, one after the other, as many as one turn of the loop allows."""
+        if self._is_taking:
+            return
+        reader = self._reader
+        self._is_taking, taken = True, 0
+        try:
+            while reader.rest and reader.direct is None and not self._is_full():
+                if self._is_deaf:
+                    reader.rest.clear()
+                    break
+                if taken == _PER_TURN:
+                    self._has_more = True
+                    break
+                request = reader.take()
+                size = reader.held_bytes if request is None else len(request[1])
+                if size > DIRECT_BYTES:
+                    self._hold(size)
+                if request is None:
+                    break
+                self._take(*request)
+                taken += 1
+            if reader.expects:
+                reader.expects = False
+                self._transport.write(CONTINUE)
+        except Refused as refused:
+            self._refuse(refused.reply)
+        except Malformed as error:
+            self._refuse(malformed(error))
+        finally:
+            self._is_taking = False
+        self._has_more |= reader.has_more
+        if self._has_more:
+            self._connections.call_soon(self._go_on)
+        self._balance()
+
+    def _take(self, head: RequestHead, body: memoryview) -> None:
+        """Have a request answered that has arrived."""
+        self._seconds, self._has_spoken = 0, True
+        self._is_deaf = head.closes or (self._is_stopping and not self._reader.rest)
+        self._exchange = exchange = Exchange(self, self._is_deaf, head)
+        request = HttpRequest(head.method, head.path, head.headers, body, head.raw)
+        cancel = self._dispatch(request, exchange)
+        if exchange.reply is None:
+            exchange.cancel = cancel
+
+    def _read_no_more(self) -> None:
+        self._is_deaf = True
+        if self._request_bytes:
+            self._connections.give_back()
+        self._reader.forget()
+
+    # ------------------------------------------------------------------ in step
+
+    def _is_full(self) -> bool:
+        """True if no further request may be taken."""
+        return not self._is_writable or self._exchange is not None
+
+    def _go_on(self) -> None:
+        """Take what could not be taken before."""
+        self._has_more = False
+        if self._reader.rest:
+            self._take_all()
+        else:
+            self._balance()
+
+    def _balance(self) -> None:
+        """Read while nothing that has arrived has to wait, and the caller takes its answers."""
+        is_behind = self._exchange is not None and bool(self._reader.rest)
+        wanted = not self._has_more and not is_behind and self._is_writable
+        if wanted != self._is_reading and not self._transport.is_closing():
+            self._is_reading = wanted
+            (self._transport.resume_reading if wanted else self._transport.pause_reading)()
+
+    # ------------------------------------------------------------------ what is held
+
+    @property
+    def waits_for_peer(self) -> bool:
+        return not self._is_writable or self._exchange is None
+
+    @property
+    def is_slow(self) -> bool:
+        return self._seconds > 1 and self._pace.moved_bytes * SLOW_S < self._held_bytes
+
+    def shed(self) -> None:
+        if self._is_writable:
+            self._refuse(error_reply(Unavailable("the server holds as many bytes of requests and answers as it may")))
+        else:
+            self._connections.give_up(self)
+
+    def _hold(self, request_bytes: int) -> None:
+        """Note what is held of a large request, until it is answered."""
+        self._request_bytes = request_bytes
+        self._note_held()
+
+    def _note_held(self) -> None:
+        unread_bytes = 0 if self._is_writable else self._transport.get_write_buffer_size()
+        self._held_bytes = self._request_bytes + unread_bytes
+        self._connections.held.set(self, self._held_bytes)
+
+    # ------------------------------------------------------------------ the end
+
+    def _refuse(self, reply: HttpReply) -> None:
+        """Answer, and read no further request on this connection."""
+        self._read_no_more()
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("an HTTP request was refused: %s", b"".join(reply.parts).decode(errors="replace")[:1000])
+        self._exchange = exchange = Exchange(self, True, _NO_HEAD)
+        exchange(reply)
+
+    def _end(self) -> None:
+        """Close behind the last answer, once the caller has had a chance to read it.
+
+        Closing with unread bytes in the socket would reset the connection and lose the answer.
+        """
+        self._reader.forget()
+        if self._has_eof or self._is_stopping:
+            self._transport.close()
+            return
+        self._is_lingering, self._seconds = True, 0
+        self._transport.write_eof()
+        self._balance()

@@ -1,0 +1,322 @@
+"""Heads of requests, and fields, by RFC 9112: what they mean is a function of their bytes and of nothing else.
+
+So a head that came before need not be read again: clients repeat themselves, and before the body of a request
+come, as a rule, the very bytes that came before the last one. `RequestHeadCache` keeps what they meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import NamedTuple, cast
+
+from headrace.frontends.recognition import Recent
+from headrace_http.message import HttpReply, text_error
+
+#: Where a head ends.
+END = b"\r\n\r\n"
+#: ``RequestHead.body_bytes`` of a body in chunks.
+CHUNKED = -1
+#: Heads that are kept, and the bytes that one may have.
+_HEADS = 256
+_HEAD_BYTES = 1024
+_VERSIONS = {b"HTTP/1.%d" % minor: minor for minor in range(10)}
+#: What an authority consists of (RFC 3986, 3.2): unreserved, sub-delims, percent-encoded, IP literals and the port.
+_HOST = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=%:[]"
+#: What a token consists of (RFC 9110, 5.6.2).
+TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+#: What a value consists of: blanks, what is visible, and bytes beyond ASCII.
+_VALUE = bytes([9, *range(32, 127), *range(128, 256)])
+#: Of what is longer, the lines are not remembered one by one; and so many are.
+_SHORT_BYTES, _LINES = 2048, 1024
+#: Digits of a length, without zeros in front. More mean more than there is memory in the world.
+_LENGTH_DIGITS = 18
+_KEPT_ALIVE = b"keep-alive"
+#: Headers that say what is to be read, and where it ends; all others are for those who look for them.
+_RULED = frozenset((b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"))
+
+
+class Malformed(Exception):
+    """``str(error)`` says which rule was broken, ``status`` how that is answered."""
+
+    def __init__(self, rule: str, status: int = 400) -> None:
+        super().__init__(rule)
+        self.status = status
+
+
+class _UnusualField(Exception):
+    """A head with this field is to be read rule by rule."""
+
+
+class RequestHead(NamedTuple):
+    """A request up to its body. ``headers`` are those of `HttpRequest`, and ``raw`` is the head itself; nobody changes
+    them.
+
+    ``body_bytes`` may be `CHUNKED`. ``closes`` says that the connection ends with the answer, ``waits`` that the
+    caller would be told to go on before it sends the body. The version is HTTP/1.``minor``.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[bytes, bytes]
+    raw: bytes = b""
+    body_bytes: int = 0
+    closes: bool = False
+    waits: bool = False
+    minor: int = 1
+
+
+class Refused(Exception):
+    """The head is not one; ``reply`` is the answer, and the connection ends with it."""
+
+    def __init__(self, reply: HttpReply) -> None:
+        super().__init__()
+        self.reply = reply
+
+
+def malformed(error: Malformed) -> HttpReply:
+    """The answer to what breaks the grammar."""
+    return text_error(error.status, f"malformed HTTP request: {error}")
+
+
+def parse_head(raw: bytes, most_fields: int) -> RequestHead:
+    """The head that ``raw`` is, up to and with its empty line. Linear in its length.
+
+    Raises `Refused`: whatever could mean one thing here and another to a proxy in front is no request.
+    """
+    line, *lines, _, _ = raw.split(b"\r\n")
+    if len(lines) <= most_fields and len(raw) < _SHORT_BYTES:
+        try:
+            method, path, minor = _known_request_line(line)
+            headers = dict(map(_usual_field, lines))
+            if minor and len(headers) == len(lines) and b"host" in headers:
+                body_bytes = int(headers[b"content-length"]) if b"content-length" in headers else 0
+                return _new_head((method, path, headers, raw, body_bytes, False, False, minor))
+        except (Malformed, _UnusualField):
+            pass  # below, it is found out what is wrong, if anything is
+    return _parse_unusual(raw, line, lines, most_fields)
+
+
+def _parse_unusual(raw: bytes, line: bytes, lines: list[bytes], most_fields: int) -> RequestHead:
+    """`parse_head`, rule by rule."""
+    try:
+        method, path, minor = parse_request_line(line)
+        headers = _by_name(lines, most_fields)
+        host = headers.get(b"host")
+        if host is None:
+            if minor:
+                raise Malformed("a request of HTTP/1.1 has a Host")
+        elif host.translate(None, _HOST):
+            raise Malformed("the Host is not one host")  # two would be joined by a comma and a blank
+        body_bytes = _body_bytes(headers, minor)
+    except Malformed as error:
+        raise Refused(malformed(error)) from None
+    # HTTP/1.0 would need a header to be kept alive; its callers can do without.
+    connection = headers.get(b"connection", _KEPT_ALIVE)
+    closes = not minor or (connection != _KEPT_ALIVE and "close" in tokens(connection))
+    waits = b"expect" in headers and minor > 0 and headers[b"expect"].lower() == b"100-continue"
+    return RequestHead(method, path, headers, raw, body_bytes, closes, waits, minor)
+
+
+def parse_request_line(line: bytes) -> tuple[str, str, int]:
+    """Method, path and minor version. Raises `Malformed`, and `Refused` for what no host of ours does."""
+    parts = line.split(b" ")
+    if len(parts) != 3:
+        raise Malformed("a request line is a method, a target and a version, with one blank between them")
+    method, target, version = parts
+    if not method or method.translate(None, TOKEN):
+        raise Malformed("the method is not a token")
+    minor = _VERSIONS.get(version)
+    if minor is None:
+        if len(version) == 8 and version.startswith(b"HTTP/") and version[5:6].isdigit() and version[6:7] == b".":
+            raise Malformed("the version is another than 1.1", 505)
+        raise Malformed("the request line does not end in a version of HTTP")
+    if method == b"CONNECT":
+        raise Refused(text_error(405, "Method Not Allowed"))
+    path = path_of(target)
+    if path == "*" and method != b"OPTIONS":
+        raise Malformed("'*' is a target of OPTIONS only")
+    return method.decode(), path, minor
+
+
+#: Callers ask for the same few paths again and again.
+_known_request_line = lru_cache(1024)(parse_request_line)
+
+
+def read_fields(raw: bytes, most: int) -> dict[bytes, bytes]:
+    """The lines of ``raw`` (RFC 9112, 5), which end in CRLF each: values by names in lower case. Nothing but a name,
+    a colon and a value is taken for one.
+
+    Values are without the blanks around them, and those of a repeated name joined by commas. Raises `Malformed` for
+    what is no field, and when there are more than ``most``.
+    """
+    lines = raw.split(b"\r\n")
+    if lines.pop():
+        raise Malformed("a line does not end in CRLF")
+    return _by_name(lines, most)
+
+
+def _by_name(lines: list[bytes], most: int) -> dict[bytes, bytes]:
+    if len(lines) > most:
+        raise Malformed(f"more than {most} headers", 431)
+    try:
+        by_name = dict(map(_field, lines))
+    except Malformed:
+        if not b"".join(lines).translate(None, _VALUE):
+            raise
+        raise Malformed("a header has a control character, or a line does not end in CRLF") from None
+    if len(by_name) < len(lines):
+        by_name.clear()
+        for key, value in map(_field, lines):
+            by_name[key] = value if key not in by_name else by_name[key] + b", " + value
+    return by_name
+
+
+def path_of(target: bytes) -> str:
+    """The path of a request target: without query, and without scheme and host if it has them.
+
+    Raises `Malformed`.
+    """
+    path = target.partition(b"?")[0].decode("latin-1")
+    if not path.isprintable() and any(char <= " " or char == "\x7f" for char in path):
+        raise Malformed("the target has control characters")
+    if path[:1] == "/" or target == b"*":
+        return path
+    scheme, separator, rest = path.partition("://")
+    if separator and scheme.lower() in ("http", "https"):
+        return "/" + rest.partition("/")[2]
+    raise Malformed("the target is not a path")
+
+
+def tokens(value: bytes) -> list[str]:
+    """The members of a list, in lower case."""
+    return [token.strip().lower() for token in value.decode("latin-1").split(",")]
+
+
+def _field(line: bytes) -> tuple[bytes, bytes]:
+    """The name in lower case, and the value. Raises `Malformed`."""
+    name, colon, value = line.partition(b":")
+    if not colon or not name or name.translate(None, TOKEN) or value.translate(None, _VALUE):
+        raise Malformed("a header is a token, a colon and a value")
+    return name.lower(), value.strip(b" \t")
+
+
+class _UsualFields(Recent[bytes, tuple[bytes, bytes]]):
+    """Fields by their lines: most lines of a head come again and again, whatever else changes.
+
+    Only those with which a head means nothing but what it says. Others raise `_UnusualField`, and `Malformed`.
+    """
+
+    def __missing__(self, line: bytes) -> tuple[bytes, bytes]:
+        field = name, value = _field(line)
+        if name in _RULED and not _is_usual(name, value):
+            raise _UnusualField
+        self.keep(line, field)
+        return field
+
+
+def _is_usual(name: bytes, value: bytes) -> bool:
+    if name == b"host":
+        return not value.translate(None, _HOST)
+    if name == b"content-length":
+        return value.isdigit() and len(value) <= _LENGTH_DIGITS
+    return name == b"connection" and value.lower() == _KEPT_ALIVE
+
+
+#: Costs no call of Python's for a line that came before.
+_usual_field = _UsualFields(_LINES).__getitem__
+#: The constructor would be a call of Python's.
+_new_head = cast("Callable[[tuple[object, ...]], RequestHead]", partial(tuple.__new__, RequestHead))
+
+
+def _body_bytes(headers: Mapping[bytes, bytes], minor: int) -> int:
+    """How long the body is (RFC 9112, 6.3)."""
+    coding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
+    if coding is not None:
+        if length is not None:
+            raise Malformed("the length of the body is stated twice")
+        if not minor:
+            raise Malformed("HTTP/1.0 has no Transfer-Encoding")
+        *others, last = tokens(coding)
+        if last != "chunked" or "chunked" in others:
+            raise Malformed("the last transfer coding of a request is chunked, once")
+        if others:
+            raise Malformed(f"the transfer coding {others[0][:100]!r} is not supported", 501)
+        return CHUNKED
+    if length is None:
+        return 0
+    if length.isdigit() and len(length) <= _LENGTH_DIGITS:
+        return int(length)
+    digits = length.lstrip(b"0")
+    if not length.isdigit():
+        raise Malformed("Content-Length is not a number")
+    if len(digits) > _LENGTH_DIGITS:
+        raise Malformed("Content-Length is beyond all bounds")
+    return int(digits or b"0")
+
+
+class HeadSearch:
+    """Takes heads from the front of what one connection has received. Each byte is looked at once."""
+
+    __slots__ = ("_empty_lines", "_most_bytes", "_searched")
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.begin()
+
+    def begin(self) -> None:
+        """What was received up to now is gone."""
+        self._searched = 0  # so much of what has been received has no end of a head
+        self._empty_lines = 0
+
+    def drop_empty_lines(self, received: bytearray) -> None:
+        """Drop those at the front. Raises `Malformed`."""
+        if not received.startswith(b"\r\n"):
+            return
+        size = len(received) - len(received.lstrip(b"\r\n"))
+        lines = size // 2
+        if received[: 2 * lines] != b"\r\n" * lines:
+            raise Malformed("an empty line does not end in CRLF")
+        del received[: 2 * lines]
+        self._empty_lines += lines
+        if self._empty_lines > self._most_bytes:
+            raise Malformed("there are too many empty lines")
+
+    def take(self, received: bytearray) -> bytes | None:
+        """The head at the front, or None if its end is not there.
+
+        Raises `Malformed` for one that is too long, and `Malformed` or `Refused` at once for what will never be a head.
+        """
+        searched = self._searched
+        end = received.find(END, max(0, searched - len(END))) + len(END)
+        if end < len(END):
+            end = 0
+            if received.count(b"\n", searched) != received.count(b"\r\n", max(0, searched - 1)):
+                raise Malformed("a line does not end in CRLF")
+            line_end = received.find(b"\r\n")
+            if line_end >= max(0, searched - 1):
+                parse_request_line(bytes(received[:line_end]))
+        if (end or len(received)) > self._most_bytes:
+            raise Malformed(f"the head exceeds {self._most_bytes} bytes", 431)
+        if not end:
+            self._searched = len(received)
+            return None
+        with memoryview(received) as view:
+            raw = view[:end].tobytes()
+        del received[:end]
+        self.begin()
+        return raw
+
+
+class RequestHeadCache:
+    """Heads by their bytes, for all connections: equal bytes mean the same wherever they come from."""
+
+    def __init__(self) -> None:
+        self._known = Recent[bytes, RequestHead](_HEADS)
+        #: The head that these bytes are, or None; one look-up.
+        self.find = self._known.get
+
+    def keep(self, raw: bytes, head: RequestHead) -> None:
+        """Know that ``raw`` means ``head`` from now on, if it is short."""
+        if len(raw) <= _HEAD_BYTES:
+            self._known.keep(raw, head)

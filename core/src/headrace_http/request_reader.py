@@ -1,0 +1,172 @@
+"""Takes requests out of what one connection receives, one after the other.
+
+::
+
+    HEAD --its empty line--> BODY --its last byte--> HEAD ...
+
+Bodies of known length are received where their tensors will be read.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import Unavailable
+from headrace_http.caller_limits import HttpLimits, too_many_chunks
+from headrace_http.message import HEADER_LENGTH, error_reply
+from headrace_http.request_body import DIRECT_BYTES, ChunkedBody, DirectBody
+from headrace_http.request_head import (
+    CHUNKED,
+    END,
+    HeadSearch,
+    Malformed,
+    Refused,
+    RequestHead,
+    RequestHeadCache,
+    parse_head,
+)
+
+_NO_BODY = memoryview(b"")
+
+
+class RequestReader:
+    """What has arrived of requests and is not taken yet. The event loop's."""
+
+    __slots__ = (
+        *("_chunked", "_keep_head", "_limits", "_moved_bytes", "_search"),
+        *("direct", "expects", "find_head", "head", "rest"),
+    )
+
+    def __init__(self, limits: HttpLimits, head_cache: RequestHeadCache) -> None:
+        self._limits = limits
+        self.find_head, self._keep_head = head_cache.find, head_cache.keep
+        #: Received, and not taken yet.
+        self.rest = bytearray()
+        #: Of the request whose body is arriving.
+        self.head: RequestHead | None = None
+        #: Where the rest of a body is to be received.
+        self.direct: DirectBody | None = None
+        #: Set when a head came whose caller waits to be told to send the body.
+        self.expects = False
+        self._search = HeadSearch(limits.head_bytes)
+        self._chunked: ChunkedBody | None = None
+        self._moved_bytes = 0  # of bodies in chunks
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is arriving."""
+        return not self.rest and self.head is None
+
+    @property
+    def body_bytes(self) -> int:
+        """How much of the body has arrived, counted from anywhere."""
+        return self._moved_bytes if self.direct is None else self.direct.received_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of the body that is arriving is kept."""
+        if self.direct is not None:
+            return self.direct.received_bytes
+        return 0 if self._chunked is None else len(self._chunked.body)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are more chunks than one turn of the event loop may take."""
+        return self._chunked is not None and self._chunked.has_more
+
+    def take(self) -> tuple[RequestHead, memoryview] | None:
+        """The request at the front, if all of it is there. Raises `Malformed`, and `Refused`."""
+        head = self.head
+        if head is None:
+            head = self._take_head()
+            if head is None:
+                return None
+            if not head.body_bytes:
+                return head, _NO_BODY
+            self._expect_body(head)
+            if not self.rest or self.direct is not None:
+                return None
+        body = self._take_body(head)
+        if body is None:
+            return None
+        self.head = None
+        return head, body
+
+    def read_head(self, raw: bytes) -> RequestHead | None:
+        """The head that ``raw`` is, if it is one, and nothing else."""
+        head = self.find_head(raw)
+        if head is None and len(END) < len(raw) <= self._limits.head_bytes:
+            try:
+                head = parse_head(raw, self._limits.headers)
+            except (Malformed, Refused):
+                return None  # `take` says what is wrong with it, in the order of what has arrived
+            self._keep_head(raw, head)
+        return head
+
+    def forget(self) -> None:
+        """Throw away what has arrived."""
+        self.rest.clear()
+        self.head = self.direct = self._chunked = None
+        self.expects = False
+        self._search.begin()
+
+    def _take_head(self) -> RequestHead | None:
+        self._search.drop_empty_lines(self.rest)
+        raw = self._search.take(self.rest)
+        if raw is None:
+            return None
+        head = self.find_head(raw)
+        if head is None:
+            head = parse_head(raw, self._limits.headers)
+            self._keep_head(raw, head)
+        return head
+
+    def _expect_body(self, head: RequestHead) -> None:
+        """Make room for a body, or refuse it."""
+        size, limit = head.body_bytes, 0
+        if size > DIRECT_BYTES or size == CHUNKED:
+            limit = self._limits.body_limit(head.path, head.headers)
+            if size > limit:
+                raise Refused(error_reply(self._limits.body_refusal(size, head.path, head.headers)))
+        self.head, self.expects = head, head.waits and not self.rest
+        if size == CHUNKED:
+            self._chunked = ChunkedBody(
+                self._limits, lambda size, chunks: self._judge_chunks(size, chunks, limit, head)
+            )
+        elif size > DIRECT_BYTES and size > len(self.rest):
+            self._receive_directly(head)
+
+    def _judge_chunks(self, size: int, chunks: int, limit: int, head: RequestHead) -> None:
+        if chunks > self._limits.chunks:
+            raise Refused(error_reply(too_many_chunks(self._limits.chunks)))
+        if size > limit:
+            raise Refused(error_reply(self._limits.body_refusal(size, head.path, head.headers)))
+
+    def _take_body(self, head: RequestHead) -> memoryview | None:
+        rest = self.rest
+        if self._chunked is not None:
+            before, chunked = len(rest), self._chunked
+            is_whole = chunked.feed(rest)
+            self._moved_bytes += before - len(rest)
+            if not is_whole:
+                return None
+            self._chunked = None
+            return memoryview(chunked.body)
+        if len(rest) < head.body_bytes:
+            self._receive_directly(head)
+            return None
+        whole = bytes(rest[: head.body_bytes])
+        del rest[: head.body_bytes]
+        return memoryview(whole)
+
+    def _receive_directly(self, head: RequestHead) -> None:
+        """Have the socket write the rest of the body to where it will be read."""
+        text = head.headers.get(HEADER_LENGTH, b"0")
+        json_bytes = int(text) if text.isdigit() and len(text) < 12 else 0
+        try:
+            direct = DirectBody(head.body_bytes, json_bytes)
+        except MemoryError:
+            raise Refused(
+                error_reply(Unavailable(f"no memory for a request body of {head.body_bytes} bytes"))
+            ) from None
+        direct.append(self.rest)
+        self.rest.clear()
+        self.direct = direct

@@ -1,0 +1,142 @@
+"""One grammar for both hosts: what is not a request by `parse_head` never reaches another server's parser.
+
+Other parsers mean well: they join folded lines, take LF for CRLF, and let names and codings pass that two readers
+read in two ways.
+"""
+
+from __future__ import annotations
+
+from headrace_http.caller_limits import HttpLimits
+from headrace_http.message import HttpReply
+from headrace_http.request_body import ChunkedBody
+from headrace_http.request_head import (
+    CHUNKED,
+    HeadSearch,
+    Malformed,
+    Refused,
+    RequestHead,
+    malformed,
+    parse_head,
+)
+
+_HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+#: Stands for a head that was refused, and is answered with the refusal.
+_REFUSED = b"GET / HTTP/1.1\r\nHost: refused\r\nConnection: close\r\n\r\n"
+#: What nobody takes for a head, nor for a chunk.
+_RUBBISH = b"\0\r\n\r\n"
+
+
+class StrictRequests:
+    """Passes requests on byte for byte, and for the first head that is none another one, to be answered `refusal`.
+
+    A body that breaks the rules is passed on as rubbish, which is answered 400.
+
+    An upgrade is not passed on: the connection goes on in HTTP/1.1. What begins as HTTP/2 is passed on as it is.
+    """
+
+    def __init__(self, limits: HttpLimits) -> None:
+        #: Requests that have been passed on to their last byte.
+        self.whole = 0
+        self.is_http_2 = False
+        #: The answer to the request behind the `whole` ones.
+        self.refusal: HttpReply | None = None
+        self._limits = limits
+        self._rest = bytearray()
+        self._search = HeadSearch(limits.head_bytes)
+        self._missing = 0  # bytes of a body of known length
+        self._chunked: ChunkedBody | None = None
+        self._is_last = self._is_over = False
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether a request has begun, and is not whole."""
+        return bool(self._rest or self._missing or self._chunked is not None)
+
+    def pass_on(self, data: bytes) -> bytes:
+        """What is to be read behind what was passed on before."""
+        if self.is_http_2:
+            return data
+        if self._is_over:
+            return b""
+        self._rest += data
+        passed = bytearray()
+        try:
+            while self._rest and self._take(passed):
+                pass
+        except (Malformed, Refused) as error:
+            if self._missing or self._chunked is not None:
+                passed += _RUBBISH
+            else:
+                self.refusal = error.reply if isinstance(error, Refused) else malformed(error)
+                passed += _REFUSED
+            self._end()
+        return bytes(passed)
+
+    def _take(self, passed: bytearray) -> bool:
+        """Move something from what has been received to ``passed``; false if there is too little of it."""
+        rest = self._rest
+        if self._missing:
+            size = min(self._missing, len(rest))
+            passed += rest[:size]
+            del rest[:size]
+            self._missing -= size
+            if not self._missing:
+                self._complete()
+            return True
+        if self._chunked is not None:
+            chunked = self._chunked
+            is_whole = chunked.feed(rest)
+            if gathered := chunked.body:  # as one chunk, however many it came in
+                passed += b"%x\r\n%s\r\n" % (len(gathered), gathered)
+                gathered.clear()
+            if is_whole:
+                passed += b"0\r\n\r\n"
+                self._chunked = None
+                self._complete()
+            return is_whole or chunked.has_more
+        return self._take_head(passed)
+
+    def _take_head(self, passed: bytearray) -> bool:
+        rest = self._rest
+        self._search.drop_empty_lines(rest)
+        if not self.whole and _HTTP_2.startswith(rest[: len(_HTTP_2)]):
+            if len(rest) < len(_HTTP_2):
+                return False
+            self.is_http_2 = True
+            passed += rest
+            rest.clear()
+            return True
+        raw = self._search.take(rest)
+        if raw is None:
+            return False
+        self._begin(parse_head(raw, self._limits.headers), raw, passed)
+        return True
+
+    def _begin(self, head: RequestHead, raw: bytes, passed: bytearray) -> None:
+        self._is_last = head.closes
+        passed += raw if b"upgrade" not in head.headers else _without_upgrade(raw)
+        if head.body_bytes == CHUNKED:
+            self._chunked = ChunkedBody(self._limits, self._judge)
+        elif head.body_bytes:
+            self._missing = head.body_bytes
+        else:
+            self._complete()
+
+    def _judge(self, size: int, chunks: int) -> None:
+        """How large it may be, the application knows."""
+        if chunks > self._limits.chunks:
+            raise Malformed("the body has too many chunks")
+
+    def _complete(self) -> None:
+        self.whole += 1
+        if self._is_last:
+            self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._rest.clear()
+        self._missing, self._chunked = 0, None
+
+
+def _without_upgrade(raw: bytes) -> bytes:
+    return b"\r\n".join(line for line in raw.split(b"\r\n") if not line.lower().startswith(b"upgrade:"))

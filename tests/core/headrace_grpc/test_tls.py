@@ -1,0 +1,164 @@
+"""What TLS is made of, with files made by openssl, and its client for what is spoken."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.options import ServerOptions
+from headrace.errors import ConfigError
+from headrace_grpc import tls
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates ``a``, ``b`` (RSA), ``ec`` (another kind of key) and ``short``, and files that are none."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificates of this test, and is not installed")
+    folder = tmp_path_factory.mktemp("pem")
+    kinds = {"a": "rsa:2048", "b": "rsa:2048", "ec": "ec", "short": "rsa:1024"}
+    for name, kind in kinds.items():
+        curve = ["-pkeyopt", "ec_paramgen_curve:prime256v1"] if kind == "ec" else []
+        files = ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.crt")]
+        subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost"]
+        command = [openssl, "req", "-x509", "-newkey", kind, *curve, "-nodes", "-days", "2", *subject, *files]
+        subprocess.run(command, check=True, capture_output=True)
+    locked = ["-in", str(folder / "a.key"), "-aes256", "-passout", "pass:secret", "-out", str(folder / "locked.key")]
+    subprocess.run([openssl, "rsa", *locked], check=True, capture_output=True)
+    der = ["-in", str(folder / "a.crt"), "-outform", "DER", "-out", str(folder / "der.crt")]
+    subprocess.run([openssl, "x509", *der], check=True, capture_output=True)
+    (folder / "empty").touch()
+    (folder / "text").write_text("-----BEGIN CERTIFICATE-----\nbm90aGluZw==\n-----END CERTIFICATE-----\n")
+    (folder / "directory").mkdir()
+    return folder
+
+
+def options(folder: Path, cert: str = "a.crt", key: str = "a.key", root: str = "", mutual: bool = False) -> Any:
+    paths: dict[str, Any] = {
+        f"grpc_{name}": str(folder / file) if file else ""
+        for name, file in (("server_cert", cert), ("server_key", key), ("root_cert", root))
+    }
+    return ServerOptions(grpc_use_ssl=True, grpc_use_ssl_mutual=mutual, **paths)
+
+
+def test_without_the_flags_there_is_no_tls() -> None:
+    assert tls.context(ServerOptions(grpc_server_cert="/nowhere")) is None
+    assert tls.credentials(ServerOptions(grpc_server_cert="/nowhere")) is None
+
+
+NEEDED = "gRPC over TLS needs {}: the path of a PEM file"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"cert": ""}, NEEDED.format("--grpc-server-cert")),
+    ({"key": ""}, NEEDED.format("--grpc-server-key")),
+    ({"mutual": True}, NEEDED.format("--grpc-root-cert")),
+    ({"cert": "gone"}, "--grpc-server-cert: can not read '{}/gone': No such file or directory"),
+    ({"key": "gone"}, "--grpc-server-key: can not read '{}/gone': No such file or directory"),
+    ({"root": "gone"}, "--grpc-root-cert: can not read '{}/gone': No such file or directory"),
+    ({"cert": "directory"}, "--grpc-server-cert: can not read '{}/directory': Is a directory"),
+    *(({"cert": file}, f"--grpc-server-cert: '{{}}/{file}' is no certificate in PEM form")
+      for file in ("empty", "text", "der.crt", "a.key")),
+    *(({"root": file}, f"--grpc-root-cert: '{{}}/{file}' is no certificate in PEM form")
+      for file in ("empty", "text", "der.crt")),
+    *(({"key": file}, f"--grpc-server-key: '{{}}/{file}' is no private key in PEM form")
+      for file in ("empty", "text", "a.crt")),
+    ({"key": "b.key"}, "--grpc-server-key: the key in '{0}/b.key' does not fit the certificate in '{0}/a.crt'"),
+    ({"key": "ec.key"}, "--grpc-server-key: the key in '{0}/ec.key' does not fit the certificate in '{0}/a.crt'"),
+    ({"key": "locked.key"}, "--grpc-server-key: the key is encrypted; give one that needs no password"),
+    ({"cert": "short.crt", "key": "short.key"}, "--grpc-server-cert: OpenSSL refuses '{}/short.crt': EE_KEY_TOO_SMALL"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [tls.context, tls.credentials], ids=["native", "grpcio"])
+@pytest.mark.parametrize(("files", "text"), REFUSED, ids=range(len(REFUSED)))
+def test_a_file_that_will_not_do_is_named_with_its_flag(
+    pem: Path, make: Callable[[ServerOptions], object], files: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(options(pem, **files))
+    assert caught.value.message == text.format(pem)
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str | None, str | None]:
+    """Version and protocol that the two agree on. Raises what the client sees."""
+    ours, theirs = socket.socketpair()
+    failures: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            with server.wrap_socket(ours, server_side=True) as connection:
+                connection.sendall(b"x")
+        except OSError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with client.wrap_socket(theirs, server_hostname="localhost") as connection:
+            if connection.recv(1) != b"x":  # in TLS 1.3 the server judges the client later
+                raise ConnectionError
+            return connection.version(), connection.selected_alpn_protocol()
+    finally:
+        ours.close()
+        theirs.close()
+        thread.join(10)
+
+
+def client_of(pem: Path, identity: str = "") -> ssl.SSLContext:
+    client = ssl.create_default_context(cafile=str(pem / "a.crt"))
+    client.set_alpn_protocols(["h2", "http/1.1"])
+    if identity:
+        client.load_cert_chain(pem / f"{identity}.crt", pem / f"{identity}.key")
+    return client
+
+
+def made(**how: Any) -> ssl.SSLContext:
+    found = tls.context(options(**how))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_http2_is_agreed_on_in_both_versions_of_tls(pem: Path, version: ssl.TLSVersion) -> None:
+    client = client_of(pem)
+    client.minimum_version = client.maximum_version = version
+    spoken = "TLSv1.2" if version is ssl.TLSVersion.TLSv1_2 else "TLSv1.3"
+    assert handshake(made(folder=pem), client) == (spoken, "h2")
+
+
+def test_an_older_tls_is_refused(pem: Path) -> None:
+    client = client_of(pem)
+    with pytest.deprecated_call():
+        client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_1
+    client.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.raises(OSError):  # noqa: PT011  # the reason differs with OpenSSL's version and policy
+        handshake(made(folder=pem), client)
+
+
+@pytest.mark.parametrize("cipher", ["ECDHE-RSA-AES128-SHA256", "AES128-GCM-SHA256", "DHE-RSA-AES128-GCM-SHA256"])
+def test_ciphers_that_http2_prohibits_are_refused(pem: Path, cipher: str) -> None:
+    client = client_of(pem)
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    client.set_ciphers(cipher)
+    with pytest.raises(OSError):  # noqa: PT011
+        handshake(made(folder=pem), client)
+
+
+def test_mutual_tls_wants_a_certificate_of_the_authority(pem: Path) -> None:
+    server = {"folder": pem, "root": "b.crt", "mutual": True}
+    assert handshake(made(**server), client_of(pem, "b"))[1] == "h2"
+    for stranger in ("", "ec"):
+        with pytest.raises(OSError):  # noqa: PT011
+            handshake(made(**server), client_of(pem, stranger))
+
+
+def test_a_root_alone_demands_nothing(pem: Path) -> None:
+    assert handshake(made(folder=pem, root="b.crt"), client_of(pem))[1] == "h2"

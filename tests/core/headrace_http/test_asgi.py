@@ -1,0 +1,123 @@
+"""The ASGI application, driven by hand as a server would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace_http.asgi import create_app
+
+MakeCaller = Callable[..., Any]
+X = {"X": ("UINT8", (-1,))}
+GONE = {"type": "http.disconnect"}
+
+
+def pieces(*bodies: bytes) -> list[dict[str, Any]]:
+    return [{"type": "http.request", "body": body, "more_body": True} for body in bodies[:-1]] + [
+        {"type": "http.request", "body": bodies[-1], "more_body": False}
+    ]
+
+
+async def call(
+    caller: Any, method: str, path: str, events: Sequence[dict[str, Any]], headers: Sequence[tuple[bytes, bytes]] = ()
+) -> tuple[int, bytes] | None:
+    """Status and body, or None if the application did not answer."""
+    pending, sent = list(events), []
+
+    async def receive() -> dict[str, Any]:
+        if pending:
+            return pending.pop(0)
+        await asyncio.Event().wait()  # as long as the caller stays
+        raise AssertionError
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": list(headers)}
+    await asyncio.wait_for(create_app(caller.engine)(scope, receive, send), 5)
+    if not sent:
+        return None
+    return sent[0]["status"], b"".join(event.get("body", b"") for event in sent[1:])
+
+
+def test_request_is_answered(make_caller: MakeCaller) -> None:
+    status, body = asyncio.run(call(make_caller(X), "GET", "/v2/health/live?x", pieces(b""))) or (0, b"")
+    assert (status, body) == (200, b"")
+
+
+def test_tensors_of_a_body_in_pieces_are_aligned(make_caller: MakeCaller) -> None:
+    caller = make_caller(X)
+    entry = {"name": "X", "datatype": "UINT8", "shape": [4], "parameters": {"binary_data_size": 4}}
+    text = json.dumps({"inputs": [entry]}).encode()
+    length = [(b"inference-header-content-length", str(len(text)).encode())]
+    answer = asyncio.run(
+        call(caller, "POST", "/v2/models/echo/infer", pieces(text[:9], text[9:] + b"ab", b"cd"), length)
+    )
+    assert answer is not None
+    assert answer[0] == 200
+    array = caller.model.requests[0].inputs["X"]
+    assert isinstance(array, np.ndarray)
+    assert array.tobytes() == b"abcd"
+    assert array.ctypes.data % 64 == 0
+
+
+def test_flood_of_chunks_and_oversize_are_refused(make_caller: MakeCaller) -> None:
+    caller = make_caller(X, http_max_input_size=100_000)
+    flood = asyncio.run(call(caller, "POST", "/v2", pieces(*[b"x"] * 65537)))
+    assert flood is not None
+    assert b"Chunked request body exceeds maximum of 65536 non-empty chunks" in flood[1]
+    oversize = asyncio.run(call(caller, "POST", "/v2/models/echo/infer", pieces(*[b"x" * 60_000] * 3)[:2]))
+    assert oversize is not None
+    assert oversize[0] == 400
+
+
+def test_announced_terabyte_is_refused_unread(make_caller: MakeCaller) -> None:
+    answer = asyncio.run(call(make_caller(X), "POST", "/v2", [], [(b"content-length", b"1099511627776")]))
+    assert answer is not None
+    assert answer[0] == 400
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[(b"content-length", b"3"), (b"transfer-encoding", b"chunked")], [(b"content-length", b"3")] * 2],
+)
+def test_two_statements_about_the_length_of_a_body_are_refused(
+    make_caller: MakeCaller, headers: list[tuple[bytes, bytes]]
+) -> None:
+    answer = asyncio.run(call(make_caller(X), "POST", "/v2/models/echo/infer", pieces(b"abc"), headers))
+    assert answer == (400, b'{"error":"the request states the length of its body twice"}')
+
+
+@pytest.mark.parametrize("events", [[GONE], [{"type": "http.request", "body": b"x", "more_body": True}, GONE]])
+def test_caller_that_leaves_early_is_not_answered(make_caller: MakeCaller, events: list[dict[str, Any]]) -> None:
+    assert asyncio.run(call(make_caller(X), "POST", "/v2", events)) is None
+
+
+def test_caller_that_leaves_while_waiting_cancels(make_caller: MakeCaller) -> None:
+    caller = make_caller(X)
+    caller.model.holds = True
+    body = b'{"inputs":[{"name":"X","datatype":"UINT8","shape":[1],"data":[1]}]}'
+    assert asyncio.run(call(caller, "POST", "/v2/models/echo/infer", [*pieces(body), GONE])) is None
+    assert caller.model.tickets[0].cancelled
+
+
+def test_lifespan_is_acknowledged(make_caller: MakeCaller) -> None:
+    events, sent = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}], []
+
+    async def receive() -> Any:
+        return events.pop(0)
+
+    async def send(event: Any) -> None:
+        sent.append(event["type"])
+
+    asyncio.run(_run(create_app(make_caller(X).engine), receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+async def _run(app: Any, receive: Any, send: Any) -> None:
+    await app({"type": "lifespan"}, receive, send)

@@ -1,0 +1,478 @@
+"""Routes that plugins add, and answers that are sent while they are made: both hosts, on raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import pytest
+
+from headrace.config.options import Restriction
+from headrace.errors import InvalidArgument, Unavailable
+from headrace_http.frontend import HttpFrontend
+from headrace_http.message import HttpReply
+from headrace_http.plugin_routes import HttpCall, HttpRoute, HttpStream
+
+MakeCaller = Callable[..., Any]
+HOSTS = ("auto", "hypercorn")
+X = {"X": ("UINT8", (-1,))}
+LIMIT_S = 90
+#: Large enough that a few do not fit into what the system keeps for a caller who does not read.
+CHUNK = b"x" * (256 * 1024)
+#: What the system may keep of an answer on the way, and more.
+ON_THE_WAY = 16 << 20
+
+
+class Ticks(HttpRoute):
+    """Streams what the test says, and tells it how far it has come."""
+
+    name: ClassVar[str] = "GET /ticks/{word}"
+    chunks: ClassVar[list[bytes]] = []
+    fails: ClassVar[Exception | None] = None
+    headers: ClassVar[list[tuple[bytes, bytes]]] = [(b"Content-Type", b"text/plain")]
+    #: Given before each chunk.
+    permits: ClassVar[asyncio.Semaphore]
+    made: ClassVar[int] = 0
+    closed: ClassVar[int] = 0
+
+    async def answer(self, call: HttpCall) -> HttpReply | HttpStream:
+        if call.values["word"] == "whole":
+            return HttpReply(200, self.headers, (call.values["word"].encode(), bytes(call.request.body)))
+        return HttpStream(200, self.headers, self.stream())
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        try:
+            for chunk in self.chunks:
+                await self.permits.acquire()
+                Ticks.made += 1
+                yield chunk
+            if self.fails is not None:
+                raise self.fails
+        finally:
+            Ticks.closed += 1
+
+
+class Head(Ticks):
+    name: ClassVar[str] = "HEAD /ticks/{word}"
+
+
+@pytest.fixture(autouse=True)
+def ticks(monkeypatch: pytest.MonkeyPatch) -> type[Ticks]:
+    for name, value in {"chunks": [b"one", b"two"], "fails": None, "made": 0, "closed": 0}.items():
+        monkeypatch.setattr(Ticks, name, value)
+    return Ticks
+
+
+class Wire:
+    """A client that reads when it is told to, through a small window."""
+
+    opened: ClassVar[list[socket.socket]] = []
+
+    def __init__(self) -> None:
+        self.socket = socket.socket()
+        self.opened.append(self.socket)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 128 * 1024)
+        self.socket.setblocking(False)
+        self.received = bytearray()
+
+    async def connect(self, port: int) -> Wire:
+        await asyncio.get_running_loop().sock_connect(self.socket, ("127.0.0.1", port))
+        return self
+
+    async def ask(self, path: str = "/ticks/a", method: str = "GET", version: str = "1.1", rest: str = "") -> Wire:
+        head = f"{method} {path} HTTP/{version}\r\nHost: h\r\n{rest}\r\n"
+        await asyncio.get_running_loop().sock_sendall(self.socket, head.encode())
+        return self
+
+    async def until(self, wanted: bytes) -> bytearray:
+        """What was received, once ``wanted`` is in it."""
+        while self.received.find(wanted, max(0, len(self.received) - (1 << 21))) < 0:
+            some = await asyncio.get_running_loop().sock_recv(self.socket, 1 << 20)
+            assert some, self.received[-2000:]
+            self.received += some
+        return self.received
+
+    async def to_the_end(self) -> bytearray:
+        """What was received, once the server has closed the connection."""
+        while some := await asyncio.get_running_loop().sock_recv(self.socket, 1 << 20):
+            self.received += some
+        return self.received
+
+    def reset(self) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+
+def unchunked(raw: bytes | bytearray) -> tuple[bytes, bool]:
+    """The body behind the head of ``raw``, and whether its last chunk has come."""
+    begin, body = raw.index(b"\r\n\r\n") + 4, bytearray()
+    while (end := raw.find(b"\r\n", begin)) >= 0:
+        count = int(raw[begin:end], 16)
+        if not count:
+            return bytes(body), True
+        begin = end + 2 + count + 2
+        body += raw[end + 2 : begin - 2]
+    return bytes(body), False
+
+
+@asynccontextmanager
+async def serving(caller: Any, *routes: type[HttpRoute]) -> AsyncIterator[HttpFrontend]:
+    caller.engine.routes = routes or (Ticks, Head)
+    Ticks.permits = asyncio.Semaphore(0)
+    frontend = HttpFrontend(caller.engine)
+    await frontend.start()
+    try:
+        yield frontend
+    finally:
+        await asyncio.wait_for(frontend.stop(), LIMIT_S)
+
+
+def sweep(frontend: HttpFrontend, times: int) -> None:
+    """As if so many seconds had passed."""
+    connections: Any = frontend._host
+    for _ in range(times):
+        for connection in tuple(connections._connections._open):
+            connection.sweep()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture(params=HOSTS)
+def run(request: pytest.FixtureRequest, make_caller: MakeCaller) -> Callable[..., None]:
+    """Runs a test as ``scenario(frontend)`` on one host after the other."""
+
+    def run(scenario: Callable[..., Awaitable[None]], *routes: type[HttpRoute], **options: Any) -> None:
+        local = {"http_address": "127.0.0.1", "http_port": 0, "http_server": request.param, "exit_timeout_secs": 1}
+
+        async def main() -> None:
+            async with serving(make_caller(X, **(local | options)), *routes) as frontend:
+                try:
+                    await asyncio.wait_for(scenario(frontend), LIMIT_S)
+                finally:
+                    while Wire.opened:
+                        Wire.opened.pop().close()
+
+        asyncio.run(main())
+
+    return run
+
+
+Run = Callable[..., None]
+
+
+# ------------------------------------------------------------------------------------------------ answers
+
+
+def test_a_chunk_arrives_before_the_next_is_made(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        wire = await (await Wire().connect(frontend.port)).ask()
+        Ticks.permits.release()
+        head = (await wire.until(b"one")).lower()
+        assert head.startswith(b"http/1.1 200")
+        assert b"transfer-encoding: chunked\r\n" in head
+        assert b"content-type: text/plain\r\n" in head
+        assert Ticks.made == 1
+        Ticks.permits.release()
+        assert unchunked(await wire.until(b"0\r\n\r\n")) == (b"onetwo", True)
+        await (await wire.ask("/v2/models/echo")).until(b'"platform"')  # the connection goes on
+
+    run(scenario)
+
+
+def test_an_answer_may_be_whole_and_has_placeholders_and_body(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        wire = await Wire().connect(frontend.port)
+        await wire.ask("/ticks/whole?query", rest="Content-Length: 4\r\n")
+        await asyncio.get_running_loop().sock_sendall(wire.socket, b"body")
+        assert b"content-length: 9\r\n" in (await wire.until(b"wholebody")).lower()
+        await wire.ask("/ticks/whole", "PUT")
+        assert b"Method Not Allowed" in await wire.until(b"Allowed")
+        await wire.ask("/ticks/whole/more")
+        await wire.until(b"Not Found")
+
+    run(scenario)
+
+
+def test_one_of_http_1_0_ends_with_the_connection(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        wire = await (await Wire().connect(frontend.port)).ask(version="1.0")
+        Ticks.permits = asyncio.Semaphore(2)
+        head, _, body = (await wire.to_the_end()).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head.lower()
+        assert body == b"onetwo"
+
+    run(scenario)
+
+
+def test_one_to_head_has_no_body_and_makes_none(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        wire = await (await Wire().connect(frontend.port)).ask(method="HEAD", rest="Connection: close\r\n")
+        head, _, body = (await wire.to_the_end()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert not body
+        assert not Ticks.made
+
+    run(scenario)
+
+
+def test_an_empty_chunk_is_no_end_and_an_empty_stream_is_an_answer(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        Ticks.permits = asyncio.Semaphore(3)
+        wire = await Wire().connect(frontend.port)
+        Ticks.chunks = [b"one", b"", b"three"]
+        assert unchunked(await (await wire.ask()).until(b"0\r\n\r\n")) == (b"onethree", True)
+        Ticks.chunks = []
+        wire.received.clear()
+        assert unchunked(await (await wire.ask()).until(b"0\r\n\r\n")) == (b"", True)
+
+    run(scenario)
+
+
+def test_pipelined_answers_keep_the_order_of_the_requests(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        wire = await Wire().connect(frontend.port)
+        for path in ("/ticks/whole", "/ticks/a", "/ticks/b", "/v2/models/echo"):
+            await wire.ask(path)
+        await wire.until(b"whole")
+        assert b"one" not in wire.received
+        for _ in range(4):
+            Ticks.permits.release()
+        answer = await wire.until(b'"platform"')
+        assert answer.count(b"200") == 4
+        assert answer.count(b"one") == answer.count(b"two") == 2
+        places = [answer.index(b"whole"), answer.index(b"two"), answer.rindex(b"one"), answer.index(b'"platform"')]
+        assert places == sorted(places)
+
+    run(scenario)
+
+
+# ------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (InvalidArgument("not so"), 400, "not so"),
+        (Unavailable("not now"), 503, "not now"),
+        (ValueError("secret"), 500, "the request failed inside the server; its log has the reason"),
+    ],
+)
+def test_an_error_before_the_first_chunk_has_a_status(run: Run, error: Exception, status: int, text: str) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        Ticks.chunks, Ticks.fails = [], error
+        wire = await (await Wire().connect(frontend.port)).ask()
+        head, _, body = (await wire.until(b"}")).partition(b"\r\n\r\n")
+        assert int(head[9:12]) == status
+        assert json.loads(body) == {"error": text}
+        Ticks.fails = None
+        wire.received.clear()
+        await (await wire.ask("/ticks/whole")).until(b"whole")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("error", [Unavailable("no more"), ValueError("broken")])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_an_error_behind_a_chunk_is_no_end_of_the_answer(run: Run, error: Exception, version: str) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        Ticks.fails = error
+        wire = await (await Wire().connect(frontend.port)).ask(version=version)
+        Ticks.permits.release()
+        await wire.until(b"one")
+        Ticks.permits.release()
+        try:
+            answer = await wire.to_the_end()
+        except ConnectionResetError:
+            assert version == "1.0"  # nothing else would tell
+            return
+        assert version == "1.1"
+        assert unchunked(answer) == (b"onetwo", False)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (b"Content-Length", b"3"),
+        (b"Transfer-Encoding", b"gzip"),
+        (b"X", b"a\r\nSet-Cookie: b"),
+        (b"X\r\nY", b"a"),
+        (b"", b"a"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/ticks/whole", "/ticks/a"])
+def test_headers_that_would_be_taken_for_something_else_are_not_sent(
+    run: Run, monkeypatch: pytest.MonkeyPatch, header: tuple[bytes, bytes], path: str
+) -> None:
+    monkeypatch.setattr(Ticks, "headers", [header])
+
+    async def scenario(frontend: HttpFrontend) -> None:
+        answer = await (await (await Wire().connect(frontend.port)).ask(path)).until(b"its log has the reason")
+        assert answer.startswith(b"HTTP/1.1 500")
+        assert b"Cookie" not in answer
+
+    run(scenario)
+
+
+# ------------------------------------------------------------------------------------------ slow and gone
+
+
+def test_a_caller_who_does_not_read_stops_the_maker_and_gets_all_later(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        Ticks.chunks = [CHUNK] * 128
+        Ticks.permits = asyncio.Semaphore(len(Ticks.chunks))
+        wire, other = await (await Wire().connect(frontend.port)).ask(), await Wire().connect(frontend.port)
+        await until(lambda: Ticks.made > 0)
+        for _ in range(300):  # as many turns as all chunks would need
+            other.received.clear()
+            await (await other.ask("/v2/health/live")).until(b"\r\n\r\n")
+        assert Ticks.made * len(CHUNK) < ON_THE_WAY
+        body, is_whole = unchunked(await wire.until(b"\r\n0\r\n\r\n"))
+        assert is_whole
+        assert len(body) == 128 * len(CHUNK)
+
+    run(scenario)
+
+
+def test_callers_who_do_not_read_cost_no_more_than_is_on_the_way(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        Ticks.chunks = [CHUNK] * 48
+        Ticks.permits = asyncio.Semaphore(10 * len(Ticks.chunks))
+        wires = [await (await Wire().connect(frontend.port)).ask(rest="Connection: close\r\n") for _ in range(8)]
+        other = await Wire().connect(frontend.port)
+        for _ in range(100):
+            other.received.clear()
+            await (await other.ask("/v2/health/live")).until(b"\r\n\r\n")
+        assert Ticks.made < 8 * 32  # of 8 * 48
+        answers = await asyncio.gather(*(wire.to_the_end() for wire in wires))
+        assert all(len(answer) > 48 * len(CHUNK) for answer in answers)
+        assert Ticks.closed == 8
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+@pytest.mark.parametrize("state", ["silent before the first", "silent", "full"])
+def test_a_caller_who_leaves_ends_the_maker(run: Run, how: str, state: str) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        if state == "full":
+            Ticks.chunks = [CHUNK] * 256
+            Ticks.permits = asyncio.Semaphore(256)
+        wire = await (await Wire().connect(frontend.port)).ask()
+        if state == "silent":
+            Ticks.permits.release()
+            await wire.until(b"one")
+        elif state == "full":
+            await until(lambda: Ticks.made > 0)
+        else:
+            await until(lambda: frontend_tasks(frontend))
+        (wire.reset if how == "reset" else wire.socket.close)()
+
+        def is_over() -> bool:
+            sweep(frontend, 1)
+            return Ticks.closed == 1 or (state == "silent before the first" and not frontend_tasks(frontend))
+
+        await until(is_over)
+        assert Ticks.made < 256
+
+    run(scenario)
+
+
+def frontend_tasks(frontend: HttpFrontend) -> bool:
+    """Whether a request of a plugin's route is being answered."""
+    return any("RouteHandler" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
+def test_a_caller_who_takes_nothing_for_too_long_is_given_up(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        Ticks.chunks = [CHUNK] * 256
+        Ticks.permits = asyncio.Semaphore(256)
+        await (await Wire().connect(frontend.port)).ask()
+        await until(lambda: Ticks.made > 0)
+
+        def is_over() -> bool:
+            sweep(frontend, 1)
+            return Ticks.closed == 1
+
+        await until(is_over)
+        assert Ticks.made < 256
+
+    run(scenario, http_stall_timeout_secs=5)
+
+
+def test_a_slow_caller_and_a_slow_maker_are_not_given_up(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        Ticks.chunks = [b"one", *[CHUNK] * 64]
+        wire = await (await Wire().connect(frontend.port)).ask()
+        Ticks.permits.release()
+        await wire.until(b"one")
+        sweep(frontend, 100)  # the maker has nothing to say
+        for _ in range(64):
+            Ticks.permits.release()
+        while len(wire.received) < 64 * len(CHUNK):
+            sweep(frontend, 1)  # the buffers are full all the time, and all the time something is taken
+            some = await asyncio.get_running_loop().sock_recv(wire.socket, 1 << 16)
+            assert some
+            wire.received += some
+        assert unchunked(await wire.until(b"\r\n0\r\n\r\n"))[1]
+
+    run(scenario, http_stall_timeout_secs=5)
+
+
+def test_half_a_close_is_no_leaving(run: Run) -> None:
+    """The caller says no more, and takes the answer: what finds out that it is there must not be seen in it."""
+
+    async def scenario(frontend: HttpFrontend) -> None:
+        wire = await (await Wire().connect(frontend.port)).ask()
+        Ticks.permits.release()
+        await wire.until(b"one")
+        wire.socket.shutdown(socket.SHUT_WR)
+        for _ in range(20):
+            await asyncio.sleep(0)
+            sweep(frontend, 1)
+        Ticks.permits.release()
+        assert unchunked(await wire.to_the_end()) == (b"onetwo", True)
+
+    run(scenario)
+
+
+def test_stopping_has_the_answer_sent_to_its_end(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        wire = await (await Wire().connect(frontend.port)).ask()
+        Ticks.permits.release()
+        await wire.until(b"one")
+        stopping = asyncio.ensure_future(frontend.stop())
+        await asyncio.sleep(0)
+        Ticks.permits.release()
+        assert unchunked(await wire.to_the_end()) == (b"onetwo", True)
+        await stopping
+
+    run(scenario)
+
+
+# ------------------------------------------------------------------------------------------- restrictions
+
+
+def test_a_route_needs_the_key_of_its_category_and_a_body_within_bounds(run: Run) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        wire = await (await Wire().connect(frontend.port)).ask("/ticks/whole")
+        assert (await wire.until(b"'key'")).startswith(b"HTTP/1.1 403")
+        wire.received.clear()
+        assert (await (await wire.ask("/ticks/whole", rest="key: secret\r\n")).until(b"whole")).startswith(
+            b"HTTP/1.1 200"
+        )
+        wire.received.clear()
+        await wire.ask("/ticks/whole", rest="key: secret\r\nContent-Length: 100000\r\n")
+        assert (await wire.until(b"exceeds")).startswith(b"HTTP/1.1 400")
+
+    rules: Mapping[str, Restriction] = {"inference": Restriction("key", "secret")}
+    run(scenario, http_restricted_api=rules, http_max_input_size=1000)
