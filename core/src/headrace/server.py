@@ -22,7 +22,6 @@ import numpy.typing as npt
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from headrace.caches.model_cache import ServerCache, make_cache
-from headrace.compilation import refuse_stale
 from headrace.config import support
 from headrace.config.option_groups import complete_groups
 from headrace.config.options import ServerOptions
@@ -74,12 +73,10 @@ class Server:
         """``options`` are fields of `ServerOptions`, when ``repository`` is a path.
 
         Raises `ConfigError` for an option whose feature is not built and that it would be wrong to
-        ignore, for an option of a plugin that is required and missing, and for a compiled module whose source
-        has changed.
+        ignore, and for an option of a plugin that is required and missing.
         """
         if not isinstance(repository, ServerOptions):
             repository = ServerOptions(model_repository=(fspath(repository),), **options)
-        refuse_stale()
         support.refuse(repository)
         learn_paths(repository.model_repository)
         self.plugins = Plugins.discover(repository.plugins)

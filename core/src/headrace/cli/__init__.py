@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module, metadata
 
-from headrace import compilation
-from headrace.errors import ConfigError
-
 _HELP = """\
 Usage: headrace <command> [options]
 
@@ -24,7 +21,7 @@ Usage: headrace <command> [options]
   plugins    list the plugins that are installed        headrace plugins
 
   headrace <command> --help    all about one command
-  headrace --version           the version, and whether it is compiled
+  headrace --version           the version
 """
 _COMMANDS = ("serve", "check", "explain", "plugins")
 
@@ -39,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command in _COMMANDS:
         return _run(command, rest)
     if command in ("-h", "--help", "--version"):
-        print(_version() if command == "--version" else _HELP.rstrip())
+        print(f"headrace {metadata.version('headrace')}" if command == "--version" else _HELP.rstrip())
         return 0
     nearest = get_close_matches(command, _COMMANDS, 1)
     hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
@@ -47,18 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _version() -> str:
-    return "\n".join(
-        filter(None, (f"headrace {metadata.version('headrace')} ({compilation.describe()})", compilation.complaint()))
-    )
-
-
 def _run(command: str, words: Sequence[str]) -> int:
-    try:
-        compilation.refuse_stale()
-    except ConfigError as error:
-        print(f"headrace: {error.message}", file=sys.stderr)
-        return 1
     try:
         code = int(import_module(f"headrace.cli.{command}").run(words))
         sys.stdout.flush()

@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.compilation import compiled_file
 from headrace.errors import CallerError, Code, HeadraceError
 from headrace.telemetry.pacing import paced
 
@@ -67,9 +66,8 @@ def tell(failure: Failure, what: str, model: str = "", version: str = "", reques
         text += f", model '{_short(model)}'" + (f" version {version[:40]}" if version else "")
     extra = {"model": _short(model), "version": version[:40], "request_id": _short(request_id)}
     given = {name: value for name, value in extra.items() if value}
-    # The line is that of who calls, unless the callers are compiled and have none.
-    level = 1 if compiled_file("headrace.frontends.answering") else 2
-    log.log(failure.level, "%s)", text, extra={**given, "code": failure.code.value}, stacklevel=level)
+    # The log names the caller's line.
+    log.log(failure.level, "%s)", text, extra={**given, "code": failure.code.value}, stacklevel=2)
 
 
 def tell_fault(error: HeadraceError, what: str, model: str = "", version: str = "") -> None:

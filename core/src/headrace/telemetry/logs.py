@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
-from headrace.compilation import compiled_file
 from headrace.config.options import LogFormat, ServerOptions
 from headrace.telemetry import log_output, pacing
 from headrace.telemetry.log_output import LogOutput, speaker
@@ -136,12 +135,6 @@ def escape(text: str) -> str:
     return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", json.dumps(text, ensure_ascii=False))
 
 
-def _place(record: logging.LogRecord) -> tuple[str, int]:
-    """File and line of who wrote ``record``. Compiled code is known by its logger only, and its line is 0."""
-    compiled = compiled_file(record.name)
-    return (compiled, 0) if compiled else (record.filename, record.lineno)
-
-
 class LineFormatter(logging.Formatter):
     """``I0520 20:03:25.829575 3355 file.py:441] "message"``, or the ISO 8601 variant; times in UTC."""
 
@@ -153,8 +146,7 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = _message(self, record)
         shown = escape(message) if self._escaped else message
-        file, number = _place(record)
-        line = f"{self._head(record)} {file}:{number}] {shown}"
+        line = f"{self._head(record)} {record.filename}:{record.lineno}] {shown}"
         table = getattr(record, "table", "")
         return f"{line}\n{table}" if table else line
 
@@ -169,14 +161,13 @@ class JsonFormatter(logging.Formatter):
     """One object per line, ASCII only."""
 
     def format(self, record: logging.LogRecord) -> str:
-        file, line = _place(record)
         fields = {
             "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="microseconds"),
             "level": "VERBOSE" if record.levelno < logging.INFO else record.levelname,
             "message": _message(self, record),
             "logger": record.name,
-            "file": file,
-            "line": line,
+            "file": record.filename,
+            "line": record.lineno,
             "process": record.process,
             "thread": record.threadName,
         }

@@ -18,7 +18,6 @@ from time import monotonic
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from headrace.compilation import compiled_file
 from headrace.telemetry.log_output import speaker
 
 if TYPE_CHECKING:
@@ -86,13 +85,11 @@ class LogRateLimit(logging.Filter):
                 _tell(kind.sample, kind.count - self._burst)
 
     def _kind(self, record: logging.LogRecord, now: float) -> _Kind:
-        # All lines of compiled code seem to come from one place, and are told apart by their text.
-        text = str(record.msg) if compiled_file(record.name) else ""
-        key = (record.pathname, record.lineno, text, getattr(record, "model", "") or speaker())
+        key = (record.pathname, record.lineno, getattr(record, "model", "") or speaker())
         found = self._kinds.get(key)
         if found is None or (now - found.began >= self._window_s and found.sample is None):
             if found is None and len(self._kinds) >= _KINDS:
-                key = (record.pathname, record.lineno, "", "")  # as one
+                key = (record.pathname, record.lineno, "")  # as one
                 found = self._kinds.get(key)
                 if found is not None:
                     return found

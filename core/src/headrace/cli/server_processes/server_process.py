@@ -12,7 +12,7 @@ from headrace.ipc.json_calls import JsonCalls
 from headrace.supervision.supervised_process import LaunchedProcess, SupervisedProcess, launch
 
 #: How long a server may answer nothing, not even whether it is there, before another takes its place. A model may hold
-#: the interpreter's lock for a while, where it is compiled, say; and whoever asks for health may lose patience earlier.
+#: the interpreter's lock for a while, and a client that asks for health may time out earlier.
 SILENT_S: Final = 120
 
 
