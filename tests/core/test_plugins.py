@@ -18,7 +18,7 @@ from headrace.engine import Phase
 from headrace.errors import ConfigError, LoadError, PluginError
 from headrace.models.configuring import make_backend
 from headrace.plugins import Plugins
-from headrace.registry import PluginInfo
+from headrace.registry import PluginInfo, Registry
 from headrace.server import Server
 
 Install = Callable[..., None]
@@ -105,6 +105,52 @@ def test_a_broken_plugin_stops_only_the_model_that_needs_it(install: Install, so
     assert reason in refusal.value.message
 
 
+UNMARKED = """
+from headrace import Backend, hookimpl
+
+class Toy(Backend):
+    name = "toy"
+    def load(self, model):
+        raise NotImplementedError
+
+def register_backends():
+    return [Toy]
+
+def server_stopping(server):
+    raise AssertionError("this is no hook")
+"""
+
+
+def test_a_function_that_lacks_hookimpl_is_named_and_not_called(install: Install) -> None:
+    install("headrace-acme", "acme", UNMARKED)
+    plugins = Plugins.discover(("acme",))
+    plugins.tell("server_stopping", server=None)
+    found = info(plugins, "acme")
+    assert (found.error, found.parts) == (None, [])
+    faults = [
+        f"plugin 'acme' of headrace-acme 1.2 has a function '{name}' without @hookimpl, which is not called"
+        for name in ("register_backends", "server_stopping")
+    ]
+    assert plugins.complaints == faults
+    with pytest.raises(LoadError) as refusal:
+        plugins.backends.get("toy")
+    assert refusal.value.message.endswith(f"; {faults[0]}; {faults[1]}")
+    with pytest.raises(LoadError, match=faults[0]):
+        plugins.backends.get("acme")
+
+
+def test_pluggy_calls_the_hooks_that_return_parts(install: Install) -> None:
+    """So what pluggy offers works: another name for the function, and hooks that may not exist."""
+    named = BACKEND.format(name="toy").replace("@hookimpl\ndef register_backends", MARKED)
+    install("headrace-toy", "toy", f"{named}\n@hookimpl(optionalhook=True)\ndef of_a_later_version():\n    pass\n")
+    plugins = Plugins.discover(("toy",))
+    assert plugins.complaints == []
+    assert info(plugins, "toy").parts == ["backend toy"]
+
+
+MARKED = "@hookimpl(specname='register_backends')\ndef parts"
+
+
 #: Brings a part of each kind and takes part in hooks, before a last line that is wrong.
 WHOLE = (
     BACKEND.format(name="toy")
@@ -188,33 +234,47 @@ def test_what_nobody_provides_is_answered_with_the_plugins_that_might_have(insta
         Plugins.discover().backends.get("tensorfly")
 
 
+#: A class of each kind of part, by the hook that returns it.
 PARTS = {
-    "backends": "from headrace.backends.identity import Identity as Base",
-    "schedulers": "from headrace.schedulers.dynamic import DirectScheduler as Base",
-    "frontends": "from headrace_http.metrics_frontend import MetricsFrontend as Base",
+    "register_backends": "from headrace.backends.identity import Identity as Base",
+    "register_schedulers": "from headrace.schedulers.dynamic import DirectScheduler as Base",
+    "register_frontends": "from headrace_http.metrics_frontend import MetricsFrontend as Base",
+    "register_caches": "from headrace.caches.local import LocalCache as Base",
+    "register_routes": "from headrace import HttpRoute as Route\n\nclass Base(Route):\n    category = 'metadata'",
+    "register_interceptors": "from headrace import Interceptor as Base",
+    "add_options": "from headrace import OptionGroup as Base",
 }
 TWIN = """
+from dataclasses import dataclass
 from headrace import hookimpl
 {source}
 
+@dataclass(frozen=True)  # as options must be
 class Twin(Base):
     name = "{name}"
 
 @hookimpl
-def register_{kind}():
+def {hook}():
     return [Twin]
 """
 
 
-@pytest.mark.parametrize("kind", PARTS)
-def test_two_plugins_that_claim_one_name_are_both_named(install: Install, kind: str) -> None:
+def test_each_hook_that_returns_parts_has_one_registry() -> None:
+    hooks = {name for name in vars(hookspecs) if name.startswith("register_")} | {"add_options"}
+    assert sorted(registry.hook for registry in Plugins().registries) == sorted(hooks)
+
+
+@pytest.mark.parametrize("registry", Plugins().registries, ids=lambda registry: registry.hook)
+def test_two_plugins_that_claim_one_name_are_both_named(install: Install, registry: Registry[Any]) -> None:
+    hook, kind = registry.hook, registry.kind
+    name = "GET /twin" if kind == "route" else "twin"
     for distribution in ("headrace-one", "headrace-two"):
-        install(distribution, distribution[9:], TWIN.format(kind=kind, source=PARTS[kind], name="twin"))
+        install(distribution, distribution[9:], TWIN.format(hook=hook, source=PARTS[hook], name=name))
     plugins = Plugins.discover()
-    text = rf"{kind[:-1]} 'twin' is claimed by both 'one' of headrace-one 1\.2 and 'two' of headrace-two 1\.2"
-    registry: Any = getattr(plugins, kind)
-    for look in (lambda: registry.get("twin"), lambda: list(registry)):
-        with pytest.raises(LoadError, match=text):
+    text = rf"{kind} '{name}' is claimed by both 'one' of headrace-one 1\.2 and 'two' of headrace-two 1\.2"
+    (filled,) = [each for each in plugins.registries if each.hook == hook]
+    for look in (lambda: filled.get(name), lambda: list(filled)):
+        with pytest.raises((LoadError, ConfigError), match=text):
             look()
     assert len(plugins.complaints) == 1
     for name in ("one", "two"):
@@ -225,7 +285,8 @@ def test_two_plugins_that_claim_one_name_are_both_named(install: Install, kind: 
 def test_a_second_frontend_of_a_name_stops_the_start_instead_of_making_both_vanish(
     install: Install, tmp_path: Path
 ) -> None:
-    install("headrace-two", "two", TWIN.format(kind="frontends", source=PARTS["frontends"], name="http"))
+    hook = "register_frontends"
+    install("headrace-two", "two", TWIN.format(hook=hook, source=PARTS[hook], name="http"))
 
     async def scenario() -> None:
         (tmp_path / "models").mkdir()

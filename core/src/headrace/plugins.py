@@ -1,18 +1,19 @@
-"""Finds plugins, fills the registries, and explains what is broken.
+"""Find plugins, let pluggy call their hooks, fill the registries, and explain what is broken.
 
-One `Plugins` per server; there is no global manager. A plugin that cannot be imported, or whose
-hooks do not match, is kept with the reason. None of its parts is registered and none of its hooks
-is called: it stops nobody but the model that needs it, which fails to load with that same reason.
+There is one `Plugins` per server and no global manager. A plugin is broken if its module cannot be imported, if a
+hook of it does not match its specification, or if a `register_*` hook raises. None of its parts is registered and none
+of its hooks is called. It stops no server: only a model that needs it fails to load, with the same reason.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points, version
-from types import ModuleType
-from typing import Any
+from inspect import isroutine
+from itertools import chain
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -29,37 +30,35 @@ log = logging.getLogger(__name__)
 
 GROUP = "headrace"
 
+R = TypeVar("R", bound=Registry[Any])
+
 
 class Plugins:
-    """The plugins of one server, and the registries that they filled."""
+    """The plugins of one server, and the registries that they fill."""
 
     def __init__(self) -> None:
         self.plugins: list[PluginInfo] = []
-        self._broken: list[PluginInfo] = []
-        self.backends: Registry[type[Backend]] = Registry("backend", Backend, self._broken)
-        self.schedulers: Registry[type[Scheduler]] = Registry("scheduler", Scheduler, self._broken)
-        self.caches: Registry[type[ResponseCache]] = Registry("cache", ResponseCache, self._broken)
-        self.frontends: Registry[type[Frontend]] = Registry("frontend", Frontend, self._broken)
-        self.routes = RouteRegistry(self._broken)
-        self.interceptors: Registry[type[Interceptor]] = Registry("interceptor", Interceptor, self._broken)
-        self.options = OptionRegistry(self._broken)
+        #: One registry for each kind of part. The kind's hook is `Registry.hook`.
+        self.registries: list[Registry[Any]] = []
+        self.backends = self._kind(Registry[type[Backend]]("backend", Backend, self.plugins))
+        self.schedulers = self._kind(Registry[type[Scheduler]]("scheduler", Scheduler, self.plugins))
+        self.caches = self._kind(Registry[type[ResponseCache]]("cache", ResponseCache, self.plugins))
+        self.frontends = self._kind(Registry[type[Frontend]]("frontend", Frontend, self.plugins))
+        self.routes = self._kind(RouteRegistry(self.plugins))
+        self.interceptors = self._kind(Registry[type[Interceptor]]("interceptor", Interceptor, self.plugins))
+        self.options = self._kind(OptionRegistry(self.plugins))
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)
-        self._kinds: Mapping[str, Registry[Any]] = {
-            "register_backends": self.backends,
-            "register_schedulers": self.schedulers,
-            "register_frontends": self.frontends,
-            "register_caches": self.caches,
-            "register_routes": self.routes,
-            "register_interceptors": self.interceptors,
-            "add_options": self.options,
-        }
+
+    def _kind(self, registry: R) -> R:
+        self.registries.append(registry)
+        return registry
 
     @classmethod
     def discover(cls, allow: Sequence[str] | None = None) -> Plugins:
         """Return the parts of every installed plugin, or only of those in ``allow`` and of core's own distribution.
 
-        Raises `ConfigError` for a name in ``allow`` that is neither a plugin's nor its distribution's.
+        Raises `ConfigError` if a name in ``allow`` is neither a plugin nor a distribution with one.
         """
         plugins, built_in = cls(), PluginInfo("builtins", "headrace", version("headrace"))
         plugins._add(built_in, lambda: builtins)
@@ -77,75 +76,81 @@ class Plugins:
 
     @property
     def complaints(self) -> list[str]:
-        """What is wrong: each broken plugin with its reason, and each part that two of them claim."""
-        broken = [f"plugin {info} is broken: {info.error}" for info in self._broken]
-        return broken + [text for registry in self._kinds.values() for text in registry.conflicts()]
+        """Return what is wrong: broken plugins, functions without ``@hookimpl``, names that two plugins use."""
+        texts = [text for info in self.plugins for text in info.faults()]
+        return texts + [text for registry in self.registries for text in registry.conflicts()]
 
     def conflicts_of(self, info: PluginInfo) -> list[str]:
-        """Which parts of ``info`` cannot be used, because another plugin has one of that name."""
-        found = [pair for registry in self._kinds.values() for pair in registry.conflicts().items()]
+        """Return the parts of ``info`` that cannot be used because another part has the same name."""
+        found = [pair for registry in self.registries for pair in registry.conflicts().items()]
         return [text for text, claimants in found if info in claimants]
 
     def register(self, plugin: object) -> None:
-        """Take part in the hooks with an object that the server itself has made."""
+        """Add an object of the server itself, whose methods carry ``@hookimpl``."""
         self._manager.register(plugin)
 
     def tell(self, hook: str, **given: Any) -> None:
-        """Call ``hook`` of every plugin. A raise is logged, and keeps nobody else from being told."""
+        """Call ``hook`` of every plugin. If one raises, log that and call the others all the same."""
         plugins = {id(one.plugin): one.plugin for one in getattr(self.hook, hook).get_hookimpls()}
         for plugin in plugins.values():
-            others = [other for other in plugins.values() if other is not plugin]
             try:
-                self._manager.subset_hook_caller(hook, others)(**given)
-            except KeyboardInterrupt:  # on the event loop's thread it is the operator's
+                self._hook_of(plugin, hook)(**given)
+            except KeyboardInterrupt:  # on the event loop's thread, the operator pressed it
                 raise
             except BaseException:
                 log.exception("plugin '%s' failed in %s", self._manager.get_name(plugin), hook)
 
-    def _add(self, info: PluginInfo, load: Callable[[], ModuleType]) -> None:
+    def _hook_of(self, plugin: object, hook: str) -> Any:
+        """Return ``hook`` as pluggy calls it of ``plugin`` alone."""
+        made = [one.plugin for one in getattr(self.hook, hook).get_hookimpls()]
+        return self._manager.subset_hook_caller(hook, [other for other in made if other is not plugin])
+
+    def _add(self, info: PluginInfo, load: Callable[[], object]) -> None:
         self.plugins.append(info)
         parts: list[tuple[Registry[Any], Any]] = []
+        name = f"{info.distribution}:{info.name}"
         try:
-            module = load()
-            self._collect(module, parts)
-            self._refuse_unknown_hooks(module)
-            self._manager.register(module, _name(info))
-        except (Exception, SystemExit) as error:  # whatever a stranger's module may raise is kept as its reason
+            plugin = load()
+            info.unmarked = [hook for hook in _SPECS if self._is_unmarked(plugin, hook)]
+            self._manager.register(plugin, name)
+            self._collect(plugin, parts)
+            self._refuse_unknown_hooks(plugin)
+        except (Exception, SystemExit) as error:  # a plugin may raise anything: keep it as the reason
             info.withheld = [registry.require(part) for registry, part in parts]
-            self._break(info, error)
+            info.error = f"{type(error).__name__}: {error}"
+            if self._manager.has_plugin(name):
+                self._manager.unregister(name=name)
             return
         for registry, part in parts:
             registry.add(part, info)
 
-    def _break(self, info: PluginInfo, error: BaseException) -> None:
-        """Nothing of this plugin counts from now on."""
-        info.error = f"{type(error).__name__}: {error}"
-        info.withheld += info.parts
-        info.parts = []
-        self._broken.append(info)
-        for registry in self._kinds.values():
-            registry.withdraw(info)
-        if self._manager.has_plugin(_name(info)):
-            self._manager.unregister(name=_name(info))
+    def _is_unmarked(self, plugin: object, hook: str) -> bool:
+        """True if ``plugin`` has a function named ``hook`` that pluggy does not call, for want of ``@hookimpl``."""
+        return isroutine(getattr(plugin, hook, None)) and self._manager.parse_hookimpl_opts(plugin, hook) is None
 
-    def _refuse_unknown_hooks(self, module: ModuleType) -> None:
-        known = [name for name in vars(hookspecs) if hasattr(getattr(hookspecs, name), "headrace_spec")]
-        for name, value in vars(module).items():
-            if hasattr(value, "headrace_impl") and name not in known:
-                nearest = get_close_matches(name, known, 1)
-                hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
-                raise TypeError(f"there is no hook '{name}'{hint}")
+    def _refuse_unknown_hooks(self, plugin: object) -> None:
+        """Raise `TypeError` if ``plugin`` implements a hook that does not exist."""
+        for hook in self._manager.get_hookcallers(plugin) or ():
+            for made in hook.get_hookimpls():
+                if made.plugin is plugin and not (hook.has_spec() or made.optionalhook):
+                    nearest = get_close_matches(hook.name, _SPECS, 1)
+                    hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
+                    raise TypeError(f"there is no hook '{hook.name}'{hint}")
 
-    def _collect(self, module: ModuleType, parts: list[tuple[Registry[Any], Any]]) -> None:
-        """Ask ``module`` for its parts; those that it gave before a raise are in ``parts``, too."""
-        for hook, registry in self._kinds.items():
-            for part in getattr(module, hook, tuple)():
+    def _collect(self, plugin: object, parts: list[tuple[Registry[Any], Any]]) -> None:
+        """Call the hooks of ``plugin`` that return parts. If one raises, ``parts`` has what the others returned."""
+        for registry in self.registries:
+            hook = self._hook_of(plugin, registry.hook)
+            returned = hook()
+            if len(returned) < sum(not (made.wrapper or made.hookwrapper) for made in hook.get_hookimpls()):
+                raise TypeError(f"{registry.hook} returned None, expected a list of classes")
+            for part in chain.from_iterable(returned):
                 registry.require(part)
                 parts.append((registry, part))
 
 
-def _name(info: PluginInfo) -> str:
-    return f"{info.distribution}:{info.name}"
+#: The names of all hooks.
+_SPECS = [name for name, value in vars(hookspecs).items() if hasattr(value, "headrace_spec")]
 
 
 def _refuse_unknown(allow: Sequence[str], installed: Sequence[PluginInfo]) -> None:

@@ -1,4 +1,4 @@
-"""Which parts there are: the classes of one kind, by name, and the plugins that bring them."""
+"""The parts: the classes of each kind by name, and the plugins that they come from."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ P = TypeVar("P", bound=type)
 
 @dataclass(slots=True)
 class PluginInfo:
-    """One plugin: where it comes from, which parts it brings, and why it is broken, if it is.
+    """One plugin: where it comes from, its parts, and the reason if it is broken.
 
-    A broken one brings nothing; what it would have brought, as far as that is known, is
-    ``withheld``. ``unproven`` is what parts say of themselves that has never run where it is meant to.
+    A broken plugin has no parts: ``withheld`` has those that it returned before the error. ``unmarked`` has the
+    functions that are named like a hook and lack ``@hookimpl``, so that they are not called. ``unproven`` is what its
+    parts say has never run where it is meant to run.
     """
 
     name: str
@@ -28,15 +29,23 @@ class PluginInfo:
     parts: list[str] = field(default_factory=list)
     error: str | None = None
     withheld: list[str] = field(default_factory=list)
+    unmarked: list[str] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"'{self.name}' of {self.distribution} {self.version}"
 
-    def may_have_had(self, part: str, name: str) -> bool:
-        """Whether ``part`` (``backend toy``), called ``name``, is missing because this plugin is broken.
+    def faults(self) -> list[str]:
+        """Return what is wrong with this plugin, a sentence each."""
+        broken = [] if self.error is None else [f"plugin {self} is broken: {self.error}"]
+        return broken + [
+            f"plugin {self} has a function '{name}' without @hookimpl, which is not called" for name in self.unmarked
+        ]
 
-        One that could not be imported has not said what it brings: then what it is called tells.
+    def may_provide(self, part: str, name: str) -> bool:
+        """True if ``part`` (``backend toy``), called ``name``, is probably missing because of a fault of this plugin.
+
+        A plugin that could not be imported has not said what its parts are. Then its own name decides.
         """
         own = (_normal(self.name), _normal(self.distribution), _normal(self.distribution).removeprefix("headrace-"))
         return part in self.withheld or _normal(name) in own
@@ -45,45 +54,38 @@ class PluginInfo:
 class Registry(Generic[P]):
     """The classes of one kind of part, by name. Read-only once the plugins are loaded."""
 
-    def __init__(self, kind: str, base: type, broken: Sequence[PluginInfo]) -> None:
-        """``base`` is what every part is a subclass of; ``broken`` is looked at when a part is missing."""
+    def __init__(self, kind: str, base: type, plugins: Sequence[PluginInfo]) -> None:
+        """Every part is a subclass of ``base``. ``plugins`` are all plugins: a faulty one explains a missing part."""
         self.kind = kind
-        self._hook = "add_options" if kind == "option" else f"register_{kind}s"
+        #: The hook that returns parts of this kind.
+        self.hook = "add_options" if kind == "option" else f"register_{kind}s"
         self._base = base
-        self._broken = broken
+        self._plugins = plugins
         self._claims: dict[str, list[tuple[P, PluginInfo]]] = {}
 
     def require(self, part: object) -> str:
-        """How ``part`` is shown (``backend toy``); raises TypeError if it is no part of this kind."""
+        """Return how ``part`` is shown (``backend toy``). Raises TypeError if it is no part of this kind."""
         if not (isinstance(part, type) and issubclass(part, self._base)):
-            raise TypeError(f"{self._hook} returned {part!r}, which is no subclass of {self._base.__name__}")
+            raise TypeError(f"{self.hook} returned {part!r}, which is no subclass of {self._base.__name__}")
         name = getattr(part, "name", None)
         if not isinstance(name, str) or not name:
             raise TypeError(f"{self.kind} {part.__name__} has no name, but {name!r}")
         return f"{self.kind} {name}"
 
     def add(self, part: P, origin: PluginInfo) -> None:
-        """Have ``part`` found by its name. If that is taken, neither is found any more."""
+        """Register ``part`` under its name. If another part has that name, `get` finds neither."""
         shown = self.require(part)
         self._claims.setdefault(part.name, []).append((part, origin))  # type: ignore[attr-defined]
         origin.parts.append(shown)
         if unproven := getattr(part, "unproven", ""):
             origin.unproven.append(f"{shown}: {unproven}")
 
-    def withdraw(self, origin: PluginInfo) -> None:
-        """Forget the parts of ``origin``."""
-        for name, claims in tuple(self._claims.items()):
-            left = [(part, info) for part, info in claims if info is not origin]
-            self._claims[name] = left
-            if not left:
-                del self._claims[name]
-
     def __iter__(self) -> Iterator[P]:
-        """The parts, in order of registration; raises `LoadError` at the first name that two claim."""
+        """Yield the parts in order of registration. Raises `LoadError` at the first name that two parts have."""
         return map(self.get, tuple(self._claims))
 
     def conflicts(self) -> dict[str, list[PluginInfo]]:
-        """What is wrong with each name that more than one part claims, and who they are."""
+        """Return, for each name that more than one part has, the error and the plugins of these parts."""
         return {
             self._conflict(name): [info for _, info in claims]
             for name, claims in self._claims.items()
@@ -94,7 +96,7 @@ class Registry(Generic[P]):
         return sorted(self._claims)
 
     def get(self, name: str) -> P:
-        """The part called ``name``; raises `LoadError` with the reason if there is none."""
+        """Return the part called ``name``. Raises `LoadError` with the reason if there is none."""
         claims = self._claims.get(name, [])
         if len(claims) > 1:
             raise LoadError(self._conflict(name))
@@ -107,23 +109,25 @@ class Registry(Generic[P]):
         return f"{self.kind} '{name}' is claimed by both {owners}: uninstall one, or use --plugins"
 
     def _explain(self, name: str) -> str:
-        guilty = [info for info in self._broken if info.may_have_had(f"{self.kind} {name}", name)]
+        faulty = [info for info in self._plugins if info.faults()]
+        guilty = [info for info in faulty if info.may_provide(f"{self.kind} {name}", name)]
         if guilty:
-            return "; ".join(f"plugin {info} is broken: {info.error}" for info in guilty)
+            return "; ".join(text for info in guilty for text in info.faults())
         nearest = meant(self.kind, name, self._claims)
         hint = f"did you mean '{nearest}'? " if nearest else ""
         text = f"no plugin provides {self.kind} '{name}'; {hint}installed: {', '.join(self.names())}"
         if known := missing(self.kind, name):
             text = f"{known} {text}"
-        suspects = ", ".join(f"{info} ({info.error})" for info in self._broken)
-        return f"{text}; broken: {suspects}" if suspects else text
+        broken = ", ".join(f"{info} ({info.error})" for info in faulty if info.error is not None)
+        text = f"{text}; broken: {broken}" if broken else text
+        return "; ".join([text, *(fault for info in faulty if self.hook in info.unmarked for fault in info.faults())])
 
 
 class OptionRegistry(Registry[type[OptionGroup]]):
     """The option groups, by the word that begins their flags."""
 
-    def __init__(self, broken: Sequence[PluginInfo]) -> None:
-        super().__init__("option", OptionGroup, broken)
+    def __init__(self, plugins: Sequence[PluginInfo]) -> None:
+        super().__init__("option", OptionGroup, plugins)
 
     def require(self, part: object) -> str:
         shown = super().require(part)
@@ -140,8 +144,8 @@ class OptionRegistry(Registry[type[OptionGroup]]):
 class RouteRegistry(Registry[type[HttpRoute]]):
     """The HTTP routes, by method and path. A claim on one is a claim on all that it overlaps with."""
 
-    def __init__(self, broken: Sequence[PluginInfo]) -> None:
-        super().__init__("route", HttpRoute, broken)
+    def __init__(self, plugins: Sequence[PluginInfo]) -> None:
+        super().__init__("route", HttpRoute, plugins)
 
     def require(self, part: object) -> str:
         shown = super().require(part)

@@ -36,7 +36,7 @@ def test_every_plugin_is_listed_with_its_parts(headrace: Start, distribute: Dist
     found = {one["name"]: one for one in json.loads(process.popen.stdout.read())}
     assert found["good"] == {
         "name": "good", "distribution": "headrace-good", "version": "1.5", "parts": ["options --good-..."],
-        "error": None, "withheld": [], "unproven": [], "conflicts": [],
+        "error": None, "withheld": [], "unmarked": [], "unproven": [], "conflicts": [],
     }  # fmt: skip
     assert "backend identity" in found["builtins"]["parts"]
     assert process.finish()[0] == 0
@@ -151,10 +151,27 @@ def test_two_plugins_that_claim_one_name_are_not_ok(headrace: Start, distribute:
 
 
 def test_a_plugin_whose_options_raise_is_listed_as_broken(headrace: Start, distribute: Distribute) -> None:
-    distribute("careless", "def add_options():\n    return [no_such_group]\n")
+    distribute("careless", "from headrace import hookimpl\n@hookimpl\ndef add_options():\n    return [no_such_group]\n")
     process = headrace("plugins")
     assert "| broken |" in process.popen.stdout.read()
     assert process.finish()[0] == 1
+
+
+def test_a_function_that_lacks_hookimpl_is_listed_and_logged(
+    headrace: Start, serve: Start, distribute: Distribute
+) -> None:
+    distribute("careless", "def add_options():\n    raise AssertionError('this is no hook')\n")
+    process = headrace("plugins")
+    text = process.popen.stdout.read()
+    assert process.finish()[0] == 1
+    fault = (
+        "plugin 'careless' of headrace-careless 1.5 has a function 'add_options' without @hookimpl, which is not called"
+    )
+    assert re.search(r"^\| careless .*\| unmarked hook \|$", text, re.MULTILINE)
+    assert text.endswith(f"{fault}\n")
+    server = serve()
+    server.wait_for("exit_timeout")
+    assert "".join(server.seen).count(fault) == 1
 
 
 def test_a_second_frontend_of_a_name_stops_the_server(serve: Start, distribute: Distribute) -> None:

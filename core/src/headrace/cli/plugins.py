@@ -14,7 +14,7 @@ from headrace.telemetry import logs
 
 
 def run(words: Sequence[str]) -> int:
-    """Print every plugin; 1 if one of them is broken, or if two claim one name."""
+    """Print every plugin. Return 1 if one is broken or not marked as it should be, or if two parts have one name."""
     parser = Parser(
         "headrace plugins", "[options]", "List the plugins that are installed. Example: headrace plugins --json"
     )
@@ -42,5 +42,5 @@ def _picture(plugins: Plugins) -> str:
 
 
 def _row(info: PluginInfo, conflicts: Sequence[str]) -> list[str]:
-    state = "broken" if info.error else "conflict" if conflicts else "ok"
+    state = "broken" if info.error else "conflict" if conflicts else "unmarked hook" if info.unmarked else "ok"
     return [info.name, info.distribution, info.version, ", ".join(info.parts) or "-", state]

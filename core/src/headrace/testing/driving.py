@@ -87,8 +87,9 @@ class Subject:
 
 def part_of(plugin: str, kind: str, name: str) -> Any:
     """The class called ``name`` that the module ``plugin`` registers among the parts of ``kind``."""
-    registered = getattr(importlib.import_module(plugin), f"register_{kind}s")()
-    named = {part.name: part for part in registered}
+    hook = getattr(importlib.import_module(plugin), f"register_{kind}s")
+    assert hasattr(hook, "headrace_impl"), f"'{plugin}' has {hook.__name__} without @hookimpl: no server calls it"
+    named = {part.name: part for part in hook()}
     assert name in named, f"plugin '{plugin}' registers {sorted(named)}, not '{name}'"
     return named[name]
 
