@@ -291,9 +291,7 @@ def test_a_second_frontend_of_a_name_stops_the_start_instead_of_making_both_vani
     async def scenario() -> None:
         (tmp_path / "models").mkdir()
         async with Server(tmp_path / "models", http_port=0, grpc_port=0, metrics_port=0) as server:
-            with pytest.raises(
-                LoadError, match=r"frontend 'http' is claimed by both 'builtins' of headrace .* and 'two'"
-            ):
+            with pytest.raises(LoadError, match=r"frontend 'http' is claimed by both 'http' of headrace .* and 'two'"):
                 await server.start_frontends()
             assert server.frontends == []
 
@@ -384,7 +382,7 @@ def test_two_groups_of_one_name_are_an_error_that_names_both(install: Install, t
 def test_an_allow_list_leaves_the_others_unimported(install: Install) -> None:
     install("headrace-toy", "toy", "raise SystemError('imported')")
     plugins = Plugins.discover(())
-    assert [plugin.name for plugin in plugins.plugins] == ["builtins"]
+    assert [plugin.name for plugin in plugins.plugins] == ["builtins", "grpc", "http"]
 
 
 def test_sequence_is_among_the_extensions_where_its_scheduler_is_installed(tmp_path: Path) -> None:

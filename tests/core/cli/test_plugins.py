@@ -176,9 +176,10 @@ def test_a_function_that_lacks_hookimpl_is_listed_and_logged(
 
 def test_a_second_frontend_of_a_name_stops_the_server(serve: Start, distribute: Distribute) -> None:
     source = TWIN.replace(
-        "backends.identity import Identity", "frontends.metrics_frontend import MetricsFrontend as Identity"
+        "headrace.backends.identity import Identity",
+        "headrace_http.metrics_frontend import MetricsFrontend as Identity",
     )
     distribute("two", source.replace('"twin"', '"http"').replace("register_backends", "register_frontends"))
     code, text = serve().finish()
     assert code == 1
-    assert "error: creating server: Internal - frontend 'http' is claimed by both 'builtins' of headrace " in text
+    assert "error: creating server: Internal - frontend 'http' is claimed by both 'http' of headrace " in text
