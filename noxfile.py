@@ -28,6 +28,8 @@ PINS = ("-c", "constraints.txt")
 WEIGHTS = ("--no-deps", "-r", "examples/text/requirements.txt")
 #: Core with what only some deployments use; without it: session `bare`.
 CORE = "core[bf16,blake3,grpcio,hypercorn,re2]"
+#: The conformance tests for plugins.
+TESTING = "testing"
 WORKSHOP = ROOT / ".nox" / "workshop"
 #: The versions of Python that core's classifiers name, oldest first.
 PYTHONS = re.findall(r'Python :: (3\.\d+)"', (ROOT / "core/pyproject.toml").read_text(encoding="utf-8"))
@@ -116,9 +118,9 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def core(session: nox.Session) -> None:
-    """The tests of core, with no backend installed."""
-    session.install("-q", *PINS, "-e", CORE, *GROUPS["test"])
-    session.run("pytest", *(session.posargs or [*PARALLEL, "tests/core"]))
+    """The tests of core and of the conformance kits, with no backend installed."""
+    session.install("-q", *PINS, "-e", CORE, "-e", TESTING, *GROUPS["test"])
+    session.run("pytest", *(session.posargs or [*PARALLEL, "tests/core", "tests/testing"]))
 
 
 @nox.session(reuse_venv=True, default=False)
@@ -162,7 +164,7 @@ def pythons(session: nox.Session, version: str) -> None:
 @nox.parametrize("name", BACKENDS, ids=BACKENDS)
 def backend(session: nox.Session, name: str) -> None:
     """The tests of one backend, with core and that backend only."""
-    session.install("-q", *PINS, "-e", CORE, "-e", f"backends/{name}", *GROUPS["test"])
+    session.install("-q", *PINS, "-e", CORE, "-e", TESTING, "-e", f"backends/{name}", *GROUPS["test"])
     folders = [folder for folder in (f"tests/backends/{name}", f"backends/{name}/tests") if Path(folder).exists()]
     session.run("pytest", *(session.posargs or folders))
 
@@ -261,7 +263,7 @@ def _wheels(session: nox.Session, into: Path, *sources: str) -> None:
 
 def _folders() -> list[str]:
     kinds = {"backends": BACKENDS, "schedulers": SCHEDULERS, "frontends": FRONTENDS, "caches": CACHES}
-    return [f"{kind}/{name}" for kind, names in kinds.items() for name in names]
+    return [TESTING, *(f"{kind}/{name}" for kind, names in kinds.items() for name in names)]
 
 
 def _environment(session: nox.Session, version: str) -> str:

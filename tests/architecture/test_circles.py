@@ -21,7 +21,7 @@ IN_CIRCLES = 24
 def modules() -> dict[str, Path]:
     """Every module of the distributions by its name, but those that are generated and the templates."""
     found = {}
-    for folder in [ROOT / "core/src", *sorted(ROOT.glob("*/*/src"))]:
+    for folder in [ROOT / "core/src", ROOT / "testing/src", *sorted(ROOT.glob("*/*/src"))]:
         if folder.parent.name != "_template":
             for path in sorted(folder.rglob("*.py")):
                 words = path.relative_to(folder).with_suffix("").parts

@@ -141,7 +141,7 @@ def test_contributing_names_every_session() -> None:
     assert set(named) == set(sessions) - {"workshop"}
 
 
-@pytest.mark.parametrize("folder", ["core", "backends/onnx"])
+@pytest.mark.parametrize("folder", ["core", "testing", "backends/onnx"])
 def test_each_distribution_carries_the_licence_as_a_file(folder: str) -> None:
     """A link would leave the source distribution pointing outside itself."""
     licence = ROOT / folder / "LICENSE"

@@ -21,11 +21,12 @@ from pathlib import Path
 import pytest
 
 import headrace
-import headrace.testing
+import headrace_testing
 from headrace.distributions import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core/src"
+KITS = ROOT / "testing/src"
 BACKENDS = sorted(path.parent for path in ROOT.glob("backends/*/pyproject.toml"))
 #: Every first-party plugin, the templates included: a stranger could have written it.
 PLUGINS = sorted(
@@ -64,17 +65,17 @@ SEEN_BY_FRONTENDS = {
     "headrace.config": {"config_json", "model_config_pb2", "options", "support"},
     "headrace.telemetry": {"exposition", "machine", "pacing"},
 }
-#: Modules that put the parts together, and the kit for authors. They may import anything.
+#: Modules that put the parts together, in a server or in a test of one part. They may import anything.
 COMPOSITION = {
     "__init__",
     "__main__",
     "builtins",
     "cli",
+    "harnesses",
     "hookspecs",
     "plugins",
     "registry",
     "server",
-    "testing",
 }
 ENGINES = {"onnx", "onnxruntime", "openvino", "sklearn", "tensorflow", "tensorrt", "torch"}
 
@@ -226,7 +227,6 @@ def test_core_requires_what_it_imports_and_its_extras_are_those_that_it_names() 
     always = {
         found.top
         for path in modules(CORE)
-        if "testing" not in path.relative_to(CORE).parts
         for found in imports(path.read_text())
         if not found.typing_only and found.top not in sys.stdlib_module_names
     }
@@ -256,10 +256,10 @@ def test_a_backend_imports_headrace_itself_and_its_engine_only_inside_functions(
 @pytest.mark.parametrize("path", modules(ROOT / "tests/core"), ids=name_of)
 def test_the_tests_of_core_need_no_backend_distribution(path: Path) -> None:
     others = [found for found in imports(path.read_text()) if found.top.startswith("headrace_")]
-    assert [found.module for found in others if found.top not in BESIDE] == []
+    assert [found.module for found in others if found.top not in {*BESIDE, "headrace_testing"}] == []
 
 
-@pytest.mark.parametrize("path", [path for folder in (CORE, *BACKENDS) for path in modules(folder)], ids=name_of)
+@pytest.mark.parametrize("path", [path for folder in (CORE, KITS, *BACKENDS) for path in modules(folder)], ids=name_of)
 def test_private_names_stay_in_their_module(path: Path) -> None:
     ours = [found for found in imports(path.read_text()) if found.top.startswith("headrace")]
     private = [found.module for found in ours if re.search(r"\._[a-z]", found.module)]
@@ -307,18 +307,38 @@ def test_a_look_past_the_engine_is_found(source: str) -> None:
 
 
 def private(source: str, kits: bool) -> list[str]:
-    """The imports of a plugin that reach past what Headrace exports. ``kits``: it is a test, which has those, too."""
-    kit = set(headrace.testing.__all__) if kits else set[str]()
-    public = {"headrace", *(f"headrace.{name}" for name in headrace.__all__), *(f"headrace.testing.{k}" for k in kit)}
+    """Return the imports of a plugin or a kit that reach past what `headrace` exports.
+
+    With ``kits`` it is a test of a plugin: it may also import what `headrace_testing` exports.
+    """
+    kit = set(headrace_testing.__all__) if kits else set[str]()
+    public = {"headrace", *(f"headrace.{name}" for name in headrace.__all__), *(f"headrace_testing.{k}" for k in kit)}
     return [
         f"line {found.line}: a plugin imports {found.module}"
         for found in imports(source)
-        if found.top == "headrace" and found.module not in public
+        if found.top in ("headrace", "headrace_testing") and found.module not in public
     ]
 
 
 def test_there_are_plugins_to_look_at() -> None:
     assert {"_template", "onnx", "python"} <= {plugin.name for plugin in PLUGINS}
+
+
+@pytest.mark.parametrize("path", modules(KITS), ids=name_of)
+def test_the_kits_import_only_what_headrace_exports_and_themselves(path: Path) -> None:
+    wrong = private(path.read_text().replace("headrace_testing", "themselves"), kits=False)
+    assert wrong == []
+
+
+def test_a_kit_registers_no_plugin_and_core_no_plugin_of_pytest() -> None:
+    """A server loads no part of the kits, and pytest loads nothing where only `headrace` is installed."""
+    groups = {
+        name: re.findall(
+            r"^\[project\.entry-points\.(\w+)\]", (ROOT / name / "pyproject.toml").read_text(), re.MULTILINE
+        )
+        for name in ("core", "testing")
+    }
+    assert groups == {"core": ["headrace"], "testing": ["pytest11"]}
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=name_of)
@@ -334,8 +354,8 @@ def test_a_plugin_imports_only_what_headrace_exports(plugin: Path) -> None:
         ("def late():\n    import headrace.server", False),
         ("from headrace import server", False),
         ("if TYPE_CHECKING:\n    from headrace.backends.base import Model", False),
-        ("from headrace.testing import BackendConformance", False),
-        ("from headrace.testing.serving import serve", True),
+        ("from headrace_testing import BackendConformance", False),
+        ("from headrace_testing.serving import serve", True),
     ],
 )
 def test_an_import_past_the_vocabulary_is_found(source: str, kits: bool) -> None:

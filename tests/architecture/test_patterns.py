@@ -22,7 +22,7 @@ from headrace.frontends import failures
 from headrace_http import url_paths
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted([*ROOT.glob("core/src/**/*.py"), *ROOT.glob("backends/*/src/**/*.py")])
+SOURCES = sorted(path for each in ("core", "testing", "backends/*") for path in ROOT.glob(f"{each}/src/**/*.py"))
 #: Functions of `re` that take a pattern first.
 TAKING = {"compile", "search", "match", "fullmatch", "split", "findall", "finditer", "sub", "subn"}
 #: Characters of attacks, besides those that a pattern names.

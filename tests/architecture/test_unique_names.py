@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     path
-    for folder in [ROOT / "core/src", *sorted(ROOT.glob("*/*/src"))]
+    for folder in [ROOT / "core/src", ROOT / "testing/src", *sorted(ROOT.glob("*/*/src"))]
     if folder.parent.name != "_template"  # what is made of it is a part of its own
     for path in sorted(folder.rglob("*.py"))
     if not path.name.endswith("_pb2.py")

@@ -20,7 +20,7 @@ import headrace
 from headrace.engine import Phase
 from headrace.frontends.base import Frontend
 from headrace.server import Server
-from headrace.testing.serving import on_loop
+from headrace_testing.serving import on_loop
 from tests.core.conftest import IDENTITY
 
 MakeServer = Callable[..., Server]

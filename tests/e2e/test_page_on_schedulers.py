@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.testing.example import write_model
-from headrace.testing.serving import WAYS, Way, infer, serve
+from headrace_testing.example import write_model
+from headrace_testing.serving import WAYS, Way, infer, serve
 from tests.e2e.conftest import run_kit
 
 PAGE = (Path(__file__).parents[2] / "docs/write-a-scheduler.md").read_text()

@@ -20,7 +20,7 @@ from onnx import helper
 from openvino import opset13
 
 from headrace import BytesTensor, InferResponse, Server, Tensor, as_tensor, dtypes
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("torch")

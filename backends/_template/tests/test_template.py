@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.testing import BackendConformance, Example
+from headrace_testing import BackendConformance, Example
 
 
 class TestTemplate(BackendConformance):

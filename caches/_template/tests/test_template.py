@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing import CacheConformance
+from headrace_testing import CacheConformance
 
 
 class TestTemplate(CacheConformance):

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
     from headrace.config.option_groups import OptionGroup
     from headrace.config.options import ServerOptions
-    from headrace.config.parameters import read_isolation
+    from headrace.config.parameters import parse_parameters, read_isolation
     from headrace.config.parse import read_config
     from headrace.config.regular_files import in_memory, open_regular, read_regular
     from headrace.engine import Caller, Engine, Entrance, Interceptor, ModelView
@@ -73,13 +73,14 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from headrace.frontends.base import Frontend
+    from headrace.harnesses import InstanceHarness, SchedulerHarness
     from headrace.hookspecs import hookimpl
     from headrace.messages import dtypes
     from headrace.messages.dtypes import DataType
     from headrace.messages.request import InferRequest
     from headrace.messages.response import Answer, InferResponse
     from headrace.messages.spec import Spec
-    from headrace.messages.tensor import BytesTensor, Tensor, as_tensor
+    from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, data_type
     from headrace.messages.ticket import Batch, Padding, Respond, Ticket
     from headrace.models.configuring import backend_settings
     from headrace.models.served import ServedModel
@@ -146,7 +147,7 @@ _HOMES = {
     "headrace.config.model_config_pb2": ("ModelConfig", "ModelInput", "ModelInstanceGroup", "ModelOutput"),
     "headrace.config.option_groups": ("OptionGroup",),
     "headrace.config.options": ("ServerOptions",),
-    "headrace.config.parameters": ("read_isolation",),
+    "headrace.config.parameters": ("parse_parameters", "read_isolation"),
     "headrace.config.parse": ("read_config",),
     "headrace.config.regular_files": ("in_memory", "open_regular", "read_regular"),
     "headrace.engine": ("Caller", "Engine", "Entrance", "Interceptor", "ModelView"),
@@ -166,6 +167,7 @@ _HOMES = {
         "Unsupported",
     ),
     "headrace.frontends.base": ("Frontend",),
+    "headrace.harnesses": ("InstanceHarness", "SchedulerHarness"),
     "headrace_http.message": ("HttpReply", "HttpRequest"),
     "headrace_http.plugin_routes": ("HttpCall", "HttpRoute", "HttpStream"),
     "headrace.hookspecs": ("hookimpl",),
@@ -173,7 +175,7 @@ _HOMES = {
     "headrace.messages.request": ("InferRequest",),
     "headrace.messages.response": ("Answer", "InferResponse"),
     "headrace.messages.spec": ("Spec",),
-    "headrace.messages.tensor": ("BytesTensor", "Tensor", "as_tensor"),
+    "headrace.messages.tensor": ("BytesTensor", "Tensor", "as_tensor", "data_type"),
     "headrace.messages.ticket": ("Batch", "Padding", "Respond", "Ticket"),
     "headrace.models.configuring": ("backend_settings",),
     "headrace.models.served": ("ServedModel",),
@@ -241,6 +243,7 @@ __all__ = [
     "InferRequest",
     "InferResponse",
     "Instance",
+    "InstanceHarness",
     "InstanceInfo",
     "InstanceSpec",
     "Interceptor",
@@ -272,6 +275,7 @@ __all__ = [
     "ResponseCache",
     "Scheduler",
     "SchedulerContext",
+    "SchedulerHarness",
     "ServedModel",
     "Server",
     "ServerOptions",
@@ -296,6 +300,7 @@ __all__ = [
     "child_command",
     "complete_from_graph",
     "config_to_json",
+    "data_type",
     "default_max_batch_size",
     "dtypes",
     "ending",
@@ -308,6 +313,7 @@ __all__ = [
     "open_regular",
     "paced",
     "pack_response",
+    "parse_parameters",
     "read_config",
     "read_isolation",
     "read_libraries",

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.testing import FrontendConformance
 from headrace_template_frontend import TemplateOptions
+from headrace_testing import FrontendConformance
 
 
 class TestTemplate(FrontendConformance):

@@ -1,4 +1,4 @@
-from headrace.testing import SchedulerConformance
+from headrace_testing import SchedulerConformance
 
 
 class TestTemplate(SchedulerConformance):

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 
 from headrace import Code, ConfigError, HeadraceError, LoadError
 from headrace.config.model_config_pb2 import ModelConfig
-from headrace.testing.serving import serve
 from headrace_onnx import OnnxRuntime
+from headrace_testing.serving import serve
 
 
 def completed(graphs: Any, path: Any, config: str = "", **options: str) -> ModelConfig:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from headrace.testing import BackendConformance, Example, extreme_values
+from headrace_testing import BackendConformance, Example, extreme_values
 
 ELEMENTS = {"FP16": "FLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE", "BF16": "BFLOAT16", "BYTES": "STRING"}
 

@@ -14,7 +14,7 @@ from google.protobuf import text_format
 from onnx import TensorProto, helper
 
 from headrace import HeadraceError, ModelConfig, config_to_json
-from headrace.testing.serving import on_loop, serve
+from headrace_testing.serving import on_loop, serve
 
 LIBRARY = "libadd_one.so"
 X = np.array([[1, 2], [3, 4]], np.float32)

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from headrace import InvalidArgument, Server
-from headrace.testing.serving import on_loop, serve
+from headrace_testing.serving import on_loop, serve
 
 PAD = {
     "input": "x",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace import HeadraceError
-from headrace.testing.serving import on_loop, serve
+from headrace_testing.serving import on_loop, serve
 
 ON = 'parameters { key: "enable_profiling" value { string_value: "true" } }'
 ONES = {name: np.ones((1, 16), np.float32) for name in "AB"}

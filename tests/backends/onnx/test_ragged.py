@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from headrace import InvalidArgument, Server
-from headrace.testing.serving import on_loop, serve
+from headrace_testing.serving import on_loop, serve
 
 LENGTHS = (3, 4, 5)
 CONFIG = """

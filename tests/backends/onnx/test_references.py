@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from headrace import ConfigError, Device, LoadError
-from headrace.testing.serving import serve
 from headrace_onnx import Parameters, providers
 from headrace_onnx.parameters import COREML, CUDA, DIRECTML, OPENVINO, SESSION, XNNPACK
+from headrace_testing.serving import serve
 
 COMPLETE = """input { name: "x" data_type: TYPE_FP32 dims: [-1, 4] }
     output { name: "y" data_type: TYPE_FP32 dims: [-1, 4] }"""

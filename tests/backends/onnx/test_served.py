@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from headrace import BytesTensor, InvalidArgument, Server
-from headrace.testing.serving import on_loop, serve
+from headrace_testing.serving import on_loop, serve
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from openvino import opset13
 
 from headrace.errors import Unavailable
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 IO: list[str | int | None] = ["n", 4]
 

@@ -10,7 +10,7 @@ import openvino
 import pytest
 from openvino import opset13
 
-from headrace.testing import BackendConformance, Example, extreme_values
+from headrace_testing import BackendConformance, Example, extreme_values
 
 ELEMENTS = {"BOOL": "boolean", "SCALAR": "f32", "FP16": "f16", "FP32": "f32", "FP64": "f64", "BF16": "bf16"}
 

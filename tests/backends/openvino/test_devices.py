@@ -9,7 +9,7 @@ import openvino
 import pytest
 from openvino import opset13
 
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 pytestmark = pytest.mark.skipif(
     openvino.Core().available_devices != ["CPU"], reason="this machine has more than a CPU for OpenVINO"

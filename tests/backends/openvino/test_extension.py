@@ -14,7 +14,7 @@ import pytest
 from google.protobuf import text_format
 
 from headrace import HeadraceError, ModelConfig, config_to_json
-from headrace.testing.serving import on_loop, serve
+from headrace_testing.serving import on_loop, serve
 
 WHEEL = Path(openvino.__file__).parent
 INTERFACE = next((WHEEL / "libs").glob("libopenvino.so*"), None)

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from openvino import opset13
 
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 
 def reason(models: Any) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import openvino
 import pytest
 
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 DEVICES = openvino.Core().available_devices
 pytestmark = [

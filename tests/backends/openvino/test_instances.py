@@ -10,7 +10,7 @@ import openvino
 import pytest
 from openvino import opset13
 
-from headrace.testing.serving import infer, serve
+from headrace_testing.serving import infer, serve
 
 COLUMNS = 64
 CALLERS, REQUESTS = 8, 25

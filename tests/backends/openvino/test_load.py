@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from headrace import Model, ModelConfig, ModelInstanceGroup
-from headrace.testing.serving import serve
 from headrace_openvino import OpenVino, Parameters
 from headrace_openvino.compiled_model import compile_model
+from headrace_testing.serving import serve
 
 openvino = pytest.importorskip("openvino")
 opset = pytest.importorskip("openvino.opset13")

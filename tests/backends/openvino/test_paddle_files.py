@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 WEIGHTS = np.array([10, 20, 30], np.float32)
 CONFIG = 'backend: "openvino" default_model_filename: "model.pdmodel"'

@@ -11,7 +11,7 @@ import pytest
 from openvino import opset13
 
 from headrace import InvalidArgument
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 RNG = np.random.default_rng(11)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 pytestmark = pytest.mark.skipif(find_spec("tensorflow") is None, reason="tensorflow, which writes them, is absent")
 

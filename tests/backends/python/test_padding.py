@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 MODEL = """
 import numpy as np

@@ -13,7 +13,7 @@ import tritonclient.http
 
 from headrace import Server
 from headrace.telemetry.response_statistics import MOST_COUNTED
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 #: Gives as many responses as ``IN`` says, each after 20 ms; if it is negative, the last is an error. Then the end.
 MODEL = """

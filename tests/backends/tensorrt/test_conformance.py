@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.testing import BackendConformance, Example, extreme_values
+from headrace_testing import BackendConformance, Example, extreme_values
 
 ELEMENTS = {"FP32": "FLOAT", "FP16": "HALF", "SCALAR": "FLOAT"}
 _GROUP = "instance_group { kind: KIND_GPU gpus: 0 }"

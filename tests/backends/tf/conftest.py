@@ -13,7 +13,7 @@ import pytest
 from google.protobuf import text_format
 
 from headrace import Device, Model, ModelConfig
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 from headrace_tf import Parameters, TensorFlow
 
 tf = pytest.importorskip("tensorflow")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.testing import BackendConformance, Example, extreme_values
+from headrace_testing import BackendConformance, Example, extreme_values
 
 tf = pytest.importorskip("tensorflow")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace import BackendError, BytesTensor, Code
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 from headrace_tf import Parameters
 
 tf = pytest.importorskip("tensorflow")

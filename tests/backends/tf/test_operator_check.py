@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace import HeadraceError
-from headrace.testing.serving import on_loop, serve
+from headrace_testing.serving import on_loop, serve
 
 tf = pytest.importorskip("tensorflow")
 

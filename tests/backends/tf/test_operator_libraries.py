@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace import BackendError, HeadraceError, Server
-from headrace.testing.serving import on_loop, serve
+from headrace_testing.serving import on_loop, serve
 
 tf = pytest.importorskip("tensorflow")
 GXX = shutil.which("g++")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace import BytesTensor, InvalidArgument
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 tf = pytest.importorskip("tensorflow")
 

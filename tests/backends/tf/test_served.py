@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from headrace import BytesTensor, Server
-from headrace.testing.serving import WAYS, Way, infer, on_loop, serve
+from headrace_testing.serving import WAYS, Way, infer, on_loop, serve
 from tests.backends.tf.conftest import SavedModels
 
 tf = pytest.importorskip("tensorflow")
@@ -89,7 +89,7 @@ def test_a_model_is_served_and_unloaded_wherever_its_instances_live(models: Any,
 WITHOUT = """
 import json, sys
 from pathlib import Path
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 with serve(Path(sys.argv[1])) as server:
     (name,) = [entry.name for entry in server.index() if entry.state == "READY"]
     found = sorted(server.plugins.backends.names())

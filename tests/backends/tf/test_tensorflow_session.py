@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from headrace import ConfigError, Device, LoadError, available_cores
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 from headrace_tf import Parameters, TensorFlow, tensorflow_process
 from headrace_tf.parameters import BackendOptions
 from headrace_tf.session_config import session_config

@@ -17,8 +17,8 @@ import torch
 from torch.export import Dim
 
 from headrace import BackendError, ConfigError, InvalidArgument, LoadError
-from headrace.testing import BackendConformance, Example
-from headrace.testing.serving import infer, serve
+from headrace_testing import BackendConformance, Example
+from headrace_testing.serving import infer, serve
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a compiler to make a package: g++"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.testing import BackendConformance, Example, extreme_values
+from headrace_testing import BackendConformance, Example, extreme_values
 
 RUNTIME = 'runtime: "model.py"'
 AFFINE = """

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from headrace import HeadraceError, Server
-from headrace.testing.serving import WAYS, Way, infer, on_loop, serve
+from headrace_testing.serving import WAYS, Way, infer, on_loop, serve
 from tests.backends.torch.conftest import SCALE, SCALES
 
 X = 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [4] } '

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.testing import BackendConformance, Example, extreme_values
+from headrace_testing import BackendConformance, Example, extreme_values
 
 
 class Both(torch.nn.Module):

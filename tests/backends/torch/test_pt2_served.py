@@ -11,7 +11,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from headrace import InvalidArgument, Server
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 
 class Scores(torch.nn.Module):

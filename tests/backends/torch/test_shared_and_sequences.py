@@ -19,7 +19,7 @@ from google.protobuf import text_format
 
 from headrace import ConfigError, GraphTensor, Instance, Model, ModelConfig
 from headrace.config.derive import derive
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 from headrace_torch import Parameters, PyTorch
 from headrace_torch.leaf_names import LeafNames
 from headrace_torch.program_signature import Leaf, ProgramSignature

@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from headrace import BytesTensor, CachedResponse, ConfigError, InvalidArgument, Server, pack_response
-from headrace.testing import CacheConformance
 from headrace_redis import RedisCache, RedisParameters
+from headrace_testing import CacheConformance
 
 if TYPE_CHECKING:
     from tests.caches.redis.conftest import RedisServer, TlsFiles

@@ -25,7 +25,7 @@ from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler
 from headrace.schedulers.caching import CachingKernel
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.testing.played import PlayedInstance, TurnedClock
+from headrace_testing.played import PlayedInstance, TurnedClock
 from tests.core.conftest import make_ticket
 
 MODEL = """name: "m" max_batch_size: 4 response_cache { enable: true }

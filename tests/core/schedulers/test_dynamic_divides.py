@@ -10,7 +10,7 @@ from headrace.config.model_config_pb2 import ModelConfig
 from headrace.schedulers import dynamic
 from headrace.schedulers.base import InstanceInfo
 from headrace.schedulers.dynamic import WORTH_DIVIDING_NS, DynamicScheduler
-from headrace.testing.stage import Stage, play
+from headrace_testing.stage import Stage, play
 
 LONG_NS = WORTH_DIVIDING_NS
 

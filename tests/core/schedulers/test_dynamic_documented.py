@@ -10,7 +10,7 @@ from google.protobuf import text_format
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.schedulers.dynamic import DynamicScheduler
-from headrace.testing.stage import Stage, play
+from headrace_testing.stage import Stage, play
 
 US = 1000
 #: When, in microseconds, how many requests of one row came; and when batches of how many ran.

@@ -16,7 +16,7 @@ from headrace.errors import Cancelled, Unavailable
 from headrace.messages.response import InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.dynamic import DynamicScheduler
-from headrace.testing.stage import Stage
+from headrace_testing.stage import Stage
 
 MS = 1_000_000
 LEVELS, DEFAULT = 3, 2

@@ -13,7 +13,7 @@ from headrace.messages.ticket import Batch, Ticket
 from headrace.schedulers.base import InstanceInfo, Scheduler
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.telemetry.batch_history import KEPT
-from headrace.testing.stage import Stage, play
+from headrace_testing.stage import Stage, play
 
 MS = 1_000_000
 DELAY = "max_queue_delay_microseconds: 5000"

@@ -16,7 +16,7 @@ from google.protobuf import text_format
 
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.schedulers.dynamic import DynamicScheduler
-from headrace.testing.stage import Stage, play
+from headrace_testing.stage import Stage, play
 
 MOST = 8
 MS = 1_000_000

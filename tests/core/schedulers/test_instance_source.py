@@ -24,8 +24,8 @@ from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.instance_source import TURN_NS
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.testing.played import TurnedClock
 from headrace.workers.threads import LoopWakeup, Wakeup
+from headrace_testing.played import TurnedClock
 from tests.core.conftest import make_ticket
 
 LONG = "max_queue_delay_microseconds: 60000000"

@@ -21,11 +21,11 @@ from headrace.schedulers.base import InstanceInfo, ScheduledModel, Scheduler, Sc
 from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.testing.played import TurnedClock
 from headrace.workers.instance import runner_for
 from headrace.workers.instance_thread import InstanceThread
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.threads import LoopWakeup, Wakeup
+from headrace_testing.played import TurnedClock
 from tests.core.conftest import make_ticket
 
 MS = 1_000_000

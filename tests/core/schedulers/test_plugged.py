@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace import Answer, BackendError, Cancelled, HeadraceError, InferRequest, InferResponse, Server, Ticket
 from headrace.cli import check
 from headrace.telemetry import exposition
-from headrace.testing.serving import WAYS, on_loop
+from headrace_testing.serving import WAYS, on_loop
 
 #: What a stranger has written, who has imported `headrace` only.
 PLUGIN = '''

@@ -27,13 +27,13 @@ from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.rate_limiter import LimitedSource, RateLimiter, instance_info
 from headrace.schedulers.resource_use import ResourceUse
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.testing.played import TurnedClock
-from headrace.testing.stage import play
 from headrace.workers.devices import Claim, Placement, Resource
 from headrace.workers.instance import runner_for
 from headrace.workers.instance_thread import InstanceThread
 from headrace.workers.output_schema import OutputSchema
 from headrace.workers.threads import LoopWakeup
+from headrace_testing.played import TurnedClock
+from headrace_testing.stage import play
 from tests.core.conftest import make_ticket
 
 MS = 1_000_000

@@ -12,7 +12,7 @@ from headrace import Server
 from headrace.cli.explain import _picture
 from headrace.config.options import RateLimitResource
 from headrace.telemetry import exposition
-from headrace.testing.serving import on_loop
+from headrace_testing.serving import on_loop
 from tests.core.conftest import GATED, Gated, WriteModel
 
 #: Ends only what hangs.

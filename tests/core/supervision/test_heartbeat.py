@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.supervision.heartbeat import DelayedCall, Heartbeat
-from headrace.testing.played import TurnedClock
+from headrace_testing.played import TurnedClock
 
 
 class Patient:

@@ -16,8 +16,8 @@ from headrace.models.configuring import scheduler_parameters
 from headrace.schedulers.base import ScheduledModel
 from headrace.schedulers.kernel import Kernel
 from headrace.telemetry.statistics import ModelStatistics
-from headrace.testing.played import TurnedClock
 from headrace_ensemble import EnsembleScheduler
+from headrace_testing.played import TurnedClock
 
 HANGING_S = 90
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 
 from headrace import Server
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 #: Of one tensor: name, data type, dims.
 IO = tuple[str, str, str]

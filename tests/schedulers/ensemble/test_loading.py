@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace import HeadraceError, Server
-from headrace.testing.serving import on_loop
+from headrace_testing.serving import on_loop
 
 from .conftest import EXPLICIT, LENIENT, Write, both, ensemble, identity, step
 

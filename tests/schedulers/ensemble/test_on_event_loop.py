@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace import Server
-from headrace.testing.serving import on_loop
+from headrace_testing.serving import on_loop
 
 from .conftest import Write, ensemble, identity, step
 

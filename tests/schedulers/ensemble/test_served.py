@@ -26,7 +26,7 @@ from headrace import (
     builtins,
     hookimpl,
 )
-from headrace.testing.serving import WAYS, on_loop
+from headrace_testing.serving import WAYS, on_loop
 
 from .conftest import Write, both, ensemble, identity, step
 

@@ -11,8 +11,8 @@ from google.protobuf import text_format
 from headrace import Padding, Ticket
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.messages.response import Answer, InferResponse
-from headrace.testing.stage import Stage
 from headrace_sequence import SequenceScheduler
+from headrace_testing.stage import Stage
 
 MS = 1_000_000
 CONTROLS = """

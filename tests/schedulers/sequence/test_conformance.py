@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.testing import SchedulerConformance
+from headrace_testing import SchedulerConformance
 
 
 class Sequences(SchedulerConformance):

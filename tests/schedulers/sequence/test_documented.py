@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace import Ticket
-from headrace.testing.stage import play
+from headrace_testing.stage import play
 
 from .conftest import Theatre, inputs_of
 

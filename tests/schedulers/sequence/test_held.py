@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc
 
 from headrace import Answer, InferRequest, InferResponse, Server, Ticket
-from headrace.testing.serving import on_loop, serve
+from headrace_testing.serving import on_loop, serve
 
 CONFIG = """backend: "identity" sequence_batching { }
 input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }"""

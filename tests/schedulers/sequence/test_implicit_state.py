@@ -12,9 +12,9 @@ from google.protobuf import text_format
 from headrace import BackendError, BytesTensor, ConfigError
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.messages.response import InferResponse
-from headrace.testing.stage import play
 from headrace_sequence import SequenceScheduler
 from headrace_sequence.implicit_states import States
+from headrace_testing.stage import play
 
 from .conftest import Theatre, inputs_of, is_null
 

@@ -15,7 +15,7 @@ import pytest
 from headrace import Cancelled, InferResponse, InvalidArgument, Rescheduled, Tensor, Ticket, Unavailable
 from headrace.messages.response import Answer
 from headrace.messages.ticket import UNREAD
-from headrace.testing.stage import play
+from headrace_testing.stage import play
 
 from .conftest import CONTROLS, MS, Theatre, flags_of, inputs_of, is_answered, is_null
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace import Server
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 from .test_iterative_served import Caller
 

@@ -15,7 +15,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from headrace import Server
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 #: Counts down from ``IN``, a step for each run. Every run adds a line to ``log``: whom it had, and what it was told. A
 #: request 100 goes on until there is a file ``go``; one of 13 fails in its second run.

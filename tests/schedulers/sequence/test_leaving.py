@@ -7,7 +7,7 @@ import random
 import pytest
 
 from headrace import InferResponse
-from headrace.testing.stage import play
+from headrace_testing.stage import play
 
 from .conftest import MS, Theatre, is_answered
 

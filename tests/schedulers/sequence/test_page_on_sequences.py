@@ -14,7 +14,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from headrace import Server
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 PAGE = (Path(__file__).parents[3] / "docs/sequences.md").read_text()
 (CLIENT, GENERATING) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace import Cancelled, HeadraceError, InvalidArgument, Unavailable, Unsupported
-from headrace.testing.stage import play
+from headrace_testing.stage import play
 
 from .conftest import MS, Theatre, is_answered
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
 from headrace import InferResponse, Server
-from headrace.testing.serving import serve
+from headrace_testing.serving import serve
 
 #: Adds up ``x`` by slot, or by id where it has the ids, and says what it was told: of how many requests, which one.
 SUMS = """

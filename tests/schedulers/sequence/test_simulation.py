@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import Cancelled, HeadraceError, InferResponse, InvalidArgument
-from headrace.testing.stage import play
 from headrace_sequence import SequenceScheduler
+from headrace_testing.stage import play
 
 from .conftest import Theatre
 

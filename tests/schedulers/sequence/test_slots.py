@@ -7,7 +7,7 @@ import pytest
 
 from headrace import Cancelled, InvalidArgument
 from headrace.telemetry.published import read_metrics
-from headrace.testing.stage import play
+from headrace_testing.stage import play
 
 from .conftest import MS, Theatre, flags_of, is_answered
 

@@ -18,7 +18,7 @@ from headrace.ipc.framing import frame
 from headrace.server import Server
 from headrace.supervision.heartbeat import DelayedCall
 from headrace.supervision.supervised_process import LifeKind
-from headrace.testing.played import TurnedClock
+from headrace_testing.played import TurnedClock
 
 CONFIG = (
     'backend: "identity" input { name: "IN" data_type: TYPE_FP32 dims: [-1] } '

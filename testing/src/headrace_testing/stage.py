@@ -10,21 +10,29 @@ from typing import Any
 import numpy as np
 from google.protobuf import text_format
 
-from headrace.backends.base import Device
-from headrace.config.model_config_pb2 import ModelConfig
-from headrace.errors import Cancelled, HeadraceError, Unavailable
-from headrace.messages import dtypes
-from headrace.messages.request import InferRequest
-from headrace.messages.response import Answer, InferResponse
-from headrace.messages.spec import Spec
-from headrace.messages.ticket import Batch, Padding, ReasonedBatch, Ticket
-from headrace.models.configuring import scheduler_parameters
-from headrace.schedulers.base import InstanceInfo, OtherModel, ScheduledModel, Scheduler, Wait, Waiting
-from headrace.schedulers.rescheduling import kernel_of
-from headrace.telemetry.statistics import ModelStatistics
-from headrace.testing.example import NAME
-from headrace.testing.played import PlayedInstance, TurnedClock, doubling_thread
-from headrace.workers.instance_thread import InstanceThread
+from headrace import (
+    Answer,
+    Batch,
+    Cancelled,
+    Device,
+    HeadraceError,
+    InferRequest,
+    InferResponse,
+    InstanceInfo,
+    ModelConfig,
+    OtherModel,
+    Padding,
+    Scheduler,
+    SchedulerHarness,
+    Spec,
+    Ticket,
+    Unavailable,
+    Wait,
+    Waiting,
+    dtypes,
+)
+from headrace_testing.example import NAME
+from headrace_testing.played import DoublingInstance, PlayedInstance, TurnedClock
 
 #: Ends only what hangs.
 HANGING_S = 90
@@ -49,7 +57,7 @@ class Stage:
     """
 
     def __init__(self, kind: type[Scheduler], config: ModelConfig, instances: int, most_rows: int = 0) -> None:
-        self.clock, self.statistics = TurnedClock(), ModelStatistics()
+        self.clock = TurnedClock()
         self.answers: dict[str, list[Answer]] = {}
         self.tickets: list[Ticket] = []
         #: The rows of each request as it was sent, by its id.
@@ -62,7 +70,6 @@ class Stage:
         self.has_threads = False
         slots = max(1, config.max_batch_size)
         infos = [InstanceInfo(f"{NAME}_0_{number}", Device("cpu"), slots) for number in range(instances)]
-        parameters = scheduler_parameters(config, kind)
         needed = kind.depends_on(config)
         others = {
             each: OtherModel(
@@ -70,10 +77,10 @@ class Stage:
             )
             for each in needed
         }
-        kind.complete_config(config, others)
-        model = ScheduledModel(config, infos, {"x": _X}, {"y": _Y}, self._call, parameters, others=others)
-        loop = asyncio.get_running_loop()
-        self.kernel = kernel_of(kind, config)(_observed(kind, self), model, self.statistics, loop, self.clock)
+        self._harness = SchedulerHarness(
+            _observed(kind, self), config, infos, {"x": _X}, {"y": _Y}, self.clock, self._call, others
+        )
+        self.kernel, self.statistics = self._harness.kernel, self._harness.statistics
         self.instances = [PlayedInstance(source, self.wrong) for source in self.kernel.sources]
 
     # ------------------------------------------------------------------ the callers
@@ -133,8 +140,9 @@ class Stage:
 
     def dismiss(self, instance: PlayedInstance) -> asyncio.Future[None]:
         """Have ``instance`` leave; done when it has run all that it was given or that is bound to it."""
-        self.kernel.exchange([], [instance.source])
-        return asyncio.ensure_future(self.kernel.dismiss(instance.source))
+        (source,) = [source for source in self.kernel.sources if source is instance.source]
+        self.kernel.exchange([], [source])
+        return asyncio.ensure_future(self.kernel.dismiss(source))
 
     # ------------------------------------------------------------------ time
 
@@ -176,24 +184,19 @@ class Stage:
 
     # ------------------------------------------------------------------ threads
 
-    async def start_threads(self) -> list[InstanceThread]:
-        """Have real threads in the place of the played instances."""
-        self.has_threads, loop = True, asyncio.get_running_loop()
+    async def start_threads(self) -> None:
+        """Replace the played instances by real threads."""
+        self.has_threads = True
         outputs = {"y": _Y, **self.kernel.scheduler.kept}
-        threads = [doubling_thread(source, outputs, self.statistics) for source in self.kernel.sources]
-        for thread, source in zip(threads, self.kernel.sources, strict=True):
-            await asyncio.to_thread(thread.load)
-            thread.serve(source, loop)
-        return threads
+        await self._harness.start_threads(lambda: DoublingInstance(outputs))
 
-    async def end_threads(self, threads: Sequence[InstanceThread]) -> None:
-        """Have time pass until everybody is answered, and end them."""
+    async def end_threads(self) -> None:
+        """Let time pass until every request is answered, and join the threads."""
         while self.kernel.in_flight:
             self.clock.turn(1_000_000)
             await asyncio.sleep(0)
         self.kernel.close()
-        for thread in threads:
-            await asyncio.to_thread(thread.join)
+        await self._harness.join_threads()
 
     # ------------------------------------------------------------------ what it watches
 
@@ -225,13 +228,12 @@ def _misfits(instance: InstanceInfo, chosen: Sequence[Ticket], waiting: Waiting,
         why.append("joins requests that do not stack: their batch_key differs")
     if isinstance(chosen, Batch) and len(chosen.added) not in (0, len(chosen)):
         why.append(f"adds inputs to {len(chosen.added)} requests, and has {len(chosen)}")
-    if isinstance(chosen, ReasonedBatch):
-        wanted = sum(ticket.rows for ticket in callers)
-        reason: object = chosen.reason  # a stranger's
-        if not isinstance(reason, str):
-            why.append(f"has the reason {reason!r}, which is no text")
-        if chosen.rows not in (0, wanted):
-            why.append(f"is said to have {chosen.rows} rows, and its requests have {wanted}")
+    reason, told = getattr(chosen, "reason", ""), getattr(chosen, "rows", 0)  # of a `Batch`, and what is made like one
+    wanted = sum(ticket.rows for ticket in callers)
+    if not isinstance(reason, str):
+        why.append(f"has the reason {reason!r}, which is no text")
+    if told not in (0, wanted):
+        why.append(f"is said to have {told} rows, and its requests have {wanted}")
     if not has_threads and any(ticket not in waiting for ticket in callers):
         why.append("has a request that does not wait")
     return why

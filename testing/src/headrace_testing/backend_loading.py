@@ -16,14 +16,10 @@ from typing import Any
 
 import pytest
 
-from headrace.backends.base import NoParameters
-from headrace.config.model_config_pb2 import ModelParameter
-from headrace.config.parameters import unknown
-from headrace.errors import LoadError
-from headrace.messages.tensor import Tensor
-from headrace.testing.driving import Subject, error_of
-from headrace.testing.example import NAME, Example, assert_same, write_model
-from headrace.testing.serving import on_loop, serve
+from headrace import Backend, LoadError, Tensor
+from headrace_testing.driving import Subject, error_of
+from headrace_testing.example import NAME, Example, assert_same, write_model
+from headrace_testing.serving import on_loop, serve
 
 _IMPORT = "import sys, json, importlib; importlib.import_module(sys.argv[1]).register_backends(); "
 _IMPORT += "print(json.dumps(sorted(sys.modules)))"
@@ -76,15 +72,22 @@ class Loading(Subject):
         name = Path(example.damage).name
         assert name in error.message, f"the message does not name '{name}': {error.message}"
 
-    def test_an_unknown_parameter_is_named_with_the_known(self) -> None:
+    def test_an_unknown_parameter_is_named_with_the_known(
+        self, example: Example, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
         parameters = self.backend_class.Parameters
-        if parameters is NoParameters:
+        if parameters is Backend.Parameters:
             self.not_claimed("the backend declares no Parameters, so unknown ones pass")
         if any(field.metadata.get("prefix") == "" for field in fields(parameters)):
             self.not_claimed("the backend leaves its models parameters of their own, so none is unknown")
-        problems = unknown(parameters, {"no_such_parameter": ModelParameter(string_value="1")})
-        assert problems, "nothing is said of the parameter 'no_such_parameter'"
-        message = problems[0].message
+        config = example.describe(self.backend, self.max_batch)
+        config.parameters["no_such_parameter"].string_value = "1"
+        repository = tmp_path_factory.mktemp("repository")
+        write_model(repository, config, example.path)
+        with serve(repository, strict_parameters=True, exit_on_error=False) as server:
+            (entry,) = server.index()
+        assert entry.state == "UNAVAILABLE", "nothing is said of the parameter 'no_such_parameter'"
+        message = entry.reason
         assert "no_such_parameter" in message, f"the message does not name the parameter: {message}"
         known = [field for field in fields(parameters) if field.metadata.get("key", field.name) in message]
         assert known, f"the message lists no known parameter: {message}"

@@ -29,7 +29,7 @@ from headrace import (
     Wait,
 )
 from headrace.schedulers.kernel import Kernel
-from headrace.testing import SchedulerConformance
+from headrace_testing import SchedulerConformance
 
 MS = 1_000_000
 DELAY_NS = 2 * MS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from headrace.errors import Unavailable
-from headrace.testing.scheduler_subject import MINUTE, MS, US, ScheduledSubject, assert_answered
-from headrace.testing.stage import Stage, play
+from headrace import Unavailable
+from headrace_testing.scheduler_subject import MINUTE, MS, US, ScheduledSubject, assert_answered
+from headrace_testing.stage import Stage, play
 
 #: How long an execution takes where that matters.
 _EXECUTION_NS = 10 * MS

@@ -29,7 +29,7 @@ def write_model(headrace_repository: Path) -> Callable[..., Path]:
     ``config`` is the text of a ``config.pbtxt`` or a ``ModelConfig``; ``files`` a directory that
     becomes the version's. Returns the model's directory.
     """
-    from headrace.testing.example import write_model
+    from headrace_testing.example import write_model
 
     def write(config: Any, files: Path | None = None, name: str = "", version: int = 1) -> Path:
         return write_model(headrace_repository, config, files, name, version)
@@ -41,7 +41,7 @@ def write_model(headrace_repository: Path) -> Callable[..., Path]:
 def headrace_server(headrace_repository: Path) -> Iterator[Callable[..., Any]]:
     """``headrace_server(**options)`` starts a server over the repository, in this process and on
     free ports; it stops at the end of the test. ``options`` are those of `headrace.ServerOptions`."""
-    from headrace.testing.serving import serve
+    from headrace_testing.serving import serve
 
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(serve(headrace_repository, listen=True, **options))
@@ -54,7 +54,7 @@ def infer() -> Callable[..., Any]:
     ``over`` is ``python``, ``http-json``, ``http-binary`` or ``grpc``; the last three use the
     stock ``tritonclient`` and skip the test where it is not installed.
     """
-    from headrace.testing.serving import infer
+    from headrace_testing.serving import infer
 
     return infer
 

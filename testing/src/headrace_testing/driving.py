@@ -12,23 +12,25 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import pytest
 
-from headrace.backends.base import AnyInstance, Backend, Device, Model
-from headrace.config.model_config_pb2 import ModelConfig
-from headrace.config.parameters import parse_parameters
-from headrace.errors import HeadraceError
-from headrace.messages.request import InferRequest
-from headrace.messages.response import Answer, InferResponse
-from headrace.messages.tensor import Tensor
-from headrace.messages.ticket import Ticket
-from headrace.models.signature import Signature
-from headrace.server import Server
-from headrace.testing.example import NAME, Example, write_model
-from headrace.testing.plugin import NOT_RUN
-from headrace.testing.serving import serve
-from headrace.workers.instance import runner_for
-from headrace.workers.output_schema import OutputSchema
-from headrace.workers.runner import Runner
-from headrace.workers.warmup import complete
+from headrace import (
+    Answer,
+    AnyInstance,
+    Backend,
+    Device,
+    HeadraceError,
+    InferRequest,
+    InferResponse,
+    InstanceHarness,
+    Model,
+    ModelConfig,
+    Server,
+    Tensor,
+    Ticket,
+    parse_parameters,
+)
+from headrace_testing.example import NAME, Example, write_model
+from headrace_testing.plugin import NOT_RUN
+from headrace_testing.serving import serve
 
 T = TypeVar("T")
 
@@ -109,7 +111,6 @@ class Driver:
         self.backend.complete_config(
             replace(model, parameters=parse_parameters(cls.Parameters, model.config.parameters))
         )
-        self.signature = Signature(NAME, model.config)
         self._model = replace(model, parameters=parse_parameters(cls.Parameters, model.config.parameters))
 
     @contextmanager
@@ -130,7 +131,7 @@ class Driver:
             instance = thread.submit(self.backend.load, own).result()
             try:
                 thread.submit(instance.warm_up).result()
-                yield Driven(instance, self.signature, thread)
+                yield Driven(instance, InstanceHarness(instance, model.config), thread)
             finally:
                 thread.submit(instance.close).result()
 
@@ -144,12 +145,9 @@ class Driver:
 class Driven:
     """A loaded instance."""
 
-    def __init__(self, instance: AnyInstance, signature: Signature, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, instance: AnyInstance, harness: InstanceHarness, thread: ThreadPoolExecutor) -> None:
         self.instance = instance
-        self._signature = signature
-        self._thread = thread
-        schema = OutputSchema(NAME, "1", signature.outputs, signature.batched)
-        self._runner: Runner = runner_for(instance, schema)
+        self._harness, self._thread = harness, thread
 
     def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The outputs, or the error raised."""
@@ -160,12 +158,12 @@ class Driven:
         """That of a request, as the scheduler would own it; unchecked, the request may break every rule."""
         ticket = Ticket(InferRequest(NAME, inputs), lambda answer, final: None)
         if check:
-            self._signature.check(ticket)
+            self._harness.check(ticket)
         return ticket
 
     def run(self, tickets: Sequence[Ticket]) -> Sequence[Answer]:
         """One execution on the calling thread, until every request has its last answer."""
-        return complete(self._runner, tickets)
+        return self._harness.run(tickets)
 
     def on_its_thread(self, call: Callable[[], T]) -> T:
         return self._thread.submit(call).result()

@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf import text_format
 
-from headrace.config.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from headrace.messages import dtypes
-from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, data_type
+from headrace import BytesTensor, ModelConfig, ModelInput, ModelOutput, Tensor, as_tensor, data_type, dtypes
 
 #: What the kit calls the model.
 NAME = "conformance"
@@ -127,6 +125,11 @@ def copy_of(tensor: Tensor) -> Tensor:
         return BytesTensor(bytes(tensor.buffer), tensor.shape)
     copied: Tensor = np.array(tensor)
     return copied
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """Return a copy of the elements as bytes in row-major order."""
+    return bytes(tensor.buffer) if isinstance(tensor, BytesTensor) else tensor.tobytes()
 
 
 def _slice(tensor: Tensor, begin: int, end: int) -> Tensor:

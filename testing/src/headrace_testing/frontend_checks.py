@@ -17,59 +17,23 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from headrace.backends.base import Backend, Instance, Model, Tensors
-from headrace.config.options import ServerOptions
-from headrace.engine import Caller, Interceptor, ModelView
-from headrace.errors import Unavailable
-from headrace.frontends.base import Frontend
-from headrace.messages.request import InferRequest
-from headrace.plugins import Plugins
-from headrace.registry import PluginInfo
-from headrace.server import Server
-from headrace.testing.driving import part_of
-from headrace.testing.example import write_model
-from headrace.testing.serving import on_loop
+from headrace import Frontend, Server, Unavailable
+from headrace_testing.driving import error_of, part_of
+from headrace_testing.example import write_model
+from headrace_testing.frontend_models import (
+    Doubling,
+    WaitingDoubling,
+    WaitingInstance,
+    Watching,
+    installed_plugin,
+)
+from headrace_testing.serving import on_loop
 
 _IO = """
 max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: [2] } output { name: "y" data_type: TYPE_FP32 dims: [2] }
 """
 _X = np.array([[1, 2]], np.float32)
-
-
-class _Waits(Instance):
-    """Doubles, once it may."""
-
-    def __init__(self) -> None:
-        self.may, self.has_begun = threading.Event(), threading.Event()
-
-    def execute(self, inputs: Tensors) -> Tensors:
-        self.has_begun.set()
-        self.may.wait(90)
-        return {"y": 2 * np.asarray(inputs["x"])}
-
-
-class _Waiting(Backend):
-    name: ClassVar[str] = "waits"
-    instance: ClassVar[_Waits]
-
-    def load(self, model: Model) -> Instance:
-        return self.instance
-
-
-class _DoublesAtOnce(_Waiting):
-    name: ClassVar[str] = "doubles"
-
-
-class _Sees(Interceptor):
-    name: ClassVar[str] = "sees"
-    seen: ClassVar[list[Caller]]
-
-    def __init__(self, options: ServerOptions) -> None:
-        super().__init__(options)
-
-    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
-        self.seen.append(caller)
 
 
 class FrontendChecks:
@@ -117,7 +81,7 @@ class FrontendChecks:
     def test_every_request_is_seen_by_interceptors(self, served: Served) -> None:
         with served.connect() as connection:
             self.infer(connection, "doubles", _X)
-        assert [caller.peer for caller in _Sees.seen] == ["127.0.0.1"]
+        assert [caller.peer for caller in Watching.seen] == ["127.0.0.1"]
 
     def test_who_says_nothing_keeps_nobody_else_waiting(self, served: Served) -> None:
         with served.connect(), served.connect() as connection:
@@ -132,11 +96,11 @@ class FrontendChecks:
     def test_stopping_answers_what_is_in_flight(self, served: Served) -> None:
         with served.connect() as connection:
             asking = served.ask(connection, "waits")
-            assert _Waiting.instance.has_begun.wait(self.hanging_s), "the request has not come to the model"
+            assert WaitingDoubling.instance.has_begun.wait(self.hanging_s), "the request has not come to the model"
             stopping = asyncio.run_coroutine_threadsafe(served.frontend.stop(), served.server.loop)
             with pytest.raises(LateError):
                 stopping.result(0.2)  # it waits for the answer
-            _Waiting.instance.may.set()
+            WaitingDoubling.instance.may.set()
             np.testing.assert_array_equal(asking.result(self.hanging_s), 2 * _X)
             stopping.result(self.hanging_s)
 
@@ -153,8 +117,9 @@ class FrontendChecks:
 
     # ------------------------------------------------------------------ the plugin
 
-    def test_no_other_plugin_has_a_frontend_of_that_name(self) -> None:
-        assert [text for text in Plugins.discover().complaints if f"'{self.frontend}'" in text] == []
+    def test_no_other_plugin_has_a_frontend_of_that_name(self, tmp_path: Path) -> None:
+        error = error_of(lambda: Server(tmp_path).plugins.frontends.get(self.frontend))
+        assert error is None, f"no server can have frontend '{self.frontend}': {error}"
 
     def test_it_imports_of_headrace_what_is_exported(self) -> None:
         found = importlib.import_module(self.plugin).__file__
@@ -181,18 +146,15 @@ class FrontendChecks:
         """A server with two models that double, one of them when it may, and the frontend in front of it."""
         for name in ("doubles", "waits"):
             write_model(repository, f'name: "{name}" backend: "{name}"' + _IO)
-        _DoublesAtOnce.instance = _Waits()
-        _DoublesAtOnce.instance.may.set()
-        _Waiting.instance, _Sees.seen = _Waits(), []
+        Doubling.instance = WaitingInstance()
+        Doubling.instance.may.set()
+        WaitingDoubling.instance, Watching.seen = WaitingInstance(), []
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         protocols = {f"allow_{name}": name == self.frontend for name in ("http", "grpc", "metrics")}
         options = {**protocols, "exit_timeout_secs": 5, "model_control_mode": "explicit", **self.options(port)}
-        own = PluginInfo("kit", "headrace", "0")
-        with _sees(), Server(repository, **options) as server, _listeners(server.loop):
-            for backend in (_DoublesAtOnce, _Waiting):
-                server.plugins.backends.add(backend, own)
+        with installed_plugin(), Server(repository, **options) as server, _listeners(server.loop):
             for name in ("doubles", "waits"):
                 on_loop(server, server.load(name))
             frontend = self.frontend_class(server.engine)
@@ -201,7 +163,7 @@ class FrontendChecks:
             try:
                 yield Served(self, server, frontend, port)
             finally:
-                _Waiting.instance.may.set()
+                WaitingDoubling.instance.may.set()
                 on_loop(server, asyncio.wait_for(frontend.stop(), self.hanging_s))
 
 
@@ -220,23 +182,6 @@ def _listeners(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     finally:
         for listener in made:
             loop.call_soon_threadsafe(listener.close)
-
-
-@contextmanager
-def _sees() -> Iterator[None]:
-    """Have every server that is made here one more interceptor."""
-    discover = Plugins.discover
-
-    def more(allow: Any = None) -> Plugins:
-        plugins = discover(allow)
-        plugins.interceptors.add(_Sees, PluginInfo("kit", "headrace", "0"))
-        return plugins
-
-    Plugins.discover = more  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Plugins.discover = discover  # type: ignore[method-assign]
 
 
 def _imported(node: ast.AST) -> list[str]:

@@ -10,15 +10,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from headrace.errors import InvalidArgument, Unavailable
-from headrace.messages.request import InferRequest
-from headrace.messages.response import Answer, InferResponse
-from headrace.messages.tensor import BytesTensor, Tensor
-from headrace.messages.ticket import Ticket
-from headrace.server import Server
-from headrace.testing.driving import Subject, error_of, outputs_of
-from headrace.testing.example import NAME, Example, assert_same, take_rows
-from headrace.testing.serving import TIMEOUT_S, on_loop
+from headrace import (
+    Answer,
+    BytesTensor,
+    InferRequest,
+    InferResponse,
+    InvalidArgument,
+    Server,
+    Tensor,
+    Ticket,
+    Unavailable,
+)
+from headrace_testing.driving import Subject, error_of, outputs_of
+from headrace_testing.example import NAME, Example, assert_same, take_rows
+from headrace_testing.serving import TIMEOUT_S, on_loop
 
 Future: TypeAlias = "asyncio.Future[dict[str, Tensor]]"
 

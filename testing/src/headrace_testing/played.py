@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.backends.base import Instance, Tensors
-from headrace.messages.response import Answer, InferResponse
-from headrace.messages.spec import Spec
-from headrace.messages.ticket import Ticket
-from headrace.schedulers.instance_source import InstanceSource
-from headrace.telemetry.statistics import ModelStatistics
-from headrace.testing.example import NAME
-from headrace.workers.instance import runner_for
-from headrace.workers.instance_thread import InstanceThread
-from headrace.workers.output_schema import OutputSchema
-from headrace.workers.threads import LoopWakeup
+from headrace import Answer, InferResponse, Instance, InstanceInfo, Spec, Tensors, Ticket
 
 
 class TurnedClock:
@@ -73,13 +64,25 @@ class TurnedTimer:
             self._call(*self._arguments)
 
 
+class PolledSource(Protocol):
+    """One of the ``sources`` of a `headrace.SchedulerHarness`."""
+
+    @property
+    def instance(self) -> InstanceInfo: ...
+
+    @property
+    def deliver(self) -> Callable[[Sequence[Ticket], Sequence[Answer]], None]: ...
+
+    def poll(self, wakeup: Any) -> list[Ticket] | None: ...
+
+
 class PlayedInstance:
     """An instance that asks whenever it is free, and keeps what it gets until it is told to `finish`."""
 
-    def __init__(self, source: InstanceSource, wrong: list[str]) -> None:
+    def __init__(self, source: PolledSource, wrong: list[str]) -> None:
         self.batch: list[Ticket] = []
         self._wrong = wrong
-        self.name, self.source, self._wakeup = source.instance.name, source, LoopWakeup(self.ask)
+        self.name, self.source, self.wake = source.instance.name, source, self.ask
         #: All that it was ever given, in order.
         self.given: list[Ticket] = []
 
@@ -87,7 +90,7 @@ class PlayedInstance:
         if self.batch:
             return
         try:
-            self.batch = self.source.poll(self._wakeup) or []
+            self.batch = self.source.poll(self) or []
         except Exception as error:  # what the scheduler raised, or the kernel about what it said
             self._wrong.append(str(error))
         self.given += self.batch
@@ -99,7 +102,7 @@ class PlayedInstance:
         self.ask()
 
 
-class _Doubling(Instance):
+class DoublingInstance(Instance):
     """``y`` is twice ``x``; what else the model is to give is 0."""
 
     def __init__(self, outputs: Mapping[str, Spec]) -> None:
@@ -109,11 +112,3 @@ class _Doubling(Instance):
         x = np.asarray(inputs["x"])
         others = {n: np.zeros((len(x), *s.dims), s.datatype.numpy) for n, s in self._outputs.items() if n != "y"}
         return {"y": x + x, **others}
-
-
-def doubling_thread(source: InstanceSource, outputs: Mapping[str, Spec], statistics: ModelStatistics) -> InstanceThread:
-    """A real thread, whose instance gives as ``y`` twice what it gets as ``x``."""
-    instance, schema = _Doubling(outputs), OutputSchema(NAME, "1", outputs, True)
-    return InstanceThread(
-        source.instance.name, lambda: (instance, runner_for(instance, schema)), statistics.for_instance
-    )

@@ -6,11 +6,10 @@ import asyncio
 
 import pytest
 
-from headrace.errors import BackendError, Cancelled, HeadraceError, Rescheduled, Unavailable
-from headrace.messages.response import InferResponse
-from headrace.testing.example import NAME
-from headrace.testing.scheduler_subject import MINUTE, ScheduledSubject, assert_answered
-from headrace.testing.stage import Stage, play
+from headrace import BackendError, Cancelled, HeadraceError, InferResponse, Rescheduled, Unavailable
+from headrace_testing.example import NAME
+from headrace_testing.scheduler_subject import MINUTE, ScheduledSubject, assert_answered
+from headrace_testing.stage import Stage, play
 
 
 class ScheduledAnswers(ScheduledSubject):

@@ -8,12 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from headrace.backends.base import Instance, RequestInstance
-from headrace.messages import dtypes
-from headrace.messages.tensor import BytesTensor, Tensor, data_type, wire_view
-from headrace.testing.driving import Subject, outputs_of
-from headrace.testing.example import NAME, Example, assert_same, copy_of, take_rows
-from headrace.testing.serving import NOT_IN_JSON, WAYS, Way, infer
+from headrace import BytesTensor, Instance, RequestInstance, Tensor, data_type, dtypes
+from headrace_testing.driving import Subject, outputs_of
+from headrace_testing.example import NAME, Example, assert_same, bytes_of, copy_of, take_rows
+from headrace_testing.serving import NOT_IN_JSON, WAYS, Way, infer
 
 KINDS = (*(dtype.name for dtype in dtypes.ALL), "SCALAR")
 
@@ -61,11 +59,11 @@ class Answers(Subject):
 
     def test_inputs_are_left_untouched(self, example: Example) -> None:
         given = {name: copy_of(tensor) for name, tensor in example.given.items()}
-        remembered = {name: bytes(wire_view(tensor)) for name, tensor in given.items()}
+        remembered = {name: bytes_of(tensor) for name, tensor in given.items()}
         with self.driver(example).loaded() as instance:
             instance.infer(given)
         for name, tensor in given.items():
-            assert bytes(wire_view(tensor)) == remembered[name], f"the backend wrote to input '{name}'"
+            assert bytes_of(tensor) == remembered[name], f"the backend wrote to input '{name}'"
 
     def test_inputs_may_be_views_on_a_received_buffer(self, example: Example) -> None:
         views = {name: _unaligned(tensor) for name, tensor in example.given.items()}
@@ -154,7 +152,7 @@ def _reversed(tensor: Tensor) -> Tensor:
 
 
 def _unaligned(tensor: Tensor) -> Tensor:
-    raw = memoryview(b"\0" + bytes(wire_view(tensor)))[1:]
+    raw = memoryview(b"\0" + bytes_of(tensor))[1:]
     if isinstance(tensor, BytesTensor):
         return BytesTensor(raw, tensor.shape)
     return np.frombuffer(raw, np.uint8).view(tensor.dtype).reshape(tensor.shape)

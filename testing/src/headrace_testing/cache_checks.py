@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from headrace.caches.base import CachedResponse, ResponseCache
-from headrace.caches.kept_responses import own
-from headrace.caches.model_cache import make_cache
-from headrace.messages import dtypes
-from headrace.messages.request import Parameter
-from headrace.messages.response import InferResponse
-from headrace.messages.tensor import BytesTensor, Tensor
-from headrace.server import Server
-from headrace.telemetry.published import read_metrics
-from headrace.testing.driving import part_of
-from headrace.testing.example import NAME, write_model
+from headrace import (
+    BytesTensor,
+    CachedResponse,
+    ModelConfig,
+    ResponseCache,
+    Server,
+    Tensor,
+    dtypes,
+    parse_parameters,
+)
+from headrace_testing.driving import part_of
+from headrace_testing.example import NAME, bytes_of, copy_of, write_model
+from headrace_testing.metrics import measured
 
 _THREADS, _PUTS = 8, 25
 #: How often a server is asked the same, at most.
@@ -45,7 +48,11 @@ class CacheChecks:
     @pytest.fixture
     def kept(self) -> Iterator[ResponseCache]:
         """The cache, made as a server makes it."""
-        found = make_cache({self.cache: self.settings()}, _Classes(self.plugin))
+        kind: type[ResponseCache] = part_of(self.plugin, "cache", self.cache)
+        given = ModelConfig().parameters
+        for key, value in self.settings().items():
+            given[key].string_value = value
+        found = kind(parse_parameters(kind.Parameters, given))
         yield found
         found.close()
 
@@ -57,17 +64,17 @@ class CacheChecks:
     def test_tensors_of_every_data_type_come_back_as_they_were(self, kept: ResponseCache, datatype: str) -> None:
         for number, shape in enumerate(((2, 3), (0, 4), ())):
             sent = _tensor(datatype, shape)
-            kept.put(_key(number), own(InferResponse({"y": sent, "z": sent})))
+            kept.put(_key(number), _response({"y": sent, "z": sent}))
             found = _found(kept, number)
             assert list(found.outputs) == ["y", "z"], "outputs keep their order"
             for came in found.outputs.values():
                 assert came.shape == sent.shape
-                assert _bytes(came) == _bytes(sent)
+                assert bytes_of(came) == bytes_of(sent)
                 assert isinstance(came, BytesTensor) or came.dtype == np.asarray(sent).dtype
 
     def test_parameters_come_back_with_their_types(self, kept: ResponseCache) -> None:
-        sent: dict[str, Parameter] = {"text": "é", "number": 1, "true": True, "half": 0.5}
-        kept.put(_key(0), own(InferResponse({}, sent)))
+        sent: dict[str, str | int | float | bool] = {"text": "é", "number": 1, "true": True, "half": 0.5}
+        kept.put(_key(0), _response({}, sent))
         found = _found(kept, 0).parameters
         assert {name: (type(value), value) for name, value in found.items()} == {
             name: (type(value), value) for name, value in sent.items()
@@ -96,14 +103,14 @@ class CacheChecks:
             pytest.skip("it declares no metrics")
         seen = {metric.name: 0.0 for metric in kept.metrics}
         for number in range(50):
-            for metric, value in read_metrics(kept):
+            for metric, value in measured(kept):
                 if metric.kind == "counter":
                     assert value >= seen[metric.name], f"counter '{metric.name}' went down to {value:g}"
                 seen[metric.name] = value
             kept.put(_key(number), _answer(number))
             kept.get(_key(number // 2))
         kept.close()
-        read_metrics(kept)
+        measured(kept)
 
     def test_a_remote_cache_serves_threads_at_once(self, kept: ResponseCache) -> None:
         if not kept.is_remote:
@@ -138,23 +145,21 @@ class CacheChecks:
         raise AssertionError(f"of {_ASKED} requests that ask the same none is answered from the cache")
 
 
-class _Classes:
-    """The caches of one plugin."""
-
-    def __init__(self, plugin: str) -> None:
-        self._plugin = plugin
-
-    def get(self, name: str) -> type[ResponseCache]:
-        found: type[ResponseCache] = part_of(self._plugin, "cache", name)
-        return found
-
-
 def _key(number: int) -> bytes:
     return sha256(b"%d" % number).digest()
 
 
 def _answer(number: int) -> CachedResponse:
-    return own(InferResponse({"y": np.full((1, 4), number, np.int32)}))
+    return _response({"y": np.full((1, 4), number, np.int32)})
+
+
+def _response(outputs: Mapping[str, Tensor], parameters: Mapping[str, Any] = MappingProxyType({})) -> CachedResponse:
+    """Return what a server keeps of a response: copies that cannot be written to, and their size in memory."""
+    kept = {name: copy_of(tensor) for name, tensor in outputs.items()}
+    for tensor in kept.values():
+        if not isinstance(tensor, BytesTensor):
+            tensor.flags.writeable = False
+    return CachedResponse(kept, dict(parameters), 1000 + sum(tensor.nbytes for tensor in kept.values()))
 
 
 def _found(cache: ResponseCache, number: int) -> CachedResponse:
@@ -174,7 +179,3 @@ def _tensor(datatype: str, shape: tuple[int, ...]) -> Tensor:
     content: Any = np.arange(count * kind.itemsize, dtype=np.uint8) & 1
     array: Tensor = content.view(kind.numpy).reshape(shape)
     return array
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return bytes(tensor.buffer) if isinstance(tensor, BytesTensor) else tensor.tobytes()

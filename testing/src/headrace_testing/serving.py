@@ -13,10 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 import pytest
 
-from headrace.messages import dtypes
-from headrace.messages.dtypes import DataType
-from headrace.messages.tensor import BytesTensor, Tensor, as_tensor, data_type
-from headrace.server import Server
+from headrace import BytesTensor, DataType, Server, Tensor, as_tensor, data_type, dtypes
 
 T = TypeVar("T")
 

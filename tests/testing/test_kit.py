@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.testing import BackendConformance, Example
-from headrace.testing.serving import WAYS
+from headrace_testing import BackendConformance, Example
+from headrace_testing.serving import WAYS
 
 AUTHORS_TEST = """
 import numpy as np, pytest
-from headrace.testing import BackendConformance, Example
+from headrace_testing import BackendConformance, Example
 
 class TestToy(BackendConformance):
     plugin, backend, heavy = "headrace_toy", "toy", ("heavy_engine",)
@@ -92,7 +92,7 @@ def test_a_sound_backend_that_answers_from_a_thread_of_its_own_passes(
 
 
 def test_the_plugin_of_pytest_imports_no_engine_and_no_client() -> None:
-    code = "import sys, headrace.testing.plugin; print(sorted(sys.modules))"
+    code = "import sys, headrace_testing.plugin; print(sorted(sys.modules))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     for heavy in ("onnxruntime", "onnx", "tritonclient", "grpc", "hypercorn"):

@@ -13,7 +13,7 @@ import pytest
 from headrace.caches.base import CachedResponse, ResponseCache
 from headrace.caches.local import LocalCache
 from headrace.telemetry.published import PublishedMetric
-from headrace.testing import CacheConformance
+from headrace_testing import CacheConformance
 
 
 class TestLocal(CacheConformance):

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.testing import BackendConformance, Example
-from headrace.testing.plugin import write_model as write_model  # not the fixture of tests/core
+from headrace_testing import BackendConformance, Example
 
 #: A sound backend: ``y = scale * x`` in any float type, with the scale in ``scale.txt``.
 SOUND = """

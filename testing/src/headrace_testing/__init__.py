@@ -32,21 +32,21 @@ For a response cache, subclass `CacheConformance`, and say with which settings i
 
 The plugin must be installed (``pip install -e .`` is enough): the kit finds it by its entry point,
 as a server does. Checks of what the part does not claim are skipped, and the summary says so.
-pytest loads `headrace.testing.plugin` by itself: the fixtures ``write_model``, ``headrace_server``
+pytest loads `headrace_testing.plugin` by itself: the fixtures ``write_model``, ``headrace_server``
 and ``infer`` serve any test.
 """
 
 from __future__ import annotations
 
-from headrace.testing.backend_answers import Answers
-from headrace.testing.backend_loading import Loading
-from headrace.testing.backend_requests import Requests
-from headrace.testing.cache_checks import CacheChecks
-from headrace.testing.example import Example, extreme_values
-from headrace.testing.frontend_checks import FrontendChecks
-from headrace.testing.scheduler_answers import ScheduledAnswers
-from headrace.testing.scheduler_subject import ScheduledService
-from headrace.testing.scheduler_times import ScheduledTimes
+from headrace_testing.backend_answers import Answers
+from headrace_testing.backend_loading import Loading
+from headrace_testing.backend_requests import Requests
+from headrace_testing.cache_checks import CacheChecks
+from headrace_testing.example import Example, extreme_values
+from headrace_testing.frontend_checks import FrontendChecks
+from headrace_testing.scheduler_answers import ScheduledAnswers
+from headrace_testing.scheduler_subject import ScheduledService
+from headrace_testing.scheduler_times import ScheduledTimes
 
 __all__ = [
     "BackendConformance",

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from headrace.backends.base import NoParameters
-from headrace.config.model_config_pb2 import ModelConfig, ModelParameter
-from headrace.config.parameters import SCHEDULER, unknown
-from headrace.errors import Cancelled
-from headrace.messages import dtypes
-from headrace.messages.response import InferResponse
-from headrace.messages.ticket import Ticket
-from headrace.schedulers.base import Scheduler
-from headrace.telemetry.published import read_metrics
-from headrace.testing.driving import part_of
-from headrace.testing.example import NAME, write_model
-from headrace.testing.plugin import NOT_RUN
-from headrace.testing.serving import serve
-from headrace.testing.stage import OTHER, Stage, play
+from headrace import Cancelled, ConfigError, InferResponse, ModelConfig, Scheduler, Ticket, dtypes
+from headrace_testing.driving import error_of, part_of
+from headrace_testing.example import NAME, write_model
+from headrace_testing.metrics import measured
+from headrace_testing.plugin import NOT_RUN
+from headrace_testing.serving import serve
+from headrace_testing.stage import OTHER, Stage, play
 
 #: In nanoseconds.
 US = 1000
@@ -78,7 +72,7 @@ class ScheduledSubject:
         if self.scheduler_class.needs_instances:
             config.backend = config.backend or "identity"
         config.max_batch_size = config.max_batch_size or self.max_batch
-        config.parameters[SCHEDULER].string_value = self.scheduler
+        config.parameters["scheduler"].string_value = self.scheduler
         for tensors, name in ((config.input, "x"), (config.output, "y")):
             if not tensors:
                 tensors.add(name=name, data_type=dtypes.FP32.config_value, dims=[1])
@@ -132,14 +126,14 @@ class ScheduledService(ScheduledSubject):
 
         async def scene() -> None:
             stage = Stage(self.scheduler_class, self.model_config(), 2, self.most_rows)
-            threads = await stage.start_threads()
+            await stage.start_threads()
             for number in range(60):
                 (ticket,) = self.send(stage, rows=1 + number % 2)
                 if number % 7 == 0:
                     ticket.cancel()
                 if number % 10 == 0:
                     await stage.settle()
-            await stage.end_threads(threads)
+            await stage.end_threads()
             assert all(len(told) == 1 for told in stage.answers.values()), "not everybody is answered once"
             stage.check()
             _add_up(stage)
@@ -187,18 +181,23 @@ class ScheduledService(ScheduledSubject):
         play(scene)
 
     def test_an_unknown_parameter_is_named_with_the_known(self) -> None:
-        kind = self.scheduler_class.Parameters
-        if kind is NoParameters:
+        if self.scheduler_class.Parameters is Scheduler.Parameters:
             self.not_claimed("the scheduler declares no Parameters, so it knows none")
-        problems = unknown(kind, {"no_such_parameter": ModelParameter(string_value="1")})
-        assert problems, "nothing is said of the parameter 'no_such_parameter'"
-        assert "no_such_parameter" in problems[0].message, f"the parameter is not named: {problems[0].message}"
+        config = self.model_config()
+        config.parameters["scheduler.no_such_parameter"].string_value = "1"
+
+        async def scene() -> None:
+            error = error_of(partial(Stage, self.scheduler_class, config, 0))
+            assert isinstance(error, ConfigError), "nothing is said of the parameter 'no_such_parameter'"
+            assert "no_such_parameter" in error.message, f"the parameter is not named: {error.message}"
+
+        play(scene)
 
 
 def _read(stage: Stage, seen: dict[str, float]) -> None:
     """Read the metrics as the server does, and hold those that only grow against what was ``seen``."""
     try:
-        read = read_metrics(stage.kernel.scheduler)
+        read = measured(stage.kernel.scheduler)
     except BaseException as error:
         raise AssertionError(f"its metrics cannot be read: {error!r}") from error
     for metric, value in read:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.testing import SchedulerConformance
+from headrace_testing import SchedulerConformance
 
 
 class TestDirect(SchedulerConformance):

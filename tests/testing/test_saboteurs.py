@@ -17,7 +17,7 @@ from headrace import Cancelled, Unavailable
 from headrace.messages.ticket import Ticket
 from headrace.schedulers.dynamic import QueuePolicy
 from headrace.schedulers.kernel import Kernel
-from headrace.testing import BackendConformance, Example
+from headrace_testing import BackendConformance, Example
 
 #: How a saboteur's exception may look: a failed assertion, or the backend's own error.
 FAILURES = (Exception, pytest.fail.Exception)
@@ -230,7 +230,7 @@ def test_a_parser_that_takes_any_parameter_is_caught(
     sound: str, install: Callable[..., None], run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(sound)
-    monkeypatch.setattr("headrace.testing.backend_loading.unknown", lambda cls, given: [])
+    monkeypatch.setattr("headrace.config.parameters.unknown", lambda cls, given: [])
     with pytest.raises(AssertionError, match="nothing is said of the parameter"):
         run("test_an_unknown_parameter_is_named_with_the_known")
 

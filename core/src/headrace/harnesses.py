@@ -1,0 +1,85 @@
+"""Run an instance or a scheduler without a server: the test harnesses that the conformance kits drive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace.backends.base import AnyInstance
+from headrace.config.model_config_pb2 import ModelConfig
+from headrace.messages.response import Answer
+from headrace.messages.spec import Spec
+from headrace.messages.ticket import Ticket
+from headrace.models.configuring import scheduler_parameters
+from headrace.models.signature import Signature
+from headrace.schedulers.base import Clock, Dependency, InstanceInfo, OtherModel, ScheduledModel, Scheduler
+from headrace.schedulers.rescheduling import kernel_of
+from headrace.telemetry.statistics import ModelStatistics
+from headrace.workers.instance import runner_for
+from headrace.workers.instance_thread import InstanceThread
+from headrace.workers.output_schema import OutputSchema
+from headrace.workers.runner import Runner
+from headrace.workers.warmup import complete
+
+
+class InstanceHarness:
+    """Runs requests on one loaded ``instance`` of a model with the complete ``config``, as a server would."""
+
+    def __init__(self, instance: AnyInstance, config: ModelConfig) -> None:
+        signature = Signature(config.name, config)
+        schema = OutputSchema(config.name, "1", signature.outputs, signature.batched)
+        #: Validate a request against the config and set its ``rows``. Raises what a client of a server gets.
+        self.check: Callable[[Ticket], None] = signature.check
+        self._runner = runner_for(instance, schema)
+
+    def run(self, tickets: Sequence[Ticket]) -> Sequence[Answer]:
+        """Run one batch on the calling thread. Return the last answer to each request when all have ended."""
+        return complete(self._runner, tickets)
+
+
+class SchedulerHarness:
+    """Runs a scheduler of ``kind`` for a model that lies in no repository. On the event loop.
+
+    ``kernel`` is the server's own. ``kernel.submit(ticket)`` hands in a request. Each of ``kernel.sources`` is one of
+    the ``instances``: ``poll(wakeup)`` returns its next batch, or an empty list and later calls ``wakeup.wake()``, and
+    ``deliver(tickets, answers)`` takes what became of a batch. ``call`` receives the requests to other models.
+    Raises `ConfigError` for parameters that the scheduler does not know.
+    """
+
+    def __init__(
+        self,
+        kind: type[Scheduler],
+        config: ModelConfig,
+        instances: Sequence[InstanceInfo],
+        inputs: Mapping[str, Spec],
+        outputs: Mapping[str, Spec],
+        clock: Clock,
+        call: Callable[[Ticket], None],
+        others: Mapping[Dependency, OtherModel],
+    ) -> None:
+        parameters = scheduler_parameters(config, kind)
+        kind.complete_config(config, others)
+        model = ScheduledModel(config, instances, inputs, outputs, call, parameters, others=others)
+        self.statistics, self._outputs, self._loop = ModelStatistics(), outputs, asyncio.get_running_loop()
+        self._threads: list[InstanceThread] = []
+        self.kernel = kernel_of(kind, config)(kind, model, self.statistics, self._loop, clock)
+
+    async def start_threads(self, make: Callable[[], AnyInstance]) -> None:
+        """Start a thread for each of ``instances``, which runs the instance that ``make`` returns."""
+        outputs = {**self._outputs, **self.kernel.scheduler.kept}
+        schema = OutputSchema("", "1", outputs, True)
+
+        def load() -> tuple[AnyInstance, Runner]:
+            instance = make()
+            return instance, runner_for(instance, schema)
+
+        for source in self.kernel.sources:
+            thread = InstanceThread(source.instance.name, load, self.statistics.for_instance)
+            self._threads.append(thread)
+            await asyncio.to_thread(thread.load)
+            thread.serve(source, self._loop)
+
+    async def join_threads(self) -> None:
+        """Wait until the threads have ended. ``kernel.close()`` must come first."""
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)

@@ -1,0 +1,92 @@
+"""What stands behind a frontend under test: a plugin with two backends that double, and an interceptor that watches."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import ClassVar
+
+import numpy as np
+
+from headrace import (
+    Backend,
+    Caller,
+    InferRequest,
+    Instance,
+    Interceptor,
+    Model,
+    ModelView,
+    ServerOptions,
+    Tensors,
+    hookimpl,
+)
+
+
+class WaitingInstance(Instance):
+    """Doubles ``x`` as soon as ``may`` is set. ``has_begun`` is set when a request has arrived."""
+
+    def __init__(self) -> None:
+        self.may, self.has_begun = threading.Event(), threading.Event()
+
+    def execute(self, inputs: Tensors) -> Tensors:
+        self.has_begun.set()
+        self.may.wait(90)
+        return {"y": 2 * np.asarray(inputs["x"])}
+
+
+class WaitingDoubling(Backend):
+    """Loads ``instance``, which the test sets."""
+
+    name: ClassVar[str] = "waits"
+    instance: ClassVar[WaitingInstance]
+
+    def load(self, model: Model) -> Instance:
+        return self.instance
+
+
+class Doubling(WaitingDoubling):
+    """Another backend with an instance of its own."""
+
+    name: ClassVar[str] = "doubles"
+
+
+class Watching(Interceptor):
+    """Keeps the caller of each request in ``seen``, which the test sets."""
+
+    name: ClassVar[str] = "watching"
+    seen: ClassVar[list[Caller]]
+
+    def __init__(self, options: ServerOptions) -> None:
+        super().__init__(options)
+
+    def intercept(self, request: InferRequest, model: ModelView, caller: Caller) -> None:
+        self.seen.append(caller)
+
+
+@hookimpl
+def register_backends() -> list[type[Backend]]:
+    return [Doubling, WaitingDoubling]
+
+
+@hookimpl
+def register_interceptors() -> list[type[Interceptor]]:
+    return [Watching]
+
+
+@contextmanager
+def installed_plugin() -> Iterator[None]:
+    """Make this module a plugin of an installed distribution, which servers that are made meanwhile find."""
+    with TemporaryDirectory(prefix="headrace-") as folder:
+        info = Path(folder, "headrace_testing_frontend-0.dist-info")
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headrace-testing-frontend\nVersion: 0\n")
+        (info / "entry_points.txt").write_text(f"[headrace]\nconformance = {__name__}\n")
+        sys.path.insert(0, folder)
+        try:
+            yield
+        finally:
+            sys.path.remove(folder)

@@ -1,0 +1,26 @@
+"""What a part publishes on the metrics page, read as a server reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from headrace import PublishedMetric
+
+
+class MeasuredPart(Protocol):
+    """A part with metrics: a scheduler or a response cache."""
+
+    @property
+    def metrics(self) -> Sequence[PublishedMetric]: ...
+
+    def measure(self) -> Mapping[str, float]: ...
+
+
+def measured(part: MeasuredPart) -> list[tuple[PublishedMetric, float]]:
+    """Return the value of each metric that ``part`` declares. Fail if it measures others than it declares."""
+    if not part.metrics:
+        return []
+    found, declared = part.measure(), [metric.name for metric in part.metrics]
+    assert sorted(found) == sorted(declared), f"it measures {sorted(found)}, and has declared {sorted(declared)}"
+    return [(metric, float(found[metric.name])) for metric in part.metrics]
