@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
-from headrace.backends.base import Backend, Model, StreamInstance
 from headrace.errors import Unsupported
-from headrace.messages.request import InferRequest
-from headrace.messages.response import InferResponse
-from headrace.registry import PluginInfo
 from headrace.server import Server
 from headrace_grpc.frontend import GrpcFrontend
-
-CONFIG = """
-backend: "countdown" model_transaction_policy { decoupled: true }
-input { name: "n" data_type: TYPE_INT32 dims: [1] } output { name: "left" data_type: TYPE_INT32 dims: [1] }
-"""
-
-
-class Countdown(StreamInstance):
-    def stream(self, request: InferRequest) -> Iterator[InferResponse]:
-        for left in range(int(np.asarray(request.inputs["n"])[0]), 0, -1):
-            if left == 13:
-                raise ValueError("unlucky")
-            yield InferResponse({"left": np.array([left], np.int32)})
-
-
-class Countdowns(Backend):
-    name: ClassVar[str] = "countdown"
-
-    def load(self, model: Model) -> Countdown:
-        return Countdown()
+from tests.core.countdown import CONFIG, with_countdowns
 
 
 def ask(port: int, numbers: list[int]) -> dict[str, list[Any]]:
@@ -67,9 +44,7 @@ def ask(port: int, numbers: list[int]) -> dict[str, list[Any]]:
 @pytest.fixture
 def server(write_model: Any, make_server: Callable[..., Server]) -> Server:
     write_model("m", CONFIG)
-    server = make_server(grpc_address="127.0.0.1", grpc_port=0)
-    server.plugins.backends.add(Countdowns, PluginInfo("countdown", "tests", "0"))
-    return server
+    return with_countdowns(make_server(grpc_address="127.0.0.1", grpc_port=0))
 
 
 def test_a_stream_gives_every_response_in_order_and_a_final_one(server: Server) -> None:

@@ -47,7 +47,6 @@ from headrace.plugins import Plugins
 from headrace.schedulers.rate_limiter import RateLimiter
 from headrace.telemetry import exposition
 from headrace.telemetry.custom import CustomMetrics
-from headrace.telemetry.first_responses import FirstResponses
 from headrace.telemetry.metrics import ModelCollector, labels_of, lost_lines
 from headrace.telemetry.published import PublishedMetrics, Publisher, PublisherLabels
 from headrace.telemetry.summaries import Summaries
@@ -118,10 +117,7 @@ class Server:
         summaries = Summaries() if wanted.summary_latencies else None
         if summaries is not None:
             self.plugins.register(summaries)
-        first_responses = FirstResponses() if wanted.histogram_latencies else None
-        if first_responses is not None:
-            self.plugins.register(first_responses)
-        models = ModelCollector(self._table.all_ready, wanted, summaries, first_responses)
+        models = ModelCollector(self._table.all_ready, wanted, summaries)
         published = PublishedMetrics(self._publishers)
         return lambda: chain(
             models.collect(), tuple(published.collect()), tuple(self.custom_metrics.collect()), (lost_lines(),)

@@ -61,7 +61,9 @@ from headrace.schedulers.caching import CachingKernel
 from headrace.schedulers.kernel import Kernel
 from headrace.schedulers.rate_limiter import RateLimiter, instance_info
 from headrace.schedulers.rescheduling import kernel_of
+from headrace.telemetry.first_responses import FirstResponseTimes, bounds_of
 from headrace.telemetry.log_output import speak_for
+from headrace.telemetry.response_statistics import ResponseStatistics
 from headrace.telemetry.statistics import ModelStatistics
 from headrace.workers.devices import Placement, available_gpus, fill_groups, plan_instances
 from headrace.workers.instance import failures_worded, share
@@ -239,7 +241,8 @@ class Loader:
         with ExitStack() as undo:
             if isolation is None:  # what an instance in a process shares with no other is the process's own matter
                 model = replace(model, shared=share(backend, model, undo, log))
-            signature, statistics = Signature(model.name, config), ModelStatistics()
+            signature = Signature(model.name, config)
+            statistics = ModelStatistics(responses=ResponseStatistics(FirstResponseTimes(bounds_of(config))))
             undo.callback(services.close)
             placements = plan_instances(config)
             claims = [placement.claim for placement in placements]

@@ -8,7 +8,7 @@ asks on its own thread, where its scheduler allows that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from headrace.errors import Cancelled, Code, HeadraceError, InternalError, Unavailable, summary
@@ -63,12 +63,6 @@ class Kernel(Dispatcher):
         self._leave = self._cancel
         self._open = self._tracker.open
         self._holds_back = bool(self.kept) or self.scheduler.keeps_order
-
-    def watch_first_responses(self, record: Callable[[Ticket], None]) -> None:
-        """Call ``record`` with each request of a decoupled model when its first response is given. To be called before
-        the first request."""
-        self._tracker = ResponseTracker(self.scheduler.keeps_order, self.statistics.responses, record)
-        self._open = self._tracker.open
 
     # ------------------------------------------------------------------ in
 

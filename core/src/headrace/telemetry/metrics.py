@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 from headrace.config.model_config_pb2 import ModelConfig
 from headrace.telemetry.executions import BATCH_BOUNDS, LATENCY_BOUNDS_US, Histogram
 from headrace.telemetry.exposition import MetricsSettings, number
-from headrace.telemetry.first_responses import FirstResponses
+from headrace.telemetry.first_responses import FIRST_RESPONSE_HELP, FIRST_RESPONSE_NAME, FirstResponseTimes
 from headrace.telemetry.log_output import LogOutput
 from headrace.telemetry.statistics import Snapshot
 from headrace.telemetry.summaries import Summaries
@@ -209,10 +209,8 @@ class ModelCollector(Collector):
         served: Callable[[], Iterable[CollectedModel]],
         settings: MetricsSettings,
         summaries: Summaries | None = None,
-        first_responses: FirstResponses | None = None,
     ) -> None:
         self._served, self._settings, self._summaries = served, settings, summaries
-        self._first_responses = first_responses
 
     def collect(self) -> Iterator[Metric]:
         """Add up the statistics now, on the event loop, and make the families on any thread that iterates."""
@@ -234,9 +232,18 @@ class ModelCollector(Collector):
         for family in CACHE:
             yield _family(family, "counter", cached)
         for histogram in HISTOGRAMS if self._settings.histograms else ():
-            yield _histogram(histogram, rows)
-        if self._first_responses is not None:
-            yield self._first_responses.family((model, labels) for model, labels, _ in models)
+            yield _histogram(
+                histogram.name,
+                histogram.help,
+                [(labels, histogram.bounds, histogram.value(snapshot)) for labels, snapshot in rows],
+            )
+        if self._settings.histogram_latencies:
+            decoupled = [
+                (labels, snapshot.responses.first.bounds, snapshot.responses.first)
+                for model, labels, snapshot in models
+                if model.config.model_transaction_policy.decoupled
+            ]
+            yield _histogram(FIRST_RESPONSE_NAME, FIRST_RESPONSE_HELP, decoupled)
         yield from self._summary_families(models)
 
     def _summary_families(self, models: Sequence[tuple[CollectedModel, Labels, Snapshot]]) -> Iterator[Metric]:
@@ -294,14 +301,15 @@ def _failures(rows: Iterable[tuple[Labels, Snapshot]]) -> Metric:
     return metric
 
 
-def _histogram(family: HistogramFamily, rows: Iterable[tuple[Labels, Snapshot]]) -> Metric:
-    metric = Metric(family.name, family.help, "histogram")
-    bounds = [*map(str, family.bounds), "+Inf"]
-    for labels, snapshot in rows:
-        histogram = family.value(snapshot)
+def _histogram(
+    name: str, help_text: str, rows: Iterable[tuple[Labels, Sequence[float], Histogram | FirstResponseTimes]]
+) -> Metric:
+    """Return the family of ``rows``: the labels, the upper bounds and the counts of each model version."""
+    metric = Metric(name, help_text, "histogram")
+    for labels, bounds, histogram in rows:
         counts = list(accumulate(histogram.counts))
-        metric.samples.append(Sample(f"{family.name}_count", labels, counts[-1]))
-        metric.samples.append(Sample(f"{family.name}_sum", labels, histogram.total))
-        for bound, count in zip(bounds, counts, strict=True):
-            metric.samples.append(Sample(f"{family.name}_bucket", {**labels, "le": bound}, count))
+        metric.samples.append(Sample(f"{name}_count", labels, counts[-1]))
+        metric.samples.append(Sample(f"{name}_sum", labels, histogram.total))
+        for bound, count in zip((*map(number, bounds), "+Inf"), counts, strict=True):
+            metric.samples.append(Sample(f"{name}_bucket", {**labels, "le": bound}, count))
     return metric

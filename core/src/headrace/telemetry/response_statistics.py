@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from headrace.errors import Code, HeadraceError
 from headrace.messages.response import Answer
 from headrace.messages.ticket import Ticket
+from headrace.telemetry.first_responses import FirstResponseTimes
 
 #: Responses of one request that are counted: a stream may be endless.
 MOST_COUNTED = 1000
@@ -19,12 +20,16 @@ _SUCCESS, _FAIL, _EMPTY, _CANCEL = 4, 6, 8, 10
 
 
 class ResponseStatistics:
-    """Counts and nanoseconds of each index, from 0. Written on the event loop; the `document` is for any thread."""
+    """Counts and nanoseconds of each index, from 0, and how long the first responses took.
 
-    __slots__ = ("_rows",)
+    Written on the event loop. The `document` and the times of ``first`` may be read on any thread.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_rows", "first")
+
+    def __init__(self, first: FirstResponseTimes | None = None) -> None:
         self._rows: list[list[int]] = []
+        self.first = FirstResponseTimes() if first is None else first
 
     def record(self, index: int, ticket: Ticket, answer: Answer, began_ns: int, given_ns: int, passed_ns: int) -> None:
         """Count the response number ``index`` to ``ticket``, by when its computing began, when the model gave it, and
@@ -37,6 +42,8 @@ class ResponseStatistics:
             outcome = _EMPTY
         elif not isinstance(answer, HeadraceError):
             outcome = _SUCCESS
+            if not index:
+                self.first.record(given_ns - ticket.arrival_ns)
         else:
             outcome = _CANCEL if ticket.cancelled and answer.code is Code.CANCELLED else _FAIL
         row[outcome] += 1
