@@ -293,8 +293,7 @@ def _read_parameters(fields: bytes) -> tuple[RequestParameters, bool]:
     """
     hits = _parameters.cache_info().hits
     read = _parameters(fields)
-    is_sequence = read.sequence_id != 0 or read.sequence_start or read.sequence_end
-    return read, not is_sequence and _parameters.cache_info().hits > hits
+    return read, not read.is_in_sequence and _parameters.cache_info().hits > hits
 
 
 @lru_cache(2048)

@@ -42,6 +42,11 @@ class RequestParameters:
     switch: bool = False
     custom: dict[str, Parameter] = field(default_factory=dict)
 
+    @property
+    def is_in_sequence(self) -> bool:
+        """True if the request belongs to a sequence."""
+        return self.sequence_id != 0 or self.sequence_start or self.sequence_end
+
 
 class ParameterReader(Generic[V]):
     """Reads the parameters of requests of one protocol, which knows how values are spelled on its wire.
