@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import pytest
 
@@ -63,6 +63,11 @@ def is_over(caller: socket.socket) -> bool:
     except ConnectionResetError:
         return True
     return False
+
+
+def is_answered(stream: BinaryIO) -> bool:
+    """True if an answer of status 200 begins ``stream``; its first line has been read then."""
+    return stream.readline().startswith(b"HTTP/1.1 200 ")
 
 
 def sockets(server: Headrace) -> int:
@@ -184,7 +189,7 @@ def test_pipelined_answers_that_nobody_reads(
     requests, size = 64, 8 * MIB
     (caller,) = connect(attacked.http, 1, packed(size))  # what an allocator keeps of the first time it keeps once
     with caller.makefile("rb") as stream:
-        assert stream.readline().startswith(b"HTTP/1.1 200 ")
+        assert is_answered(stream)
     with under_attack(attacked):
         before, executed = attacked.rss_bytes, attacked.metric("nv_inference_exec_count", "text")
         connect(attacked.http, 1, packed(size) * requests)
@@ -208,7 +213,7 @@ def test_many_who_do_not_read_make_room_for_each_other(
         wait_until(lambda: sockets(server) <= others + 10, "most are given up", 20)
         (reader,) = connect(server.http, 1, binary(4 * MIB) + bytes(4 * MIB))
         with reader.makefile("rb") as stream:
-            assert stream.readline().startswith(b"HTTP/1.1 200 ")
+            assert is_answered(stream)
             assert len(stream.read(4 * MIB)) == 4 * MIB
         # At once: what is held, what is being executed, and what ended and is not freed yet.
         assert server.peak_rss_bytes < before + 24 * size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,13 +33,15 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 @pytest.fixture
 def watched(make_server: Callable[..., Server], repository: Path) -> Callable[..., Any]:
-    """A running server whose repository is looked at a hundred times a second."""
+    """A running server. Its repository, and ``others`` beside it, are compared a hundred times a second."""
 
     @asynccontextmanager
-    async def watched(dev: bool = True, known_only: bool = False, **options: Any) -> AsyncIterator[Server]:
+    async def watched(
+        dev: bool = True, known_only: bool = False, others: Sequence[Path] = (), **options: Any
+    ) -> AsyncIterator[Server]:
         async with make_server(exit_on_error=False, **options) as server:
             how = {"dev": dev, "known_only": known_only}
-            watcher = Watcher(Repository([repository]), server._lifecycle, 0.01, **how)
+            watcher = Watcher(Repository([repository, *others]), server._lifecycle, 0.01, **how)
             await watcher.prepare()
             watcher.start()
             try:
@@ -108,7 +110,7 @@ def test_a_failed_reload_keeps_the_old_version_until_the_next_change(
 
 @pytest.mark.parametrize("dev", [True, False])
 def test_a_model_that_turns_up_in_a_second_repository_is_unloaded_until_one_goes(
-    dev: bool, make_server: Callable[..., Server], repository: Path, write_model: Any, gated: Any, tmp_path: Path
+    dev: bool, watched: Callable[..., Any], write_model: Any, gated: Any, tmp_path: Path
 ) -> None:
     """As in Triton 2.51, which shows the same reason."""
     folder = write_model("m", GATED)
@@ -116,10 +118,7 @@ def test_a_model_that_turns_up_in_a_second_repository_is_unloaded_until_one_goes
     second.mkdir()
 
     async def scenario() -> None:
-        async with make_server(exit_on_error=False) as server:
-            watcher = Watcher(Repository([repository, second]), server._lifecycle, 0.01, dev=dev, known_only=False)
-            await watcher.prepare()
-            watcher.start()
+        async with watched(dev, others=[second]) as server:
             for gone in (second / "m", folder):
                 await asyncio.to_thread(shutil.copytree, folder, second / "m")
                 await until(lambda: [entry.reason for entry in server.index()] == [TWICE])
@@ -128,36 +127,26 @@ def test_a_model_that_turns_up_in_a_second_repository_is_unloaded_until_one_goes
                 await asyncio.to_thread(shutil.rmtree, gone)
                 await until(lambda: shown(server) == [("m", "1", "READY")])
                 await server.infer_async("m", ONE)
-            watcher.stop()
 
     run(scenario())
     assert len(gated.loaded) == 3
 
 
 def test_a_model_that_was_loaded_by_name_is_served_on_while_a_second_repository_has_it(
-    make_server: Callable[..., Server],
-    repository: Path,
-    write_model: Any,
-    gated: Any,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    watched: Callable[..., Any], write_model: Any, gated: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write_model("m", GATED)
     second = tmp_path / "second"
     second.mkdir()
 
     async def scenario() -> None:
-        async with make_server(exit_on_error=False) as server:
-            watcher = Watcher(Repository([repository, second]), server._lifecycle, 0.01, dev=True, known_only=True)
-            await watcher.prepare()
-            watcher.start()
+        async with watched(known_only=True, others=[second]) as server:
             await asyncio.to_thread(shutil.copytree, folder, second / "m")
             await until(lambda: any(TWICE in text for text in caplog.messages))
             assert shown(server) == [("m", "1", "READY")]
             await asyncio.to_thread(shutil.rmtree, folder)
             await until(lambda: len(gated.loaded) == 2)
             await server.infer_async("m", ONE)
-            watcher.stop()
 
     run(scenario())
 
