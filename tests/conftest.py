@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
+import logging
 import os
 import queue
 import re
@@ -47,6 +49,11 @@ DEADLINE_S = 90.0
 LOAD_DEADLINE_S = 2 * DEADLINE_S
 #: Said when a port is listened on, before the models are loaded, and once more when they are.
 _LISTENING = re.compile(r"(GRPCInferenceService|HTTPService|Metrics Service) (?:listens )?at [\w.]+:(\d+)")
+#: What asyncio and the interpreter write about tasks, futures, generators and callbacks that nothing owns or awaits.
+COMPLAINT = re.compile(
+    r"Task was destroyed but it is pending|exception was never retrieved|was never awaited"
+    r"|generator is already running|Exception in callback|[Uu]nhandled exception|Exception ignored in"
+)
 
 
 class Headrace:
@@ -73,6 +80,11 @@ class Headrace:
     @property
     def log(self) -> str:
         return "".join(self.lines)
+
+    @property
+    def complaints(self) -> list[str]:
+        """The lines in which asyncio or the interpreter complains."""
+        return [line for line in self.lines if COMPLAINT.search(line)]
 
     @property
     def http(self) -> int:
@@ -179,13 +191,14 @@ class Headrace:
         self.process.stdin.flush()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing behind. Fails if the log holds a complaint of asyncio or the interpreter."""
         self.process.kill()
         self.process.wait()
         self._reader.join()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
+        assert not self.complaints, f"{self.complaints} in the log of the server:\n{self.log}"
 
     def _next(self) -> str | None:
         """The next line; None at the end."""
@@ -212,6 +225,40 @@ def wait_until(condition: Callable[[], bool], claim: str, deadline_s: float = DE
     while not condition():
         assert time.monotonic() < end, f"not within {deadline_s} s: {claim}"
         pause.wait(0.01)
+
+
+class _Complaints(logging.Handler):
+    """Keeps what asyncio logs as errors in this process."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+    def check(self) -> None:
+        """Fail if anything has been logged since the last check."""
+        texts, self.texts = self.texts, []
+        assert not texts, "asyncio complains:\n" + "\n".join(texts)
+
+
+@pytest.fixture(scope="session")
+def all_complaints() -> Iterator[_Complaints]:
+    """What asyncio complains of in this session. What only the collector of garbage finds fails the last test."""
+    handler, logger = _Complaints(), logging.getLogger("asyncio")
+    logger.addHandler(handler)
+    yield handler
+    gc.collect()
+    logger.removeHandler(handler)
+    handler.check()
+
+
+@pytest.fixture(autouse=True)
+def asyncio_complaints(all_complaints: _Complaints) -> Iterator[list[str]]:
+    """Fails a test during which asyncio logs an error, such as that a pending task was destroyed."""
+    yield all_complaints.texts
+    all_complaints.check()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -317,13 +364,12 @@ def keep_serving() -> Iterator[Callable[..., Headrace]]:
         started.append(Headrace(*words, environ=environ))
         return started[-1].wait_until_ready()
 
-    yield start
-    try:
+    with contextlib.ExitStack() as stack:
+        yield start
+        for server in started:
+            stack.callback(server.close)
         for server in started:
             server.stop()
-    finally:
-        for server in started:
-            server.close()
 
 
 @pytest.fixture
@@ -336,8 +382,9 @@ def run_headrace() -> Iterator[Callable[..., Headrace]]:
         return started[-1]
 
     yield start
-    for server in started:
-        server.close()
+    with contextlib.ExitStack() as stack:
+        for server in started:
+            stack.callback(server.close)
 
 
 @pytest.fixture

@@ -198,6 +198,7 @@ async def _answer(routes: Routes, request: HttpRequest, receive: Receive, send: 
             answered.cancel()
             if cancel is not None:
                 cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
     return None if answered.cancelled() else answered.result()
 
 

@@ -55,8 +55,11 @@ class HypercornHost(HttpHost):
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
         ending = loop.create_task(_end(connection, context, serving))
-        await asyncio.wait((serving,))
-        ending.cancel()
+        try:
+            await asyncio.wait((serving,))
+        finally:
+            ending.cancel()
+            await asyncio.wait((ending,))
         if not serving.cancelled():
             serving.result()
 

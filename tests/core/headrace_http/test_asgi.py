@@ -39,7 +39,8 @@ async def call(
         sent.append(event)
 
     scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": list(headers)}
-    await asyncio.wait_for(create_app(caller.engine)(scope, receive, send), 5)
+    await create_app(caller.engine)(scope, receive, send)
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "a task is left of the request"
     if not sent:
         return None
     return sent[0]["status"], b"".join(event.get("body", b"") for event in sent[1:])
@@ -104,6 +105,17 @@ def test_caller_that_leaves_while_waiting_cancels(make_caller: MakeCaller) -> No
     body = b'{"inputs":[{"name":"X","datatype":"UINT8","shape":[1],"data":[1]}]}'
     assert asyncio.run(call(caller, "POST", "/v2/models/echo/infer", [*pieces(body), GONE])) is None
     assert caller.model.tickets[0].cancelled
+
+
+def test_an_answer_that_comes_later_leaves_no_task(make_caller: MakeCaller) -> None:
+    async def main() -> tuple[int, bytes] | None:
+        asyncio.get_running_loop().call_soon(lambda: caller.model.answer(caller.model.tickets[0]))
+        body = b'{"inputs":[{"name":"X","datatype":"UINT8","shape":[1],"data":[1]}]}'
+        return await call(caller, "POST", "/v2/models/echo/infer", pieces(body))
+
+    caller = make_caller(X)
+    caller.model.holds = True
+    assert (asyncio.run(main()) or (0,))[0] == 200
 
 
 def test_lifespan_is_acknowledged(make_caller: MakeCaller) -> None:
