@@ -385,15 +385,6 @@ def test_an_allow_list_leaves_the_others_unimported(install: Install) -> None:
     assert [plugin.name for plugin in plugins.plugins] == ["builtins", "grpc", "http"]
 
 
-def test_sequence_is_among_the_extensions_where_its_scheduler_is_installed(tmp_path: Path) -> None:
-    pytest.importorskip("headrace_sequence")  # session `core` has no plugin
-    with Server(tmp_path, model_control_mode="explicit", plugins=()) as server:
-        without = server.metadata().extensions
-    with Server(tmp_path, model_control_mode="explicit", plugins=("headrace-sequence",)) as server:
-        assert server.metadata().extensions == [without[0], "sequence", *without[1:]]
-    assert without[:2] == ["classification", "model_repository"]
-
-
 def test_an_unknown_backend_is_answered_with_the_nearest_and_the_installed() -> None:
     with pytest.raises(LoadError, match=r"did you mean 'identity'\?.*installed: .*identity"):
         Plugins.discover(()).backends.get("identiti")

@@ -177,10 +177,6 @@ def in_small_tmpfs(source: str, folder: Path) -> subprocess.CompletedProcess[str
 # ---------------------------------------------------------------------- views
 
 
-def _torch(view: Any) -> Any:
-    return pytest.importorskip("torch").from_numpy(view)
-
-
 derived: dict[str, Callable[[Any], Any]] = {
     "the view": lambda view: view,
     "a slice": lambda view: view[3:50],
@@ -195,8 +191,6 @@ derived: dict[str, Callable[[Any], Any]] = {
     "asarray": lambda view: np.asarray(view.view(np.int8))[None],
     "an iterator": lambda view: view.flat,
     "dlpack": lambda view: np.from_dlpack(view)[1:],
-    "torch": _torch,
-    "a slice of torch": lambda view: _torch(view)[3:50],
 }
 
 

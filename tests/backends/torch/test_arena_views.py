@@ -1,0 +1,36 @@
+"""Tensors of PyTorch that share memory with a process: their place is freed once the last of them has gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.ipc.arena import Arena, Reader, Writer
+
+DERIVED: dict[str, Callable[[Any], Any]] = {
+    "torch": torch.from_numpy,
+    "a slice of torch": lambda view: torch.from_numpy(view)[3:50],
+}
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena.create(1 << 20)
+    yield arena
+    arena.close()
+
+
+@pytest.mark.parametrize("make", DERIVED.values(), ids=DERIVED.keys())
+def test_a_place_is_free_once_the_last_tensor_on_it_has_gone(arena: Arena, make: Callable[[Any], Any]) -> None:
+    content = memoryview(bytes(range(100)))
+    offset = Writer(arena).place(content)
+    assert offset is not None
+    freed: list[int] = []
+    kept = make(Reader(arena).view(offset, 100, freed.append))
+    assert bytes(kept.numpy()) in bytes(content)
+    assert freed == []
+    del kept
+    assert freed == [offset]
