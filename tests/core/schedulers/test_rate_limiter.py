@@ -500,6 +500,7 @@ def test_what_an_instance_holds_that_never_returns_is_free_when_it_is_gone(end: 
         if end == "die":
             hangs.die()
         elif end == "remove":
+            hangs.claim = claim()  # what it runs takes nothing any more
             stage.limiter.remove([needs])
         else:
             stage.kernels["hangs"].abandon()
