@@ -2,7 +2,7 @@
 
     python benchmarks/page.py --headrace .venv/bin/headrace
     python benchmarks/page.py --headrace 'headrace=.venv/bin/headrace' \\
-        --headrace 'two frontends=.venv/bin/headrace --frontend-processes=2' --runs 3 --seconds 3
+        --headrace 'two workers=.venv/bin/headrace --workers=2' --runs 3 --seconds 3
 
 The prose is that of page.md beside this file; a table takes the place between ``<!-- NAME -->`` and ``<!-- end -->``.
 Those that are not made anew (``--only``) stay as they are on the page. The load varies: each request has an

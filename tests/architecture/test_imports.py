@@ -53,8 +53,7 @@ MAY_IMPORT = {
     "large": {"errors", "trimming"},
     "trimming": set[str](),
     "engine": LEAVES | {"models", "large"},
-    "remote_engine": LEAVES | {"engine", "models", "ipc"},
-    "frontends": LEAVES | {"engine", "remote_engine", "ipc", "supervision", "large", "trimming"},
+    "frontends": LEAVES | {"engine", "large", "trimming"},
     "headrace_http": LEAVES | {"__init__", "engine", "frontends", "large"},
     "headrace_grpc": LEAVES | {"__init__", "engine", "frontends", "large", "trimming"},
 }
@@ -170,9 +169,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in modules(CORE) if "frontends/processes" not in path.as_posix()], ids=name_of
-)
+@pytest.mark.parametrize("path", modules(CORE), ids=name_of)
 def test_core_imports_point_down_the_path(path: Path) -> None:
     part = part_of(path)
     assert part in MAY_IMPORT.keys() | COMPOSITION, f"say in this test what {part} may import"

@@ -144,7 +144,7 @@ def test_a_caller_who_drips_on_the_metrics_port_does_not_hold_the_exit(
         stop(server, 0.75 * EXIT_TIMEOUT_S)
 
 
-@pytest.mark.parametrize("hosts", [*HOSTS, ("--frontend-processes=1",)], ids=["native", "others", "processes"])
+@pytest.mark.parametrize("hosts", HOSTS, ids=["native", "others"])
 def test_open_streams_are_told_the_end(serve: Callable[..., Headrace], root: Path, hosts: tuple[str, ...]) -> None:
     """Twenty streams of events, most of which wait for an instance, and one of gRPC."""
     server = serve(f"--model-repository={root}", f"--exit-timeout-secs={EXIT_TIMEOUT_S}", *hosts)

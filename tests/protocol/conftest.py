@@ -111,22 +111,9 @@ def flags(repository: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def plain(keep_serving: Callable[..., Headrace], flags: list[str], gated: Mapping[str, str]) -> Headrace:
+def server(keep_serving: Callable[..., Headrace], flags: list[str], gated: Mapping[str, str]) -> Headrace:
     """The server as it is by default."""
     return keep_serving(*flags, environ=gated)
-
-
-@pytest.fixture(scope="session")
-def processes(keep_serving: Callable[..., Headrace], flags: list[str], gated: Mapping[str, str]) -> Headrace:
-    """The same behind two frontend processes."""
-    return keep_serving(*flags, "--frontend-processes=2", environ=gated)
-
-
-@pytest.fixture(scope="session", params=["plain", "processes"])
-def server(request: pytest.FixtureRequest) -> Headrace:
-    """Both, for whatever a protocol says."""
-    found: Headrace = request.getfixturevalue(request.param)
-    return found
 
 
 @pytest.fixture(scope="session")
@@ -172,9 +159,9 @@ def hold(gates: dict[str, Gate]) -> Iterator[Callable[[Any, str], Held]]:
             each.running.result(30)
 
 
-@pytest.fixture(scope="session", params=["plain", "hypercorn", "processes"])
+@pytest.fixture(scope="session", params=["server", "hypercorn"])
 def http_server(request: pytest.FixtureRequest) -> Headrace:
-    """Both hosts, and the processes, for whatever HTTP says."""
+    """Both hosts, for whatever HTTP says."""
     found: Headrace = request.getfixturevalue(request.param)
     return found
 
@@ -302,20 +289,20 @@ def connect() -> Iterator[Callable[[str, Headrace], Client]]:
         client.close()
 
 
-OVER_HTTP = ["http", "http.aio", "http hypercorn", "http.aio hypercorn", "http processes"]
+OVER_HTTP = ["http", "http.aio", "http hypercorn", "http.aio hypercorn"]
 
 
-@pytest.fixture(params=[*OVER_HTTP, "grpc", "grpc.aio", "grpc processes"])
+@pytest.fixture(params=[*OVER_HTTP, "grpc", "grpc.aio"])
 def client(request: pytest.FixtureRequest, connect: Callable[[str, Headrace], Client]) -> Client:
-    """Every stock client, the HTTP ones against both hosts, and one of each protocol against the processes."""
+    """Every stock client, the HTTP ones against both hosts."""
     name, _, host = request.param.partition(" ")
-    return connect(name, request.getfixturevalue(host or "plain"))
+    return connect(name, request.getfixturevalue(host or "server"))
 
 
 @pytest.fixture(params=OVER_HTTP)
 def http_client(request: pytest.FixtureRequest, connect: Callable[[str, Headrace], Client]) -> Client:
     name, _, host = request.param.partition(" ")
-    return connect(name, request.getfixturevalue(host or "plain"))
+    return connect(name, request.getfixturevalue(host or "server"))
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FIELDS = {"age_us", "instance", "reason", "requests", "rows", "first_wait_us", "last_wait_us", "waiting"}
 
 
-@pytest.fixture(params=["plain", "hypercorn", "processes"])
+@pytest.fixture(params=["server", "hypercorn"])
 def asked(request: pytest.FixtureRequest, connect: Callable[..., Any]) -> Headrace:
     """A server that has just run three rows of ``batched`` in one request."""
     server: Headrace = request.getfixturevalue(request.param)

@@ -239,11 +239,10 @@ ROWS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="session", params=["native", "hypercorn", "metrics", "processes"])
+@pytest.fixture(scope="session", params=["native", "hypercorn", "metrics"])
 def port(request: pytest.FixtureRequest) -> tuple[str, int]:
     """Its name, and the number."""
-    fixture = request.param if request.param in ("hypercorn", "processes") else "plain"
-    server: Headrace = request.getfixturevalue(fixture)
+    server: Headrace = request.getfixturevalue("hypercorn" if request.param == "hypercorn" else "server")
     return request.param, server.ports["Metrics Service"] if request.param == "metrics" else server.http
 
 
@@ -295,11 +294,11 @@ def inferences(server: Headrace) -> int:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_caller_is_answered_as_the_rfc_says(
-    port: tuple[str, int], row: Row, plain: Headrace, hypercorn: Headrace, processes: Headrace
+    port: tuple[str, int], row: Row, server: Headrace, hypercorn: Headrace
 ) -> None:
     """Cold, and again when the server may know the head."""
     name, number = port
-    asked = {"hypercorn": hypercorn, "processes": processes}.get(name, plain)
+    asked = hypercorn if name == "hypercorn" else server
     before = inferences(asked)
     wanted = expected(row, name)
     for _ in range(2):
@@ -310,8 +309,8 @@ def test_a_caller_is_answered_as_the_rfc_says(
 
 @pytest.mark.parametrize("row", [row for row in ROWS if len(row.sent) < 600], ids=lambda row: row.name)
 @pytest.mark.parametrize("step", [1, 7])
-def test_pieces_change_no_answer(plain: Headrace, row: Row, step: int) -> None:
-    assert statuses(ask(plain.http, row.sent + LAST, step), row.sent) == expected(row, "native")
+def test_pieces_change_no_answer(server: Headrace, row: Row, step: int) -> None:
+    assert statuses(ask(server.http, row.sent + LAST, step), row.sent) == expected(row, "native")
 
 
 @pytest.mark.parametrize("sent", [HIDDEN, INFER + CHUNKED + chunks(DATA), HIDDEN * 3], ids=["one", "chunks", "three"])

@@ -233,7 +233,7 @@ def test_without_that_wish_the_error_is_an_answer_with_a_final_flag(stub: Any, h
 def test_a_full_queue_refuses_on_a_stream_without_a_final_flag_and_ends_no_stream(
     server: Headrace, stub: Any, hold: Hold
 ) -> None:
-    """Since the request was never queued, here nor behind a frontend process."""
+    """The request was never queued."""
     held = hold(stub, "queue")
     calls = [stub.ModelInfer.future(asked("queue")) for _ in range(2)]
     server.wait_until_pending("queue", 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from headrace.backends.base import Backend
 from headrace.caches.base import ResponseCache
-from headrace.frontends.base import Frontend
 from headrace.hookspecs import hookimpl
 from headrace.schedulers.base import Scheduler
 
@@ -21,13 +20,6 @@ def register_schedulers() -> list[type[Scheduler]]:
     from headrace.schedulers.dynamic import DirectScheduler, DynamicScheduler
 
     return [DirectScheduler, DynamicScheduler]
-
-
-@hookimpl
-def register_frontends() -> list[type[Frontend]]:
-    from headrace.frontends.processes.frontend import FrontendProcesses
-
-    return [FrontendProcesses]
 
 
 @hookimpl

@@ -28,7 +28,7 @@ from headrace.messages.response import Answer, InferResponse
 from headrace.messages.ticket import Ticket
 from headrace.models.entrance import Caller, Describe, Entrance, Interceptor, not_by_model_infer, not_over_http, program
 from headrace.models.open_streams import OpenStreams
-from headrace.models.serving_table import Offer, ServingTable
+from headrace.models.serving_table import ServingTable
 from headrace.models.states import IndexEntry, index_of
 from headrace.models.view import ModelView, statistics_document
 
@@ -46,7 +46,6 @@ __all__ = [
     "Interceptor",
     "Metadata",
     "ModelView",
-    "Offer",
     "Phase",
     "not_by_model_infer",
     "not_over_http",
@@ -280,22 +279,6 @@ class Engine:
     def explain(self, name: str, version: str | int = "") -> dict[str, Any]:
         """Why the last batches of a model ran when they did; docs/explain.md has the fields. Raises as `resolve`."""
         return self._table.served(name, version).explain()
-
-    # ------------------------------------------------------------------ for frontends in other processes
-
-    def watch_models(self, call: Callable[[], None]) -> None:
-        """Call ``call`` whenever `offered` has changed."""
-        self._table.watchers.append(call)
-
-    def offered(self) -> dict[str, Offer]:
-        """The versions that are known and those that are served, by name of their model; none before the start is
-        over."""
-        return self._table.offered()
-
-    @property
-    def is_intercepted(self) -> bool:
-        """Whether somebody sees who sends each request."""
-        return bool(self._interceptors)
 
     # ------------------------------------------------------------------ control
 

@@ -44,8 +44,6 @@ class HeadraceError(Exception):
     """Base of all errors; ``code`` defaults to the class's and may be narrowed per instance."""
 
     code: Code = Code.UNKNOWN
-    #: Set where a request of another process was refused and never queued, which it is told as an answer.
-    is_refusal: bool = False
 
     def __init__(self, message: str = "", code: Code | None = None) -> None:
         super().__init__(message)

@@ -31,7 +31,7 @@ class GrpcFrontend(Frontend):
 
     @property
     def enabled(self) -> bool:
-        return self.engine.options.allow_grpc and not self.engine.options.frontend_processes
+        return self.engine.options.allow_grpc
 
     @property
     def shares_port(self) -> bool:

@@ -34,17 +34,12 @@ paced("headrace_grpc.http2.connection")
 
 
 class NativeHost(Host):
-    """One `Connection` per client, on the server's own event loop. ``listener`` is set where another process has bound
-    it."""
-
-    listener: socket.socket | None = None
+    """One `Connection` per client, on the server's own event loop."""
 
     async def start(self) -> int:
         options = self.options
         context = await asyncio.to_thread(tls.context, options)
-        listener = self.listener
-        if listener is None:
-            listener = await asyncio.to_thread(listen, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
+        listener = await asyncio.to_thread(listen, options.grpc_address, options.grpc_port, options.reuse_grpc_port)
         self._calls = Calls(self.rpcs, options, self.large)
         self._connections = connections = Connections(self._calls, _limits(options), _keepalive(options))
         self._acceptor = await asyncio.get_running_loop().create_server(

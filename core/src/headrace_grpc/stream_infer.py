@@ -114,8 +114,6 @@ class _Turn:
         return ticket
 
     def respond(self, answer: Answer, final: bool) -> None:
-        if isinstance(answer, HeadraceError) and answer.is_refusal:  # in another process, where it was sent meanwhile
-            self.is_queued = False
         if not self.is_over:
             self._stream.answer(self, answer, final)
 

@@ -25,7 +25,7 @@ class HttpFrontend(Frontend):
 
     @property
     def enabled(self) -> bool:
-        return self.engine.options.allow_http and not self.engine.options.frontend_processes
+        return self.engine.options.allow_http
 
     @property
     def shares_port(self) -> bool:

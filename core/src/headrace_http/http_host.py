@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class HttpHost(ABC):
-    """Serves ``listener``, which it owns once started, until stopped. ``routes`` are the engine's unless given."""
+    """Serves ``listener``, which it owns once started, until stopped."""
 
-    def __init__(self, engine: Engine, listener: socket.socket, routes: Routes | None = None) -> None:
-        self.engine, self.listener, self.routes = engine, listener, Routes(engine) if routes is None else routes
+    def __init__(self, engine: Engine, listener: socket.socket) -> None:
+        self.engine, self.listener, self.routes = engine, listener, Routes(engine)
 
     @abstractmethod
     async def start(self) -> None:

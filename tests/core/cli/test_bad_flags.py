@@ -27,7 +27,7 @@ NOT_UTF8 = "\udcff"
 VALUES = ("", "-1", "1e9", "x", "a:b:c", "0.0.1", "1" * 31, "-" + "9" * 40, NOT_UTF8, "é", "٣", "(", "[::1]", ":", ",",
           "=", "a,b=c", "level=x", "rate=-1", "local,size=x", "5-1", "*", "nan", "x" * 300)  # fmt: skip
 #: Processes, which are not to be started once for each value.
-OF_OTHER_PROCESSES = {"workers", "frontend-processes"}
+OF_OTHER_PROCESSES = {"workers"}
 PORTS = [f"--{port}-{what}" for port in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")]
 
 

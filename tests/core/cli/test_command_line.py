@@ -135,6 +135,7 @@ def test_refusals_are_tritons_to_the_letter(word: str, text: str) -> None:
         ("--disable-auto-complete-config=1", "option '--disable-auto-complete-config' doesn't allow an argument"),
         ("--http=1", "option '--http' is ambiguous; possibilities: '--http-address' '--http-port'"),
         ("--htpp-port=1", "unrecognized option '--htpp-port'; did you mean '--http-port'?"),
+        ("--frontend-processes=2", "unrecognized option '--frontend-processes'; did you mean '--workers'?"),
         ("--id", "option '--id' requires an argument"),
     ],
 )

@@ -40,7 +40,6 @@ strict-model-config
 OURS = {
     "allow-external-links",
     "dev",
-    "frontend-processes",
     "grpc-max-decompressed-size",
     "grpc-max-held-size",
     "grpc-max-received-size",

@@ -99,9 +99,8 @@ def replies(draw: st.DrawFn) -> Reply:
     answer: InferResponse | HeadraceError | None = None
     if status is AnswerStatus.RESPONSE:
         answer = InferResponse(draw(st.dictionaries(NAMES, tensors(), max_size=3)), draw(PARAMETERS))
-    elif status in (AnswerStatus.ERROR, AnswerStatus.REFUSED):
+    elif status is AnswerStatus.ERROR:
         answer = HeadraceError(draw(TEXT), draw(st.sampled_from(Code)))
-        answer.is_refusal = status is AnswerStatus.REFUSED
     elif status is AnswerStatus.RESCHEDULED:
         answer = Rescheduled()
     return Reply(call, status, draw(st.booleans()), answer)
@@ -150,7 +149,7 @@ def assert_same_reply(found: Reply, expected: Reply) -> None:
     elif expected.answer is not None:
         assert isinstance(found.answer, HeadraceError)
         assert isinstance(found.answer, Rescheduled) is isinstance(expected.answer, Rescheduled)
-        for field in ("message", "code", "is_refusal"):
+        for field in ("message", "code"):
             assert getattr(found.answer, field) == getattr(expected.answer, field)
     else:
         assert found.answer is None

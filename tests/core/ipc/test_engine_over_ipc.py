@@ -1,4 +1,4 @@
-"""A peer that is no model's process: what a frontend in a process of its own would need has all that it needs here."""
+"""A peer that asks the engine over `headrace.ipc`, without anything of a model's process around it."""
 
 from __future__ import annotations
 

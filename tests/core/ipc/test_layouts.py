@@ -90,7 +90,7 @@ def test_requests_arrive_as_they_were(
     assert [list(each) for each in arrived.inputs] == [list(each.inputs) for each in sent]
 
 
-def test_answers_arrive_as_they_were_each_under_its_call() -> None:
+def test_answers_to_a_batch_arrive_as_they_were() -> None:
     batch = np.arange(12, dtype=np.int16).reshape(3, 4)
     sent = [
         InferResponse({"y": batch[row : row + 1], "z": batch[row : row + 1, ::2]}, {}, "m", "1") for row in range(3)
@@ -99,10 +99,10 @@ def test_answers_arrive_as_they_were_each_under_its_call() -> None:
     for each in sent[:2]:
         layout = writer.meet(answer_key(each), each.model_name, each.model_version, (), each.outputs)
     assert layout is not None
-    described, alike = frames(writer.answers(layout, [7, 2**40, 3], [each.outputs for each in sent]))
+    described, alike = frames(writer.done(layout, 2**40, (1, 2, 3, 4), [each.outputs for each in sent]))
     reader.hear(described)
-    arrived = reader.answers(alike)
-    assert list(arrived.calls) == [7, 2**40, 3]
+    arrived = reader.done(alike)
+    assert (arrived.first_call, arrived.times) == (2**40, (1, 2, 3, 4))
     assert (arrived.layout.model_name, arrived.layout.model_version) == ("m", "1")
     assert [each["y"].tolist() for each in arrived.outputs] == [np.asarray(each.outputs["y"]).tolist() for each in sent]
     assert [each["z"].tolist() for each in arrived.outputs] == [np.asarray(each.outputs["z"]).tolist() for each in sent]
@@ -170,9 +170,6 @@ def test_what_cannot_stand_in_a_row_with_others_has_no_layout(tensor: Any) -> No
 def test_a_request_that_says_more_is_not_plain(rest: dict[str, Any]) -> None:
     assert is_plain(request(id="a", outputs=["y"]))
     assert not is_plain(request(**rest))
-    late = request()
-    late.expire_at(1)
-    assert not is_plain(late)
 
 
 def test_clients_who_choose_ever_new_shapes_fill_nothing_and_old_layouts_go_on() -> None:
@@ -233,14 +230,14 @@ def test_a_message_of_more_answers_than_there_are_is_refused() -> None:
     for _ in range(2):
         layout = writer.meet("key", "m", "1", (), answer.outputs)
     assert layout is not None
-    described, alike = frames(writer.answers(layout, [1, 2], [answer.outputs] * 2))
+    described, alike = frames(writer.done(layout, 1, (1, 2, 3, 4), [answer.outputs] * 2))
     with pytest.raises(ProtocolError):
-        reader.answers(alike)  # of a layout that nobody has described
+        reader.done(alike)  # of a layout that nobody has described
     reader.hear(described)
-    assert len(reader.answers(alike).outputs) == 2
+    assert len(reader.done(alike).outputs) == 2
     for count in (5, 60000):
         with pytest.raises(ProtocolError):
-            reader.answers(alike._replace(number=count))
+            reader.done(alike._replace(number=count))
 
 
 SOUND = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import HeadraceError, InternalError, LoadError
+from headrace.errors import HeadraceError, InternalError
 from headrace.ipc.framing import Frame
 from headrace.supervision.exits import RestartPolicy
 from headrace.supervision.process_set import ProcessSet
@@ -125,19 +125,6 @@ def test_one_that_cannot_start_says_why(make: Callable[[], Idle], kind: type[Exc
     run(scenario())
 
 
-def test_one_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Idle, "start_timeout_s", 0.0)
-
-    async def scenario() -> None:
-        process = Idle(0)
-        with pytest.raises(LoadError, match="idle 0 did not start within 0 s"):
-            await process.start()
-        await process.ended.wait()
-        assert process.exit_code == -signal.SIGKILL
-
-    run(scenario())
-
-
 def test_one_that_dies_is_followed_by_another_even_if_that_fails_at_first(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         kinds = iter((Idle, Unlaunched, Idle))
@@ -185,8 +172,6 @@ def test_one_that_has_just_started_when_all_are_to_end_is_not_replaced(
             await found.drain()
 
         class Hasty(Idle):
-            start_timeout_s = 90.0
-
             def hear(self, message: Frame) -> None:
                 super().hear(message)
                 if message.kind == LifeKind.STARTED:

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from tests.conftest import Headrace
 
 DEADLINE_S = 90.0
-#: What has the events pass through both HTTP hosts, and through processes in front of the server.
-HOSTS = ("--http-server=auto", "--http-server=hypercorn", "--frontend-processes=2")
+HOSTS = ("--http-server=auto", "--http-server=hypercorn")
 #: A decoupled model that answers with 0, 1, 2, ... in ``COUNT`` responses of ``SIZE`` numbers, says in a file how far
 #: it has come, and fails behind the last if ``COUNT`` is odd.
 MODEL = """

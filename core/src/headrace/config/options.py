@@ -108,8 +108,6 @@ class ServerOptions:
     dev: bool = False
     enable_peer_access: bool = True
 
-    #: Processes that speak HTTP and gRPC; 0 leaves that to the one that has the models.
-    frontend_processes: int = 0
     #: Servers that share the ports, of which this is one; 0 for one that is alone. ``headrace serve`` starts so many.
     workers: int = 0
 

@@ -1,8 +1,6 @@
 """How two processes of one server speak with each other: requests, answers, and what becomes of both.
 
-It knows neither models nor child processes. A model's process and its server speak by it today; a frontend
-in a process of its own would do it in the same way: what it sends as outgoing requests arrives as incoming
-ones beside the engine, whose ``submit`` and ``cancel`` are all that is needed there.
+It knows neither models nor child processes. A server and the processes of its models use it.
 
 ======================  ==========================================================================
 `framing`               how messages are told apart on a socket, and what kinds there are

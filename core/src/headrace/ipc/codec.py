@@ -10,8 +10,7 @@
     call u64 | status u8 | final u8 | code u8 | spare u8 | outputs u16 | lengths u32[2] of the texts
     texts (the message of an error, and parameters), then outputs
 
-In front of those of a batch, in `Kind.DONE`, are its `Times`, each u64. Where the peers name models, the message of a
-response is the model that has answered, and its version.
+In front of those of a batch, in `Kind.DONE`, are its `Times`, each u64.
 """
 
 from __future__ import annotations
@@ -59,15 +58,10 @@ _NOBODY: Final[Mapping[int, Ticket]] = MappingProxyType({})
 
 
 class Encoder:
-    """Writes requests and answers. ``allocator`` is the arena of this side, or None. One thread at a time.
+    """Writes requests and answers. ``allocator`` is the arena of this side, or None. One thread at a time."""
 
-    With ``names_models``, for a peer that asks many: each request says which model it is for, and until when it is to
-    be answered, and each response which model has answered.
-    """
-
-    def __init__(self, allocator: Allocator | None, names_models: bool = False) -> None:
+    def __init__(self, allocator: Allocator | None) -> None:
         self._tensors = TensorWriter(allocator)
-        self._names_models = names_models
         self._names: dict[tuple[str, ...], bytes] = {}
 
     def requests(self, batch: Sequence[tuple[int, Ticket]]) -> bytes:
@@ -82,7 +76,7 @@ class Encoder:
         try:
             for call, ticket in batch:
                 request = ticket.request
-                way = self._way(request) if self._names_models or request.callers else b""
+                way = self._way(request) if request.callers else b""
                 size = self._request(call, 0, request, ticket.rows, ticket.pinned, way, meta, data, size)
             return data_frame(Kind.REQUESTS, len(batch), meta, data, size)
         except Exception as error:
@@ -132,9 +126,7 @@ class Encoder:
         """Append ``request`` to a message with ``size`` bytes of data; returns how many it has then."""
         id_text = request.id.encode(errors="replace") if request.id else b""
         outputs = self._list(tuple(request.outputs)) if request.outputs else b""
-        deadline_ns = request.deadline_ns if self._names_models else 0
-        has_settings = request.parameters or request.sequence_id or deadline_ns
-        rare = json_parts.pack_settings(request, deadline_ns) if has_settings else b""
+        rare = json_parts.pack_settings(request) if request.parameters or request.sequence_id else b""
         flags = request.sequence_start | request.sequence_end << 1 | request.decoupled << 2 | pinned << 3
         inputs = request.inputs
         meta.append(
@@ -162,10 +154,8 @@ class Encoder:
         answer = reply.answer
         if isinstance(answer, InferResponse):
             rare = json_parts.pack_parameters(answer.parameters) if answer.parameters else b""
-            origin = self._list((answer.model_name, answer.model_version)) if self._names_models else b""
-            sizes = len(answer.outputs), len(origin), len(rare)
-            meta.append(_ANSWER.pack(reply.call, reply.status, reply.final, 0, *sizes))
-            meta += (origin, rare)
+            meta.append(_ANSWER.pack(reply.call, reply.status, reply.final, 0, len(answer.outputs), 0, len(rare)))
+            meta.append(rare)
             for name, value in answer.outputs.items():
                 size = self._tensors.write(name, as_tensor(value), meta, data, size)
             return size
@@ -237,7 +227,7 @@ class Decoder:
         id_text = ""
         outputs: Sequence[str] = ()
         names: Sequence[str] = ()
-        settings: tuple[dict[str, Parameter], int | str, int] | None = None
+        settings: tuple[dict[str, Parameter], int | str] | None = None
         if any(sizes):
             id_size, outputs_size, way_size, rare_size = sizes
             texts = position + id_size + outputs_size + way_size + rare_size
@@ -257,7 +247,7 @@ class Decoder:
         for _ in range(count):
             name, tensor, position = self._tensors.read(message, position)
             inputs[name] = tensor
-        parameters, sequence_id, deadline_ns = settings or ({}, 0, 0)
+        parameters, sequence_id = settings or ({}, 0)
         caller = callers.get(asking) if asking else None
         request = ReceivedRequest(
             model_name,
@@ -279,8 +269,6 @@ class Decoder:
             rows,
             bool(flags & 8),
         )
-        if deadline_ns:
-            request.expire_at(deadline_ns)
         return request, position
 
     def _answer(self, message: Frame, position: int) -> tuple[Reply, int]:
@@ -293,17 +281,15 @@ class Decoder:
             raise ProtocolError("answers: texts run past the meta")
         if status == AnswerStatus.RESPONSE:
             parameters = json_parts.unpack_parameters(bytes(body[texts - rare_size : texts])) if rare_size else {}
-            model, version = self._list(bytes(body[position : position + text_size])) if text_size else ("", "")
             position = texts
             outputs: dict[str, Tensor] = {}
             for _ in range(count):
                 name, outputs[name], position = self._tensors.read(message, position)
-            response = InferResponse(outputs, parameters, model, version)
+            response = InferResponse(outputs, parameters, "", "")
             return Reply(call, AnswerStatus.RESPONSE, bool(final), response), position
         error: HeadraceError | None = None
-        if status in (AnswerStatus.ERROR, AnswerStatus.REFUSED):
+        if status == AnswerStatus.ERROR:
             error = ERRORS[code](str(body[position : position + text_size], "utf-8"))
-            error.is_refusal = status == AnswerStatus.REFUSED
         elif status == AnswerStatus.RESCHEDULED:
             error = Rescheduled()
         return Reply(call, AnswerStatus(status), bool(final), error), texts

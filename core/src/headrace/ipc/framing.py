@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 #: Of the whole schema.
-VERSION: Final = 6
+VERSION: Final = 7
 #: A frame may not be larger than this; a tensor over it needs room in the arena.
 MOST_BYTES: Final = (1 << 32) - 8
 #: Integers that one frame can count.
@@ -53,8 +53,7 @@ class Kind(IntEnum):
     NOTE = 10  # JSON: method, arguments; wants no answer
     LAYOUT = 11  # JSON: what requests or answers to come have in common (`headrace.ipc.layouts`)
     ALIKE_REQUESTS = 12  # requests of one layout
-    ALIKE_ANSWERS = 13  # last answers of one layout
-    ALIKE_DONE = 14  # times, last answers of one layout: a batch has run that came as ALIKE_REQUESTS or REQUESTS
+    ALIKE_DONE = 13  # times, last answers of one layout: a batch has run that came as ALIKE_REQUESTS or REQUESTS
 
 
 class Frame(NamedTuple):

@@ -27,16 +27,16 @@ def read_json(message: Frame) -> dict[str, Any]:
     return found
 
 
-def pack_settings(request: InferRequest, deadline_ns: int) -> bytes:
-    """The parameters and the sequence of ``request``, and when nobody wants an answer any more."""
-    return json.dumps([dict(request.parameters), request.sequence_id, deadline_ns]).encode()
+def pack_settings(request: InferRequest) -> bytes:
+    """Return the parameters and the sequence id of ``request`` as JSON."""
+    return json.dumps([dict(request.parameters), request.sequence_id]).encode()
 
 
-def unpack_settings(text: bytes) -> tuple[dict[str, Parameter], int | str, int]:
-    """What `pack_settings` wrote: parameters, sequence, deadline. Raises `ProtocolError` for anything else."""
+def unpack_settings(text: bytes) -> tuple[dict[str, Parameter], int | str]:
+    """Return what `pack_settings` wrote: parameters and sequence id. Raises `ProtocolError` for anything else."""
     match json.loads(text):
-        case [dict() as parameters, int() | str() as sequence_id, int(deadline_ns)]:
-            return _scalars(parameters), sequence_id, deadline_ns
+        case [dict() as parameters, int() | str() as sequence_id]:
+            return _scalars(parameters), sequence_id
         case _:
             raise ProtocolError("settings that are none")
 

@@ -4,7 +4,6 @@ What they have in common is a `Layout`. The side that sends describes it once, u
 message of requests or last answers of that layout has, in front of their tensors::
 
     requests    layout u32 | bytes of the ids u32 | call of the first u64 | characters of each id u32[n] | the ids
-    answers     layout u32 | spare u32 | calls u64[n]
     done        layout u32 | spare u32 | call of the first u64 | times u64[4]
     tensors     one after the other those of the first name, then, at a multiple of 8 bytes, those of the second
 
@@ -104,14 +103,6 @@ class AlikeRequests(NamedTuple):
     inputs: Sequence[Tensors]
 
 
-class AlikeAnswers(NamedTuple):
-    """Last answers of one layout, as they have arrived."""
-
-    layout: Layout
-    calls: Sequence[int]
-    outputs: Sequence[Tensors]
-
-
 class AlikeDone(NamedTuple):
     """The last answers to a whole batch, as they have arrived: those of the calls from ``first_call`` on."""
 
@@ -165,7 +156,6 @@ def is_plain(request: InferRequest) -> bool:
         or request.sequence_end
         or request.priority
         or request.timeout_us
-        or request.deadline_ns
     )
 
 
@@ -237,11 +227,6 @@ class LayoutWriter:
             letters, lengths = text.encode(errors="replace"), pack(f"<{len(ids)}I", *map(len, ids))
         meta = [_REQUESTS.pack(layout.number, len(letters), first_call), lengths, letters]
         return self._message(Kind.ALIKE_REQUESTS, layout, meta, [request.inputs for request in requests])
-
-    def answers(self, layout: Layout, calls: Sequence[int], outputs: Sequence[Mapping[str, Tensor]]) -> bytes:
-        """One message, or two, of last answers of ``layout``, which have ``outputs``. At most `MOST_ALIKE`."""
-        meta = [pack(f"<Ixxxx{len(calls)}Q", layout.number, *calls)]
-        return self._message(Kind.ALIKE_ANSWERS, layout, meta, outputs)
 
     def done(self, layout: Layout, first_call: int, times: Times, outputs: Sequence[Mapping[str, Tensor]]) -> bytes:
         """One message, or two, of the last answers to a whole batch. At most `MOST_ALIKE`."""
@@ -336,15 +321,6 @@ class LayoutReader:
             return AlikeRequests(layout, first_call, ids, _rows(layout, message))
         except _NONSENSE as error:
             raise ProtocolError(f"requests: {type(error).__name__}: {error}") from error
-
-    def answers(self, message: Frame) -> AlikeAnswers:
-        """The answers of ALIKE_ANSWERS. Raises `ProtocolError`."""
-        try:
-            number, *calls = unpack_from(f"<Ixxxx{message.number}Q", message.body, HEADER_BYTES)
-            layout = self._layouts[number]
-            return AlikeAnswers(layout, calls, _rows(layout, message))
-        except _NONSENSE as error:
-            raise ProtocolError(f"answers: {type(error).__name__}: {error}") from error
 
     def done(self, message: Frame) -> AlikeDone:
         """The answers of ALIKE_DONE. Raises `ProtocolError`."""

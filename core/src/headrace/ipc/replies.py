@@ -29,7 +29,6 @@ class AnswerStatus(IntEnum):
     NOTHING = 2
     LATER = 3
     RESCHEDULED = 4
-    REFUSED = 5  # an error, before the request was queued
 
 
 class Reply(NamedTuple):
@@ -54,7 +53,7 @@ def reply_of(call: int, answer: Answer, final: bool) -> Reply:
         return Reply(call, AnswerStatus.RESCHEDULED, final, answer)
     if answer is None:
         return Reply(call, AnswerStatus.NOTHING, final, None)
-    return Reply(call, AnswerStatus.REFUSED if answer.is_refusal else AnswerStatus.ERROR, final, answer)
+    return Reply(call, AnswerStatus.ERROR, final, answer)
 
 
 def unsendable_reply(reply: Reply, error: Exception) -> Reply:

@@ -175,7 +175,7 @@ class Loader:
             raise LoadError(
                 f"model '{model.name}' cannot be served with --workers={self._options.workers}: its scheduler "
                 f"'{scheduler.name}' keeps state from one request to the next, which may reach another worker. Serve "
-                "it without --workers; --frontend-processes keeps its state in one place"
+                "it without --workers"
             )
         complete_with(model.config, scheduler, others)
         _tell_completed(model.config)

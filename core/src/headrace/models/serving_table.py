@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from headrace.errors import HeadraceError, InvalidArgument, NotFound, Unavailable
 from headrace.models.served import ServedModel
@@ -12,13 +11,6 @@ from headrace.models.view import ModelView
 
 #: What the requests of a server are refused with before its models are loaded, in Triton's words and ours.
 LOADING = "Server not ready: its models are still being loaded"
-
-
-class Offer(NamedTuple):
-    """Of one model: the versions that are known, ascending, and those of them that are served."""
-
-    versions: tuple[int, ...]
-    views: tuple[ModelView, ...]
 
 
 class ServingTable:
@@ -36,14 +28,10 @@ class ServingTable:
         self._views: dict[tuple[str, str | int], ModelView] = {}
         self._loaded: dict[tuple[str, str | int], ServedModel] = {}
         self._records: dict[str, ModelRecord] = {}
-        #: Called when other versions are found from outside than before.
-        self.watchers: list[Callable[[], None]] = []
 
     def open(self) -> None:
         """Let requests from outside find what is loaded, from now on."""
         self._is_open, self._open = True, self._views
-        for watcher in self.watchers:
-            watcher()
 
     def require_open(self) -> None:
         """Raise `Unavailable` with the ``refusal`` until it is `open`."""
@@ -62,12 +50,6 @@ class ServingTable:
         self._views = {key: model.view for key, model in served.items()}
         if self._is_open:
             self.open()
-
-    def offered(self) -> dict[str, Offer]:
-        """What requests from outside may find, by name of the model."""
-        if not self._is_open:
-            return {}
-        return {name: _offer(record) for name, record in self._records.items()}
 
     def resolve(self, name: str, version: str | int = "") -> ModelView:
         """The model for ``name`` and ``version`` (empty for the latest ready one), for requests from outside.
@@ -149,14 +131,6 @@ class ServingTable:
         if known is None:
             return NotFound(f"{prefix} version {number} is not found")
         return Unavailable(f"{prefix} version {number} is not at ready state")
-
-
-def _offer(record: ModelRecord) -> Offer:
-    versions = sorted(record.versions.items())
-    return Offer(
-        tuple(number for number, _ in versions),
-        tuple(version.served.view for _, version in versions if version.served is not None),
-    )
 
 
 def parse_version(version: str | int) -> int:

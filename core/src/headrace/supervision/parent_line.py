@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import faulthandler
 import os
 import signal
@@ -42,8 +41,7 @@ class ParentLine:
     """``told`` are the settings of this process, and ``draining`` is set when it is to end. Event loop only."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.told: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self.told: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.draining = asyncio.Event()
         self._transport: asyncio.WriteTransport
 
@@ -52,11 +50,6 @@ class ParentLine:
 
     def send(self, message: bytes) -> None:
         self._transport.write(message)
-
-    def soon(self, call: Callable[[], None]) -> None:
-        """Have ``call`` made on the event loop. Any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(call)
 
     def hear(self, message: Frame) -> None:
         """Take a frame; those that are not of `LifeKind` are a subclass's. Raises `ProtocolError`."""

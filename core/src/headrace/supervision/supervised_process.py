@@ -1,7 +1,7 @@
 """A process that speaks with its parent over one channel, as the parent has it: one life, from its launch to its end.
 
-`headrace.supervision.parent_line` is the other end. What both say of that life are frames of `LifeKind`; what else they
-say, by kinds from `FIRST_WORK_KIND` on, is the subclass's.
+`headrace.supervision.parent_line` is the other end. Frames of `LifeKind` are about that life; other frames are the
+subclass's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import IO, Any, ClassVar, Final
+from typing import IO, Any, ClassVar
 
 from headrace.errors import Code, HeadraceError, InternalError, LoadError, summary
 from headrace.ipc.channel import FrameProtocol, connect
@@ -30,9 +30,6 @@ from headrace.supervision.heartbeat import DelayedCall, Heartbeat
 from headrace.supervision.orphan_reaper import ORPHAN_REAPER
 
 log = logging.getLogger(__name__)
-
-#: The first kind of frame that is not of `LifeKind`.
-FIRST_WORK_KIND: Final = FIRST_OWN_KIND + 6
 
 
 class LifeKind(IntEnum):
@@ -78,9 +75,7 @@ def launch(name: str, entry: str, fds: Mapping[str, int], **arguments: Any) -> L
 class SupervisedProcess(ABC):
     """One life of a process. ``name`` is what the log and ``ps`` call it. Event loop only, but `launch`."""
 
-    #: How long it may take until it has started; None for as long as it wants.
-    start_timeout_s: ClassVar[float | None] = None
-    #: How long, in seconds, it may then leave a question unanswered before it is killed; None for as long as it wants.
+    #: Once started, it is killed if it leaves a question unanswered for this many seconds; None for no limit.
     most_silent_s: ClassVar[int | None] = None
 
     def __init__(self, name: str) -> None:
@@ -107,9 +102,6 @@ class SupervisedProcess(ABC):
     @abstractmethod
     def settings(self) -> Mapping[str, Any]:
         """What it is told first, as JSON."""
-
-    def introduce(self) -> None:
-        """Send what it is to know besides its settings, before anything else is."""
 
     def hear(self, message: Frame) -> None:
         """Take a frame; those that are not of `LifeKind` are a subclass's. Raises `ProtocolError`."""
@@ -154,12 +146,7 @@ class SupervisedProcess(ABC):
         self._watcher.begin(self.name)
         self._transport = await connect(launched.channel, FrameProtocol(self.hear, self._hung_up, self._broken))
         self.send(json_frame(LifeKind.START, self.settings()))
-        self.introduce()
-        try:
-            await asyncio.wait_for(asyncio.shield(self._started), self.start_timeout_s)
-        except asyncio.TimeoutError:
-            self.condemn(f"did not start within {self.start_timeout_s:g} s and was killed")
-            raise LoadError(f"{self.name} did not start within {self.start_timeout_s:g} s") from None
+        await asyncio.shield(self._started)
         if self.most_silent_s is not None and not self.is_dead:
             ask = partial(self.send, frame(LifeKind.ASK, 0))
             lost = partial(self.condemn, f"has not answered for {self.most_silent_s} s and was killed")
@@ -181,11 +168,6 @@ class SupervisedProcess(ABC):
         transport = self._transport
         if transport is not None and not self.is_dead and not transport.is_closing():
             transport.write(message)
-
-    def soon(self, call: Callable[[], None]) -> None:
-        """Have ``call`` made on the event loop. Any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(call)
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> DelayedCall:
         """Have ``call`` made on the event loop in ``delay_s``."""

@@ -21,7 +21,6 @@ def read(*words: str) -> ServerOptions:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ("--frontend-processes=2", " together with --frontend-processes=2: that puts processes in front of one server"),
         ("--dev", " together with --dev: "),
         ("--rate-limit=execution_count", " together with --rate-limit=execution_count: each worker has a rate limiter"),
         (

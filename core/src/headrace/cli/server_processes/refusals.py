@@ -23,11 +23,6 @@ def _impossible(options: ServerOptions) -> Iterator[tuple[str, str]]:
         yield "", "this system lets no two processes listen on one port"
     if not (options.allow_http or options.allow_grpc):
         yield "", "there is no port to share, because --allow-http and --allow-grpc are false"
-    if options.frontend_processes:
-        yield (
-            f" together with --frontend-processes={options.frontend_processes}",
-            "that puts processes in front of one server, and workers are whole servers beside each other; choose one",
-        )
     if options.dev:
         yield " together with --dev", "a debugger stops one server, and the other workers go on"
     if options.rate_limit != "off" and options.workers > 1:
