@@ -117,7 +117,7 @@ class GrpcCall(Stream):
 
     @property
     def streams(self) -> int:
-        return self.connection.holding.long_calls
+        return self.connection.memory.long_calls
 
     # ------------------------------------------------------------------ the stream calls
 
@@ -158,7 +158,7 @@ class GrpcCall(Stream):
             self._end()
             self._cancel_handler()
 
-    def expel(self) -> None:
+    def terminate(self) -> None:
         self.finish(UNAVAILABLE, OUT_OF_TIME)
         self._cancel_handler()
 
@@ -213,15 +213,15 @@ class GrpcCall(Stream):
         """Count what has arrived, if it is much."""
         kept = assembler.kept_bytes
         if kept > COUNTED_BYTES:
-            self.connection.holding.keep(self, kept)
+            self.connection.memory.keep(self, kept)
 
     def _require_room(self, size_bytes: int) -> None:
         """Raise `Status` if an answer of ``size_bytes`` is too much beside those that the client does not read."""
-        holding = self.connection.holding
-        if not holding.has_room(size_bytes):
+        memory = self.connection.memory
+        if not memory.has_room(size_bytes):
             raise Status(
                 RESOURCE_EXHAUSTED,
-                f"the client does not read: {holding.unread_bytes} bytes of answers wait on its connection, and more "
+                f"the client does not read: {memory.unread_bytes} bytes of answers wait on its connection, and more "
                 f"than {self.connection.limits.unread_bytes} may not (--grpc-max-unread-size)",
             )
 

@@ -17,7 +17,7 @@ from headrace.config.options import CompressionLevel
 from headrace.frontends import inflating
 from headrace.frontends.inflating import CorruptData, TooLarge
 from headrace.large import UNBOUNDED
-from headrace_grpc.http2.limits import MESSAGE_PACE
+from headrace_grpc.http2.limits import MIN_MESSAGE_RATE
 from headrace_grpc.status import INTERNAL, RESOURCE_EXHAUSTED, Status
 from headrace_grpc.wire import MESSAGE_BYTES, Buffer
 
@@ -105,8 +105,8 @@ class MessageAssembler:
         return self._memory is None and not self._prefix
 
     def stalled_seconds(self, now: float) -> float:
-        """For how long less than `MESSAGE_PACE` has come, from one call of this to the next."""
-        if self._arrived >= MESSAGE_PACE * (now - self._looked_at):
+        """For how long less than `MIN_MESSAGE_RATE` has come, from one call of this to the next."""
+        if self._arrived >= MIN_MESSAGE_RATE * (now - self._looked_at):
             self._stalled_since = inf
         self._arrived, self._looked_at = 0, now
         self._stalled_since = min(self._stalled_since, now)

@@ -69,7 +69,7 @@ class Calls(CallState, Service["CallHead | Refusal"]):
     def extend(self, meaning: CallHead | Refusal, fields: Fields) -> CallHead | None:
         return None if isinstance(meaning, Refusal) else extended(meaning, fields)
 
-    def give_back(self) -> None:
+    def trim_memory(self) -> None:
         self.large.give_back_later()
 
     def open_held(self, connection: Connection, id: int, meaning: CallHead | Refusal) -> Stream:

@@ -30,7 +30,7 @@ class SingleCall(GrpcCall):
         size = len(data) - PREFIX_BYTES
         if ended and self._assembler is None and size >= 0 and PREFIX.unpack_from(data) == (0, size):
             if size > COUNTED_BYTES:
-                self.connection.holding.keep(self, size)
+                self.connection.memory.keep(self, size)
             self._start(0, bytes(data[PREFIX_BYTES:]))  # nearly always
         else:
             GrpcCall.data_received(self, data, ended)
@@ -44,7 +44,7 @@ class SingleCall(GrpcCall):
         if not ended:
             missing = assembler.missing_bytes - self.receive_window
             if missing > 0:
-                self.connection.holding.grant(self, missing)
+                self.connection.memory.grant(self, missing)
             return
         if not assembler.is_between:
             raise Status(INTERNAL, "the request message is incomplete")
@@ -82,16 +82,16 @@ class SingleCall(GrpcCall):
         finally:
             del outcome  # an error and the frame that has it would keep each other, and the body, for the collector
 
-    def look(self, now: float) -> None:
+    def sweep(self, now: float) -> None:
         if self.is_busy or self.is_ended:
             return
-        if self in self.connection.holding.waiting:  # it may not send
+        if self in self.connection.memory.waiting:  # it may not send
             assert self._assembler is not None
             self._assembler.goes_on()
         else:
             self._require_progress(now)
 
-    def farewell(self) -> None:
+    def shut_down(self) -> None:
         if not self.is_busy:  # its message is not there
             self.finish(UNAVAILABLE, SHUTTING_DOWN)
 
@@ -181,7 +181,7 @@ class HeldCall(DirectCall):
 
     def _start(self, flag: int, body: Buffer) -> None:
         self.is_busy = True
-        self.connection.holding.hold_back(partial(self._begin, flag, body))
+        self.connection.memory.hold_back(partial(self._begin, flag, body))
 
     def _begin(self, flag: int, body: Buffer) -> None:
         if self.is_ended:

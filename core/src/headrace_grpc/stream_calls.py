@@ -32,13 +32,13 @@ class StreamCall(GrpcCall):
         self._arrival: asyncio.Future[None] | None = None
         self._drain: asyncio.Future[None] | None = None
         self._has_begun = False
-        connection.holding.long_calls += 1
+        connection.memory.long_calls += 1
         self._begin_task(self._run(assembler))
 
     def drained(self) -> None:
         _wake(self._drain)
 
-    def look(self, now: float) -> None:
+    def sweep(self, now: float) -> None:
         assembler = self._assembler
         assert assembler is not None
         if self.is_ended or self.receive_window <= 0 or assembler.is_between:
@@ -46,7 +46,7 @@ class StreamCall(GrpcCall):
         else:
             self._require_progress(now)
 
-    def farewell(self) -> None:
+    def shut_down(self) -> None:
         _wake(self._arrival)
 
     async def _run(self, assembler: MessageAssembler) -> None:
@@ -63,7 +63,7 @@ class StreamCall(GrpcCall):
 
     def done(self) -> None:
         if self.is_busy:
-            self.connection.holding.long_calls -= 1
+            self.connection.memory.long_calls -= 1
         GrpcCall.done(self)
 
     async def _requests(self, assembler: MessageAssembler) -> AsyncIterator[Any]:
@@ -74,7 +74,7 @@ class StreamCall(GrpcCall):
                     await turns.task_turn()
                 flag, body = assembler.take()
                 if self.is_counted:
-                    self.connection.holding.let_go(self, assembler.kept_bytes)
+                    self.connection.memory.let_go(self, assembler.kept_bytes)
                 turns.left_ns -= _MESSAGE_NS + len(body)
                 self._invite(assembler)
                 try:
@@ -105,7 +105,7 @@ class StreamCall(GrpcCall):
         if encoding:
             pack = partial(self._calls.compressor.deflate, body, encoding)
             body = pack() if len(body) <= LARGE_BYTES else await self._calls.large.run(pack)
-        if self.connection.holding.unread_bytes:
+        if self.connection.memory.unread_bytes:
             self._require_room(len(body))
         self.send((PREFIX.pack(bool(encoding), len(body)), body))
         if self.is_blocked:
@@ -124,7 +124,7 @@ class StreamCall(GrpcCall):
         missing = 0 if assembler.complete else assembler.missing_bytes
         if missing > window:
             if missing > self.receive_window:
-                self.connection.holding.grant(self, wanted + missing)
+                self.connection.memory.grant(self, wanted + missing)
         elif wanted + missing >= window >> 1 or missing > self.receive_window:
             self.credit(wanted + missing)
 

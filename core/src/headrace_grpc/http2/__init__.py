@@ -1,13 +1,13 @@
-"""HTTP/2 as a server speaks it (RFC 9113), on an asyncio transport. Knows nothing of gRPC.
+"""The server side of HTTP/2 (RFC 9113) on an asyncio transport. It has no code for gRPC.
 
 ::
 
     socket ── Connection ── Receiver ── Stream ── Sender ── socket
-              streams,      frames,     one       windows, what leaves
-              begin, end    headers     request   in one write
+              streams,      frames,     one       windows, one write
+              open, close   headers     request   per loop turn
 
-`Connection` asks its `Service` for a `Stream` per request; a subclass of `Stream` says what is done
-with what arrives. `Connections` have a sweep in common, and `Limits` that bound what a peer may do: an `Allowance`
-counts what it has done, and a `Lifetime` says when the connection ends.
+`Connection` asks its `Service` for one `Stream` per request. A subclass of `Stream` handles the bytes that arrive.
+`Limits` bound what a peer may do; an `Allowance` counts what it has done. A `Lifetime` decides when a connection ends,
+in a periodic sweep over all `Connections`.
 Everything runs on the event loop, without a task, a future, a lock or a log line per frame.
 """

@@ -1,8 +1,8 @@
-"""HTTP/2 on a socket: the streams of one connection, and how it begins and ends.
+"""One HTTP/2 connection: its streams, its start and its end.
 
 ::
 
-    PREFACE --24 bytes and SETTINGS--> OPEN --a fault of the peer's--> GOAWAY, deaf, closed
+    PREFACE --24 bytes and SETTINGS--> OPEN --the peer breaks a rule--> GOAWAY, input ignored, closed
                                        OPEN --shut_down--> GOAWAY, ping, GOAWAY --last call ends--> closed
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace_grpc.http2 import frames
+from headrace_grpc.http2.connection_memory import ConnectionMemory
 from headrace_grpc.http2.frames import (
     END_STREAM,
     FLOW_CONTROL_ERROR,
@@ -25,7 +26,6 @@ from headrace_grpc.http2.frames import (
     ConnectionFault,
 )
 from headrace_grpc.http2.headers import HeaderReader, MalformedHeaders
-from headrace_grpc.http2.holding import PeerHoldings
 from headrace_grpc.http2.lifetime import Lifetime
 from headrace_grpc.http2.limits import Allowance
 from headrace_grpc.http2.receiving import Receiver
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Streams that we have reset, about which the peer may still say something.
-_EXCUSED = 1024
-#: From a peer that goes on after it was told to stop.
+#: How many of the closed streams are remembered whose frames the peer may still send.
+_TOLERATED = 1024
+#: Bytes that are ignored after a GOAWAY for a fault of the peer. Beyond it the connection aborts.
 _IGNORED_BYTES = 4 * 1024 * 1024
-#: So many streams that their peer has left are ended in a row, and what each is taken to cost.
+#: When a connection is lost: streams that are ended in one step, and the estimated cost of each.
 _DROPPED = 16
 _DROP_NS = 50_000
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection. Streams, the two halves and its `Lifetime` use what has no underscore."""
+    """One connection, on the event loop. Its public members are for its streams, both halves and its `Lifetime`."""
 
     sender: Sender
     transport: asyncio.Transport
@@ -64,24 +64,24 @@ class Connection(asyncio.BufferedProtocol):
             self.allowance.count_idle,
         )
         self.streams: dict[int, Stream] = {}
-        #: Streams that are open, or for which somebody works.
+        #: Number of streams that are open or busy.
         self.active = 0
         self._most_streams = connections.limits.streams
-        #: True if the stream that is being opened consists of its headers.
+        #: True while a stream is opened by a HEADERS frame that ends the request.
         self.is_whole = False
         self.last_id = 0
-        #: Of the streams that are still taken when the connection is to end.
+        #: The last stream id that is accepted when the connection is to end.
         self.last_taken = LAST_ID
-        self._excused: dict[int, None] = {}
+        self._tolerated: dict[int, None] = {}
         self.turns = connections.turns
-        self.holding = PeerHoldings(connections.limits, connections.held, self.turns, self._begun, self.fail)
+        self.memory = ConnectionMemory(connections.limits, connections.held, self.turns, self._begun, self.fail)
         self.receiver = Receiver(self, connections.scratch, connections.turns)
-        #: Whether it waits for a turn, and is not read meanwhile.
+        #: True while the connection waits for a turn. Its socket is not read meanwhile.
         self._is_late = False
-        #: Whether nothing has come since the last sweep.
+        #: True if nothing has arrived since the last sweep.
         self.is_quiet = False
-        #: Whether it ends with its last stream, and whether the peer is not heard any more.
-        self.is_leaving = self.is_deaf = False
+        #: True if the connection ends with its last stream; True if input is ignored.
+        self.is_leaving = self.ignores_input = False
         self._ignored = 0
         self.lifetime = Lifetime(self, connections.keepalive)
 
@@ -91,7 +91,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport = cast("asyncio.Transport", transport)
         self._connections.add(self)
         limits = self.limits
-        self.sender = Sender(self.transport, limits, self.turns, self.holding)
+        self.sender = Sender(self.transport, limits, self.turns, self.memory)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self.transport.abort()
@@ -107,9 +107,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
-        self.transport.close()  # the TLS of Python 3.10 does not notice by itself
-        if self.holding.end():
-            self._service.give_back()
+        self.transport.close()  # the TLS transport of Python 3.10 does not close itself
+        if self.memory.end():
+            self._service.trim_memory()
         self._drop_all()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -117,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.is_quiet = False
-        if self.is_deaf:
+        if self.ignores_input:
             self._ignore(nbytes)
             return
         receiver, sender, turns = self.receiver, self.sender, self.turns
@@ -135,14 +135,14 @@ class Connection(asyncio.BufferedProtocol):
         sender.flush()
 
     def _ignore(self, nbytes: int) -> None:
-        """What a peer sends after its fault, until it has read of that, or has had time enough to."""
+        """Discard bytes that a peer sends after its fault. Abort beyond 4 MiB."""
         self.turns.left_ns -= nbytes
         self._ignored += nbytes
         if self._ignored > _IGNORED_BYTES:
             self.transport.abort()
 
     def _wait(self, wait: Callable[[Callable[[], None]], None]) -> None:
-        """Let others go first, and leave what more comes in the socket."""
+        """Wait for a turn by calling ``wait``. The socket is not read meanwhile."""
         if not self._is_late:
             self._is_late = True
             self.transport.pause_reading()
@@ -150,7 +150,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         self._is_late = self.is_quiet = False
-        if self.is_deaf or self.transport.is_closing():
+        if self.ignores_input or self.transport.is_closing():
             return
         receiver, sender = self.receiver, self.sender
         sender.hold()
@@ -159,18 +159,18 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:
             self._break(error)
         sender.flush()
-        if receiver.has_more and not self.is_deaf:
+        if receiver.has_more and not self.ignores_input:
             self._wait(self.turns.wait_again)
         else:
             self._read_on()
 
     def _read_on(self) -> None:
-        """Read from the socket, unless there is still a reason not to."""
+        """Read the socket again, unless the connection still waits for a turn or for the peer to read."""
         if not (self._is_late or self.sender.is_backlogged or self.transport.is_closing()):
             self.transport.resume_reading()
 
     def eof_received(self) -> bool:
-        """A peer that closes its side has gone: let the transport close, which cancels."""
+        """Let the transport close, which cancels the calls: a peer that closes its side is disconnected."""
         return False
 
     def pause_writing(self) -> None:
@@ -182,19 +182,22 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def peer(self) -> str:
-        """The address of the other end; empty where that is not known."""
+        """The IP address of the client; empty if it is unknown."""
         name = self.transport.get_extra_info("peername")
         return str(name[0]) if isinstance(name, tuple) and name else ""
 
     @property
     def certificate(self) -> Mapping[str, Any] | None:
-        """What the other end proved itself with, as ``ssl.SSLSocket.getpeercert`` has it; None without."""
+        """The client's certificate as ``ssl.SSLSocket.getpeercert`` returns it, or None."""
         return self.transport.get_extra_info("peercert") or None
 
-    # ------------------------------------------------------------------ streams come and go
+    # ------------------------------------------------------------------ streams
 
     def open(self, id: int, flags: int, block: bytes) -> None:
-        """A stream opens, or has its trailers."""
+        """Open the stream ``id`` with its headers in ``block``; if it is open, read its trailers.
+
+        Raises `ConnectionFault`. A stream that is malformed or one too many is reset.
+        """
         if id <= self.last_id:
             self._read_trailers(id, flags, block)
             return
@@ -211,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if flags & END_STREAM:
             self.is_whole = True
-        if self.active >= self.holding.most_active and self.holding.is_full:
+        if self.active >= self.memory.most_active and self.memory.is_full:
             stream = self._service.open_held(self, id, meaning)
         else:
             stream = self._service.open(self, id, meaning)
@@ -221,9 +224,12 @@ class Connection(asyncio.BufferedProtocol):
                 stream.receive(b"", True)
 
     def _refuse_one_more(self, id: int) -> None:
-        """Too many are open, or worked for although the peer has left them, which it can not know."""
+        """Refuse a stream because too many are open or busy, or because the connection ends.
+
+        It is a fault only if too many are open: the peer does not count streams that it has reset and that are busy.
+        """
         self.sender.write(frames.reset(id, REFUSED_STREAM))
-        self.excuse(id)
+        self.tolerate(id)
         if len(self.streams) >= self._most_streams:
             self.allowance.count_fault()
 
@@ -235,7 +241,7 @@ class Connection(asyncio.BufferedProtocol):
         except MalformedHeaders:
             is_allowed = False
         if stream is None:
-            if id not in self._excused:
+            if id not in self._tolerated:
                 raise ConnectionFault(PROTOCOL_ERROR, "HEADERS on a closed stream")
         elif is_allowed or stream.is_remote_closed:
             stream.receive(b"", True)
@@ -243,7 +249,7 @@ class Connection(asyncio.BufferedProtocol):
             stream.reset(PROTOCOL_ERROR)
 
     def forget(self, stream: Stream, has_waited: bool) -> None:
-        """``stream`` is closed; it may be among those that wait if it ``has_waited``."""
+        """Remove ``stream``, which is closed. ``has_waited``: its body may be waiting in the sender."""
         del self.streams[stream.id]
         if has_waited:
             self.sender.waiting.pop(stream, None)
@@ -254,47 +260,47 @@ class Connection(asyncio.BufferedProtocol):
         return self.active - len(self.sender.waiting)
 
     def released(self, stream: Stream) -> None:
-        """``stream`` is closed, and nobody works for it."""
+        """Stop counting ``stream``: it is closed and no longer busy."""
         self.active -= 1
         if stream.is_counted:
-            self.holding.let_go(stream)
-        if self.holding.held_back:
-            self.holding.let_begin()
+            self.memory.let_go(stream)
+        if self.memory.held_back:
+            self.memory.let_begin()
         if self.is_leaving and not self.active:
             self.leave()
 
     def refuse(self, id: int, code: int) -> None:
-        """Reset a stream that is not open, unless the peer can not know that yet."""
-        if id not in self._excused:
+        """Reset a stream that is not open, unless the peer may not know yet that we closed it."""
+        if id not in self._tolerated:
             self.sender.write(frames.reset(id, code))
-            self.blame(id)
+            self.count_fault(id)
 
-    def blame(self, id: int) -> None:
-        """That stream was reset for a fault of the peer's."""
-        self.excuse(id)
+    def count_fault(self, id: int) -> None:
+        """Count a fault of the peer, for which the stream ``id`` was reset."""
+        self.tolerate(id)
         self.allowance.count_fault()
 
-    def excuse(self, id: int) -> None:
-        """The peer may not know yet that we have closed that stream."""
-        excused = self._excused
-        excused[id] = None
-        if len(excused) > _EXCUSED:
-            del excused[next(iter(excused))]
+    def tolerate(self, id: int) -> None:
+        """Tolerate later frames of the stream ``id``: the peer may not know yet that we closed it."""
+        tolerated = self._tolerated
+        tolerated[id] = None
+        if len(tolerated) > _TOLERATED:
+            del tolerated[next(iter(tolerated))]
 
-    def left(self, id: int) -> None:
-        """The peer has reset that stream: it knows that it is closed."""
-        self._excused.pop(id, None)
+    def reset_received(self, id: int) -> None:
+        """Tolerate no more frames of the stream ``id``: the peer has reset it."""
+        self._tolerated.pop(id, None)
 
     def peer_window_changed(self, size: int) -> None:
-        """Streams may send ``size`` bytes at first, and those that are open the difference."""
+        """Set the send window of new streams to ``size`` bytes; open ones change by the difference."""
         sender = self.sender
         sender.stream_window = size
-        # Nearly never, so that this costs the same for a thousand streams and for one.
+        # The streams are checked only if the largest credit ever could exceed the bound, which is rare.
         if size + sender.most_credit > MAX_WINDOW and any(
             size + stream.send_credit > MAX_WINDOW for stream in self.streams.values()
         ):
             raise ConnectionFault(FLOW_CONTROL_ERROR, "a window exceeds its bound")
-        sender.all_due()
+        sender.mark_all_due()
 
     # ------------------------------------------------------------------ the end
 
@@ -302,31 +308,31 @@ class Connection(asyncio.BufferedProtocol):
         self.transport.abort()
 
     def _break(self, error: Exception) -> None:
-        """Something in what was received can not be dealt with."""
+        """End the connection because of ``error``; log it unless it is a fault of the peer."""
         if not isinstance(error, ConnectionFault):
             log.error("an HTTP/2 connection failed", exc_info=error)
             error = ConnectionFault(INTERNAL_ERROR, "the connection failed inside the server")
         self.fail(error)
 
     def fail(self, fault: ConnectionFault) -> None:
-        """Say what the peer did wrong, and close once it has had a chance to read that.
+        """Send a GOAWAY with the reason, and ignore all input until the connection closes.
 
-        Closing with unread bytes in the socket would reset the connection and lose the words.
+        Closing a socket that has unread bytes would reset the connection, and the GOAWAY could be lost.
         """
         log.debug("an HTTP/2 peer broke a rule: %s", fault.reason)
         self._drop_all()
-        self.is_deaf = True
+        self.ignores_input = True
         self.sender.write(frames.goaway(self.last_id, fault.code, fault.reason))
         self.sender.end()
 
     def leave(self) -> None:
-        """The last call has ended."""
+        """Close the connection if the final GOAWAY is sent. Called when the last call has ended."""
         if self.last_taken != LAST_ID:
             self.sender.flush()
             self.transport.close()
 
     def _drop_all(self) -> None:
-        """Nobody is there any more. A thousand handlers are not cancelled in one turn of the loop."""
+        """End all streams, 16 in one step: a thousand handlers must not be cancelled in one turn of the loop."""
         self.is_leaving = False
         for _ in range(min(_DROPPED, len(self.streams))):
             stream = next(iter(self.streams.values()))

@@ -1,4 +1,4 @@
-"""The open connections of a host, and what they have in common."""
+"""The open connections of a host, their service, limits, sweep and shared buffer."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SCRATCH_BYTES = 64 * 1024
-#: Between two looks at what holds up the end.
-_LOOK_SECONDS = 0.1
-#: For peers to read that their calls were ended.
-_LAST_WORDS_SECONDS = 0.2
+#: Interval of the checks while connections drain.
+_DRAIN_CHECK_SECONDS = 0.1
+#: Time for peers to read that their calls were ended.
+_LAST_READ_SECONDS = 0.2
 
 
 class Service(ABC, Generic[T]):
-    """What is served: says what headers mean, and makes the streams."""
+    """The protocol above HTTP/2: interprets request headers and makes the streams."""
 
     @abstractmethod
     def interpret(self, headers: RequestHeaders) -> T:
-        """What ``headers`` ask for. Kept, and used again for the same headers on the same connection."""
+        """Return what ``headers`` ask for. The result is cached for the same headers on the same connection."""
 
     def extend(self, meaning: T, fields: Fields) -> T | None:
-        """``meaning`` with further ``fields``, no pseudo-headers; None: interpret them all together."""
+        """Return ``meaning`` with further regular ``fields``, or None: then `interpret` gets all headers together."""
         return None
 
     @abstractmethod
     def open(self, connection: Connection, id: int, meaning: T) -> Stream:
-        """The stream that ``meaning`` opens. May answer already."""
+        """Return a stream for the request ``meaning``. It may already have answered."""
 
     def open_held(self, connection: Connection, id: int, meaning: T) -> Stream:
-        """The same for a peer that does not read its answers: let the work wait (`PeerHoldings.hold_back`)."""
+        """Like `open`, for a peer that does not read its answers: start the work by `ConnectionMemory.hold_back`."""
         return self.open(connection, id, meaning)
 
-    def give_back(self) -> None:
-        """Much was let go: return the memory to the system soon."""
+    def trim_memory(self) -> None:
+        """Return memory to the system soon: a connection that held more than 1 MiB has closed."""
 
 
 class Connections:
-    """Made before listening; the event loop's.
+    """All connections of one port. Make it before listening; use it on the event loop only.
 
-    ``scratch`` is one receive buffer for all: the loop fills and parses it in one step, so that
-    ten thousand idle connections hold no memory for it. ``turns`` shares out the loop's time.
+    ``scratch`` is one receive buffer for all connections: the loop fills and parses it in one step, so an idle
+    connection needs no buffer. ``turns`` is the time budget of all connections.
     """
 
     def __init__(self, service: Service[Any], limits: Limits, keepalive: Keepalive) -> None:
@@ -82,39 +82,40 @@ class Connections:
             self._empty.set()
 
     def watch(self) -> None:
-        """Sweep now and from time to time, until `drain` has ended."""
+        """Sweep all connections now and at a fixed interval, until `drain` ends."""
         now = self._loop.time()
         for connection in tuple(self._open):
             connection.lifetime.sweep(now)
         self._timer = self._loop.call_later(self._interval, self.watch)
 
     async def drain(self, seconds: float, reading_seconds: float = inf) -> None:
-        """Wait until each connection has had its answers and is closed, for ``seconds`` at most.
+        """Wait until all connections have sent their answers and are closed, for ``seconds`` at most.
 
-        A peer that only has to read its answers has ``reading_seconds`` for it. Streams that nobody works for are
-        ended at once, those that are left at the end, or when this is cancelled, by `Stream.expel`.
+        Streams whose work has not begun end at once. A peer that only has to read its answers has
+        ``reading_seconds``. Streams that are open after that, or when this call is cancelled, end by
+        `Stream.terminate`.
         """
         for connection in tuple(self._open):
             connection.lifetime.shut_down()
-            connection.lifetime.farewell()
+            connection.lifetime.shut_down_streams()
         try:
-            await self._emptied(seconds - _LAST_WORDS_SECONDS, reading_seconds)
+            await self._emptied(seconds - _LAST_READ_SECONDS, reading_seconds)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
             for connection in tuple(self._open):
-                connection.lifetime.expel()
-            await self._emptied(_LAST_WORDS_SECONDS, None)
+                connection.lifetime.terminate()
+            await self._emptied(_LAST_READ_SECONDS, None)
             for connection in tuple(self._open):
                 connection.abort()
 
     async def _emptied(self, seconds: float, reading_seconds: float | None) -> None:
-        """Wait until there is no connection, for ``seconds`` at most, and hurry those that only read."""
+        """Wait until no connection is open, for ``seconds`` at most; close those whose peers read too slowly."""
         loop = self._loop
         end = loop.time() + seconds
         while self._open and (left := end - loop.time()) > 0:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._empty.wait(), min(left, _LOOK_SECONDS))
+                await asyncio.wait_for(self._empty.wait(), min(left, _DRAIN_CHECK_SECONDS))
             if reading_seconds is not None:
                 for connection in tuple(self._open):
-                    connection.lifetime.hurry(loop.time(), reading_seconds)
+                    connection.lifetime.end_if_unread(loop.time(), reading_seconds)

@@ -1,4 +1,4 @@
-"""What the frames do that carry neither headers nor data."""
+"""Handlers of the frames that carry neither headers nor data."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _settings(connection: Connection, flags: int, id: int, payload: bytes) -> No
         return
     if len(payload) > 6 * connection.limits.settings:
         raise ConnectionFault(frames.ENHANCE_YOUR_CALM, "too many settings")
-    # Before anything that larger windows let go: grpc's core keeps the old ones until it reads this.
+    # The ACK precedes the data that larger windows permit: gRPC's core uses the old windows until it reads the ACK.
     connection.sender.write(frames.frame(frames.SETTINGS, ACK, 0, b""))
-    # Each by its last value (RFC 9113, section 6.5.3, has them in order; between two of them nothing happens).
+    # The last value of each setting wins (RFC 9113, section 6.5.3).
     for name, value in dict(frames.read_settings(payload)).items():
         _apply(connection, name, value)
 
@@ -61,16 +61,16 @@ def _ping(connection: Connection, flags: int, id: int, payload: bytes) -> None:
 
 
 def _window_update(connection: Connection, flags: int, id: int, payload: bytes) -> None:
-    """Grpc's core sends two of these with every request."""
+    """Enlarge the send window of the connection or of one stream. gRPC's core sends two of these with every request."""
     increment = _number(payload) & MAX_WINDOW
     sender, stream = connection.sender, connection.streams.get(id)
     if not id:
         sender.window += increment
         if not increment or sender.window > MAX_WINDOW:
             code = FLOW_CONTROL_ERROR if increment else PROTOCOL_ERROR
-            raise ConnectionFault(code, "the connection's window can not be updated so")
+            raise ConnectionFault(code, "WINDOW_UPDATE of 0, or beyond the largest window")
         if sender.waiting:
-            sender.all_due()
+            sender.mark_all_due()
     elif stream is None:
         _require_opened(connection, id)
     else:
@@ -78,11 +78,11 @@ def _window_update(connection: Connection, flags: int, id: int, payload: bytes) 
         if not increment or stream.send_credit > sender.most_credit:
             _stretch(stream, increment)
         if sender.waiting:
-            sender.due(stream)
+            sender.mark_due(stream)
 
 
 def _stretch(stream: Stream, increment: int) -> None:
-    """A stream's window has grown by nothing, or by more than any before."""
+    """Check an increment that is 0 or makes this the largest window so far; reset the stream if it is not allowed."""
     sender = stream.sender
     if not increment or sender.stream_window + stream.send_credit > MAX_WINDOW:
         stream.reset(FLOW_CONTROL_ERROR if increment else PROTOCOL_ERROR)
@@ -95,17 +95,17 @@ def _rst_stream(connection: Connection, flags: int, id: int, payload: bytes) -> 
     _require_opened(connection, id)
     stream = connection.streams.get(id)
     if stream is None:
-        connection.left(id)
+        connection.reset_received(id)
     else:
-        connection.allowance.count_left()
+        connection.allowance.count_reset()
         stream.close()
         stream.lost()
 
 
 def _priority(connection: Connection, flags: int, id: int, payload: bytes) -> None:
-    """Has no effect (RFC 9113, section 5.3)."""
+    """Check the frame. It has no effect otherwise (RFC 9113, section 5.3)."""
     if not id:
-        raise ConnectionFault(PROTOCOL_ERROR, "PRIORITY of the connection")
+        raise ConnectionFault(PROTOCOL_ERROR, "PRIORITY without a stream")
     if len(payload) == 5:
         return
     if id > connection.last_id:
@@ -118,11 +118,11 @@ def _priority(connection: Connection, flags: int, id: int, payload: bytes) -> No
 
 
 def _push_promise(connection: Connection, flags: int, id: int, payload: bytes) -> None:
-    raise ConnectionFault(PROTOCOL_ERROR, "PUSH_PROMISE of a client")
+    raise ConnectionFault(PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
 
 def _goaway(connection: Connection, flags: int, id: int, payload: bytes) -> None:
-    """The client is about to leave: answer what it has asked, and close."""
+    """Answer the open calls, then close: the client will open no more."""
     if id:
         raise ConnectionFault(PROTOCOL_ERROR, "GOAWAY on a stream")
     if len(payload) < 8:

@@ -1,5 +1,5 @@
-"""The fields of header blocks (RFC 7541). What nearly every field looks like is read here, the rest by ``hpack``, which
-takes ten times as long: many clients send a block with something new in it for every call.
+"""Decodes the fields of header blocks (RFC 7541). The common forms of a field are decoded here, the rest by ``hpack``,
+which takes ten times as long. The speed matters: many clients send a block with a new value in every call.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from headrace_grpc.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, Con
 
 Fields: TypeAlias = "list[tuple[bytes, bytes]]"
 
-#: What RFC 7541, 4.1, adds to the bytes of each field.
+#: RFC 7541, section 4.1, adds this to the size of each field.
 OVERHEAD_BYTES = 32
-#: RFC 7541, section 4.2: the least size since the last block, and the last one.
+#: A block may begin with two updates of the table's size (RFC 7541, section 4.2): the smallest size, and the last.
 _SIZE_UPDATES = 2
 _STATIC = HeaderTable.STATIC_TABLE
 
 
-#: Bytes that are each a whole field of a block: its index in the table. Index 0 is none, and 0xFF begins a larger one.
+#: Bytes that are each a whole field: an index of the table. 0x80 (index 0) is invalid; 0xFF begins a longer index.
 _INDEXED = bytes(range(0x81, 0xFF))
-#: What no index leads to.
+#: Fills the places of `_Table.by_byte` that are no index.
 _NOTHING = (b"", b"")
 
 
 class _Table(HeaderTable):
-    """Keeps its fields by the byte that stands for them, too."""
+    """A header table that also finds a field by the byte that encodes its index."""
 
     def __init__(self) -> None:
         super().__init__()
-        #: Changed in place. Longer than a byte can tell where the dynamic part is large.
+        #: The field of each byte. Changed in place. Has more than 256 entries if the dynamic table is long.
         self.by_byte: list[tuple[bytes, bytes]] = [*(_NOTHING,) * _INDEXED[0], *_STATIC]
         self._first_dynamic = len(self.by_byte)
 
@@ -52,17 +52,17 @@ class _Table(HeaderTable):
 
 
 class FieldDecoder:
-    """Decodes the blocks of one connection, in order."""
+    """Decodes the header blocks of one connection, in order."""
 
     def __init__(self, most_bytes: int) -> None:
-        """``most_bytes`` bounds the fields of one block, each with `OVERHEAD_BYTES`."""
+        """``most_bytes`` is the largest size of the fields of one block, each counted with `OVERHEAD_BYTES` more."""
         self.most_bytes = most_bytes
         self._decoder = Decoder(most_bytes)
         self._decoder.header_table = self._table = _Table()
         self._field_of = self._table.by_byte.__getitem__
 
     def front(self, block: bytes) -> tuple[tuple[bytes, bytes], ...]:
-        """The fields at the beginning of ``block`` that are each one byte: what a caller says with every call.
+        """Return the fields at the beginning of ``block`` that are one byte each: those that clients repeat.
 
         Raises `ConnectionFault` if one of them is not in the table.
         """
@@ -72,9 +72,9 @@ class FieldDecoder:
             raise ConnectionFault(COMPRESSION_ERROR, "malformed header block") from error
 
     def decode(self, block: bytes, begin: int = 0) -> Fields:
-        """The fields of ``block`` from ``begin`` on.
+        """Return the fields of ``block`` from the byte ``begin`` on.
 
-        Raises `ConnectionFault` if the table can not be trusted any more.
+        Raises `ConnectionFault` if the block is malformed or too large: the table may differ from the peer's then.
         """
         fields: Fields = []
         try:
@@ -95,8 +95,10 @@ class FieldDecoder:
         return fields
 
     def _read_usual(self, block: bytes, at: int, fields: Fields) -> int:
-        """Read ``fields`` from ``block``, beginning at ``at``, up to the first that is unusual, malformed ones among
-        them; where that begins. Raises `HPACKError` for what is no Huffman code."""
+        """Append to ``fields`` those of ``block`` from the byte ``at`` on, up to the first uncommon or malformed one.
+
+        Return where that one begins, or the end. Raises `HPACKError` for an invalid Huffman code.
+        """
         by_byte, end = self._table.by_byte, len(block)
         left_bytes = self.most_bytes
         while at < end:
@@ -137,17 +139,17 @@ class FieldDecoder:
 
 
 def too_large() -> ConnectionFault:
-    """For fields that are more than anybody may send."""
+    """Return the fault for a header list that is larger than the limit."""
     return ConnectionFault(ENHANCE_YOUR_CALM, "headers are too large")
 
 
 def size_of(fields: Fields) -> int:
-    """What ``fields`` count for (RFC 9113, section 6.5.2)."""
+    """Return the size of ``fields`` in bytes as RFC 9113, section 6.5.2, counts it."""
     return sum([len(name) + len(value) for name, value in fields]) + OVERHEAD_BYTES * len(fields)
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
-    """The string at ``at``, and where it ends: beyond the block if it is not whole, or so long that that is unusual."""
+    """Return the string at ``at`` and its end. The end is beyond the block if the string is incomplete or very long."""
     head = block[at] if at < len(block) else 0x7F
     begin = at + 1
     end = begin + (head & 0x7F)
@@ -160,17 +162,20 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     return (_unpacked(value) if head & 0x80 and end <= len(block) else value), end
 
 
-#: Most are names, which are few.
+#: Cached, because most Huffman-coded strings are names, and there are few names.
 _unpacked = lru_cache(512)(decode_huffman)
 
 
 def _is_size_update(byte: int) -> bool:
-    """Whether ``byte`` begins an update of the table's size (RFC 7541, section 6.3)."""
+    """True if ``byte`` begins an update of the table's size (RFC 7541, section 6.3)."""
     return byte & 0xE0 == 0x20
 
 
 def _check_size_updates(block: bytes) -> None:
-    """Refuse a block that begins with more updates than anyone needs: each is work, and stands in a byte."""
+    """Raise `ConnectionFault` if ``block`` begins with too many updates of the table's size.
+
+    An update is one byte to send, and work to apply.
+    """
     at = 0
     for _ in range(_SIZE_UPDATES):
         if block[at] & 0x1F == 0x1F:

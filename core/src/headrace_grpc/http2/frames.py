@@ -1,16 +1,16 @@
-"""Frames on the wire: their kinds, flags and codes (RFC 9113, sections 4, 6 and 7)."""
+"""The frames of HTTP/2 as bytes: kinds, flags, error codes (RFC 9113, sections 4, 6 and 7)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from struct import Struct
 
-#: What a client says first.
+#: The first bytes that a client sends.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
-#: Flags; the first has one name on DATA and HEADERS, another on SETTINGS and PING.
+#: Flags. 0x1 is END_STREAM on DATA and HEADERS, and ACK on SETTINGS and PING.
 END_STREAM = ACK = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
@@ -23,10 +23,10 @@ COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 9, 11
 ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE = 2, 3, 4
 MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 5, 6
 
-#: What holds until a peer's SETTINGS say otherwise.
+#: Values until the peer's SETTINGS change them.
 DEFAULT_WINDOW = 65535
 DEFAULT_FRAME_BYTES = 16384
-#: No window may grow beyond it, and no stream id.
+#: The largest window and the largest stream id.
 MAX_WINDOW = LAST_ID = 2**31 - 1
 
 #: The head of a frame: size >> 8, size & 255, kind, flags, stream id.
@@ -38,7 +38,7 @@ _GOODBYE = Struct(">LL")
 
 
 class ConnectionFault(Exception):
-    """The peer broke a rule so that the connection can not go on. ``code`` is the GOAWAY's."""
+    """The peer broke a rule, and the connection must end. ``code`` is the error code for the GOAWAY frame."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)

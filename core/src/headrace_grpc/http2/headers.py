@@ -1,8 +1,9 @@
-"""Header blocks: what came in them, and those that we send (RFC 7541; RFC 9113, section 8).
+"""Header blocks: reading those of requests, and writing those of answers (RFC 7541; RFC 9113, section 8).
 
-Peers begin their blocks with the same few fields again and again, each an index in the table, and put behind them what
-is the call's own: an id, a timeout. What the beginning means is looked up by its fields, wherever in the table they are
-by now, and what is behind it is added. What we send uses the static table only, so that it is constant.
+Most clients begin each block with the same few fields, each one byte (an index of the table), and append the fields
+that differ from call to call: an id, a timeout. This module caches the meaning of such a beginning, its *front*, by its
+fields, so that it is found wherever the fields are in the table. The meaning of the further fields is added. Blocks
+that we send use the static table only, so they are constants.
 """
 
 from __future__ import annotations
@@ -17,37 +18,37 @@ from headrace_grpc.http2.limits import Limits
 
 T = TypeVar("T")
 
-#: Fronts of blocks whose meaning is kept per connection, and how large one may be.
+#: Fronts that are cached per connection, and the largest front that is.
 _KEPT_FRONTS = 64
 _KEPT_BYTES = 1024
-#: A list may have so many fields without counting as a waste of time.
+#: A list of more fields than this counts as that many idle frames.
 _USUAL_FIELDS = 100
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NEEDED = frozenset((b":method", b":scheme", b":path"))
-#: They speak of an HTTP/1 connection; RFC 9113, section 8.2.2.
+#: Headers of an HTTP/1 connection; RFC 9113, section 8.2.2, forbids them.
 _CONNECTION_SPECIFIC = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
-#: RFC 9113, section 8.2.1; a colon begins pseudo-headers only.
+#: RFC 9113, section 8.2.1. A colon is allowed only as the first character of a pseudo-header.
 _FORBIDDEN_IN_NAMES = bytes((*range(0x21), *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ:", *range(0x7F, 0x100)))
 _FORBIDDEN_IN_VALUES = b"\0\r\n"
 
 
 class MalformedHeaders(Exception):
-    """The list breaks a rule of RFC 9113, section 8: the stream is reset with PROTOCOL_ERROR."""
+    """The header list breaks a rule of RFC 9113, section 8. The stream is reset with PROTOCOL_ERROR."""
 
 
 class RequestHeaders(NamedTuple):
-    """The headers that open a stream. ``fields`` are those that are not pseudo-headers, in order."""
+    """The headers that open a stream. ``fields`` are the regular headers, in order."""
 
     method: bytes
     path: bytes
     fields: Fields
-    #: Larger than we have said we take.
+    #: True if the list is larger than `Limits.header_list_bytes`.
     is_oversized: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Front(Generic[T]):  # a generic NamedTuple needs Python 3.11
-    """What the fields at the beginning of a block mean by themselves."""
+    """The fields at the beginning of a block, and their meaning without the rest."""
 
     meaning: T
     fields: Fields
@@ -55,7 +56,7 @@ class _Front(Generic[T]):  # a generic NamedTuple needs Python 3.11
 
 
 class HeaderReader(Generic[T]):
-    """The headers of one connection, as ``interpret`` understands them."""
+    """Reads the header blocks of one connection, in order."""
 
     def __init__(
         self,
@@ -64,8 +65,7 @@ class HeaderReader(Generic[T]):
         limits: Limits,
         count_idle: Callable[[int], None],
     ) -> None:
-        """``extend`` adds further fields to a meaning, or says that all have to be interpreted together by None.
-        ``count_idle`` is told how many frames of no use a list of headers is worth."""
+        """``interpret`` and ``extend`` are those of `Service`. ``count_idle`` counts a long list as idle frames."""
         self._interpret = interpret
         self._extend = extend
         self._count_idle = count_idle
@@ -74,9 +74,9 @@ class HeaderReader(Generic[T]):
         self._fronts: dict[tuple[tuple[bytes, bytes], ...], _Front[T]] = {}
 
     def read(self, block: bytes) -> T:
-        """What ``block`` means at the beginning of a stream.
+        """Return the meaning of ``block``, which opens a stream.
 
-        Raises `MalformedHeaders`, and `ConnectionFault` if the table can not be trusted any more.
+        Raises `MalformedHeaders`, or `ConnectionFault` if the table may differ from the peer's afterwards.
         """
         fields = self._decoder.front(block)
         front = self._fronts.get(fields)
@@ -86,12 +86,12 @@ class HeaderReader(Generic[T]):
         return front.meaning if begin == len(block) else self._read_on(front, block, begin)
 
     def read_trailers(self, block: bytes) -> None:
-        """Only for its effect on the table. Raises what `read` raises; pseudo-headers are none of these."""
+        """Decode and check trailers: the table must be updated. Raises as `read` does, also for pseudo-headers."""
         for field in self._decode(block, 0):
             _check(field)
 
     def _read_on(self, front: _Front[T], block: bytes, begin: int) -> T:
-        """The meaning of ``block``, which begins with ``front``, and has more from ``begin`` on."""
+        """Return the meaning of ``block``: ``front``, and further fields from the byte ``begin`` on."""
         own = self._decode(block, begin)
         if own and own[0][0][:1] != b":" and front.size_bytes + size_of(own) <= self._limits.header_list_bytes:
             for field in own:
@@ -102,7 +102,7 @@ class HeaderReader(Generic[T]):
         return self._understand(front.fields + own)
 
     def _learn(self, front: tuple[tuple[bytes, bytes], ...], block: bytes) -> T:
-        """The meaning of ``block``; that of ``front``, with which it begins, is kept if it has one of its own."""
+        """Return the meaning of ``block``. Cache that of its ``front`` if the front alone is a valid request."""
         begin, fields = len(front), [*front]
         meaning = self._understand(fields + self._decode(block, begin))
         size = size_of(fields)
@@ -123,7 +123,7 @@ class HeaderReader(Generic[T]):
         )
 
     def _decode(self, block: bytes, begin: int) -> Fields:
-        """The fields of ``block`` behind its front, which ends at ``begin``."""
+        """Return the fields of ``block`` after its front, which ends at the byte ``begin``."""
         fields = self._decoder.decode(block, begin)
         count = begin + len(fields)
         if count > _USUAL_FIELDS:
@@ -148,39 +148,39 @@ def _request(fields: Fields, check: Callable[[tuple[bytes, bytes]], None]) -> Re
 
 
 def _check(field: tuple[bytes, bytes]) -> None:
-    """Raises `MalformedHeaders` for a regular field that is not allowed; pseudo-headers are none."""
+    """Raise `MalformedHeaders` for a field that is not an allowed regular header. A pseudo-header is not."""
     name, value = field
     if not name or len(name.translate(None, _FORBIDDEN_IN_NAMES)) < len(name) or name in _CONNECTION_SPECIFIC:
         raise MalformedHeaders("header name not allowed")
     if name == b"te" and value.lower() != b"trailers":
-        raise MalformedHeaders("te other than trailers")
+        raise MalformedHeaders("header 'te' must be 'trailers'")
     if len(value.translate(None, _FORBIDDEN_IN_VALUES)) < len(value):
         raise MalformedHeaders("header value not allowed")
 
 
-#: Most fields come again and again, whatever else changes from call to call.
+#: Cached, because most fields repeat from call to call.
 _check_usual = lru_cache(512)(_check)
 
 
-#: Of the static table: what we answer with.
+#: Indexes in the static table of the header names that we send.
 _STATIC_NAMES = {b"content-type": 31}
 _STATUS_200 = b"\x88"
 
 
 def status(code: int) -> bytes:
-    """``:status`` as the beginning of a header block."""
+    """Return ``:status`` encoded, as the beginning of a header block."""
     return _STATUS_200 if code == 200 else b"\x08\x03%d" % code
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """One header for a block, never indexed: whatever the peer's table, it means the same."""
+    """Return one header encoded without the dynamic table: it has the same meaning whatever the peer's table holds."""
     index = _STATIC_NAMES.get(name)
     head = b"\0" + _integer(len(name)) + name if index is None else b"\x0f" + bytes([index - 15])
     return head + _integer(len(value)) + value
 
 
 def _integer(value: int) -> bytes:
-    """RFC 7541, section 5.1, with a prefix of seven bits."""
+    """Return ``value`` encoded as in RFC 7541, section 5.1, with a prefix of seven bits."""
     if value < 127:
         return bytes([value])
     out, value = bytearray([127]), value - 127

@@ -1,12 +1,11 @@
-"""What a peer may do before its connection ends, and what all peers together may take of a turn of the event loop
-(docs/spec/security.md C14).
+"""Limits on one peer, and a time budget for all peers together (docs/spec/security.md C14).
 
-The bounds of one connection are far from anything a gRPC client does. Rates are counted from one sweep to the next; a
-sweep comes every `SWEEP_SECONDS`, or more often.
+The limits of one connection are far above what a gRPC client needs. Rates are counted from one sweep to the next. A
+sweep runs every `SWEEP_SECONDS`, or more often.
 
-Frames are cheap to send and less cheap to read: one socket can hand over as many in a turn as cost half a second, and
-a hundred sockets a hundred times that. So the connections share a budget. What comes when it is spent waits for the
-next turn of the loop, unread in its socket; whoever did not have a turn yet goes before those who want to go on.
+A frame costs more to read than to send: the frames that one socket delivers in one turn of the event loop can take half
+a second, and a hundred sockets a hundred times that. So all connections share one budget per turn. Bytes that arrive
+after it is spent stay unread in their socket until the next turn. Connections that had no turn yet go first.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ from time import perf_counter_ns
 from headrace_grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionFault
 
 SWEEP_SECONDS = 5.0
-MESSAGE_PACE = 1024
-#: Of one turn of the loop. What is under way then is finished first, which takes about a millisecond.
+#: Bytes per second.
+MIN_MESSAGE_RATE = 1024
+#: Time for reading frames in one turn of the loop. The work in progress is finished first: about a millisecond more.
 BUDGET_NS = 2_500_000
-#: Of it, what those who only want to go on leave to what arrives in this turn.
+#: The part of the budget that connections which continue leave to bytes that arrive in this turn.
 _RESERVED_NS = BUDGET_NS // 2
-#: What a waiting task takes of a turn when it is woken.
+#: Estimated cost of waking one waiting task.
 _TASK_NS = 50_000
 
 
@@ -34,60 +34,62 @@ _TASK_NS = 50_000
 class Limits:
     """Bounds on one connection.
 
-    A connection makes the server hold at most ``streams`` times ``stream_window`` and ``received_bytes`` of requests,
-    or one request, and ``unread_bytes`` of answers, or one answer.
+    Requests of one connection use at most ``streams * stream_window + received_bytes`` of memory, or one request if it
+    is larger. Its answers use at most ``unread_bytes``, or one answer if it is larger.
     """
 
-    #: Streams whose call has not ended, those included that were reset and still run.
+    #: Streams whose call has not ended. A stream that was reset counts until its call ends.
     streams: int = 1024
-    #: Bytes of a stream that may come before somebody wants them.
+    #: Bytes that a stream may send before its handler asks for more.
     stream_window: int = 256 * 1024
-    #: Bytes of all streams between two credits. They are taken from the socket at once.
+    #: Bytes that all streams may send between two WINDOW_UPDATEs. The server reads them from the socket at once.
     connection_window: int = 16 * 1024 * 1024
     frame_bytes: int = 1024 * 1024
-    #: Of frames other than DATA; what is incomplete waits in memory.
+    #: Size of a frame other than DATA. An incomplete one waits in memory.
     control_bytes: int = 32 * 1024
-    #: What a list of headers may add up to, unpacked, as RFC 9113 counts (section 6.5.2).
+    #: Size of a decoded header list, as RFC 9113 counts it (section 6.5.2). A larger one is answered with an error.
     header_list_bytes: int = 16 * 1024
-    #: Beyond it the list is not even unpacked.
+    #: A header list beyond this size is not decoded: the connection ends.
     header_list_hard_bytes: int = 32 * 1024
-    #: One HEADERS frame and its CONTINUATIONs, packed.
+    #: One HEADERS frame and its CONTINUATIONs, encoded.
     header_block_bytes: int = 32 * 1024
     continuations: int = 16
     settings: int = 64
 
-    #: Streams that end early by a fault of the peer's (CVE-2025-8671). Those that it resets itself are not
-    #: counted (CVE-2023-44487): a client that cancels fast does the same. They count among ``streams`` for as
-    #: long as work for them goes on, and opening them waits for its turn like all else.
+    #: Streams that the server resets because the peer broke a rule (CVE-2025-8671), per sweep. Streams that the peer
+    #: resets (CVE-2023-44487) are not counted here: a client that cancels fast does the same. They count as
+    #: ``streams`` until their call ends, and opening one waits for a turn of the loop like any other work.
     faults: int = 10_000
-    #: Frames that cost work and do nothing: pings, settings, empty data, priorities (CVE-2019-9511 to 9518).
+    #: Frames that cost work and do nothing, per sweep: pings, settings, empty data, priorities (CVE-2019-9511 to 9518).
     idle_frames: int = 10_000
-    #: So many more for each answer, and each stream that the peer resets: grpc's core sends window updates,
-    #: a ping and a reset with a call that is cancelled.
+    #: Further idle frames for each answer and for each stream that the peer resets: gRPC's core sends window
+    #: updates, a ping and a reset with a cancelled call.
     frames_per_answer: int = 8
-    #: Bytes of control frames that wait while the peer does not read; then it is not read either.
+    #: Bytes of control frames that wait for a peer that does not read. Beyond it the server stops reading the peer.
     backlog_bytes: int = 64 * 1024
 
-    #: For the preface, a frame other than DATA, or a header block, once begun.
+    #: Time for the preface, for a frame other than DATA, or for a header block, from its first byte.
     head_seconds: float = 20.0
-    #: In which a peer must read what it asked for: a tenth of what waits in a tenth of the time, and so on.
-    #: A tenth of it is left to one that has more than half of ``unread_bytes`` waiting.
+    #: Time to read all waiting answers, checked as a rate: a tenth of the bytes in a tenth of the time. If more than
+    #: half of ``unread_bytes`` waits, the peer has a tenth of this time.
     unread_seconds: float = 300.0
-    #: Bytes of answers that wait, of all streams, with those that are being made as large as the largest before.
-    #: Calls that are opened then begin when there is room again. An answer for which there is none is refused.
+    #: Bytes of answers that wait for the peer, on all streams. An answer in preparation counts as large as the
+    #: largest before. While there is no room, new calls are opened but not started, and an answer that does not fit
+    #: is replaced by an error.
     unread_bytes: int = 512 * 1024 * 1024
-    #: Bytes of messages beyond a window, which arrive or are in flight. Further ones get no credit until there is room.
+    #: Bytes of messages larger than a window, arriving or in flight. Further ones get no credit until there is room.
     received_bytes: int = 512 * 1024 * 1024
-    #: What all connections hold; then the slowest and largest of them end. 0 is a quarter of the memory.
+    #: Bytes that all connections hold. Beyond it connections end, slow ones and large ones first. 0: a quarter of the
+    #: memory.
     held_bytes: int = 0
-    #: In which a message, once begun, must go on to arrive, at `MESSAGE_PACE` bytes a second at least.
+    #: A call ends if its request message arrives at less than `MIN_MESSAGE_RATE` bytes per second for longer than this.
     message_seconds: float = 60.0
 
 
 class Allowance:
-    """What one connection may still do of what its `Limits` allow. Its methods raise `ConnectionFault`.
+    """Counts the faults and idle frames of one connection. Its methods raise `ConnectionFault` beyond `Limits`.
 
-    ``answers`` says how many answers the peer has had so far: each allows for some frames more.
+    ``answers`` returns the number of answers sent so far: each allows `Limits.frames_per_answer` more frames.
     """
 
     __slots__ = ("_answers", "_answers_before", "_faults", "_idle_left", "_limits")
@@ -95,17 +97,17 @@ class Allowance:
     def __init__(self, limits: Limits, answers: Callable[[], int]) -> None:
         self._limits, self._answers = limits, answers
         self._faults = self._answers_before = 0
-        #: So many frames of no use may still come before the next sweep, and more for each answer since then.
+        #: Idle frames that may still arrive before the next sweep, without those that answers allow.
         self._idle_left = limits.idle_frames
 
     def renew(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts. Called by each sweep."""
         self._faults = 0
         self._idle_left = self._limits.idle_frames
         self._answers_before = self._answers()
 
     def count_idle(self, frames: int = 1) -> None:
-        """Frames that are of no use by themselves, or as much work. What is answered or left allows for some."""
+        """Count ``frames`` that do nothing, or work that costs as much."""
         self._idle_left -= frames
         if self._idle_left < 0:
             answers = self._answers() - self._answers_before
@@ -114,22 +116,22 @@ class Allowance:
             if self._idle_left < 0:
                 raise ConnectionFault(ENHANCE_YOUR_CALM, "too many frames without a use")
 
-    def count_left(self) -> None:
-        """The peer has left a stream. That is its right, and it said more for it than that."""
+    def count_reset(self) -> None:
+        """Allow more frames, because the peer has reset a stream: a cancelled call has other frames beside it."""
         self._idle_left += self._limits.frames_per_answer
 
     def count_fault(self) -> None:
-        """A stream that ended early by a fault of the peer's."""
+        """Count a stream that the server reset because the peer broke a rule."""
         self._faults += 1
         if self._faults > self._limits.faults:
             raise ConnectionFault(ENHANCE_YOUR_CALM, "too many streams were reset")
 
 
 class Turns:
-    """Shared by connections; the event loop's.
+    """The time budget that all connections share in one turn of the event loop. Used on the event loop only.
 
-    Spend what something costs by subtracting it from ``left_ns``, measured or estimated, and ask
-    `is_over` once that is negative, which costs nothing until then.
+    Subtract the cost of each step, measured or estimated, from ``left_ns``. Call `is_over` when the result is
+    negative: until then the check costs nothing.
     """
 
     def __init__(self) -> None:
@@ -137,7 +139,7 @@ class Turns:
         self._create_future = asyncio.get_running_loop().create_future
         self.left_ns = BUDGET_NS
         self._since_ns = 0
-        #: Whether the loop has turned since the budget was full.
+        #: True if the loop has begun another turn since the budget was filled.
         self._has_turned = False
         self._is_serving = False
         self._first: deque[Callable[[], object]] = deque()
@@ -146,38 +148,38 @@ class Turns:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether others wait who did not have a turn yet."""
+        """True if connections wait that did not have a turn yet."""
         return bool(self._first)
 
     def begin(self) -> None:
-        """Measure from here."""
+        """Start the clock."""
         self._since_ns = perf_counter_ns()
 
     def spend(self) -> None:
-        """Take what has passed since the last `begin` or `spend`."""
+        """Subtract the time since the last `begin` or `spend`."""
         now = perf_counter_ns()
         self.left_ns -= now - self._since_ns
         self._since_ns = now
 
     def is_over(self) -> bool:
-        """Whether to `wait` for the next turn: to be asked when ``left_ns`` is negative."""
+        """True if the caller must `wait` for the next turn. Call it when ``left_ns`` is negative."""
         if not self._has_turned:
             return True
         self._fill()
         return False
 
     def wait(self, go_on: Callable[[], object]) -> None:
-        """Call ``go_on`` in the next turn, or in a later one."""
+        """Call ``go_on`` in the next turn of the loop, or in a later one."""
         self._first.append(go_on)
         self._serve_soon()
 
     def wait_again(self, go_on: Callable[[], object]) -> None:
-        """The same behind all that did not have a turn yet."""
+        """Like `wait`, but after all callers that did not have a turn yet."""
         self._later.append(go_on)
         self._serve_soon()
 
     async def task_turn(self) -> None:
-        """Let a task wait for its turn."""
+        """Wait for a turn, from a task."""
         turn = self._create_future()
         self.wait(partial(_end, turn))
         await turn

@@ -1,6 +1,6 @@
-"""What a connection receives: bytes to frames, frames to whoever they are for.
+"""The receiving half of a connection: parses bytes to frames, and passes each frame to its handler or stream.
 
-A body that is large bypasses the parser: the socket writes it to where its stream wants it.
+A large body bypasses the parser: the socket writes it directly to the memory of its stream.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
     from headrace_grpc.http2.sending import Buffer
     from headrace_grpc.http2.stream import Stream
 
-#: Payloads up to here are copied out of what was received; larger ones are views of it.
+#: Payloads up to this size are copied; larger ones are views of the received bytes.
 _COPIED_BYTES = 2048
-#: From here on the rest of a DATA frame is received straight into its stream's memory.
+#: If at least this much of a DATA frame is missing, it is received directly into the memory of its stream.
 _DIRECT_BYTES = 4096
-#: Frames of data that are smaller, and that nobody wants, are idle talk.
+#: Smaller DATA frames for a stream that is not open count as idle frames. Empty ones always do.
 _SMALL_BYTES = 1024
-#: Frames that begin within so many bytes are read before looking at the clock. Fewer are not measured:
-#: they are taken to cost `_BYTE_NS` a byte, which is about what a small call costs in all.
+#: The clock is read once per slice of this many bytes. If fewer bytes arrived, the clock is not read: they are
+#: estimated to cost `_BYTE_NS` per byte, about the cost of a whole small call.
 _SLICE_BYTES = 512
 _BYTE_NS = 256
 
 
 class Receiver:
-    """The receiving half of a connection. Its methods raise `ConnectionFault`."""
+    """Receives the frames of one connection. Its methods raise `ConnectionFault`."""
 
     def __init__(self, connection: Connection, scratch: memoryview, turns: Turns) -> None:
-        """``scratch`` is what the socket writes to; it is free again after each `received`."""
+        """``scratch`` is the receive buffer. It is free again after each `received`."""
         self._connection = connection
         self._allowance = connection.allowance
         self._turns = turns
@@ -60,27 +60,27 @@ class Receiver:
         self._streams = connection.streams
         self._scratch = scratch
         self.is_greeted = False
-        #: Whether a frame was complete since somebody last looked.
+        #: True if a frame was completed since the last sweep.
         self.has_moved = False
-        #: Whether there are whole frames in what was received, for which the turn had no time.
+        #: True if complete frames wait because the turn of the loop has no time left.
         self.has_more = False
         self._rest = b""
-        # The header block that is coming
+        # The header block that arrives
         self._block: list[bytes] = []
         self._block_id = self._block_flags = 0
-        # The DATA frame that is coming
+        # The DATA frame that arrives
         self._stream: Stream | None = None
         self._left = self._padding_left = 0
         self._ends = self._is_direct = False
         self._uncredited = 0
 
     @property
-    def is_amid(self) -> bool:
-        """Whether the peer has begun to say something, and owes the rest."""
+    def is_incomplete(self) -> bool:
+        """True if the preface, a frame or a header block is incomplete."""
         return bool(self._rest or self._block) or not self.is_greeted
 
     def buffer(self) -> memoryview:
-        """Where the socket is to write."""
+        """Return the memory for the socket to write to: that of a stream, or the shared buffer."""
         stream = self._stream
         if stream is not None and self._left >= _DIRECT_BYTES and not stream.is_closed and not self._rest:
             tail = stream.tail(self._left)
@@ -91,9 +91,9 @@ class Receiver:
         return self._scratch
 
     def received(self, size_bytes: int) -> None:
-        """The socket has written ``size_bytes`` to `buffer`."""
+        """Parse ``size_bytes`` that the socket has written to `buffer`."""
         if self._is_direct:
-            self._turns.left_ns -= size_bytes  # what the system took to write them there
+            self._turns.left_ns -= size_bytes  # the kernel needs about 1 ns per byte to write them there
             self._tail_received(size_bytes)
         else:
             self._feed(self._rest + self._scratch[:size_bytes])
@@ -101,14 +101,14 @@ class Receiver:
             self._credit()
 
     def postpone(self, size_bytes: int) -> None:
-        """The socket has written ``size_bytes``, and the turn is over: what is to be parsed is kept for `go_on`."""
+        """Keep ``size_bytes`` that the socket has written for `go_on`: the turn of the loop has no time left."""
         if self._is_direct:
             self.received(size_bytes)
         else:
             self._rest += self._scratch[:size_bytes]
 
     def go_on(self) -> None:
-        """Parse what there was no time for."""
+        """Parse the bytes that wait for this turn."""
         self.has_more = False
         rest, self._rest = self._rest, b""
         if rest:
@@ -121,7 +121,7 @@ class Receiver:
         if self.is_greeted:
             self._parse(data, 0)
         elif data[: len(PREFACE)] != PREFACE[: len(data)]:
-            self._connection.abort()  # HTTP/1, or noise
+            self._connection.abort()  # HTTP/1, or another protocol
         elif len(data) < len(PREFACE) + HEAD_BYTES:
             self._rest = data
         elif data[len(PREFACE) + 3] != SETTINGS:
@@ -173,7 +173,7 @@ class Receiver:
                     self._take(kind, flags, number & LAST_ID, data[begin:stop])
                 at = stop
             else:
-                if at <= last:  # a slice is through, and not all
+                if at <= last:  # the end of a slice, but not of the data
                     if self._has_time():
                         stay = min(last, at + _SLICE_BYTES)
                         continue
@@ -187,7 +187,7 @@ class Receiver:
             turns.spend()
 
     def _has_time(self) -> bool:
-        """Whether to parse another slice in this turn of the loop."""
+        """True if this turn of the loop has time to parse another slice."""
         turns = self._turns
         turns.spend()
         return not turns.is_crowded and (turns.left_ns >= 0 or not turns.is_over())
@@ -202,7 +202,7 @@ class Receiver:
         elif kind == CONTINUATION:
             self._continue_headers(flags, id, payload)
         else:
-            self._allowance.count_idle()  # of an unknown kind, to be ignored
+            self._allowance.count_idle()  # a frame of an unknown kind is ignored
 
     def _refuse_size(self, size: int) -> None:
         if size > self._limits.frame_bytes:
@@ -212,7 +212,10 @@ class Receiver:
     # ------------------------------------------------------------------ data
 
     def _begin_data(self, data: bytes, at: int, size: int, flags: int, id: int) -> int:
-        """A DATA frame that is padded, empty, not whole yet, or of a stream that is not open."""
+        """Begin a DATA frame that is padded, empty, incomplete, or of a stream that is not open.
+
+        Return the position in ``data`` after the part of the frame that is there.
+        """
         connection = self._connection
         if size > self._limits.frame_bytes:
             self._refuse_size(size)
@@ -242,7 +245,7 @@ class Receiver:
         return self._continue_data(data, at)
 
     def _continue_data(self, data: bytes, at: int) -> int:
-        """Pass on what ``data`` has of the frame that began earlier; the position after it."""
+        """Pass the next part of the current DATA frame to its stream. Return the position in ``data`` after it."""
         if self._left:
             part = memoryview(data)[at : at + self._left]
             at += len(part)
@@ -280,7 +283,7 @@ class Receiver:
             payload = payload[1 : len(payload) - payload[0]]
         if flags & HAS_PRIORITY:
             if len(payload) < 5:
-                raise ConnectionFault(FRAME_SIZE_ERROR, "HEADERS without room for their priority")
+                raise ConnectionFault(FRAME_SIZE_ERROR, "HEADERS too short for its priority")
             payload = payload[5:]
         if flags & END_HEADERS:
             self._connection.open(id, flags, payload)
@@ -290,7 +293,7 @@ class Receiver:
     def _continue_headers(self, flags: int, id: int, payload: bytes) -> None:
         block = self._block
         if not block or self._block_id != id:
-            raise ConnectionFault(PROTOCOL_ERROR, "CONTINUATION of nothing")
+            raise ConnectionFault(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         block.append(payload)
         self._allowance.count_idle()
         if len(block) > self._limits.continuations or sum(map(len, block)) > self._limits.header_block_bytes:

@@ -1,4 +1,4 @@
-"""What a connection sends: frames at once, bodies as fast as the peer takes them."""
+"""The sending half of a connection: frames leave at once, bodies as fast as the peer's windows allow."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from typing import TYPE_CHECKING, TypeAlias
 from headrace_grpc.http2.frames import DEFAULT_FRAME_BYTES, DEFAULT_WINDOW
 
 if TYPE_CHECKING:
-    from headrace_grpc.http2.holding import PeerHoldings
+    from headrace_grpc.http2.connection_memory import ConnectionMemory
     from headrace_grpc.http2.limits import Limits, Turns
     from headrace_grpc.http2.stream import Stream
 
 Buffer: TypeAlias = "bytes | memoryview"
 
-#: Written at once before looking whether the socket still takes it.
+#: Bytes of one round of writing. After each round, the sender checks that the socket accepts more.
 _ROUND_BYTES = 1024 * 1024
-#: So many of these in one turn of the loop.
+#: Rounds in one turn of the loop.
 _ROUNDS = 4
-#: What it costs to see that a stream may send nothing.
-_LOOK_NS = 500
+#: Estimated cost of a stream that can send nothing.
+_CHECK_NS = 500
 _HIGH_WATER, _LOW_WATER = 1024 * 1024, 256 * 1024
 
 
 class Sender:
-    """The sending half of a connection. What is written within one turn of the loop leaves in one piece."""
+    """Sends the frames and bodies of one connection. Frames of one turn of the loop leave in one write."""
 
-    def __init__(self, transport: asyncio.Transport, limits: Limits, turns: Turns, holding: PeerHoldings) -> None:
+    def __init__(self, transport: asyncio.Transport, limits: Limits, turns: Turns, memory: ConnectionMemory) -> None:
         transport.set_write_buffer_limits(_HIGH_WATER, _LOW_WATER)
-        #: What the peer allows: in all, to a new stream, and in one frame.
+        #: Bytes that the peer allows: on the connection, on a new stream, and in one frame.
         self.window = self.stream_window = DEFAULT_WINDOW
         self.frame_bytes = DEFAULT_FRAME_BYTES
-        #: No stream's ``send_credit`` was ever larger.
+        #: The largest ``send_credit`` that any stream ever had.
         self.most_credit = 0
-        #: Answers and frames of data so far, those left out that are too small to be of use.
+        #: Answers and DATA frames sent so far. DATA frames under 1 KiB count only at the end of a body.
         self.count = 0
-        #: Whether the socket takes more.
+        #: True if the socket accepts more bytes.
         self.is_writable = True
-        #: Whether so much waits for the socket that the peer is not read.
+        #: True if so many control frames wait for the socket that the server does not read the peer.
         self.is_backlogged = False
-        #: Whether the peer has read since somebody last looked, and how many of these bytes.
+        #: True if the peer has read since the last sweep; bytes of bodies that it took since then.
         self.has_moved = False
         self.moved_bytes = 0
-        #: Streams with a body that may not go, or not yet.
+        #: Streams whose body waits for a window or for the socket.
         self.waiting: dict[Stream, None] = {}
-        #: Of these, the ones to be looked at before the next `flush`.
+        #: The waiting streams that the next `flush` tries to send.
         self._due: dict[Stream, None] | None = None
         self._transport = transport
         self._turns = turns
@@ -54,7 +54,7 @@ class Sender:
         self._is_held = self._is_ended = False
         self._round_left = 0
         self._limits = limits
-        self._holding = holding
+        self._memory = memory
         self._backlog = 0
 
     def write(self, data: bytes) -> None:
@@ -65,7 +65,7 @@ class Sender:
             self._call_soon(self.flush)
 
     def hold(self) -> None:
-        """Collect what is written until `flush`."""
+        """Collect all writes until `flush`."""
         self._is_held = True
 
     def flush(self) -> None:
@@ -76,9 +76,9 @@ class Sender:
         self._write_out()
 
     def end(self) -> None:
-        """Send what was written, and nothing that streams still write as they are dropped one after the other.
+        """Send what was written so far and close our side. Later writes, by streams that are dropped, are discarded.
 
-        The peer can read up to here; closing at once could lose it.
+        The socket stays open for reading if it can: closing it at once could lose the bytes that were sent last.
         """
         self.flush()
         self._is_ended = True
@@ -88,39 +88,39 @@ class Sender:
             self._transport.close()
 
     def write_data(self, head: bytes, parts: Sequence[Buffer], size_bytes: int) -> None:
-        """Send a frame of data, whose parts add up to ``size_bytes``."""
+        """Send a DATA frame: its ``head`` and the ``parts`` of its payload, ``size_bytes`` together."""
         self.window -= size_bytes
         self._round_left -= size_bytes
         self.write(head)
         self._outbox.extend(parts)
 
     def send_soon(self, stream: Stream, size_bytes: int) -> None:
-        """Send what waits in ``stream``, of which ``size_bytes`` are new, now or when it may."""
-        self._holding.wait(size_bytes)
+        """Send the queue of ``stream``, of which ``size_bytes`` are new, now or when the windows allow."""
+        self._memory.wait(size_bytes)
         self.waiting[stream] = None
         self._pump({stream: None})
 
     def gone(self, size_bytes: int) -> None:
-        """So much of what waited has been sent, or will not be."""
+        """Count ``size_bytes`` that waited and were sent or dropped."""
         self.moved_bytes += size_bytes
-        self._holding.gone(size_bytes)
+        self._memory.gone(size_bytes)
 
-    def due(self, stream: Stream) -> None:
-        """Look at ``stream`` before the next `flush`, which the caller sees to: it may send more."""
+    def mark_due(self, stream: Stream) -> None:
+        """Have the next `flush` try to send the queue of ``stream``. The caller ensures that a `flush` follows."""
         if self._due is None:
             self._due = {}
         self._due[stream] = None
 
-    def all_due(self) -> None:
-        """The same for all that wait."""
+    def mark_all_due(self) -> None:
+        """Like `mark_due`, for all streams that wait."""
         self._due = self.waiting
 
     def pump(self) -> None:
-        """Send what may go of what waits."""
+        """Send what the windows allow, from all streams that wait."""
         self._pump(self.waiting)
 
     def pause(self) -> None:
-        """The socket takes no more for now."""
+        """Stop sending bodies: the transport's buffer is full."""
         self.is_writable = False
 
     def resume(self) -> None:
@@ -131,9 +131,9 @@ class Sender:
         self.flush()
 
     def _pump(self, streams: dict[Stream, None]) -> None:
-        """Send what may go of ``streams``, a frame of each in turn."""
+        """Send what the windows allow from ``streams``, one frame of each in turn."""
         waiting, turns = self.waiting, self._turns
-        turns.left_ns -= len(streams) * _LOOK_NS
+        turns.left_ns -= len(streams) * _CHECK_NS
         for _ in range(_ROUNDS):
             if not (streams and self.is_writable and self.window > 0):
                 return
@@ -152,7 +152,7 @@ class Sender:
             if not is_moving:
                 return
             self._write_out()
-        turns.wait_again(self.pump)  # a peer that reads as fast as we write would keep the loop for itself
+        turns.wait_again(self.pump)  # a peer that reads as fast as we write must not keep the loop busy alone
 
     def _write_out(self) -> None:
         outbox = self._outbox

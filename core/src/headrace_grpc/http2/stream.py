@@ -1,4 +1,4 @@
-"""One request and its answer: what may still come, and what may go out now."""
+"""One stream: a request, its answer, and the flow-control windows of both."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from headrace_grpc.http2.sending import Buffer
 if TYPE_CHECKING:
     from headrace_grpc.http2.connection import Connection
 
-#: Up to here copying an answer into one piece costs less than handing over its parts.
+#: An answer up to this size is copied into one buffer: that costs less than writing its parts.
 _JOINED_BYTES = 32 * 1024
-#: Whoever lets smaller pieces go, by a window of a few bytes, makes us work for nothing.
+#: A smaller DATA frame, forced by a tiny window, does not allow the peer further idle frames.
 _USEFUL_BYTES = 1024
 _CLOSING = END_HEADERS | END_STREAM
 
 
 class Stream:
-    """A subclass says what is done with what arrives, in the methods that do nothing here.
+    """One stream. A subclass handles what arrives, by overriding the methods that do nothing here.
 
-    A stream is closed when both sides are done, or by a reset. It counts as one of its
-    connection's streams until then, and while it `is_busy`, whichever is longer.
+    A stream is closed when both sides have ended, or by a reset. It counts as one of its connection's streams until
+    it is closed and no longer `is_busy`.
     """
 
     __slots__ = (
@@ -60,10 +60,10 @@ class Stream:
         self.sender = connection.sender
         self.id = id
         self.is_busy = self.is_closed = self.is_remote_closed = False
-        #: What it has of the connection's `PeerHoldings`, if it `is_counted` there.
+        #: Bytes of this stream in the connection's `ConnectionMemory`, if it `is_counted` there.
         self.granted_bytes = self.kept_bytes = 0
         self.is_counted = False
-        #: What it may send beyond ``sender.stream_window``; below zero after sending.
+        #: Bytes that it may send beyond ``sender.stream_window``; negative after sending.
         self.send_credit = 0
         self.receive_window = connection.limits.stream_window
         self._queue: deque[memoryview] | None = None
@@ -74,36 +74,36 @@ class Stream:
     # ------------------------------------------------------------------ the connection calls
 
     def data_received(self, data: Buffer, ended: bool) -> None:
-        """More of the body; ``ended``: it was the last. A memoryview is valid during this call only."""
+        """Handle the next bytes of the body; the last if ``ended``. A memoryview is valid during this call only."""
 
     def tail(self, size_bytes: int) -> memoryview | None:
-        """Where the socket may write the next bytes of the body, at most ``size_bytes``; or None."""
+        """Return memory for the next bytes of the body, at most ``size_bytes``: the socket writes there. Or None."""
         return None
 
     def tail_received(self, size_bytes: int, ended: bool) -> None:
-        """``size_bytes`` of the body were written to `tail`."""
+        """Handle ``size_bytes`` of the body that were written to the memory of `tail`."""
 
-    def look(self, now: float) -> None:
-        """Called from time to time: end what takes too long."""
+    def sweep(self, now: float) -> None:
+        """End the stream if it takes too long. Called by each sweep."""
 
     def drained(self) -> None:
-        """What was to be sent has gone out, after `is_blocked` was true."""
+        """Called when everything is sent, after `is_blocked` was true."""
 
     def may_wait(self, size_bytes: int) -> bool:
-        """True if an answer of ``size_bytes`` may wait for the peer; else the stream has been ended otherwise."""
+        """True if an answer of ``size_bytes`` may wait for the peer. If False, the subclass has ended the stream."""
         return True
 
     def lost(self) -> None:
-        """The peer has reset the stream, or has gone. Nothing more can be sent."""
+        """Called when the stream was reset or the connection is lost: nothing more can be sent."""
 
-    def farewell(self) -> None:
-        """The server stops: end now what nobody has begun to work for."""
+    def shut_down(self) -> None:
+        """The server stops: end the stream if its work has not begun."""
 
-    def expel(self) -> None:
-        """The time to stop is over: end in any case. What is said here may still reach the peer."""
+    def terminate(self) -> None:
+        """The time to stop is over: end the stream. An answer that is sent here may still reach the peer."""
 
     def receive(self, data: Buffer, ended: bool) -> None:
-        """Account for ``data`` and pass it on."""
+        """Subtract ``data`` from the receive window and call `data_received`; reset the stream if it exceeds it."""
         if self.is_remote_closed:
             self.reset(STREAM_CLOSED)
             return
@@ -116,7 +116,7 @@ class Stream:
         self.data_received(data, ended)
 
     def receive_tail(self, size_bytes: int, ended: bool) -> None:
-        """Account for what was written to `tail`."""
+        """Like `receive`, for ``size_bytes`` that were written to the memory of `tail`."""
         self.receive_window -= size_bytes
         if self.receive_window < 0:
             self.reset(FLOW_CONTROL_ERROR)
@@ -128,14 +128,14 @@ class Stream:
     # ------------------------------------------------------------------ the subclass calls
 
     def credit(self, size_bytes: int) -> None:
-        """Let the peer send ``size_bytes`` more, as far as windows go."""
+        """Let the peer send ``size_bytes`` more, up to the largest window."""
         size_bytes = min(size_bytes, MAX_WINDOW - self.receive_window)
         if size_bytes > 0 and not self.is_remote_closed and not self.is_closed:
             self.receive_window += size_bytes
             self.sender.write(window_update(self.id, size_bytes))
 
     def respond(self, headers: bytes, prefix: bytes, body: Buffer, trailers: bytes) -> None:
-        """The whole answer: two header blocks, and between them ``prefix`` and ``body``."""
+        """Send the whole answer: ``headers``, ``prefix`` and ``body``, ``trailers``. The stream ends with it."""
         sender, number, size = self.sender, self.id, len(prefix) + len(body)
         if size > _JOINED_BYTES or not self._fits(size):
             if self.may_wait(size):
@@ -166,14 +166,14 @@ class Stream:
         self.sender.write(frame(HEADERS, END_HEADERS, self.id, block))
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Body, as soon as the windows allow. The parts are the connection's from now on."""
+        """Send ``parts`` of the body as soon as the windows allow. The caller must not change them afterwards."""
         if self._queue is None:
             self._queue = deque()
         self._queue.extend(memoryview(part) for part in parts)
         self.sender.send_soon(self, sum(map(len, parts)))
 
     def end(self, trailers: bytes) -> None:
-        """Close our side behind what was sent."""
+        """Send ``trailers`` after the body, and close our side."""
         if self._queue:
             self._trailers = trailers
         else:
@@ -182,21 +182,21 @@ class Stream:
             self._finish()
 
     def reset(self, code: int) -> None:
-        """Close both sides at once."""
+        """Close both sides at once, because the peer broke a rule."""
         if not self.is_closed:
             self.sender.write(reset(self.id, code))
             self.close()
             self.lost()
-            self.connection.blame(self.id)
+            self.connection.count_fault(self.id)
 
     def abandon(self, code: int) -> None:
-        """Close both sides at once, for a reason of ours."""
+        """Close both sides at once, for a reason that is not a fault of the peer."""
         self.sender.write(reset(self.id, code))
-        self.connection.excuse(self.id)
+        self.connection.tolerate(self.id)
         self.close()
 
     def done(self) -> None:
-        """Nobody works for this stream any more: it no longer `is_busy`."""
+        """Mark the stream as no longer busy: its work has ended."""
         if self.is_busy:
             self.is_busy = False
             if self.is_closed:
@@ -204,13 +204,13 @@ class Stream:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether something waits for the peer to read."""
+        """True if a part of the body waits for the peer to read."""
         return bool(self._queue)
 
     # ------------------------------------------------------------------ within this package
 
     def close(self) -> None:
-        """Forget the stream; the peer has been told, or has told us."""
+        """Remove the stream from its connection and drop its queue. Sends nothing."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -220,7 +220,7 @@ class Stream:
             self.sender.gone(sum(map(len, queue)))
 
     def send_frame(self) -> bool:
-        """Send one frame of what waits; False if nothing waits, or nothing may go."""
+        """Send one DATA frame of the queue. Return True if more waits and another frame may be possible."""
         sender, queue = self.sender, self._queue
         room = min(sender.stream_window + self.send_credit, sender.window, sender.frame_bytes)
         if not queue or room <= 0:
@@ -250,8 +250,8 @@ class Stream:
         return size_bytes <= room and sender.is_writable
 
     def _finish(self) -> None:
-        """Our side is closed. What the peer might still have to say, nobody wants to hear."""
+        """Close the stream after our last frame. If the request is incomplete, tell the peer not to send the rest."""
         if not self.is_remote_closed:
             self.sender.write(reset(self.id, NO_ERROR))
-            self.connection.excuse(self.id)
+            self.connection.tolerate(self.id)
         self.close()

@@ -1,4 +1,4 @@
-"""What one connection makes the server hold, in bytes: requests that arrive or are in flight, and unread answers."""
+"""The bytes that the server holds for one connection: requests that arrive or are in flight, and unread answers."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from headrace.frontends.held_bytes import HeldBytes
 from headrace_grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionFault
 from headrace_grpc.http2.limits import Limits, Turns
 
-#: What a connection that ends must have held for its memory to be returned to the system at once.
+#: If a connection that ends held more than this, its memory is returned to the system soon.
 _MUCH_BYTES = 1 << 20
-#: No bound on the calls of a connection whose answers do not wait.
+#: `ConnectionMemory.most_active` while no answer waits: no limit.
 _ANY = 1 << 30
 
 
 class CountedStream(Protocol):
-    """A stream whose requests are counted: what it has been granted, and what it keeps."""
+    """A stream whose request bytes are counted: those that it may still send, and those that it has sent."""
 
     granted_bytes: int
     kept_bytes: int
     is_counted: bool
 
     def credit(self, size_bytes: int) -> None:
-        """Let the peer send so much more."""
+        """Let the peer send ``size_bytes`` more."""
 
 
-class PeerHoldings:
-    """Of one connection.
+class ConnectionMemory:
+    """Counts what the server holds for one connection, and delays work that would exceed `Limits`.
 
-    Answers: while as many wait as may, with those that are being made as large as the largest before, further calls
-    are held back. Requests: a message that is larger than a window is let in when there is room for it.
+    Answers: when `Limits.unread_bytes` are reached, further calls wait. An answer in preparation counts as large as
+    the largest before. Requests: the peer may send a message larger than a window when there is room for it.
     """
 
     __slots__ = (
@@ -48,64 +48,67 @@ class PeerHoldings:
         begun: Callable[[], int],
         fail: Callable[[ConnectionFault], None],
     ) -> None:
-        """``begun`` says how many calls are open and have no answer that waits; ``fail`` ends the connection."""
+        """``begun`` returns the number of open calls without a waiting answer; ``fail`` ends the connection."""
         self._limits, self._ledger, self._turns = limits, ledger, turns
         self._begun, self._fail = begun, fail
         self._is_over = False
-        #: Of answers that wait for the peer, and the largest that had to.
+        #: Bytes of all answers that wait for the peer; size of the largest answer that had to wait.
         self.unread_bytes = self.largest_bytes = 0
-        #: Up to so many calls may be open before `is_full` has to be asked.
+        #: While at most this many calls are open, `is_full` is False and need not be computed.
         self.most_active = _ANY
-        #: Calls that begin when others are answered and read.
+        #: Calls that start when there is room for their answer.
         self.held_back: deque[Callable[[], object]] = deque()
-        #: Open calls with any number of answers, of which one at a time waits here.
+        #: Open streaming calls. At most one answer of each waits here.
         self.long_calls = 0
-        #: Of requests that arrive or are in flight, as far as they are counted.
+        #: Bytes of counted requests that arrive or are in flight; bytes that counted streams may still send.
         self.received_bytes = self._granted_bytes = 0
-        #: Streams whose message is larger than their window, in turn, and what they lack.
+        #: Streams whose message is larger than their window, first come first, with the bytes that they want to send.
         self.waiting: dict[CountedStream, int] = {}
-        #: True if the peer moves what is held so slowly that its connection ends before others. Set by sweeps.
+        #: True if the peer sends or reads so slowly that its connection ends before others. Set by sweeps.
         self.is_slow = False
 
     # ------------------------------------------------------------------ answers
 
     @property
     def is_full(self) -> bool:
-        """True if no further call should begin."""
+        """True if no further call may start."""
         begun = max(0, self._begun() - len(self.held_back) - self.long_calls)
         wanted = self.unread_bytes + (begun + 1) * self.largest_bytes
         return bool(self.unread_bytes or begun) and wanted > self._limits.unread_bytes
 
     def has_room(self, size_bytes: int) -> bool:
-        """True if an answer of ``size_bytes`` may wait with those that do; the first may, whatever its size."""
+        """True if one more answer of ``size_bytes`` may wait. If no other answer waits, any size may."""
         return not self.unread_bytes or self.unread_bytes + size_bytes <= self._limits.unread_bytes
 
     def hold_back(self, begin: Callable[[], object]) -> None:
-        """Call ``begin`` when there is room for an answer."""
+        """Call ``begin`` when there is room for its answer."""
         self.held_back.append(begin)
         self.let_begin()
 
     def let_begin(self) -> None:
-        """Begin the calls for which there is room."""
+        """Start the calls for which there is room now."""
         held_back, turns = self.held_back, self._turns
         while held_back and not self.is_full:
             turns.wait(held_back.popleft())
 
     def wait(self, size_bytes: int) -> None:
-        """``size_bytes`` of an answer wait for the peer."""
+        """Count ``size_bytes`` of an answer that waits for the peer."""
         self.unread_bytes += size_bytes
         self.largest_bytes = max(self.largest_bytes, size_bytes)
         self._note()
 
     def gone(self, size_bytes: int) -> None:
-        """So much of what waited has been sent, or will not be."""
+        """Subtract ``size_bytes`` that waited and were sent or dropped."""
         self.unread_bytes -= size_bytes
         self._note()
         if self.held_back:
             self.let_begin()
 
     def forget_largest(self) -> None:
-        """Let one large answer not count for ever. Called by sweeps."""
+        """Halve the size of the largest answer, if none waits: one large answer must not limit calls for ever.
+
+        Called by sweeps.
+        """
         if self.largest_bytes and not self.unread_bytes:
             self.largest_bytes >>= 1
             self._note()
@@ -126,14 +129,14 @@ class PeerHoldings:
             stream.credit(size_bytes)
 
     def keep(self, stream: CountedStream, size_bytes: int) -> None:
-        """``stream`` keeps ``size_bytes`` of requests now."""
+        """Set the request bytes that the server holds for ``stream`` to ``size_bytes``."""
         self.received_bytes += size_bytes - stream.kept_bytes
         stream.kept_bytes = size_bytes
         stream.is_counted = True
         self._note()
 
     def let_go(self, stream: CountedStream, size_bytes: int = 0) -> None:
-        """A large message of ``stream`` has been answered, or taken; it keeps ``size_bytes`` of others."""
+        """Release the large message of ``stream``: it was answered or read. ``size_bytes`` of other messages remain."""
         self.waiting.pop(stream, None)
         self._granted_bytes -= stream.granted_bytes
         stream.granted_bytes = 0
@@ -159,7 +162,7 @@ class PeerHoldings:
         self._fail(ConnectionFault(ENHANCE_YOUR_CALM, reason))
 
     def end(self) -> bool:
-        """Return true if much is let go: the connection is lost."""
+        """Stop counting: the connection is closed. Return true if it held more than 1 MiB."""
         self._is_over = True
         self._ledger.set(self, 0)
         return self.unread_bytes + self.received_bytes > _MUCH_BYTES
@@ -169,5 +172,5 @@ class PeerHoldings:
             self.most_active = (self._limits.unread_bytes - self.unread_bytes) // self.largest_bytes
         else:
             self.most_active = _ANY
-        if not self._is_over:  # else what is left of it goes soon
+        if not self._is_over:  # else the rest is released soon
             self._ledger.set(self, self.unread_bytes + self.received_bytes)
